@@ -9,11 +9,11 @@ import pytest
 
 from zerosim.analysis import advice
 from zerosim.analysis.expect.largest import fits
-from zerosim.analysis.meshes import cheapest_meshes
+from zerosim.analysis.mesh_search import Trials, best_meshes
 from zerosim.analysis.search import Found, changes, cheapest_fits, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError, OutOfMemory
-from zerosim.train.plan import figures_within, peak_of, peak_within, plan
+from zerosim.train.plan import Figures, figures_within, peak_of, peak_within, plan
 from zerosim.train.run import DEFAULT_STEPS
 
 SMALL: dict[str, Any] = dict(hidden=256, heads=4, seq=256)
@@ -109,9 +109,22 @@ def test_the_fewest_ranks_are_planned_again() -> None:
 def test_meshes_are_planned_again_and_judged_by_what_is_reserved() -> None:
     config = plan_config(model="gpt", **SMALL, layers=2, vocab=256, allocator="caching", micro_batch=4)
     alone = peak_of(config.replace(ranks=1), 10**12)
-    found, _ = cheapest_meshes(config, alone * 2 // 3, 4, figures_within)
-    assert found
-    for one in found:
+    room = alone * 2 // 3
+
+    def unlimited(asked: RunConfig) -> Figures:
+        figures = figures_within(asked, 10**12)
+        assert figures is not None
+        return figures
+
+    trials = Trials(
+        lambda asked: 0.0,
+        unlimited,
+        lambda asked: figures_within(asked, room),
+        lambda asked: room,
+    )
+    result = best_meshes(config.replace(ranks=4), 16, trials)
+    assert result.found
+    for one in result.found:
         memory = plan(one.config.replace(capacity=alone * 2 // 3)).memory
         assert one.peak_bytes == max(rank.reserved_bytes for rank in memory)
         assert one.peak_bytes > max(rank.peak.total_bytes for rank in memory)

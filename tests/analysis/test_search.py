@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.meshes import candidates, cheapest_meshes
+from zerosim.analysis.meshes import ladders
 from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig, plan_config
-from zerosim.train.plan import Figures, peak_within
+from zerosim.train.plan import peak_within
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
 
@@ -64,7 +64,7 @@ def test_a_list_of_parts_is_followed_by_whole_blocks() -> None:
         start = config(recompute=own, layers=2)
         tried = dict.fromkeys(changed.memory.recompute for changed, _ in changes(start))
         assert [name for name in tried if name != own] == more
-        assert [one.memory.recompute for one in next(iter(candidates(start, 1)))] == [own, *more]
+        assert [one.memory.recompute for one in next(iter(ladders(start.replace(ranks=1), 4, 8)))] == [own, *more]
 
 
 def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -> None:
@@ -209,30 +209,12 @@ def test_searches_keep_to_what_a_mesh_divides(field: str, mesh: dict[str, Any], 
     assert found.best.value == max(values) if field == "ranks" else 6
 
 
-def test_meshes_are_the_fewest_ranks_then_the_least_traffic() -> None:
-    """Ranks are doubled until something fits; of one mesh the least recompute that fits is kept."""
-    ran: list[RunConfig] = []
-
-    def trial(asked: RunConfig, capacity: int) -> Figures | None:
-        ran.append(asked)
-        need = 100 // (asked.mesh.tp * asked.mesh.pp) - 10 * ("none", "selective", "full").index(asked.memory.recompute)
-        return Figures(need, 1000 * asked.mesh.tp + asked.mesh.pp, None) if need <= capacity else None
-
-    found, tried = cheapest_meshes(config(layers=4, heads=4), 40, 64, trial)
-    assert tried == len(ran)
-    assert {one.config.mesh.ranks for one in found} == {2}
-    assert [(one.config.mesh.tp, one.config.mesh.pp, one.config.memory.recompute) for one in found] == [
-        (1, 2, "selective"),
-        (2, 1, "selective"),
-    ]
-    assert cheapest_meshes(config(), 1, 8, lambda asked, capacity: None)[0] == []
-
-
 def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:
     meshes = {
         (c[0].mesh.tp, c[0].mesh.pp, c[0].mesh.shards, c[0].parallel.zero_stage)
-        for c in candidates(config(layers=2, heads=2, vocab=257), 4)
+        for c in ladders(config(layers=2, heads=2, vocab=257, ranks=4), 4, 8)
     }
     assert {mesh[:3] for mesh in meshes} == {(1, 1, 4), (1, 2, 2), (2, 1, 2), (2, 2, 1)}  # not tp 4, not pp 4
-    assert {stage for *mesh, stage in meshes if mesh == [1, 2, 2]} == {0, 1}
-    assert all(c[0].parallel.pad_vocab == (c[0].mesh.tp > 1) for c in candidates(config(layers=2, vocab=257), 4))
+    assert {stage for *mesh, stage in meshes if mesh == [1, 2, 2]} == {1, 2, 3}
+    odd = ladders(config(layers=2, vocab=257, ranks=4), 4, 8)
+    assert all(c[0].parallel.pad_vocab == (c[0].mesh.tp > 1) for c in odd)

@@ -11,11 +11,11 @@ from rich.console import RenderableType
 
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.formulas import STATES
-from zerosim.analysis.meshes import cheapest_meshes
+from zerosim.analysis.mesh_search import Fitting, Meshes
 from zerosim.config import RunConfig, plan_config
 from zerosim.report.activations import check_block
 from zerosim.report.compare import Comparison
-from zerosim.report.fit import Search, meshes_report
+from zerosim.report.fit import Search, mesh_report
 from zerosim.report.look import emit
 from zerosim.report.notebook import result_html
 from zerosim.report.plan import plan_report
@@ -203,10 +203,11 @@ def test_words() -> None:
 
 def test_fit_lists_meshes() -> None:
     config = RunConfig(**SIZES, ranks=1, accumulate=4)
-    found, tried = cheapest_meshes(config, 200_000, 8, figures_within)
-    text = printed(meshes_report(Search("mesh", config, Limit("", 200_000)), found, tried, 8))
-    assert "bubble" in text
-    assert f"{found[0].config.mesh.ranks} ranks: --ranks {found[0].config.mesh.ranks}" in text
-    assert all(one.peak_bytes <= 200_000 for one in found)
-    nothing = printed(meshes_report(Search("mesh", config, Limit("", 10)), [], tried, 8))
-    assert "Nothing fits on up to 8 ranks" in nothing
+    took = figures_within(config, 10**12)
+    assert took is not None
+    result = Meshes([Fitting(config, took.peak_bytes, None)], 3, 2, 1, 0)
+    text = printed(mesh_report(Search("mesh", config, Limit("", 10**12)), 4, result))
+    assert "By memory" in text
+    assert "--ranks 1 --stage" in text
+    nothing = printed(mesh_report(Search("mesh", config, Limit("", 10)), 4, Meshes([], 3, 2, 0, 2)))
+    assert "Nothing fits on up to 1 rank" in nothing

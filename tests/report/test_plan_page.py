@@ -175,7 +175,7 @@ def first_page(words: str, capsys: pytest.CaptureFixture[str], code: int = 0) ->
         (
             "fit --limit 2MB --find mesh",
             0,
-            ["2 ranks: --ranks 2 --tp 2 --stage 0 --recipe paper --recompute full. Fits: peak", "What fits on"],
+            ["--ranks 2 --", "--recipe paper", "Fits: peak", "By memory"],
         ),
     ],
 )
@@ -200,11 +200,11 @@ def test_the_time_is_said_with_its_error(capsys: pytest.CaptureFixture[str]) -> 
     assert "tokens/s" not in alone
 
 
-@pytest.mark.parametrize("what", ["micro-batch", "mesh", "fastest"])
+@pytest.mark.parametrize("what", ["micro-batch", "mesh"])
 def test_json_does_not_depend_on_all(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--layers", "2", "--gpu", "v100-32", "--json", "-"]
-    words += [] if what == "mesh" else ["--ranks", "2"]
-    words += ["--global-batch", "4"] if what == "fastest" else []
+    words += ["--ranks", "2"]
+    words += ["--global-batch", "4"] if what == "mesh" else []
     verb = ["fit", "--find", what, *words] if what != "micro-batch" else ["plan", *words]
     assert main(verb) == 0
     first = capsys.readouterr()

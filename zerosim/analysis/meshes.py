@@ -1,43 +1,22 @@
-"""Which meshes fit: every way to arrange a number of ranks, the fewest ranks first. Found by running on shapes alone.
+"""The ways to arrange ranks for a model: tensor and pipeline parallelism, ZeRO stage, microbatches, recompute.
 
-A mesh is tried with as many micro-batches per data rank as the configuration has; a vocabulary that it does not divide
-is padded. What it costs is compared by the bytes
-that all ranks send for a token, of model states and of activations. ZeRO-2 and 3 are not tried in a pipeline, where
-they reduce and gather once per micro-batch (DeepSpeed refuses them there). Ranks and sizes of axes are powers of two.
+A vocabulary that tp does not divide is padded. ZeRO-2 and 3 stand beside a pipeline where the recipe's framework has
+them there: they reduce and gather once per microbatch (DeepSpeed refuses them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
+from zerosim.config.presets.recipes import find_recipe
 from zerosim.errors import InputError
-from zerosim.ledger.clock import StepTime
 from zerosim.placement.mesh import Mesh
-from zerosim.train.plan import Figures
 
-MOST_TENSOR = 8
-"""The largest tensor-parallel group that is tried: the GPUs of one node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fitting:
-    """A mesh that fits: its configuration, the most that a rank takes from its device, what all its ranks send for a
-    token, and a step's time."""
-
-    config: RunConfig
-    peak_bytes: int
-    sent_per_token: Fraction
-    time: StepTime | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        sent = {"sent_bytes_per_token": float(self.sent_per_token)}
-        return {**mesh_values(self.config), "peak_bytes": self.peak_bytes, **sent}
+MOST_ROWS = 16
+"""Of a microbatch, but for all of a rank's rows at once."""
 
 
 def mesh_values(config: RunConfig) -> dict[str, Any]:
@@ -51,55 +30,46 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
         "stage": parallel.zero_stage,
         "sequence_parallel": parallel.sequence_parallel,
         "recompute": config.memory.recompute,
+        "pipeline": parallel.pipeline_schedule if mesh.pp > 1 else None,
+        "dp_replicate": mesh.dp_replicate,
+        "micro_batch": config.data.micro_batch,
+        "accumulate": config.data.accumulate,
     }
 
 
-MeshTrial = Callable[[RunConfig, int], Figures | None]
-"""What a step of a configuration takes on devices of so many bytes; None: too small."""
+def ladders(config: RunConfig, global_batch: int, node: int) -> Iterator[Sequence[RunConfig]]:
+    """For every mesh of `config`'s ranks, ZeRO stage and microbatch that the model and the batch can be cut for: ever
+    more recompute. Tensor parallelism stays within a `node` and is sequence parallel where the rows allow it, which
+    sends as much and holds less; so stage 1 stands for 0."""
+    ranks = config.mesh.ranks
+    for tp, pp, stage in cuts(ranks, node, pipelined(config)):
+        own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
+        micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
+        for rows in micro_batches:
+            sizes = {"micro_batch": rows, "accumulate": own // rows}
+            ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=cut) for cut in (tp > 1, False))
+            if (asked := next(filter(None, ways), None)) is not None:
+                yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
 
 
-def cheapest_meshes(
-    config: RunConfig,
-    capacity: int,
-    most_ranks: int,
-    trial: MeshTrial,
-    say: Callable[[int, RunConfig, bool], None] = lambda ranks, config, fits: None,
-) -> tuple[list[Fitting], int]:
-    """The meshes that fit on the fewest ranks, least traffic first; and how many configurations were run."""
-    tried, ranks = 0, 1
-    while ranks <= most_ranks:
-        found = []
-        for choices in candidates(config, ranks):
-            for asked in choices:
-                tried += 1
-                figures = trial(asked, capacity)
-                say(ranks, asked, figures is not None)
-                if figures is not None:
-                    tokens = asked.global_batch * asked.model.seq
-                    sent = Fraction(figures.sent_bytes, tokens)
-                    found.append(Fitting(asked, figures.peak_bytes, sent, figures.time))
-                    break  # more recompute costs arithmetic and saves nothing that is needed
-        if found:
-            return sorted(found, key=lambda one: (one.sent_per_token, one.peak_bytes)), tried
-        ranks *= 2
-    return [], tried
+def pipelined(config: RunConfig) -> tuple[int, ...]:
+    """ZeRO stages that its framework has in a pipeline."""
+    return find_recipe(config.parallel.recipe).pipelined
 
 
-def candidates(config: RunConfig, ranks: int) -> Iterator[Sequence[RunConfig]]:
-    """For every mesh of so many ranks and ZeRO stage that the model can be cut for: with ever more recompute."""
-    for tp, pp, stage in cuts(ranks):
-        asked = arranged(config, ranks, tp, pp, stage)
-        if asked is not None:
-            yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
-
-
-def cuts(ranks: int) -> Iterator[tuple[int, int, int]]:
+def cuts(ranks: int, node: int, beside_pp: Collection[int]) -> Iterator[tuple[int, int, int]]:
     """Every tp, pp and ZeRO stage that so many ranks are arranged in."""
-    for tp in powers(min(ranks, MOST_TENSOR)):
-        for pp in powers(ranks // tp):
+    for tp in divisors(ranks):
+        for pp in divisors(ranks // tp) if tp <= node else ():
             dp = ranks // Mesh(tp=tp, pp=pp).world_size
-            for stage in range(4) if dp > 1 and pp == 1 else range(2) if dp > 1 else (0,):
-                yield tp, pp, stage
+            for stage in range(1, 4) if dp > 1 else (0,):
+                if pp == 1 or dp == 1 or stage in beside_pp:
+                    yield tp, pp, stage
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    return [value for value in range(1, number + 1) if number % value == 0]
 
 
 def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more: Any) -> RunConfig | None:
@@ -118,11 +88,3 @@ def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more
         return config.at_stage(stage, ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage_layers=None, **inside)
     except InputError:
         return None
-
-
-def powers(most: int) -> Iterator[int]:
-    """1, 2, 4 ... up to so many."""
-    value = 1
-    while value <= most:
-        yield value
-        value *= 2

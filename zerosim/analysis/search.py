@@ -193,8 +193,8 @@ SEARCHES = {
     "params": "the most parameters of a flat model",
     "seq": "the longest rows",
     "ranks": "the fewest ranks",
-    "mesh": "the cheapest meshes: tp, pp, ZeRO stage and recompute on the fewest ranks",
-    "fastest": "the fastest meshes, ZeRO stages, micro-batches and recompute of --ranks ranks, modelled (with --gpu)",
+    "mesh": "the best meshes, ZeRO stages, microbatches, recompute and schedules of --ranks ranks, or of the fewest "
+    "that fit: by modelled tokens/s with --gpu, else by memory",
 }
 
 

@@ -1,4 +1,4 @@
-"""`zerosim fit`: the largest size that fits on a device, the fewest ranks, the cheapest or the fastest meshes.
+"""`zerosim fit`: the largest size that fits on a device, the fewest ranks, the best meshes.
 
 All are found by running on tensor shapes only.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.search import (
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from zerosim.report.fit import Search
     from zerosim.train.plan import Figures
 
+MOST_BYTES = 10**18
+"""Of devices without a limit."""
 SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
 """What a search of meshes finds, and may not be given."""
 
@@ -58,13 +60,19 @@ def add_arguments(parser: Parser) -> None:
         metavar="N",
         type=whole_number,
         default=MOST_RANKS,
-        help=f"with --find mesh: the most ranks that are tried (default: {MOST_RANKS})",
+        help=f"with --find mesh and no --ranks: the most ranks that are tried (default: {MOST_RANKS})",
     )
     group.add_argument(
         "--global-batch",
         metavar="ROWS",
         type=whole_number,
-        help="with --find fastest: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)",
+        help="with --find mesh: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)",
+    )
+    group.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=float,
+        help="with --find mesh: show the best that has been found after so long",
     )
     add_device_flags(group)
     add_run_flags(parser, planning=True)
@@ -78,9 +86,13 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """0 if something fits, 3 if nothing does."""
     args.find = known_word(args.find, SEARCHES) or args.find
-    if args.global_batch is not None and args.find != "fastest":
-        raise InputError("--global-batch: of --find fastest; here --micro-batch and --accumulate say it")
-    return {"mesh": find_meshes, "fastest": find_fastest}.get(args.find, find_size)(args)
+    if args.global_batch is not None and args.find != "mesh":
+        raise InputError("--global-batch: of --find mesh; here --micro-batch and --accumulate say it")
+    if args.time_limit is not None and args.find != "mesh":
+        raise InputError("--time-limit: of --find mesh; the other searches take seconds")
+    if args.time_limit is not None and not args.time_limit > 0:
+        raise InputError(f"--time-limit {args.time_limit:g}: expected more than 0 seconds")
+    return find_meshes(args) if args.find == "mesh" else find_size(args)
 
 
 def _asked(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> tuple[Search, Output | None]:
@@ -118,10 +130,9 @@ def _refuse(args: argparse.Namespace, *names: str) -> None:
     """Raises: InputError where what is looked for was given."""
     for name in names:
         if hasattr(args, name):
-            more = "; the most ranks that are tried: --most-ranks" if args.find == "mesh" and name == "ranks" else ""
             value = getattr(args, name)
             given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
-            raise InputError(f"{given}: it is what is looked for; leave it out{more}")
+            raise InputError(f"{given}: it is what is looked for; leave it out")
     for name in ("partition_activations", "cpu_checkpointing"):
         if "recompute" in names and hasattr(args, name):
             raise InputError(f"{flag_of(name)}: recompute is what is looked for; leave it out, and plan with it then")
@@ -165,88 +176,75 @@ def find_size(args: argparse.Namespace) -> int:
 
 
 def find_meshes(args: argparse.Namespace) -> int:
-    """Find the meshes of the fewest ranks that fit, the cheapest first."""
-    _refuse(args, *SEARCHED, "ranks")
-    search, figures = _asked(args, planned_config(args, one_recipe=True).replace(ranks=1))
-    if not 1 <= args.most_ranks <= 65536:
-        raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
-    from zerosim.analysis.meshes import cheapest_meshes
-    from zerosim.report.fit import meshes_report
-    from zerosim.report.time import step_values
-    from zerosim.train.plan import figures_within
+    """Find meshes, ZeRO stages, microbatches, recompute and schedules, by tokens/s or, without a GPU, by memory: of
+    --ranks ranks, or of the fewest that fit.
 
-    told, cluster = _told(args), search.cluster
-
-    def say(ranks: int, tried: RunConfig, fits: bool) -> None:
-        which = f"{ranks:,} ranks, tp {tried.mesh.tp} x pp {tried.mesh.pp}, stage {tried.parallel.zero_stage}"
-        told(f"{which}: {'fits' if fits else 'too much'}")
-
-    def beside(tried: RunConfig, capacity: int) -> Figures | None:
-        """What it takes where the reserve of its mesh leaves enough."""
-        return figures_within(tried, capacity - search.limit.reserve(tried), cluster)
-
-    found, tried = cheapest_meshes(search.config, search.limit.nbytes, args.most_ranks, beside, say)
-    values = {
-        "meshes": [{**one.to_dict(), "time": one.time and step_values(one.config, one.time, cluster)} for one in found],
-        "tried": tried,
-    }
-    best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
-    report = partial(meshes_report, search, found, tried, args.most_ranks)
-    return _leave(args, search, figures, best, taken, values, report)
-
-
-def find_fastest(args: argparse.Namespace) -> int:
-    """Find meshes, ZeRO stages, microbatches and recompute of a number of ranks, by tokens/s.
-
-    Ctrl-C shows the best so far.
+    Ctrl-C and --time-limit show the best so far.
     """
     _refuse(args, *SEARCHED, "sequence_parallel")
     for name in ("micro_batch", "accumulate"):
         if args.global_batch is not None and hasattr(args, name):
             raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
-    config = planned_config(args, one_recipe=True)
+    config, any_ranks = planned_config(args, one_recipe=True, any_ranks=True), not hasattr(args, "ranks")
     if not config.model.has_blocks:
-        raise InputError(f"--find fastest: {config.model.name} has no blocks to compute with; choose another --model")
-    no_clock = "--find fastest: by which clock? pass --gpu NAME, such as h100-80"
-    search, figures = _asked(args, config, no_clock)
-    if (cluster := search.cluster) is None:
-        raise InputError(no_clock)
-    batch = config.global_batch if args.global_batch is None else args.global_batch
-    if batch < 1:
-        raise InputError(f"--global-batch {batch}: expected at least 1 row")
-    from zerosim.analysis.fastest import fastest, least_seconds
-    from zerosim.report.fit import fastest_report
+        raise InputError(f"--find mesh: {config.model.name} has no blocks to compute with; choose another --model")
+    if not 1 <= args.most_ranks <= 65536:
+        raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
+    if args.global_batch is not None and args.global_batch < 1:
+        raise InputError(f"--global-batch {args.global_batch}: expected at least 1 row")
+    search, figures = _asked(args, config)
+    from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, Trials, best_meshes, least_seconds
+    from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
     from zerosim.train.plan import figures_within
 
-    told = _told(args)
+    told, cluster, began = _told(args), search.cluster, time.monotonic()
+
+    def check_time() -> None:
+        if args.time_limit is not None and time.monotonic() - began > args.time_limit:
+            raise Stopped
 
     def say(tried: RunConfig, took: Figures | None) -> None:
         mesh, rows = tried.mesh, tried.data.micro_batch
         which = f"tp {mesh.tp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
-        how = "too much" if took is None or took.time is None else f"{took.time.seconds:.4g} s"
-        told(f"{which}, recompute {tried.memory.recompute}: {how}")
+        how = "too much" if took is None else format_bytes(took.peak_bytes)
+        speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
+        told(f"{which}, recompute {tried.memory.recompute}: {how}{speed}")
 
-    def trial(tried: RunConfig) -> Figures | None:
-        return figures_within(tried, search.room(tried), cluster)
+    def unlimited(tried: RunConfig) -> Figures:
+        figures = figures_within(tried, MOST_BYTES, cluster)
+        assert figures is not None
+        return figures
 
-    def has_room(tried: RunConfig) -> bool:
-        return figures_within(tried, search.room(tried)) is not None
-
-    result = fastest(search.config, batch, trial, least_seconds(cluster), has_room, say)
-    if not result.candidates:
+    trials = Trials(
+        (lambda tried: 0.0) if cluster is None else least_seconds(cluster),
+        unlimited,
+        lambda tried: figures_within(tried, search.room(tried), cluster),
+        search.room,
+    )
+    ranks, result = 1 if any_ranks else config.mesh.ranks, Meshes((), 0, 0, 0, 0)
+    while ranks <= max(args.most_ranks, config.mesh.ranks):
+        asked = search.config.replace(ranks=ranks)
+        batch = args.global_batch or asked.global_batch
+        node = NODE if cluster is None else cluster.node_gpus
+        result = best_meshes(asked, batch, trials, node=node, check_time=check_time, say=say)
+        if result.found or not result.ended or not any_ranks:
+            break
+        ranks *= 2
+    search = search._replace(config=asked)
+    if not any_ranks and not result.candidates:
         raise InputError(
-            f"a global batch of {batch:,} rows is too few, or not divided, for any mesh of {config.mesh.ranks} ranks: "
+            f"a global batch of {batch:,} rows is too few, or not divided, for any mesh of {ranks} ranks: "
             "choose another --global-batch"
         )
     found = result.found
     values = {
         "global_batch": batch,
-        "found": [{**one.to_dict(), "time": step_values(one.config, one.time, cluster)} for one in found],
-        **{name: getattr(result, name) for name in ("candidates", "tried", "too_much", "ended")},
+        "meshes": [{**one.to_dict(), "time": one.time and step_values(one.config, one.time, cluster)} for one in found],
+        **{name: getattr(result, name) for name in ("candidates", "estimated", "planned", "too_much", "ended")},
     }
     best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
-    code = _leave(args, search, figures, best, taken, values, lambda: fastest_report(search, batch, result, cluster))
-    if not result.ended:
+    code = _leave(args, search, figures, best, taken, values, lambda: mesh_report(search, batch, result))
+    if not result.ended and args.time_limit is None:
         raise KeyboardInterrupt  # what was found has been shown
     return code

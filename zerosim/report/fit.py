@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 from rich.console import RenderableType
 
-from zerosim.analysis import formulas
-from zerosim.analysis.fastest import Fastest, Timed
 from zerosim.analysis.interval import step_interval
-from zerosim.analysis.letters import sizes
-from zerosim.analysis.meshes import MOST_TENSOR, Fitting
+from zerosim.analysis.mesh_search import Fitting, Meshes
 from zerosim.analysis.search import SEARCHES, Found, with_value
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.runtime import make_backend
@@ -34,7 +31,7 @@ from zerosim.units import format_bytes, format_count
 
 FEW = 3
 """So many rows are on the first page."""
-_LEFT = ("ZeRO", "SP", "recompute")  # columns of words
+_LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
 
 
 class Search(NamedTuple):
@@ -147,103 +144,72 @@ def _what_to_try(config: RunConfig) -> str:
 
 
 # -- meshes ---------------------------------------------------------------------------------------
-def meshes_report(search: Search, found: Sequence[Fitting], tried: int, most_ranks: int) -> Stack:
-    """The cheapest meshes of the fewest ranks that fit: least traffic first, with their speed on a cluster."""
+def mesh_report(search: Search, batch: int, result: Meshes) -> Stack:
+    """The flags of the best, its speed and memory, then the best ten."""
     config, limit, cluster = search.config, search.limit, search.cluster
-    about = f"{words.model_name(config)} on {limit.name or format_bytes(limit.nbytes)}, the cheapest meshes"
+    ranks = counted(config.mesh.ranks, "rank")
+    on = f"{ranks} of {limit.name or format_bytes(limit.nbytes)}"
+    about = f"{words.model_name(config)} on {on}, a global batch of {counted(batch, 'row')}"
     how = prose(
-        f"{counted(tried, 'configuration')} of 1, 2, 4 ... ranks were run on tensor shapes only, one step of each: tp "
-        f"up to {MOST_TENSOR}, ZeRO-2 and 3 only without a pipeline, the least recompute that fits.",
+        f"{result.candidates:,} ways to cut model and batch, and schedules, overlap and replicas beside the best. "
+        f"{counted(result.estimated, 'configuration')} were estimated by plans of few blocks, {result.planned:,} of "
+        f"them planned whole; {result.too_much:,} do not fit. The others need more memory or more recompute, or longer "
+        "for their kernels alone.",
         "dim",
     )
-    if not found:
-        answer = f"Nothing fits on up to {counted(most_ranks, 'rank')} of {format_bytes(limit.nbytes)}."
-        return search.page(about, answer, None, [], how)
-    best, rows = found[0].config, []
-    for one in found:
-        asked = one.config
-        bubble = str(formulas.bubble(asked.parallel.pipeline_schedule).at(sizes(asked)))
-        row = _mesh_cells(asked) | {"recompute": asked.memory.recompute, taken_column(config): one.peak_bytes}
-        row |= {"sent per token, bytes": round(one.sent_per_token), "bubble": bubble}
-        if cluster is not None:
-            values = one.time and step_values(asked, one.time, cluster)
-            row["tokens/s"] = f"{values['tokens_per_s']:,.0f}" if values else None
-        rows.append(row)
-    note = "Sent: by all ranks, of model states and activations. With one data rank all ZeRO stages are the same."
-    if search.all:
-        of = formulas.bubble(best.parallel.pipeline_schedule)
-        note += f" The bubble is how long a pipeline's ranks wait, {of} of their busy time."
-    if cluster is not None:
-        note += f" tokens/s are of {cluster.name}. {_trust(found, cluster)}"
-    ranks, grid = counted(best.mesh.ranks, "rank"), search.grid(rows)
-    table = titled(search.title(f"What fits on {ranks}", rows), Adaptive(grid, grid.short()), note)
-    pass_too = f" --accumulate {best.data.accumulate}" if best.mesh.pp > 1 else ""
-    answer = f"{ranks}: {mesh_flags(best)}{pass_too}. {verdict(best, limit, found[0].peak_bytes)}"
-    return search.page(about, answer, best, [], table, how if search.all else None, taken=found[0].peak_bytes)
-
-
-def _mesh_cells(config: RunConfig) -> dict[str, Cell]:
-    """The first cells of a mesh's row."""
-    mesh = config.mesh.axes
-    stage = STAGES[config.parallel.zero_stage] if mesh.shards > 1 else "-"
-    return {"tp": str(mesh.tp), "pp": str(mesh.pp), "dp": str(mesh.shards), "ZeRO": stage}
+    if not result.ended:
+        tried = counted(result.planned, "plan"), counted(result.estimated, "estimate")
+        how = prose(f"Stopped after {tried[0]} and {tried[1]}: there may be better ones.", "bold red")
+    if not result.found:
+        return search.page(about, f"Nothing fits on up to {on}.", None, [], how)
+    best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
+    fewer = grid.without("SP", "overlap", *(() if cluster is None else ("exposed, s", "bubble, s")))
+    shown = (grid, grid.short(), fewer, fewer.without("schedule"))
+    rows = "rows: microbatch x accumulation; SP: sequence parallelism"
+    lines, note, by = [verdict(best.config, limit, best.peak_bytes)], f"{rows}.", "By memory"
+    values = None if cluster is None or best.time is None else step_values(best.config, best.time, cluster)
+    if cluster is not None and best.time is not None and values:
+        by = "By modelled time"
+        note = (
+            f"On {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. "
+            f"{_trust(result.found, cluster)} {rows}; exposed: what compute waits for collectives, and bubble for "
+            "other ranks, on the rank that ends last."
+        )
+        of = step_interval(best.config, best.time, cluster)
+        speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
+        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
+        lines = [speed, *filter(None, doubt), *lines]
+    table = titled(search.title(by, result.found), Adaptive(*shown), note)
+    more = how if search.all or not result.ended else None
+    return search.page(about, mesh_flags(best.config), best.config, lines, table, more, taken=best.peak_bytes)
 
 
 def mesh_flags(config: RunConfig) -> str:
     """What is passed to run or plan it."""
-    mesh, parallel = config.mesh, config.parallel
-    flags = [f"--ranks {mesh.ranks}", *(f"--{axis} {getattr(mesh, axis)}" for axis in ("tp", "pp"))]
+    mesh, parallel, data = config.mesh, config.parallel, config.data
+    flags = [f"--ranks {mesh.ranks}"]
+    flags += [
+        f"--{axis.replace('_', '-')} {size}"
+        for axis in ("dp_replicate", "tp", "pp")
+        if (size := getattr(mesh, axis)) > 1
+    ]
+    if mesh.pp > 1 and parallel.pipeline_schedule != "1f1b":
+        flags += [f"--pipeline {parallel.pipeline_schedule}"]
+        flags += [f"--virtual-stages {parallel.num_chunks}"] * (parallel.pipeline_schedule == "interleaved")
     flags += [f"--stage {parallel.zero_stage}", f"--recipe {parallel.recipe}"] + ["--pad-vocab"] * parallel.pad_vocab
     flags += [f"--recompute {config.memory.recompute}"] if config.memory.recompute != "none" else []
-    return " ".join(flag for flag in flags if not flag.endswith(("tp 1", "pp 1")))
+    flags += ["--sequence-parallel"] * parallel.sequence_parallel
+    flags += [f"--overlap {config.parallel.overlap}"] if "overlap" in config.given else []
+    return " ".join([*flags, f"--micro-batch {data.micro_batch}", f"--accumulate {data.accumulate}"])
 
 
-# -- the fastest ----------------------------------------------------------------------------------
-def fastest_report(search: Search, batch: int, result: Fastest, cluster: Cluster) -> Stack:
-    """The flags of the best, its speed and memory, then the best ten."""
-    ranks, limit = counted(search.config.mesh.ranks, "rank"), search.limit
-    about = f"{words.model_name(search.config)} on {ranks} of {cluster.name}, a global batch of {counted(batch, 'row')}"
-    how = prose(
-        f"{result.candidates:,} ways to cut model and batch: tp up to {MOST_TENSOR}, with and without sequence "
-        "parallelism, ZeRO-2 and 3 only without a pipeline, microbatches of powers of two. "
-        f"{counted(result.tried, 'configuration')} were run on tensor shapes only, {result.too_much:,} of which do not "
-        "fit. The others cannot be among these: they need more memory or more recompute, or their kernels alone take "
-        "longer.",
-        "dim",
-    )
-    if not result.ended:
-        tried = counted(result.tried, "configuration")
-        how = prose(f"Interrupted after {tried}: there may be faster ones.", "bold red")
-    if not result.found:
-        return search.page(about, "Nothing fits.", None, [], how)
-    best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
-    fewer = grid.without("SP", "exposed, s", "bubble, s")
-    note = (
-        f"On {cluster.name} in nodes of {cluster.node_gpus} with {cluster.nic / 1e9:g} GB/s of NICs. "
-        f"{_trust(result.found, cluster)} "
-        "rows: microbatch x accumulation; SP: sequence parallelism; exposed: what compute waits for collectives, and "
-        "bubble for other ranks, on the rank that ends last."
-    )
-    shown = (grid, grid.short(), fewer, fewer.without(taken_column(best.config)))
-    values = step_values(best.config, best.time, cluster)
-    lines = []
-    if values:
-        of = step_interval(best.config, best.time, cluster)
-        speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
-        doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
-        lines = [speed, *filter(None, doubt), verdict(best.config, limit, best.peak_bytes)]
-    table = titled(search.title("By modelled time", result.found), Adaptive(*shown), note)
-    more = how if search.all or not result.ended else None
-    return search.page(about, fastest_flags(best.config), best.config, lines, table, more, taken=best.peak_bytes)
-
-
-def _trust(found: Sequence[Timed] | Sequence[Fitting], cluster: Cluster) -> str:
+def _trust(found: Sequence[Fitting], cluster: Cluster) -> str:
     return trust(cluster, *(step_interval(one.config, one.time, cluster) for one in found if one.time is not None))
 
 
-def _told_apart(result: Fastest, cluster: Cluster) -> str:
+def _told_apart(result: Meshes, cluster: Cluster) -> str:
     """How many of the best are no slower than the first, as far as anybody can tell."""
-    bands = [band(one.config, one.time, cluster) for one in result.found]
+    bands = [band(one.config, one.time, cluster) for one in result.found if one.time is not None]
     if bands[0] is None or not (alike := not_ranked(bands)):
         return ""
     return (
@@ -251,14 +217,27 @@ def _told_apart(result: Fastest, cluster: Cluster) -> str:
     )
 
 
-def _cells(one: Timed, cluster: Cluster) -> dict[str, Cell]:
-    config, time = one.config, one.time
-    values = step_values(config, time, cluster)
-    assert values is not None  # blocks multiply
-    return _mesh_cells(config) | {
+def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:
+    config, time, mesh = one.config, one.time, one.config.mesh.axes
+    values = None if cluster is None or time is None else step_values(config, time, cluster)
+    kind, chunks = config.parallel.pipeline_schedule, config.parallel.num_chunks
+    schedule = "-" if mesh.pp == 1 else f"{kind} x {chunks}" if kind == "interleaved" else kind
+    replicas = f"{mesh.dp_replicate} x {mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.shards)
+    cells: dict[str, Cell] = {
+        "tp": str(mesh.tp),
+        "pp": str(mesh.pp),
+        "dp": replicas,
+        "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 else "-",
         "SP": "yes" if config.parallel.sequence_parallel else "-",
+        "schedule": schedule,
+        "overlap": str(config.parallel.overlap) if "overlap" in config.given else "-",
         "rows": f"{config.data.micro_batch} x {config.data.accumulate}",
         "recompute": config.memory.recompute,
+    }
+    if values is None or time is None:
+        return {**cells, taken_column(config): one.peak_bytes}
+    return {
+        **cells,
         "tokens/s": f"{values['tokens_per_s']:,.0f}",
         "MFU, %": f"{100 * values['mfu']:.1f}",
         "step, s": f"{time.seconds:.4g}",
@@ -266,10 +245,3 @@ def _cells(one: Timed, cluster: Cluster) -> dict[str, Cell]:
         "exposed, s": f"{sum(time.exposed.values()):.3g}",
         "bubble, s": f"{time.bubble:.3g}",
     }
-
-
-def fastest_flags(config: RunConfig) -> str:
-    """What is passed to run or plan it."""
-    data = config.data
-    flags = [mesh_flags(config), *["--sequence-parallel"] * config.parallel.sequence_parallel]
-    return " ".join([*flags, f"--micro-batch {data.micro_batch}", f"--accumulate {data.accumulate}"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
@@ -40,7 +40,7 @@ from zerosim.train.build_strategy import (
     layout_of,
     stage_chunks,
 )
-from zerosim.train.repeated import Rehearsed, RehearsedFlat, Repeated, rehearse
+from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
 BUILDERS = {"gpt": build_gpt, "llama": build_llama, "mlp": build_mlp, "flat": build_flat}
 
@@ -129,21 +129,21 @@ def build_rank(
     schedule: Schedule | None = None,
     is_trained: IsTrained = all_trained,
     *,
-    repeats: bool = False,
+    repeats: Rehearsals | None = None,
 ) -> Built:
     """One rank's model, and the strategy that will place it; nothing takes memory yet.
 
     `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names; of the flat
     buffers those are trained for which `is_trained` is true. `repeats`: on shapes, blocks that are alike run once
-    (`repeated.py`).
+    (`repeated.py`), and what they did is kept there.
     """
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     group = group_of(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     _keep_inputs(whole, config, groups)
-    if repeats and config.model.has_blocks and not (config.gathering.by_module and _defers(config)):
-        _repeat_blocks(whole, config, ctx, groups)
+    if repeats is not None and config.model.has_blocks and not (config.gathering.by_module and _defers(config)):
+        _repeat_blocks(whole, config, ctx, groups, repeats)
     mesh, parallel = config.mesh.axes, config.parallel
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
@@ -166,12 +166,13 @@ def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
             unit.inputs = inputs
 
 
-def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups) -> None:
+def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups, found: Rehearsals) -> None:
     """In the place of each block what repeats one that is rehearsed on a device of its own."""
-    comm, found = groups("tp") if config.mesh.tp > 1 else None, dict[Any, Rehearsed]()
+    comm = groups("tp") if config.mesh.tp > 1 else None
+    place = config.mesh.axes.index(ctx.rank, "tp")
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-        key = isinstance(unit, Recompute), shape, dtype, *(flat.dummies is None for flat in unit.all_flats)
+        key = place, isinstance(unit, Recompute), shape, dtype, *(flat.dummies is None for flat in unit.all_flats)
         if key not in found:
             found[key] = _rehearsed(config, ctx, unit, shape, dtype)
         return found[key]
@@ -193,7 +194,8 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     if isinstance(unit, Recompute):
         block = Recompute(block)
         _keep_inputs(Model([block]), config, groups)
-    return rehearse(block, unit, device, shape, dtype, defers=_defers(config))
+    ranks = groups("tp").ranks
+    return rehearse(block, unit, device, shape, dtype, ranks=ranks, defers=_defers(config))
 
 
 def _defers(config: RunConfig) -> bool:

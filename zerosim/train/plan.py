@@ -36,6 +36,7 @@ from zerosim.train.build import build_model, world_of
 from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
 from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
 from zerosim.train.rank import Inputs, train_rank
+from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
 
@@ -72,8 +73,10 @@ def plan(
     """
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
 
+    repeats: Rehearsals | None = None if every_block else {}
+
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
-        return _plan(asked, every_rank, not every_block, skipped, keep_events, cluster, by_moment, is_trained)
+        return _plan(asked, every_rank, repeats, skipped, keep_events, cluster, by_moment, is_trained)
 
     # Under GPipe, where reductions hold up the last backward, another stage may be the slowest one of a long step: a
     # search within a capacity ranks by exact times.
@@ -96,7 +99,7 @@ def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: b
 def _plan(
     config: RunConfig,
     every_rank: bool,
-    repeats: bool,
+    repeats: Rehearsals | None,
     skipped: Collection[int],
     keep_events: bool,
     cluster: Cluster | None,
@@ -223,7 +226,7 @@ def _run_rank(
     config: RunConfig,
     ledgers: RankLedgers,
     uneven: _UnevenReductions,
-    repeats: bool,
+    repeats: Rehearsals | None,
     skipped: Collection[int],
     keep_events: bool,
     is_trained: IsTrained,

@@ -19,6 +19,7 @@ from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, build_rank, place_rank
 from zerosim.train.build_strategy import IsTrained, all_trained
 from zerosim.train.build_updater import build_updater
+from zerosim.train.repeated import Rehearsals
 
 Progress = Callable[[int, int, float], None]
 """Called as progress(rank, step, loss) on the rank's own thread."""
@@ -63,7 +64,7 @@ def train_rank(
     make_control: Callable[..., StepControl] = StepControl,
     progress: Progress | None = None,
     opened: Opened | None = None,
-    repeats: bool = False,
+    repeats: Rehearsals | None = None,
 ) -> Trained:
     """All steps of `config` on this rank; `repeats`: see `build_rank`."""
     updater = build_updater(config, inputs.steps, make_control, optimizer)

@@ -58,6 +58,10 @@ class Rehearsed(NamedTuple):
     keeps: frozenset[int]
 
 
+Rehearsals = dict[tuple[Any, ...], Rehearsed]
+"""What was rehearsed for one configuration, but for its number of micro-batches, by what blocks may differ in."""
+
+
 class Player:
     """Makes the calls of one block's pass on a rank's own device. `ids` are the device's, by those of the rehearsal;
     `held` the buffers that somebody else has a handle on, too."""
@@ -134,8 +138,10 @@ class Player:
         number, self.ids[id] = self.comm.next_number(self.comm.ranks), self.device.next_id()
         self.recorder.put(Launch._make((self.where, self.ids[id], *before, self.comm.ranks, number, *after)))
 
-    def message(self, id: int, *how: Any) -> None:
-        self.recorder.put(Message(self.where, self.ids[id], *how))
+    def message(self, id: int, member: int, nbytes: int, count: int) -> None:
+        assert self.comm is not None
+        peer = member if member < 0 else self.comm.ranks[member]
+        self.recorder.put(Message(self.where, self.ids[id], peer, nbytes, count))
 
     def wait(self, id: int) -> None:
         self.recorder.put(Wait(self.where, self.ids[id]))
@@ -206,10 +212,11 @@ class Repeated(Unit):
 
 
 class Script:
-    """What a rehearsal asked of its flats and hooks, each with the record's length then and where it was."""
+    """What a rehearsal asked of its flats and hooks, each with the record's length then and where it was. `ranks` are
+    those of its tensor-parallel group."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, ranks: Sequence[int]) -> None:
+        self.device, self.ranks = device, ranks
         self.asked: list[tuple[int, str, Call]] = []
 
     def write(self, do: Callable[..., None], *how: Any) -> None:
@@ -285,11 +292,19 @@ class RehearsedHooks:
 
 
 def rehearse(
-    unit: Unit, like: Unit, device: Device, shape: tuple[int, ...], dtype: DType, *, defers: bool = False
+    unit: Unit,
+    like: Unit,
+    device: Device,
+    shape: tuple[int, ...],
+    dtype: DType,
+    *,
+    ranks: Sequence[int] = (),
+    defers: bool = False,
 ) -> Rehearsed:
     """Forward and backward of `unit`, a block over rehearsed flats on a device without a limit, as calls; its input has
-    this shape. It is made for blocks `like` that one. `defers`: backward leaves the weights' gradients for later."""
-    script = Script(device)
+    this shape. It is made for blocks `like` that one. `ranks` are those of its tensor-parallel group;
+    `defers`: backward leaves the weights' gradients for later."""
+    script = Script(device, ranks)
     for number, (flat, other) in enumerate(zip(unit.all_flats, like.all_flats, strict=True)):
         assert isinstance(flat, RehearsedFlat)
         flat.open(script, number, other)
@@ -331,7 +346,7 @@ def _calls(block: str, script: Script, began: int, leaving: Leaving) -> list[Cal
     for at in range(began, len(events) + 1):
         found = [(unit, call) for position, unit, call in asked if position == at]
         if at < len(events):
-            found.append((events[at].scope.unit, _call(events[at], leaving)))
+            found.append((events[at].scope.unit, _call(events[at], leaving, script.ranks)))
         for unit, call in found:
             if unit != here:
                 here = unit
@@ -340,7 +355,7 @@ def _calls(block: str, script: Script, began: int, leaving: Leaving) -> list[Cal
     return calls
 
 
-def _call(event: Event, leaving: Leaving) -> Call:
+def _call(event: Event, leaving: Leaving, ranks: Sequence[int]) -> Call:
     """What makes an event like this one."""
     match event:
         case Kernel(work=None):
@@ -366,8 +381,9 @@ def _call(event: Event, leaving: Leaving) -> Call:
             return Player.host_free, (event.id,)
         case Launch():
             return Player.launch, (event.work, event[2:6], event[8:])
-        case Message():
-            return Player.message, event[1:]
+        case Message():  # to a member of the group, which has other ranks elsewhere
+            member = event.peer if event.peer < 0 else ranks.index(event.peer)
+            return Player.message, (event.work, member, event.nbytes, event.count)
         case Wait():
             return Player.wait, (event.work,)
     raise AssertionError(f"a block does not {type(event).__name__.lower()}")

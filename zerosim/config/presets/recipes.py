@@ -20,13 +20,14 @@ USUAL = "usual"
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One framework's way. `stages` are those that the framework itself has."""
+    """One framework's way. `stages` are those that the framework itself has, `pipelined` those beside a pipeline."""
 
     name: str
     models: str
     source: str
     approximations: str
     stages: tuple[int, ...]
+    pipelined: tuple[int, ...]
 
     def row(self, stage: int, precision: str = "bf16", *, transformer_engine: bool | None = None) -> Mapping[str, Any]:
         """What it sets in this stage with parameters of this dtype, by flat name. The rest is as the paper has it.
@@ -64,6 +65,7 @@ def recipes() -> tuple[Recipe, ...]:
             "arXiv 1910.02054, sections 5 and 7",
             "none",
             (0, 1, 2, 3),
+            (0, 1, 2, 3),
         ),
         Recipe(
             "ddp",
@@ -76,6 +78,7 @@ def recipes() -> tuple[Recipe, ...]:
             "There the first bucket has 1 MiB, and a bucket ends with a tensor; here one call moves at most 25 MiB. "
             "Autocast is left out, which keeps fp32 parameters and casts them for each product: half types have fp32 "
             "masters here, as with apex O2 or ZeRO's own baseline.",
+            (0,),
             (0,),
         ),
         Recipe(
@@ -99,6 +102,7 @@ def recipes() -> tuple[Recipe, ...]:
             "module of a block a third time. Its stage 3 estimator "
             "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
             (0, 1, 2, 3),
+            (0, 1),
         ),
         Recipe(
             "fsdp2",
@@ -114,6 +118,7 @@ def recipes() -> tuple[Recipe, ...]:
             "tensor per parameter: in forward it holds both copies of the unit that computes and gathers the next one "
             "when its turn comes, which takes as much as the next one's gather here. The root's units are gathered "
             "and reduced in one call there, one by one here.",
+            (2, 3),
             (2, 3),
         ),
         Recipe(
@@ -134,6 +139,7 @@ def recipes() -> tuple[Recipe, ...]:
             "the buffer themselves there, without the rounding and the kernel between; the head's 2-byte gradient is a "
             "temporary dummy. Megatron's fused softmax kernel (masked_softmax_fusion) keeps 2 bytes also without "
             "Transformer Engine, as its own tests on A100 did.",
+            (0, 1),
             (0, 1),
         ),
     )

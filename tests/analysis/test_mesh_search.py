@@ -1,0 +1,155 @@
+"""The search for meshes: its bounds hold, its best is the best of its own table, and time may end it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from zerosim.analysis.mesh_search import Stopped, Trials, beside, best_meshes, estimate, least_memory, least_seconds
+from zerosim.analysis.meshes import ladders
+from zerosim.cli.main import main
+from zerosim.config import RunConfig, plan_config
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
+from zerosim.train.plan import Figures, figures_within
+
+SMALL: dict[str, Any] = dict(layers=4, hidden=64, heads=4, seq=32, vocab=256, ranks=4)
+A100 = cluster_of(find_hardware("a100-80"), node_gpus=2)
+BATCH = 4
+
+
+def unlimited(asked: RunConfig) -> Figures:
+    figures = figures_within(asked, 10**15, A100)
+    assert figures is not None
+    return figures
+
+
+def trials(room: int) -> Trials:
+    return Trials(least_seconds(A100), unlimited, lambda asked: figures_within(asked, room, A100), lambda asked: room)
+
+
+@pytest.mark.slow
+def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds() -> None:
+    config = plan_config(**SMALL)
+    seconds, memory = least_seconds(A100), least_memory(config)
+    everything: dict[RunConfig, Figures] = {}
+    for ladder in ladders(config, BATCH, 2):
+        for asked in (*ladder, *beside(ladder[0], 2)):
+            took = everything[asked] = unlimited(asked)
+            assert took.time is not None
+            assert took.time.seconds >= seconds(asked)
+            assert took.peak_bytes >= memory(asked)
+    room = sorted(took.peak_bytes for took in everything.values())[len(everything) // 3]
+    result = best_meshes(config, BATCH, trials(room), node=2)
+    assert result.ended
+    fits = [took.time.seconds for took in everything.values() if took.peak_bytes <= room and took.time is not None]
+    found = [one.time.seconds for one in result.found if one.time is not None]
+    assert found[0] <= min(fits)
+    assert found == sorted(found)
+    assert result.planned < len(everything)
+    assert all(one.config.global_batch == BATCH and one.peak_bytes <= room for one in result.found)
+    assert len({one.config for one in result.found}) == len(result.found)
+
+
+@pytest.mark.parametrize("mesh", [dict(ranks=4, stage=3), dict(ranks=4, pp=2, stage=1), dict(ranks=4, tp=2, stage=2)])
+def test_an_estimate_is_near_the_plan(mesh: dict[str, Any]) -> None:
+    asked = plan_config(**{**SMALL, "layers": 24, "vocab": 64, **mesh}, accumulate=4, recompute="selective")
+    took, (seconds, nbytes) = unlimited(asked), estimate(asked, unlimited)
+    assert took.time is not None
+    assert seconds == pytest.approx(took.time.seconds, rel=0.02)
+    assert nbytes == pytest.approx(took.peak_bytes, rel=0.02)
+
+
+def test_where_even_one_row_is_too_much_nothing_is_estimated_twice() -> None:
+    asked: list[RunConfig] = []
+
+    def too_much(config: RunConfig) -> Figures:
+        asked.append(config)
+        return Figures(10**9, 0, None)
+
+    never = Trials(lambda asked: 0.0, too_much, lambda asked: None, lambda asked: 10**8)
+    result = best_meshes(plan_config(**SMALL), 64, never)
+    assert not result.found
+    assert result.planned == 0
+    assert len(asked) == len(set(asked))
+
+
+def test_without_a_clock_memory_ranks() -> None:
+    room = 10**12
+    plain = Trials(
+        lambda asked: 0.0,
+        lambda asked: figures_within(asked, room) or Figures(0, 0, None),
+        lambda asked: figures_within(asked, room),
+        lambda asked: room,
+    )
+    result = best_meshes(plan_config(**SMALL), BATCH, plain)
+    peaks = [one.peak_bytes for one in result.found]
+    assert peaks == sorted(peaks)
+    assert all(one.time is None for one in result.found)
+
+
+def test_time_that_is_up_leaves_the_best_so_far() -> None:
+    left = iter(range(4))
+
+    def check_time() -> None:
+        if next(left, None) is None:
+            raise Stopped
+
+    result = best_meshes(plan_config(**SMALL), BATCH, trials(10**12), check_time=check_time)
+    assert not result.ended
+    assert len(result.found) == 1
+
+
+# -- at a shell -------------------------------------------------------------------------------------
+WORDS = [f"--{name}={value}" for name, value in SMALL.items()]
+
+
+def test_the_first_is_the_fastest_of_the_table_and_its_flags_plan_it(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [word for word in WORDS if not word.startswith("--ranks")]
+    assert main(["fit", "--find", "mesh", *WORDS, "--gpu", "a100-80", "--global-batch", "8", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)["meshes"]
+    seconds = [one["time"]["step_s"] for one in found]
+    assert seconds == sorted(seconds)
+    flags = re.search(r"--ranks .*?(?= A GPT)", " ".join(err.split()))
+    assert flags is not None
+    assert main(["plan", *sizes, "--gpu", "a100-80", *flags[0].split(), "--json", "-", "--quiet"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["time"] == found[0]["time"]
+    assert planned["peak_bytes"] == found[0]["peak_bytes"]
+
+
+def test_a_time_limit_and_ctrl_c_show_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["fit", "--find", "mesh", "--gpu", "a100-80", "--global-batch", "4", *WORDS]
+    assert main([*asked, "--time-limit", "0.01"]) in (0, 3)
+    assert "Stopped after" in " ".join(capsys.readouterr().out.split())
+    ran = 0
+
+    def trial(asked: RunConfig, capacity: int, cluster: Any) -> Figures | None:
+        nonlocal ran
+        ran += 1
+        if ran == 12:
+            raise KeyboardInterrupt
+        return figures_within(asked, capacity, cluster)
+
+    monkeypatch.setattr("zerosim.train.plan.figures_within", trial)
+    assert main(asked) == 130
+    said = " ".join(capsys.readouterr().out.split())
+    assert "there may be better ones" in said
+    assert "--micro-batch" in said
+
+
+def test_the_fewest_ranks_that_fit_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [word for word in WORDS if not word.startswith("--ranks")]
+    alone = unlimited(plan_config(**SMALL).replace(ranks=1, stage=0, recompute="full")).peak_bytes
+    asked = ["fit", "--find", "mesh", *sizes, "--json", "-", "--quiet", "--limit"]
+    assert main([*asked, str(alone // 2)]) == 0
+    found = json.loads(capsys.readouterr().out)["meshes"]
+    assert len({one["ranks"] for one in found}) == 1
+    assert found[0]["ranks"] > 1
+    assert main([*asked, "2KB"]) == 3
