@@ -173,10 +173,15 @@ REFUSED: list[tuple[str, ...]] = [
     ),
     (f"{GPT} --ranks 4 --pp 4 --virtual-stages 2 --pipeline interleaved --accumulate 4", "choose pp 2"),
     (
-        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5",
-        "--accumulate 5: an interleaved schedule wants a multiple of pp 2; choose 4",
-        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 4",
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5 --micro-batch-group 2",
+        "--micro-batch-group 2: of 5 micro-batches each group, the last one too, needs at least pp 2; choose 3",
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5 --micro-batch-group 3",
     ),
+    (
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 1",
+        "--accumulate 1: interleaved wants at least pp 2 micro-batches; choose 2, or --pipeline 1f1b",
+    ),
+    ("--micro-batch-group 2", "--micro-batch-group 2: of the interleaved schedule; pass --pipeline interleaved too"),
     (
         f"{GPT} --ranks 4 --pp 4 --layers 4 --pipeline zb-h1 --accumulate 3",
         "--accumulate 3: zb-h1 wants at least pp 4 micro-batches; choose 4, or --pipeline 1f1b",

@@ -48,6 +48,20 @@ class Chunks:
         return self.stages - 1 - at if self.turns_back and chunk % 2 else at
 
 
+def fits_group(group: int, stages: int, micro_batches: int) -> bool:
+    """Whether micro-batches may pass through chunks in groups of `group`: Megatron-Core wants each group, the last one
+    too, to have at least as many as there are stages (core/pipeline_parallel/schedules.py, interleaving)."""
+    rest = micro_batches % group
+    return stages <= group <= micro_batches and (not rest or rest >= stages)
+
+
+def smallest_group(stages: int, micro_batches: int) -> int:
+    """`stages` where they divide the micro-batches, else the next larger group that fits. PyTorch's rounds are the same
+    wherever PyTorch takes that many micro-batches (ScheduleInterleaved1F1B)."""
+    sizes = range(stages, micro_batches)
+    return next((group for group in sizes if fits_group(group, stages, micro_batches)), micro_batches)
+
+
 def cut_layers(
     layers: int,
     chunks: int,

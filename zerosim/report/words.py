@@ -14,7 +14,7 @@ from fractions import Fraction
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.compare import check_states, last_whole_step
 from zerosim.analysis.forms import all_reduce_times, is_owned
-from zerosim.analysis.letters import letters_of, sizes
+from zerosim.analysis.letters import letters_of, live_micro_batches, sizes
 from zerosim.analysis.shares import alike_stages, cost_of, shares_of
 from zerosim.config import RunConfig
 from zerosim.parallel.tensor import vocab_padding
@@ -121,7 +121,7 @@ def _pipeline(config: RunConfig) -> str:
     layers_of = config.layers_by_chunk(layers)
     each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{', '.join(map(str, layers_of))} {word}s"
     of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
-    bubble, live = formulas.bubble(kind), str(formulas.live_micro_batches(kind))
+    bubble, live = formulas.bubble(kind), str(live_micro_batches(config))
     live += " micro-batches" if chunks == 1 else " chunks"
     if kind == "zb-h1":
         live += ", and what the weight gradients of i more read"

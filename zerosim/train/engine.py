@@ -190,6 +190,10 @@ def _run(
     for action in actions:
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
+        for later in pipeline.early.get(action, ()):
+            phase, unit = (of.forward, 0) if later.sends > 0 else (of.backward, -1)
+            with device.scope(phase=phase, unit=model.chunks[later.chunk][unit].name, slot=later.slot):
+                pipeline.expect(later, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
         if action.sends > 0:
             with device.scope(phase=of.forward, slot=slot):
                 if is_last:
