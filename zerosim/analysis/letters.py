@@ -147,6 +147,7 @@ def _used_twice(config: RunConfig, share: Share, placed: Placed) -> list[str]:
     """The unit of each forward whose last unit is used next once more, as the stage's schedule has it."""
     order = schedule_of(config.parallel)
     actions = Pipeline(config.chunks, share.stage, order=order).actions(config.data.accumulate)
+    actions = [action for action in actions if share.chunks[action.chunk]]  # the others use none
     by_module, flats, found = config.gathering.by_module, placed.layout.flats, []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]

@@ -10,7 +10,7 @@ from zerosim.config.parallel import MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import wrong
-from zerosim.placement.stages import cut_layers, fits_group
+from zerosim.placement.stages import Chunks, cut_layers, fits_group
 
 
 def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) -> None:
@@ -83,19 +83,18 @@ def check_pipeline(
     if parallel.balance_ends and model.family == "flat":
         raise wrong("balance_ends", ": model flat has no table and no head; leave it out, or choose gpt or llama")
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
-    chunks = pp * parallel.num_chunks
-    if chunks > layers:
+    ends, lie = word == "layers", Chunks(pp, parallel.num_chunks, turns_back=parallel.pipeline == "zb-v")
+    chunks = lie.last + 1
+    if parallel.layers_given is None and chunks > layers + 2 * parallel.balance_ends:
         name = "virtual_stages" if parallel.pipeline == "interleaved" else "chunks"
         each = f" x {name} {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
+        balanced = ", or pass --balance-ends" if ends and layers + 2 == chunks else ""
         raise wrong(
             "pp",
             f" {pp}{each}: more than the model's {word}, {layers}; choose "
-            f"{_fewer_stages(layers, word, mesh, parallel, data)}",
+            f"{_fewer_stages(layers, word, mesh, parallel, data)}{balanced}",
         )
-    ends = word == "layers"
-    cut_layers(
-        layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word
-    )
+    cut_layers(layers, lie, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word)
     fewest = parallel.fewest_micro_batches(pp)
     if data.accumulate < fewest:
         times = "" if fewest == pp else f"{fewest // pp} x "

@@ -76,7 +76,7 @@ class RunConfig(Parts):
         parallel, is_flat = self.parallel, self.model.family == "flat"
         return cut_layers(
             layers,
-            self.chunks.last + 1,
+            self.chunks,
             given=parallel.layers_given,
             balance_ends=parallel.balance_ends,
             has_ends=not is_flat,
