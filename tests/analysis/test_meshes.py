@@ -18,6 +18,7 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.parallel.schedule import live
+from zerosim.placement.stages import smallest_group
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
@@ -159,10 +160,11 @@ def test_live_micro_batches_follow_from_the_schedules(kind: str) -> None:
     """What is alive at once in each stage's list of actions is the closed form."""
     chunks = {"interleaved": 3, "zb-v": 2}.get(kind, 1)
     for stages in (2, 3, 4):
-        for micro_batches in (stages, 2 * stages, 4 * stages)[kind == "zb-v" :]:
+        for micro_batches in (stages, 2 * stages, 4 * stages, 3 * stages + 1)[kind == "zb-v" :]:
+            together = smallest_group(stages, micro_batches)
             for stage in range(stages):
                 sizes = {"i": stage, "p": stages, "m": micro_batches, "v": chunks}
                 most = max(live(SCHEDULES[kind](stages, stage, micro_batches, chunks)))
-                assert most.whole == live_micro_batches(kind).at(sizes)
+                assert most.whole == live_micro_batches(kind, together).at(sizes)
                 assert most.weights == live_weights(kind).at(sizes)
     assert bubble().at(p=4, m=8) == bubble("interleaved").at(p=4, m=4, v=2)

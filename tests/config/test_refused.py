@@ -161,10 +161,16 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{GPT} --ranks 8 --pp 2 --tp 3", "tp 3 x pp 2 does not divide ranks 8", f"{GPT} --ranks 6 --pp 2 --tp 1"),
     (
         f"{GPT} --ranks 3 --pp 3",
-        "--layers 4 do not divide into 3 equal chunks: choose layers 3, or pass --stage-layers 2,1,1",
+        "--layers 4 do not divide into 3 equal chunks: choose layers 3, pass --balance-ends, or pass "
+        "--stage-layers 2,1,1",
         f"{GPT} --ranks 3 --pp 3 --stage-layers 2,1,1",
     ),
     (f"{GPT} --ranks 5 --pp 5 --layers 5 --balance-ends", "and two ends do not divide into 5 equal chunks: choose lay"),
+    (
+        f"{GPT} --ranks 2 --pp 2 --layers 4 --pipeline interleaved --virtual-stages 3 --accumulate 2",
+        "--pp 2 x virtual_stages 3: more than the model's layers, 4; choose layers 6, or pass --balance-ends",
+        f"{GPT} --ranks 2 --pp 2 --layers 4 --pipeline interleaved --virtual-stages 3 --accumulate 2 --balance-ends",
+    ),
     (f"{GPT} --ranks 8 --pp 8", "--pp 8: more than the model's layers, 4; choose pp 4"),
     (f"{GPT} --ranks 6 --pp 6", "choose pp 2"),
     (
@@ -173,10 +179,15 @@ REFUSED: list[tuple[str, ...]] = [
     ),
     (f"{GPT} --ranks 4 --pp 4 --virtual-stages 2 --pipeline interleaved --accumulate 4", "choose pp 2"),
     (
-        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5",
-        "--accumulate 5: an interleaved schedule wants a multiple of pp 2; choose 4",
-        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 4",
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5 --micro-batch-group 2",
+        "--micro-batch-group 2: of 5 micro-batches each group, the last one too, needs at least pp 2; choose 3",
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5 --micro-batch-group 3",
     ),
+    (
+        f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 1",
+        "--accumulate 1: interleaved wants at least pp 2 micro-batches; choose 2, or --pipeline 1f1b",
+    ),
+    ("--micro-batch-group 2", "--micro-batch-group 2: of the interleaved schedule; pass --pipeline interleaved too"),
     (
         f"{GPT} --ranks 4 --pp 4 --layers 4 --pipeline zb-h1 --accumulate 3",
         "--accumulate 3: zb-h1 wants at least pp 4 micro-batches; choose 4, or --pipeline 1f1b",
@@ -207,7 +218,7 @@ REFUSED: list[tuple[str, ...]] = [
     ),
     (
         f"{GPT} --ranks 3 --pp 3 --stage-layers 2,0,2",
-        "a stage without layers has nothing to do; the first and the last may have none; choose 2,1,1, for one",
+        "stage 1 without layers has nothing to do; the first and the last may have none; choose 2,1,1",
         f"{GPT} --ranks 3 --pp 3 --stage-layers 2,1,1",
     ),
     (
@@ -216,7 +227,7 @@ REFUSED: list[tuple[str, ...]] = [
         f"{GPT} --ranks 4 --pp 2 --partition slices",
     ),
     (f"{FLAT} --ranks 3 --pp 3", "--units 4 do not divide into 3 equal chunks: choose units 3"),
-    (f"{FLAT} --ranks 2 --pp 2 --stage-layers 0,4", "a stage without units has nothing to do; choose 2,2"),
+    (f"{FLAT} --ranks 2 --pp 2 --stage-layers 0,4", "the first chunk and the last one need units; choose 2,2"),
     (f"{FLAT} --ranks 4 --pp 2 --balance-ends", "--balance-ends: model flat has no table and no head"),
     (f"{FLAT} --ranks 8 --pp 8", "--pp 8: more than the model's units, 4; choose pp 4"),
     ("--model mlp --ranks 2 --pp 2", "--pp 2: model mlp is not cut into stages; choose gpt, llama or flat"),

@@ -1,5 +1,6 @@
-"""zb-h1 and zb-v beside PyTorch's own action lists, ScheduleInterleavedZeroBubble (one chunk a rank) and
-ScheduleZBVZeroBubble: the same actions in the same order, and so the same bubble and the same live chunks."""
+"""zb-h1, zb-v and interleaved beside PyTorch's own action lists, ScheduleInterleavedZeroBubble (one chunk a rank),
+ScheduleZBVZeroBubble and ScheduleInterleaved1F1B: the same actions in the same order, and so the same bubble and the
+same live chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,11 @@ from zerosim.parallel.schedule import KINDS, Action, live
 from zerosim.placement.stages import Chunks
 
 try:
-    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble
+    from torch.distributed.pipelining.schedules import (
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+        ScheduleZBVZeroBubble,
+    )
 except ImportError as error:
     pytest.skip(f"this build of PyTorch has no zero-bubble schedules: {error}", allow_module_level=True)
 
@@ -59,3 +64,12 @@ def test_zb_v_is_pytorchs_list(p: int, m: int) -> None:
     assert [SCHEDULES["zb-v"](p, stage, m, 2) for stage in range(p)] == theirs
     assert counted_bubble(slots_of(theirs, chunks)) == bubble("zb-v").at(p=p, m=m)
     assert [max(counts.total for counts in live(actions)) for actions in theirs] == [2 * p] * p
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "v"), [(2, 4, 2), (4, 8, 3), (4, 6, 2), (4, 10, 2), (3, 5, 4), (5, 12, 2), (8, 15, 3)]
+)
+def test_interleaved_is_pytorchs_list(p: int, m: int, v: int) -> None:
+    """In rounds of p micro-batches, and of more where p does not divide them."""
+    theirs = pytorch_lists(ScheduleInterleaved1F1B, p, m, Chunks(p, v))
+    assert [SCHEDULES["interleaved"](p, stage, m, v) for stage in range(p)] == theirs

@@ -32,7 +32,17 @@ MOST_RANKS = 16
 LONG = 96  # ranks x layers x micro-batches; a few are longer
 CLOSE = 1e-11
 MESH = {
-    *("tp", "pp", "dp_replicate", "pipeline", "virtual_stages", "stage_layers", "balance_ends", "sequence_parallel"),
+    *(
+        "tp",
+        "pp",
+        "dp_replicate",
+        "pipeline",
+        "virtual_stages",
+        "micro_batch_group",
+        "stage_layers",
+        "balance_ends",
+        "sequence_parallel",
+    ),
     *("keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition"),
     *("partition_activations", "gather", "prefetch_elements", "max_live"),
 }
@@ -84,6 +94,7 @@ def _fields(rng: random.Random) -> dict[str, Any]:
                 {},
                 dict(pipeline="gpipe"),
                 dict(pipeline="interleaved", virtual_stages=rng.choice((2, 2, 3))),
+                dict(pipeline="interleaved", virtual_stages=2, micro_batch_group=pp + 1, accumulate=2 * pp + 1),
                 dict(pipeline="zb-h1", accumulate=pp + rng.choice((0, 1, 2, 5))),
                 dict(pipeline="zb-v", accumulate=2 * pp + rng.choice((0, 1, 4))),
             )
@@ -91,7 +102,8 @@ def _fields(rng: random.Random) -> dict[str, Any]:
     chunks = pp * (2 if fields.get("pipeline") == "zb-v" else fields.get("virtual_stages", 1))
     layers = chunks * rng.choice((1, 1, 2) if chunks < 4 else (1,))
     if rng.random() < 0.4 and pp > 1:
-        cut = [rng.choice((1, 1, 2) if 0 < chunk < chunks - 1 else (0, 1, 2)) for chunk in range(chunks)]
+        inner = (1, 1, 2) if chunks == pp else (0, 1, 1, 2)
+        cut = [rng.choice(inner if 0 < chunk < chunks - 1 else (0, 1, 2)) for chunk in range(chunks)]
         fields["stage_layers"], layers = ",".join(map(str, cut)), max(1, sum(cut))
     model = rng.choice(("gpt", "gpt", "llama", "llama", "flat"))
     if model == "flat":

@@ -5,9 +5,8 @@ p stages, m micro-batches, v chunks of layers on each rank; stage i from 0.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -16,9 +15,9 @@ from zerosim.config import RunConfig
 from zerosim.config.parallel import ParallelConfig
 from zerosim.device.events import Event, Free, Save
 from zerosim.errors import Deadlock, InputError, Mismatch
-from zerosim.parallel.pipeline import BACKWARD, FORWARD, SCHEDULES
+from zerosim.parallel.pipeline import BACKWARD, FORWARD, SCHEDULES, interleaved, received_early
 from zerosim.parallel.schedule import Action, Backward, Forward, InputGrad, Live, WeightGrad, live
-from zerosim.placement.stages import Chunks
+from zerosim.placement.stages import Chunks, fits_group, smallest_group
 from zerosim.stepper import debug
 from zerosim.train.plan import plan
 from zerosim.train.run import run
@@ -31,9 +30,9 @@ APART = ("zb-h1", "zb-v")
 def sizes(kind: str, stages: Sequence[int], slots: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[Any, ...]]:
     """(p, m, v) that a schedule takes."""
     for p in stages:
-        fewest, step = ParallelConfig(pipeline=kind).micro_batches(p)
+        fewest = ParallelConfig(pipeline=kind).fewest_micro_batches(p)
         for m in slots:
-            if m >= fewest and m % step == 0:
+            if m >= fewest:
                 yield from ((p, m, v) for v in {"interleaved": chunks, "zb-v": (2,)}.get(kind, (1,)))
 
 
@@ -55,7 +54,7 @@ def expected_peak(kind: str, p: int, stage: int, m: int, v: int) -> Live:
         return Live(p - stage, stage)
     if kind == "zb-v":
         return Live(2 * p, 0)
-    return Live(min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1), 0)
+    return Live(min(m * v, 2 * (p - stage - 1) + (v - 1) * smallest_group(p, m) + 1), 0)
 
 
 # -- the lists ------------------------------------------------------------------------------------------
@@ -77,10 +76,47 @@ def test_each_slot_and_chunk_goes_forward_and_then_backward_once(kind: str) -> N
             assert live(actions)[-1] == (0, 0)
 
 
+def schedule_table(micro_batches: int, chunks: int, group: int) -> list[tuple[int, int]]:
+    """Megatron-Core's get_schedule_table: micro-batch and chunk of each forward."""
+    table = []
+    for first in range(0, micro_batches, group):
+        last = min(first + group, micro_batches)
+        table += [(slot, chunk) for chunk in range(chunks) for slot in range(first, last)]
+    return table
+
+
+def test_interleaved_groups_are_megatrons() -> None:
+    """Its order of forwards and backwards, and its warm-up, for every size of groups that it takes; the bubble is that
+    of groups of p."""
+    for p, m, v in product((2, 3, 4), range(2, 17), (2, 3)):
+        groups = [group for group in range(1, m + 2) if p <= group <= m and (m % group == 0 or m % group >= p)]
+        assert groups == [group for group in range(1, m + 2) if fits_group(group, p, m)]
+        for group in groups:
+            lists, table = [interleaved(p, stage, m, v, group) for stage in range(p)], schedule_table(m, v, group)
+            for stage, actions in enumerate(lists):
+                ways = [[action for action in actions if isinstance(action, kind)] for kind in (Forward, Backward)]
+                assert [(action.slot, action.chunk) for action in ways[0]] == table
+                assert [(action.slot, v - 1 - action.chunk) for action in ways[1]] == table
+                warm_up = min(2 * (p - stage - 1) + (v - 1) * group, m * v)
+                assert [isinstance(action, Forward) for action in actions[: warm_up + 2]] == (
+                    [True] * (warm_up + 1) + [False] if warm_up < m * v else [True] * warm_up + [False] * 2
+                )
+            ends = played(lists, Chunks(p, v), EQUAL)
+            assert ends is not None
+            assert max(ends) == 2 * m * v + 2 * (p - 1)
+
+
+def test_groups_are_pytorchs_where_pytorch_takes_so_many() -> None:
+    """Of 2.13's ScheduleInterleaved1F1B: rounds of m // (m // p), where m // p divides m."""
+    for p, m in product(range(2, 9), range(2, 65)):
+        if m >= p and m % (m // p) == 0:
+            assert smallest_group(p, m) == m // (m // p)
+
+
 def test_first_stages_of_an_interleaved_pipeline_hold_most() -> None:
     """pv + p - 1 chunks from 2p micro-batches on: L (1 + (p-1)/(pv)) layers."""
     for p, m, v in sizes("interleaved", range(2, 9), range(4, 25), (2, 3, 4)):
-        if m >= 2 * p:
+        if m >= 2 * p and m % p == 0:
             assert max(live(lists("interleaved", p, m, v)[0])) == (p * v + p - 1, 0)
 
 
@@ -94,16 +130,21 @@ TWICE: Cost = {Forward: 1, Backward: 2, InputGrad: 1, WeightGrad: 1}
 def played(programs: Sequence[Sequence[Action]], chunks: Chunks | None = None, cost: Cost = TWICE) -> list[int] | None:
     """When each stage ends, by the executor's rule; None where they get stuck.
 
-    Each action receives, computes, waits until what it sent to that stage in this direction before has arrived, and
-    sends.
+    Each action begins to receive what comes early, receives, computes, waits until what it sent to that stage in this
+    direction before has arrived, and sends.
     """
     p, clock = len(programs), [0] * len(programs)
     steps = [_steps(stage, chunks or Chunks(p), actions, cost) for stage, actions in enumerate(programs)]
     todo = [next(each, None) for each in steps]
-    on_the_way: dict[tuple[int, int, int], deque[tuple[int, Any]]] = {}  # (from, to, direction)
-    arrived: dict[tuple[int, int, int], list[int]] = {}  # when, message by message
-    sent: dict[tuple[int, int, int], int] = {}
+    sends: dict[tuple[int, int, int], list[tuple[int, Any]]] = {}  # (from, to, direction): when each was sent, and what
+    posted: dict[tuple[int, int, int], list[tuple[int, Any]]] = {}  # when the receiver was ready for it, and for what
     moved = True
+
+    def arrives(key: tuple[int, int, int], at: int) -> int:
+        (sent, what), (ready, expected) = sends[key][at], posted[key][at]
+        assert what == expected, f"{key}: {what} comes where {expected} is expected"
+        return max(sent, ready)
+
     while moved:
         moved = False
         for stage in range(p):
@@ -112,27 +153,38 @@ def played(programs: Sequence[Sequence[Action]], chunks: Chunks | None = None, c
                 if verb == "compute":
                     clock[stage] += value
                 elif verb == "send":
-                    on_the_way.setdefault(key, deque()).append((clock[stage], value))
-                    sent[key] = sent.get(key, 0) + 1
+                    sends.setdefault(key, []).append((clock[stage], value))
+                elif verb == "expect":
+                    posted.setdefault(key, []).append((clock[stage], value))
                 elif verb == "receive":
-                    if not on_the_way.get(key):
+                    at = [what for _, what in posted[key]].index(value)
+                    if len(sends.get(key, [])) <= at:
                         break
-                    when, what = on_the_way[key].popleft()
-                    assert what == value, f"stage {stage} receives {what} where it expects {value}"
-                    clock[stage] = max(clock[stage], when)
-                    arrived.setdefault(key, []).append(clock[stage])
-                elif key in sent:  # wait
-                    if len(arrived.get(key, [])) < sent[key]:
+                    clock[stage] = max(clock[stage], arrives(key, at))
+                elif key in sends:  # wait
+                    last = len(sends[key]) - 1
+                    if len(posted.get(key, [])) <= last:
                         break
-                    clock[stage] = max(clock[stage], arrived[key][sent[key] - 1])
+                    clock[stage] = max(clock[stage], arrives(key, last))
                 todo[stage], moved = next(steps[stage], None), True
     return clock if not any(todo) else None
 
 
 def _steps(stage: int, chunks: Chunks, actions: Sequence[Action], cost: Cost) -> Iterator[tuple[str, Any, Any]]:
     """What the executor does: (verb, (from, to, direction), micro-batch and chunk that it goes into, or slots)."""
-    keys = set()
+    keys, early = set(), received_early(actions, stage, chunks)
+    posted = {action for later in early.values() for action in later}
+
+    def expect(action: Action) -> tuple[str, Any, Any]:
+        number, ahead = chunks.number(stage, action.chunk), action.sends
+        return (
+            "expect",
+            (chunks.stage(number - ahead), stage, FORWARD if ahead > 0 else BACKWARD),
+            (action.slot, number),
+        )
+
     for action in actions:
+        yield from map(expect, early.get(action, []))
         number, ahead = chunks.number(stage, action.chunk), action.sends
         direction = FORWARD if ahead > 0 else BACKWARD
         for verb, other, into in (("receive", number - ahead, number), ("send", number + ahead, number + ahead)):
@@ -145,6 +197,8 @@ def _steps(stage: int, chunks: Chunks, actions: Sequence[Action], cost: Cost) ->
             if verb == "send":
                 keys.add(key)
                 yield "wait", key, None
+            elif action not in posted:
+                yield expect(action)
             yield verb, key, (action.slot, into)
     for key in sorted(keys):
         yield "wait", key, None
@@ -268,6 +322,7 @@ CASES = [
     ("1f1b", 4, 2, 1),
     ("interleaved", 2, 4, 2),
     ("interleaved", 2, 2, 2),
+    ("interleaved", 3, 5, 2),
 ]
 MORE_CASES = [
     ("zb-h1", 4, 8, 1),
@@ -276,6 +331,7 @@ MORE_CASES = [
     ("gpipe", 4, 8, 1),
     ("interleaved", 4, 8, 2),
     ("interleaved", 2, 6, 3),
+    ("interleaved", 3, 7, 2),
 ]
 
 

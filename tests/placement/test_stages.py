@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from zerosim.config import RunConfig
-from zerosim.errors import PlacementError
+from zerosim.errors import InputError, PlacementError
 from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import is_block
-from zerosim.placement.stages import cut_layers, cut_units
+from zerosim.placement.stages import Chunks, cut_layers, cut_units
 from zerosim.train.run import Experiment
 
 
@@ -31,7 +31,27 @@ from zerosim.train.run import Experiment
     ],
 )
 def test_layers_are_cut(layers: int, chunks: int, how: dict[str, Any], expected: list[int]) -> None:
-    assert cut_layers(layers, chunks, **how) == expected
+    assert cut_layers(layers, Chunks(chunks), **how) == expected
+
+
+def test_llama_3s_126_layers_on_16_stages_of_8_chunks() -> None:
+    """The first chunk has the table alone, the last one the head (2407.21783, section 3.3.2)."""
+    config = RunConfig(model="llama3.1-405b", ranks=16, pp=16, pipeline="interleaved", virtual_stages=8, accumulate=16,
+                       balance_ends=True)  # fmt: skip
+    assert config.layers_by_chunk(126) == [0, *[1] * 126, 0]
+
+
+def test_a_chunk_may_be_empty_but_no_stage() -> None:
+    lie = Chunks(2, 3)
+    assert cut_layers(4, lie, given=[0, 2, 0, 0, 2, 0]) == [0, 2, 0, 0, 2, 0]
+    assert cut_layers(3, lie, given=[1, 0, 0, 0, 1, 1], has_ends=False) == [1, 0, 0, 0, 1, 1]
+    assert cut_units(["wte", "h.0", "h.1", "ln_f"], [0, 2, 0, 0, 0], is_block) == [
+        range(1), range(1, 3), range(3, 3), range(3, 3), range(3, 4)
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="stage 1 without layers has nothing to do"):
+        cut_layers(4, Chunks(3, 2), given=[2, 0, 1, 1, 0, 0])
+    with pytest.raises(InputError, match="first chunk and the last one need layers; choose 1,1,1,0,0,1"):
+        cut_layers(4, lie, given=[0, 2, 0, 0, 2, 0], has_ends=False)
 
 
 def test_the_first_chunk_takes_what_stands_before_all_layers_and_the_last_what_follows() -> None:

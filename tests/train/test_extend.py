@@ -26,6 +26,7 @@ RUNS = [
     dict(ranks=4, pp=2, stage=2, replica_reduction="micro_batch", dp_replicate=2),
     dict(ranks=4, pp=2, stage=3, recompute="full", precision="fp32"),
     dict(ranks=8, pp=2, tp=2, stage=1, sequence_parallel=True, pipeline="interleaved"),
+    dict(ranks=4, pp=2, stage=1, pipeline="interleaved", micro_batch_group=3),
     dict(ranks=2, pp=2, stage=0, pipeline="gpipe", recompute="full", precision="fp16"),
     dict(ranks=4, tp=2, stage=1, recipe="deepspeed"),
     dict(ranks=4, stage=3, recipe="fsdp2", recompute="full", dp_replicate=2),
@@ -114,7 +115,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
     ranks = pp * draw(st.sampled_from((2, 1)))
     accumulate = draw(st.sampled_from((2, 3, 5, 6, 7, 8, 12, 16, 32, 64, 128)))
     if fields["pipeline"] == "interleaved":
-        accumulate = -(-accumulate // pp) * pp
+        accumulate = max(accumulate, pp)
+        fields["micro_batch_group"] = draw(st.sampled_from((None, pp, pp + 1)))
     try:
         return plan_config(model=model, pp=pp, ranks=ranks, accumulate=accumulate, **fields)
     except InputError:
@@ -137,6 +139,10 @@ def test_few_micro_batches_are_run_as_they_are() -> None:
     assert counts(ranks=4, pp=4, accumulate=7) == [(5, 6)]
     assert counts(ranks=4, accumulate=64) == [(3, 4), (6, 7), (12, 13), (24, 25), (48, 49)]
     assert counts(ranks=2, pp=2, pipeline="interleaved", accumulate=10) == [(6, 8)]
+    assert counts(ranks=2, pp=2, pipeline="interleaved", accumulate=32) == [(6, 8), (12, 14), (24, 26)]
+    threes = counts(ranks=2, pp=2, pipeline="interleaved", accumulate=32, micro_batch_group=3)
+    assert threes
+    assert all(few % 3 == more % 3 == 2 for few, more in threes)
     assert counts(ranks=4, accumulate=64, allocator="caching") == []
 
 

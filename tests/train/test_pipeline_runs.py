@@ -31,7 +31,7 @@ GPT: dict[str, Any] = dict(layers=4, hidden=16, heads=2, seq=4, vocab=256)
 LLAMA: dict[str, Any] = dict(model="llama", **GPT, kv_heads=1)
 FLAT: dict[str, Any] = dict(model="flat", params=1001, units=5, vocab=256, seq=8)
 TRAINING: dict[str, Any] = dict(micro_batch=1, accumulate=4, steps=2, precision="fp32")
-PIPELINE = ("pp", "pipeline", "virtual_stages", "stage_layers", "balance_ends")
+PIPELINE = ("pp", "pipeline", "virtual_stages", "micro_batch_group", "stage_layers", "balance_ends")
 
 
 def sizes(of: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -69,6 +69,11 @@ EXACT: list[dict[str, Any]] = [
     sizes(GPT, ranks=4, pp=2, stage=3, tp=2, sequence_parallel=True, pipeline="interleaved", precision="bf16"),
     sizes(LLAMA, ranks=2, pp=2, stage=0, precision="fp16", clip_norm=0.5),
     sizes(LLAMA, ranks=4, pp=2, stage=3, pipeline="interleaved", recompute="full", precision="bf16"),
+    sizes(GPT, ranks=2, pp=2, stage=1, pipeline="interleaved", accumulate=5, micro_batch_group=3, dropout=0.1),
+    sizes(GPT, ranks=2, pp=2, stage=1, pipeline="interleaved", virtual_stages=3, balance_ends=True, dropout=0.1),
+    sizes(GPT, ranks=4, pp=2, stage=3, pipeline="interleaved", virtual_stages=3, stage_layers="0,2,0,0,2,0"),
+    sizes(LLAMA, ranks=2, pp=2, stage=2, pipeline="zb-v", stage_layers="2,2,0,0", recompute="full"),
+    sizes(FLAT, ranks=2, pp=2, stage=1, units=4, pipeline="interleaved", virtual_stages=3, stage_layers="1,1,0,0,1,1"),
     sizes(FLAT, ranks=5, pp=5, stage=0),
     sizes(FLAT, ranks=4, pp=2, stage=2, partition="owner", units=8, pipeline="interleaved", virtual_stages=4),
     sizes(GPT, ranks=4, pp=4, stage=1, pipeline="zb-h1", dropout=0.1, precision="bf16", clip_norm=0.5),
@@ -170,6 +175,9 @@ def sent(result: RunResult, rank: int, purpose: str) -> int:
         sizes(GPT, ranks=2, pp=2, stage=0),
         sizes(GPT, ranks=4, pp=4, stage=1, pipeline="gpipe", precision="bf16", micro_batch=2),
         sizes(GPT, ranks=4, pp=2, stage=3, pipeline="interleaved", accumulate=6),
+        sizes(GPT, ranks=2, pp=2, stage=2, pipeline="interleaved", accumulate=7),
+        sizes(GPT, ranks=4, pp=2, stage=3, pipeline="interleaved", virtual_stages=3, stage_layers="0,2,0,0,2,0"),
+        sizes(GPT, ranks=4, pp=2, stage=1, pipeline="zb-v", stage_layers="2,2,0,0", recipe="megatron"),
         sizes(LLAMA, ranks=4, pp=4, stage=1, layers=8, pipeline="interleaved", recompute="full"),
         sizes(GPT, ranks=2, pp=2, stage=1, layers=6, pipeline="interleaved", virtual_stages=3),
         sizes(GPT, ranks=8, pp=2, tp=2, stage=1),

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zerosim.analysis import forms, formulas
-from zerosim.analysis.letters import letters_of, shown
+from zerosim.analysis import forms
+from zerosim.analysis.letters import letters_of, live_micro_batches, shown
 from zerosim.analysis.shares import share_of
 from zerosim.analysis.traffic import sent_rows
 from zerosim.config import RunConfig
@@ -62,5 +62,5 @@ def _live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int 
     sizes = [layers[number] for number in config.chunks.of_stage(stage)]
     if len(set(sizes)) > 1 or (chunks > 1 and config.memory.again.every > 1):
         return None
-    live = formulas.live_micro_batches(config.parallel.pipeline_schedule).at(held)
+    live = live_micro_batches(config).at(held)
     return int(live * held["r"]) // chunks

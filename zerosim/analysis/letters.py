@@ -15,7 +15,7 @@ from zerosim.analysis.formulas.letters import COUNTS
 from zerosim.analysis.shares import Placed, Share, itemsizes, share_of, shared_grads
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
-from zerosim.parallel.pipeline import SCHEDULES, Pipeline
+from zerosim.parallel.pipeline import Pipeline, schedule_of
 from zerosim.placement.spec import is_block, unit_of
 from zerosim.train.result import RunResult
 
@@ -137,10 +137,17 @@ def _is_wrapped(config: RunConfig, unit: str) -> bool:
     return config.model.has_blocks and is_block(unit) and config.memory.again.wraps(int(unit.rpartition(".")[2]))
 
 
+def live_micro_batches(config: RunConfig) -> Form:
+    """Those of the configuration's schedule, with its groups of micro-batches where they are not of p."""
+    together = config.micro_batch_group
+    return formulas.live_micro_batches(config.parallel.pipeline_schedule, 0 if together == config.mesh.pp else together)
+
+
 def _used_twice(config: RunConfig, share: Share, placed: Placed) -> list[str]:
     """The unit of each forward whose last unit is used next once more, as the stage's schedule has it."""
-    order = SCHEDULES[config.parallel.pipeline_schedule]
+    order = schedule_of(config.parallel)
     actions = Pipeline(config.chunks, share.stage, order=order).actions(config.data.accumulate)
+    actions = [action for action in actions if share.chunks[action.chunk]]  # the others use none
     by_module, flats, found = config.gathering.by_module, placed.layout.flats, []
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]

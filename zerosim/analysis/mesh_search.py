@@ -183,7 +183,7 @@ def best_meshes(
 
 def _one_row(asked: RunConfig) -> RunConfig:
     """The same with one row at a time, as few times as the schedule allows: nothing with more of them takes less."""
-    return asked.replace(micro_batch=1, accumulate=asked.parallel.micro_batches(asked.mesh.pp)[0])
+    return asked.replace(micro_batch=1, accumulate=asked.parallel.fewest_micro_batches(asked.mesh.pp))
 
 
 def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:

@@ -152,8 +152,8 @@ def _changes(config: RunConfig) -> Iterator[RunConfig]:
         yield from _smaller(least)
     ranks, at_once = 2 * config.mesh.ranks, config.mesh.axes.size(*MODEL)
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
-        fewest, step = config.parallel.micro_batches(config.mesh.pp)
-        accumulate = max(fewest, config.global_batch * at_once // ranks // step * step)
+        fewest = config.parallel.fewest_micro_batches(config.mesh.pp)
+        accumulate = max(fewest, config.global_batch * at_once // ranks)
         yield least.replace(micro_batch=1, accumulate=accumulate, ranks=ranks)
         ranks *= 2
 

@@ -33,7 +33,7 @@ GROUPS: Mapping[str, str] = {
     "ranks and stage": "stage ranks dp_replicate tp sequence_parallel keep_gathered pad_vocab replica_reduction "
     "partition collective bucket_bytes reshard_after_forward keep_last_unit capacity allocator allocator_conf parallel "
     "backend world ranks_per_process",
-    "pipeline": "pp pipeline virtual_stages stage_layers balance_ends keep_last_inputs",
+    "pipeline": "pp pipeline virtual_stages micro_batch_group stage_layers balance_ends keep_last_inputs",
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
     "activations": "recompute partition_activations cpu_checkpointing saves attention fp32_softmax loss",

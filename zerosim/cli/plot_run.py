@@ -174,7 +174,7 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     from zerosim.analysis.formulas import bubble
     from zerosim.analysis.slots import Slot, counted_bubble, counted_own_span, slots_of
-    from zerosim.parallel.pipeline import SCHEDULES
+    from zerosim.parallel.pipeline import schedule_of
     from zerosim.report.plots import schedule_figure
 
     pp, kind, chunks, batches = (
@@ -192,7 +192,8 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
         what = {"what": slot.action.name, "micro_batch": slot.action.slot, "chunk": slot.action.chunk}
         return {**what, "start": slot.start, "stop": slot.stop}
 
-    slots = slots_of([SCHEDULES[kind](pp, stage, batches, chunks) for stage in range(pp)], config.chunks)
+    order = schedule_of(config.parallel)
+    slots = slots_of([order(pp, stage, batches, chunks) for stage in range(pp)], config.chunks)
     shares = {"counted": counted_bubble(slots), "formula": bubble(kind).at(p=pp, m=batches, v=chunks)}
     shares["own_span"] = counted_own_span(slots)
     figure = schedule_figure(slots, kind, theme=args.theme, size=args.size)

@@ -10,7 +10,7 @@ from zerosim.config.parallel import MeshConfig, ParallelConfig
 from zerosim.config.parts import DataConfig, MemoryConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import wrong
-from zerosim.placement.stages import cut_layers
+from zerosim.placement.stages import Chunks, cut_layers, fits_group
 
 
 def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) -> None:
@@ -74,7 +74,7 @@ def check_pipeline(
     """What a pipeline cuts. Raises: InputError."""
     pp = mesh.pp
     if pp == 1:
-        for name in ("pipeline", "virtual_stages", "stage_layers", "balance_ends"):
+        for name in ("pipeline", "virtual_stages", "micro_batch_group", "stage_layers", "balance_ends"):
             if getattr(parallel, name):
                 raise wrong(name, ": without pp there are no stages; pass --pp 2 or more, or leave it out")
         return
@@ -83,31 +83,33 @@ def check_pipeline(
     if parallel.balance_ends and model.family == "flat":
         raise wrong("balance_ends", ": model flat has no table and no head; leave it out, or choose gpt or llama")
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
-    chunks = pp * parallel.num_chunks
-    if chunks > layers:
+    ends, lie = word == "layers", Chunks(pp, parallel.num_chunks, turns_back=parallel.pipeline == "zb-v")
+    chunks = lie.last + 1
+    if parallel.layers_given is None and chunks > layers + 2 * parallel.balance_ends:
         name = "virtual_stages" if parallel.pipeline == "interleaved" else "chunks"
         each = f" x {name} {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
+        balanced = ", or pass --balance-ends" if ends and layers + 2 == chunks else ""
         raise wrong(
             "pp",
             f" {pp}{each}: more than the model's {word}, {layers}; choose "
-            f"{_fewer_stages(layers, word, mesh, parallel, data)}",
+            f"{_fewer_stages(layers, word, mesh, parallel, data)}{balanced}",
         )
-    ends = word == "layers"
-    cut_layers(
-        layers, chunks, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word
-    )
-    fewest, step = parallel.micro_batches(pp)
-    if data.accumulate % step:
-        near = max(1, round(data.accumulate / pp)) * pp
-        raise wrong(
-            "accumulate", f" {data.accumulate}: an interleaved schedule wants a multiple of pp {pp}; choose {near}"
-        )
+    cut_layers(layers, lie, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word)
+    fewest = parallel.fewest_micro_batches(pp)
     if data.accumulate < fewest:
         times = "" if fewest == pp else f"{fewest // pp} x "
         raise wrong(
             "accumulate",
             f" {data.accumulate}: {parallel.pipeline} wants at least {times}pp {pp} micro-batches; choose {fewest}, or "
             "--pipeline 1f1b",
+        )
+    if (group := parallel.micro_batch_group) is not None and not fits_group(group, pp, data.accumulate):
+        fitting = [size for size in range(pp, data.accumulate + 1) if fits_group(size, pp, data.accumulate)]
+        near = min(fitting, key=lambda size: abs(size - group))
+        raise wrong(
+            "micro_batch_group",
+            f" {group}: of {data.accumulate} micro-batches each group, the last one too, needs at least pp {pp}; "
+            f"choose {near}",
         )
     if parallel.partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
         right = "pass --no-tie-embeddings" if OPTIMIZERS[optim.optimizer].cut == "matrices" else "choose slices"
@@ -119,8 +121,7 @@ def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelCo
     ends = 2 * parallel.balance_ends
     for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
         uneven = mesh.ranks % replace(mesh.others, pp=pp).world_size, (layers + ends) % (pp * parallel.num_chunks)
-        fewest, step = parallel.micro_batches(pp)
-        if uneven == (0, 0) and data.accumulate >= fewest and not data.accumulate % step:
+        if uneven == (0, 0) and data.accumulate >= parallel.fewest_micro_batches(pp):
             return f"pp {pp}"
     chunks = mesh.pp * parallel.num_chunks
     return f"{word} {2 * chunks - ends if ends else chunks}"

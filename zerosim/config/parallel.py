@@ -125,6 +125,11 @@ class ParallelConfig(Part):
     virtual_stages: int | None = option(
         None, "with --pipeline interleaved: chunks of layers on each rank", low=1, high=4096, metavar="V", shown="2"
     )
+    micro_batch_group: int | None = option(
+        None, "with --pipeline interleaved: micro-batches that pass through a chunk before the next chunk's turn; no "
+        "group has fewer than --pp", low=1, metavar="N", shown="pp, or the next larger that leaves no smaller group",
+        also=("--microbatch-group-size-per-virtual-pipeline-stage",),
+    )  # fmt: skip
     stage_layers: str | None = option(
         None, "with --pp: layers of each stage (with several chunks: of each, in the model's order), such as 3,4,4,3",
         metavar="L,L,...", shown="as many on each",
@@ -154,21 +159,18 @@ class ParallelConfig(Part):
     )  # fmt: skip
 
     def _check(self) -> None:
-        if self.virtual_stages is not None and self.pipeline != "interleaved":
-            raise wrong(
-                "virtual_stages",
-                f" {self.virtual_stages}: of the interleaved schedule; pass --pipeline interleaved too",
-            )
+        for name in ("virtual_stages", "micro_batch_group"):
+            if (value := getattr(self, name)) is not None and self.pipeline != "interleaved":
+                raise wrong(name, f" {value}: of the interleaved schedule; pass --pipeline interleaved too")
 
     @property
     def pipeline_schedule(self) -> str:
         """As given, or 1f1b."""
         return self.pipeline or "1f1b"
 
-    def micro_batches(self, stages: int) -> tuple[int, int]:
-        """The fewest micro-batches that the schedule takes, and the step to the next number that it takes."""
-        fewest = {"interleaved": stages, "zb-h1": stages, "zb-v": 2 * stages}.get(self.pipeline_schedule, 1)
-        return fewest, stages if self.pipeline == "interleaved" else 1
+    def fewest_micro_batches(self, stages: int) -> int:
+        """The fewest that the schedule takes."""
+        return {"interleaved": stages, "zb-h1": stages, "zb-v": 2 * stages}.get(self.pipeline_schedule, 1)
 
     @property
     def num_chunks(self) -> int:

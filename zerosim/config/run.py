@@ -19,7 +19,7 @@ from zerosim.config.not_modelled import not_modelled
 from zerosim.config.parts import OPTIONS, PARTS, Parts
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
-from zerosim.placement.stages import Chunks, cut_layers
+from zerosim.placement.stages import Chunks, cut_layers, smallest_group
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
@@ -64,12 +64,19 @@ class RunConfig(Parts):
         """Where a pipeline's chunks of layers lie."""
         return Chunks(self.mesh.pp, self.parallel.num_chunks, turns_back=self.parallel.pipeline == "zb-v")
 
+    @property
+    def micro_batch_group(self) -> int:
+        """Micro-batches that pass through a chunk of a pipeline before the next one's turn: 1, unless interleaved."""
+        if self.parallel.pipeline != "interleaved":
+            return 1
+        return self.parallel.micro_batch_group or smallest_group(self.mesh.pp, self.data.accumulate)
+
     def layers_by_chunk(self, layers: int) -> list[int]:
         """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
         parallel, is_flat = self.parallel, self.model.family == "flat"
         return cut_layers(
             layers,
-            self.chunks.last + 1,
+            self.chunks,
             given=parallel.layers_given,
             balance_ends=parallel.balance_ends,
             has_ends=not is_flat,

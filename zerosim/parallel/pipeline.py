@@ -6,6 +6,8 @@ A schedule is a pure list of one stage's actions in a step (m micro-batches, p s
     1f1b          p-i-1 forwards, then one forward, one backward; min(m, p-i)  (PipeDream-flush, 2104.04473, 2.2.1)
     interleaved   a rank has v chunks of layers, stages i, p+i, 2p+i ...; chunks of a layer live at once, for m >= 2p:
                   2(p-i-1) + (v-1)p + 1                                        (2104.04473, 2.2.2)
+                  Groups of p micro-batches pass through a chunk before the next chunk's turn. In groups of n > p
+                  (v-1)n are live in place of (v-1)p         (Megatron-Core's get_schedule_table; 2407.21783, 3.3.2)
     zb-h1         1F1B whose weight gradients come i micro-batches later and fill the last stages' waits; live are
                   (p-i) M_B + i M_W                                            (2401.10241, 2.2; m >= p)
     zb-v          two chunks a rank, back and forth, stages i and 2p-1-i: 2p chunks on every stage
@@ -25,18 +27,22 @@ next input comes: 2 b s h elements a chunk from one step to the next, none where
 name for its input (set_input_tensor), whose gradient is retained (core/pipeline_parallel/schedules.py, forward_step).
 
 A stage sends its output on and receives the next one's gradient. Of what it sends, at most one message in each
-direction is under way: it waits for that before it sends the next.
+direction is in flight: it waits for that before it sends the next. In groups of n > p the first stage is n forwards
+ahead of what the last one sends it. It receives n - p inputs before their turn, and the last stage as many gradients
+(Megatron-Core's fwd_recv_buffer_size and bwd_recv_buffer_size).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
+from zerosim.config.parallel import ParallelConfig
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
 from zerosim.parallel.schedule import (
@@ -48,7 +54,7 @@ from zerosim.parallel.schedule import (
     check_step,
     schedule,
 )
-from zerosim.placement.stages import Chunks
+from zerosim.placement.stages import Chunks, smallest_group
 
 PURPOSE = "activations"
 FORWARD, BACKWARD = 0, 1
@@ -65,16 +71,18 @@ def one_f_one_b(num_stages: int, stage: int, micro_batches: int, chunks: int = 1
     return _one_by_one([Forward(k) for k in range(micro_batches)], [Backward(k) for k in range(micro_batches)], warm_up)
 
 
-def interleaved(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
-    """`micro_batches` is a multiple of `num_stages`: so many pass through one chunk before the next one's turn."""
+def interleaved(num_stages: int, stage: int, micro_batches: int, chunks: int = 1, group: int = 0) -> list[Action]:
+    """A `group` of micro-batches passes through one chunk before the next one's turn; the last group may be smaller.
+    0: the smallest group that fits, `num_stages` where that divides `micro_batches`."""
+    group = group or smallest_group(num_stages, micro_batches)
     forwards: list[Action] = []
     backwards: list[Action] = []
-    for first in range(0, micro_batches, num_stages):
+    for first in range(0, micro_batches, group):
         for chunk in range(chunks):
-            for slot in range(first, first + num_stages):
+            for slot in range(first, min(first + group, micro_batches)):
                 forwards.append(Forward(slot, chunk))
                 backwards.append(Backward(slot, chunks - 1 - chunk))
-    warm_up = min(2 * (num_stages - stage - 1) + (chunks - 1) * num_stages, len(forwards))
+    warm_up = min(2 * (num_stages - stage - 1) + (chunks - 1) * group, len(forwards))
     return _one_by_one(forwards, backwards, warm_up)
 
 
@@ -132,6 +140,26 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 )
 
 
+def schedule_of(parallel: ParallelConfig) -> Schedule:
+    """The schedule that a configuration names, with its groups of micro-batches."""
+    group = parallel.micro_batch_group
+    return SCHEDULES[parallel.pipeline_schedule] if group is None else partial(interleaved, group=group)
+
+
+def received_early(actions: Sequence[Action], stage: int, chunks: Chunks) -> dict[Action, list[Action]]:
+    """By action the later ones whose inputs a stage begins to receive there. The first stage is `chunks.stages`
+    forwards ahead of the last one, which sends to it; the last stage is as many backwards ahead of the first."""
+    early: dict[Action, list[Action]] = {}
+    for ahead, receiver in ((1, 0), (-1, chunks.stages - 1)):
+        own = [action for action in actions if action.sends == ahead and stage == receiver and not chunks.turns_back]
+        places = {(action.slot, action.chunk): at for at, action in enumerate(own)}
+        for at, action in enumerate(own):
+            sent = places.get((action.slot, action.chunk - ahead), at) + chunks.stages
+            if sent < at:
+                early.setdefault(own[sent], []).append(action)
+    return early
+
+
 class Pipeline:
     """One rank's place in a pipeline: the stage `index` of those that hold `chunks`, and its borders with others."""
 
@@ -149,6 +177,8 @@ class Pipeline:
         self._order = order
         self._comm = comm
         self._sent: dict[tuple[int, int], Work[Any]] = {}
+        self._coming: dict[Action, Work[Buffer]] = {}
+        self.early: Mapping[Action, Sequence[Action]] = {}
         self.keeps_last = keeps_last
         self._last: dict[int, tuple[int, list[Buffer]]] = {}  # by chunk the slot of the last input, it, its gradient
         self._kept: dict[str, Buffer] = {}  # what goes from one chunk of this stage to another, by its message's name
@@ -160,6 +190,7 @@ class Pipeline:
             return schedule(1, 0, micro_batches)
         actions = self._order(size, self.index, micro_batches, each)
         check_step(actions, f"stage {self.index} of {size}", micro_batches, each)
+        self.early = received_early(actions, self.index, self.chunks)
         return actions
 
     def is_first(self, chunk: int) -> bool:
@@ -177,11 +208,19 @@ class Pipeline:
         if source == self.index:
             received = self._kept.pop(name)
         else:
-            kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
-            received = self.comm.recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
+            if action not in self._coming:
+                self.expect(action, shape, dtype)
+            received = self._coming.pop(action).wait()
         if self.keeps_last and direction == FORWARD:
             self._last[action.chunk] = action.slot, [received]
         return received
+
+    def expect(self, action: Action, shape: tuple[int, ...], dtype: DType) -> None:
+        """Begin to receive what an action begins with."""
+        number = self._number(action.chunk)
+        source, direction, name = self._message(action, number - action.sends, number)
+        kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
+        self._coming[action] = self.comm.launch_recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
 
     def send(self, action: Action, buffer: Buffer) -> None:
         """Send on what an action ends with; the buffer lives until it has arrived."""

@@ -48,9 +48,23 @@ class Chunks:
         return self.stages - 1 - at if self.turns_back and chunk % 2 else at
 
 
+def fits_group(group: int, stages: int, micro_batches: int) -> bool:
+    """Whether micro-batches may pass through chunks in groups of `group`: Megatron-Core wants each group, the last one
+    too, to have at least as many as there are stages (core/pipeline_parallel/schedules.py, interleaving)."""
+    rest = micro_batches % group
+    return stages <= group <= micro_batches and (not rest or rest >= stages)
+
+
+def smallest_group(stages: int, micro_batches: int) -> int:
+    """`stages` where they divide the micro-batches, else the next larger group that fits. PyTorch's rounds are the same
+    wherever PyTorch takes that many micro-batches (ScheduleInterleaved1F1B)."""
+    sizes = range(stages, micro_batches)
+    return next((group for group in sizes if fits_group(group, stages, micro_batches)), micro_batches)
+
+
 def cut_layers(
     layers: int,
-    chunks: int,
+    lie: Chunks,
     *,
     given: Sequence[int] | None = None,
     balance_ends: bool = False,
@@ -59,32 +73,40 @@ def cut_layers(
 ) -> list[int]:
     """Layers of each chunk, in the model's order: those given, or as many on each.
 
-    `has_ends`: a table comes before all layers and a head after them, so that the first and the last chunk may hold no
-    layer. `balance_ends`: these count as a layer each, so that both chunks have one less. `word` is what the model
-    calls its layers. Raises: InputError where they cannot be cut so.
+    A chunk may hold no layer, and pass on what it receives, but every stage holds something. `has_ends`: a table comes
+    before all layers and a head after them. `balance_ends`: these count as a layer each, so that the first chunk and
+    the last one have one layer less. `word` is what the model calls its layers. Raises: InputError where they cannot
+    be cut so.
     """
+    chunks, ends = lie.last + 1, (0, lie.last)
     high, more = divmod(layers, chunks)
-    nearest = ",".join(str(high + (i < more)) for i in range(chunks))
+    first = range(chunks) if high else (*ends, *range(1, lie.last))  # which get one of the layers that are left
+    nearest = ",".join(str(high + (number in first[:more])) for number in range(chunks))
     if given is not None:
         shown = f" {','.join(map(str, given))}"
         if len(given) != chunks or sum(given) != layers:
             raise wrong(
                 "stage_layers", f"{shown}: expected {chunks} numbers that make up {layers} {word}, such as {nearest}"
             )
-        if min(given[1:-1] if has_ends else given, default=1) < 1:
-            ends = "; the first and the last may have none" if has_ends else ""
-            raise wrong(
-                "stage_layers", f"{shown}: a stage without {word} has nothing to do{ends}; choose {nearest}, for one"
-            )
+        holds = [count > 0 or (has_ends and number in ends) for number, count in enumerate(given)]
+        if not has_ends and not all(holds[number] for number in ends):
+            raise wrong("stage_layers", f"{shown}: the first chunk and the last one need {word}; choose {nearest}")
+        for stage in range(lie.stages):
+            if not any(holds[number] for number in lie.of_stage(stage)):
+                but = "; the first and the last may have none" if has_ends else ""
+                raise wrong(
+                    "stage_layers", f"{shown}: stage {stage} without {word} has nothing to do{but}; choose {nearest}"
+                )
         return list(given)
     counted = layers + 2 * balance_ends
     each, rest = divmod(counted, chunks)
     if rest:
-        ends = " and two ends" if balance_ends else ""
+        of_ends = " and two ends" if balance_ends else ""
         choice = max(1 + balance_ends, round(counted / chunks)) * chunks - 2 * balance_ends
+        balanced = ", pass --balance-ends" if has_ends and not (layers + 2) % chunks else ""
         raise wrong(
             word,
-            f" {layers}{ends} do not divide into {chunks} equal chunks: choose {word} {choice}, "
+            f" {layers}{of_ends} do not divide into {chunks} equal chunks: choose {word} {choice}{balanced}, "
             f"or pass --stage-layers {nearest}",
         )
     sizes = [each] * chunks
@@ -95,7 +117,8 @@ def cut_layers(
 
 
 def cut_units(names: Sequence[str], sizes: Sequence[int], is_block: Callable[[str], bool]) -> list[range]:
-    """Runs of units with so many blocks each: the first holds what stands before all blocks, the last what follows."""
+    """Runs of units with so many blocks each: the first holds what stands before all blocks, the last what follows.
+    One with no blocks between them is empty."""
     blocks = [i for i, name in enumerate(names) if is_block(name)]
     edges = [0]
     for count in accumulate(sizes[:-1]):

@@ -12,7 +12,7 @@ from zerosim.analysis.forms import Key, forms, is_owned, of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
-from zerosim.analysis.letters import letters_of, shown
+from zerosim.analysis.letters import letters_of, live_micro_batches, shown
 from zerosim.analysis.shares import cost_of, laid_out, shares_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
@@ -268,7 +268,7 @@ def _blocks(asked: Asked) -> Section | None:
         parts = formulas.block_parts(fp32_softmax=config.memory.fp32_softmax)
         parts = {name: part.where(in_h) for name, part in parts.items()}
         terms = [Term(name, str(part), part.numbers(held), part.at(held)) for name, part in parts.items()]
-    live, blocks, kind = formulas.live_micro_batches(parallel.pipeline_schedule), held["l"], parallel.pipeline_schedule
+    live, blocks, kind = live_micro_batches(config), held["l"], parallel.pipeline_schedule
     if held["p"] == 1:
         last = Term("all blocks", "times l", f"{blocks:,} blocks", blocks * kept.value)
     else:

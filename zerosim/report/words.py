@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import groupby
 
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.compare import check_states, last_whole_step
 from zerosim.analysis.forms import all_reduce_times, is_owned
-from zerosim.analysis.letters import letters_of, sizes
+from zerosim.analysis.letters import letters_of, live_micro_batches, sizes
 from zerosim.analysis.shares import alike_stages, cost_of, shares_of
 from zerosim.config import RunConfig
 from zerosim.parallel.tensor import vocab_padding
@@ -119,9 +120,9 @@ def _pipeline(config: RunConfig) -> str:
     model, times = config.model, config.data.accumulate
     layers, word = (model.layers, "layer") if model.has_blocks else (model.units or 0, "unit")
     layers_of = config.layers_by_chunk(layers)
-    each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{', '.join(map(str, layers_of))} {word}s"
+    each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{_listed(layers_of)} {word}s"
     of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
-    bubble, live = formulas.bubble(kind), str(formulas.live_micro_batches(kind))
+    bubble, live = formulas.bubble(kind), str(live_micro_batches(config))
     live += " micro-batches" if chunks == 1 else " chunks"
     if kind == "zb-h1":
         live += ", and what the weight gradients of i more read"
@@ -133,6 +134,14 @@ def _pipeline(config: RunConfig) -> str:
     if kind not in ("zb-h1", "zb-v"):
         return said
     return f"{said} {_weights_later(config, formulas.own_span_bubble(kind).at(sizes(config)))}"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    """'1, 2, 1', or of a long list '0, 126 times 1, 0'."""
+    if len(sizes) <= 8:
+        return ", ".join(map(str, sizes))
+    runs = ((size, len(list(same))) for size, same in groupby(sizes))
+    return ", ".join(f"{times} times {size}" if times > 1 else str(size) for size, times in runs)
 
 
 def _weights_later(config: RunConfig, own_span: object) -> str:

@@ -26,7 +26,7 @@ from zerosim.nn.group import ONE_RANK
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.pipeline import ONE_STAGE, SCHEDULES, Pipeline, Schedule
+from zerosim.parallel.pipeline import ONE_STAGE, Pipeline, Schedule, schedule_of
 from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import Borders, TensorParallel
 from zerosim.placement.mesh import DATA, STATES
@@ -148,7 +148,7 @@ def build_rank(
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
         stage = mesh.index(ctx.rank, "pp")
-        order = schedule or SCHEDULES[parallel.pipeline_schedule]
+        order = schedule or schedule_of(parallel)
         keeps_last = parallel.keep_last_inputs
         pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order, keeps_last=keeps_last)
         model = whole.cut(stage_chunks(config, whole)[stage])

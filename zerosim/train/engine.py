@@ -36,6 +36,11 @@ TRAINING = Pass(Phase.FORWARD, Phase.BACKWARD)
 ESTIMATE = Pass(Phase.CURVATURE_FORWARD, Phase.CURVATURE_BACKWARD, draws=True)
 
 
+def edge(units: Sequence[Unit], at: int) -> str:
+    """The name of a chunk's first or last unit; '' for a chunk of no units, which passes on what it receives."""
+    return units[at].name if units else ""
+
+
 def forward_pass(
     units: Sequence[Unit],
     x: Tensor,
@@ -131,7 +136,7 @@ def _input(model: Model, action: Action, batch: Any, device: Device, pipeline: P
     """Token ids, or what the previous stage made of them."""
     if pipeline.is_first(action.chunk):
         return upload(batch[:, :-1], device)
-    with device.scope(unit=model.chunks[action.chunk][0].name, slot=action.slot):
+    with device.scope(unit=edge(model.chunks[action.chunk], 0), slot=action.slot):
         return pipeline.receive(action, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
 
 
@@ -190,6 +195,10 @@ def _run(
     for action in actions:
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
+        for later in pipeline.early.get(action, ()):
+            phase, unit = (of.forward, 0) if later.sends > 0 else (of.backward, -1)
+            with device.scope(phase=phase, unit=edge(model.chunks[later.chunk], unit), slot=later.slot):
+                pipeline.expect(later, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
         if action.sends > 0:
             with device.scope(phase=of.forward, slot=slot):
                 strategy.open_forward()
@@ -198,7 +207,7 @@ def _run(
                     loss, grads[slot] = _loss(model, action, batch, strategy, *sizes, draws=of.draws)
                 else:
                     y = forward_pass(units, Tensor(_input(model, action, batch, device, pipeline)), strategy, slot)
-                    with device.scope(unit=units[-1].name, slot=slot):
+                    with device.scope(unit=edge(units, -1), slot=slot):
                         pipeline.send(action, y.buffer)
                     del y
                 if not of.draws:
@@ -206,7 +215,7 @@ def _run(
             if is_last and not of.draws:
                 losses.append((loss, device.backend.to_host_later(loss.array)))
             continue
-        completes = action.completes or not all(unit.defers for unit in units)
+        completes = bool(units) and (action.completes or not all(unit.defers for unit in units))
         with device.scope(phase=of.backward, slot=slot):
             if completes:
                 strategy.open_backward()
@@ -216,11 +225,11 @@ def _run(
                         grad = [grads.pop(slot)()]  # a list: backward lets go of it as soon as it can
                 else:
                     shape = model.border(batch.shape[0], batch.shape[1] - 1)
-                    with device.scope(unit=units[-1].name, slot=slot):
+                    with device.scope(unit=edge(units, -1), slot=slot):
                         grad = [pipeline.receive(action, shape, model.dtype)]
                 backward_pass(units, grad, strategy, slot, defers=not action.completes)
                 if not pipeline.is_first(action.chunk):
-                    with device.scope(unit=units[0].name, slot=slot):
+                    with device.scope(unit=edge(units, 0), slot=slot):
                         pipeline.send(action, grad.pop())
             else:
                 weights_pass(units, strategy, slot)

@@ -3,7 +3,8 @@
 In a long step most microbatches are alike: one more adds its loss to 1F1B's memory, all that it keeps to GPipe's, and
 the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches for all that
 differ, those at the beginning of the schedule and those at its end, then one period more, and extend the rest. The
-schedule's list says how many that is (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved. Without a pipeline
+schedule's list says how many that is (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (and the rest of
+a last group that is smaller). Without a pipeline
 plan 3 and 4: the first microbatch fills gradient buffers, the second still finds what the first left in flight, and
 the third is like every later one.
 
@@ -29,7 +30,7 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import Moment, Snapshot
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.parallel.pipeline import schedule_of
 from zerosim.parallel.schedule import Forward, live
 from zerosim.train.result import RankMemory, RunResult
 
@@ -57,11 +58,12 @@ class Steady(NamedTuple):
 def steady(config: RunConfig) -> Steady:
     """An action is like that of the slot one period later if the same action comes before it, as many slots away, and
     once all chunks have gradients. The first and the last stage have the most that are unlike."""
-    chunks, order = config.chunks, SCHEDULES[config.parallel.pipeline_schedule]
-    pp, period = chunks.stages, config.parallel.micro_batches(chunks.stages)[1]
+    chunks, order = config.chunks, schedule_of(_in_groups(config).parallel)
+    pp, period = chunks.stages, config.micro_batch_group
     if pp == 1:
         return Steady(3, 1, 1, 1, grows=False)
-    count, few, first, ends = 8 * pp, max(pp, 2) + 1, {True: 1, False: 1}, {True: 0, False: 0}
+    rest = config.data.accumulate % period  # the last group's
+    count, few, first, ends = 8 * max(pp, period) + rest, max(pp, 2) + 1, {True: 1, False: 1}, {True: 0, False: 0}
     for stage in {0, pp - 1}:
         actions, before = order(pp, stage, count, chunks.each), dict[tuple[str, int], list[object]]()
         for last, action in pairwise([None, *actions]):
@@ -80,9 +82,16 @@ def steady(config: RunConfig) -> Steady:
             first[is_forward] = max(first[is_forward], -(-front // period) * period)
             ends[is_forward] = max(ends[is_forward], -(-back // period) * period)
     few = max(few, *(first[way] + ends[way] for way in first))
-    longer = (live(order(pp, 0, times * count, chunks.each)) for times in (1, 2))
+    few += (rest - few) % period
+    longer = (live(order(pp, 0, times * (count - rest) + rest, chunks.each)) for times in (1, 2))
     grows = len({max(counts.total for counts in of) for of in longer}) > 1
     return Steady(few, period, first[True], first[False], grows)
+
+
+def _in_groups(config: RunConfig) -> RunConfig:
+    """The same with the size of its groups given: of fewer microbatches another one might be the smallest."""
+    group = config.micro_batch_group
+    return config if group in (1, config.mesh.pp) else config.replace(micro_batch_group=group)
 
 
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
@@ -91,7 +100,7 @@ def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
     counts_live = config.memory.allocator == "exact"  # what another one reserves need not grow by a constant
     while counts_live and wanted > few + step:
         yield few, few + step
-        few *= 2
+        few += few - wanted % step
 
 
 def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult]) -> RunResult | None:
@@ -104,7 +113,7 @@ def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult
     capacity = config.memory.capacity
     for counts in shorter_runs(config):
         try:
-            few, more = (planned(config.replace(accumulate=count)) for count in counts)
+            few, more = (planned(_in_groups(config).replace(accumulate=count)) for count in counts)
         except OutOfMemory:
             if not steady(config).grows:
                 raise

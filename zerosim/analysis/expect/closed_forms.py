@@ -12,7 +12,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.expect.asked import WHOLE, Asked, quantity, ring_share, table
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.forms import block_form, forms, of, zero_volume
-from zerosim.analysis.letters import letters_of, sizes
+from zerosim.analysis.letters import letters_of, live_micro_batches, sizes
 from zerosim.analysis.shares import cost_of, is_mesh, shares_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
@@ -95,7 +95,7 @@ def mask_bytes(asked: Asked) -> int:
 def attention_output_bytes(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
     order, held = c.parallel.pipeline_schedule, sizes(c) | {"i": asked.pipeline_stage or 0}
-    live = (formulas.live_micro_batches(order) + formulas.live_weights(order)).at(held)
+    live = (live_micro_batches(c) + formulas.live_weights(order)).at(held)
     return held["bsh"] * held["w"] * live * model.layers / (c.mesh.axes.size(*MODEL) * held["v"])
 
 

@@ -18,7 +18,7 @@ from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.parallel.pipeline import SCHEDULES
+from zerosim.parallel.pipeline import schedule_of
 from zerosim.placement.spec import is_block
 from zerosim.train.plan import plan
 
@@ -140,7 +140,7 @@ def bubble(asked: Asked) -> Fraction:
     c = asked.config
     if c.mesh.pp == 1:
         raise InputError("pp 1: one stage waits for nobody; give two at least")
-    order, batches = SCHEDULES[c.parallel.pipeline_schedule], c.data.accumulate
+    order, batches = schedule_of(c.parallel), c.data.accumulate
     lists = [order(c.mesh.pp, stage, batches, c.parallel.num_chunks) for stage in range(c.mesh.pp)]
     return counted_bubble(slots_of(lists, c.chunks))
 

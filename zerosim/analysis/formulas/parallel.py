@@ -113,10 +113,11 @@ def border_sends(schedule: str = "1f1b", *, divided: bool = False) -> Form:
     return (each * (2 * _v - fewer * _start - fewer * _end)).by(f"{_PIPELINE}, section 3.2")
 
 
-def live_micro_batches(schedule: str) -> Form:
+def live_micro_batches(schedule: str, together: int = 0) -> Form:
     """The most micro-batches whose activations stage i of p holds at once; of v chunks a stage chunks of them.
 
     GPipe (arXiv 1811.06965) m; 1F1B min(m, p-i); interleaved 2(p-i-1) + (v-1)p + 1, of vm in all (2104.04473, 2.2);
+    and where not p but `together` pass a chunk before the next (v-1) of these (Megatron-Core get_pp_rank_microbatches);
     zb-h1 min(m, p-i), beside what the weight gradients of i others read; zb-v 2p, all included (2401.10241, 2.2 and 6).
     """
     if schedule == "gpipe":
@@ -125,7 +126,7 @@ def live_micro_batches(schedule: str) -> Form:
         return group("least", _m, _p - _i)
     if schedule == "zb-v":
         return 2 * _p
-    return group("least", 2 * group("sum", _p - _i - 1) + group("sum", _v - 1) * _p + 1, _v * _m)
+    return group("least", 2 * group("sum", _p - _i - 1) + group("sum", _v - 1) * (together or _p) + 1, _v * _m)
 
 
 def live_weights(schedule: str) -> Form:
