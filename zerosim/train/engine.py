@@ -260,46 +260,6 @@ def train(
         yield losses
 
 
-def generate(
-    model: Model,
-    prompt: list[int],
-    count: int,
-    context: int,
-    strategy: Strategy,
-    device: Device,
-    choose: Any,
-    pipeline: Pipeline = ONE_STAGE,
-) -> list[int]:
-    """`count` tokens that follow `prompt`, each chosen from its logits by `choose(logits) -> id`.
-
-    Every rank runs it on the same prompt, because stage 3 gathers for it, and each stage of a pipeline has its part.
-    """
-    import numpy as np
-
-    ids = list(prompt)
-    with device.phase(Phase.EVALUATE), device.no_grad():
-        for _ in range(count):
-            shown = ids[-context:]
-            padding = model.group.rows.padding(len(shown))  # what follows changes nothing
-            window = np.array([[*shown, *[0] * padding]], np.int64)
-            shape, chosen = model.border(1, window.shape[1]), None
-            for chunk, units in enumerate(model.chunks):
-                if pipeline.is_first(chunk):
-                    x = Tensor(upload(window, device))
-                else:
-                    x = Tensor(pipeline.receive(Forward(0, chunk), shape, model.dtype))
-                y = forward_pass(units, x, strategy)
-                if not pipeline.is_last(chunk):
-                    pipeline.send(Forward(0, chunk), y.buffer)
-                    continue
-                logits = device.backend.to_host(model.whole_logits(y).array)
-                chosen = choose(logits[0, len(shown) - 1])
-            pipeline.finish()
-            ids.append(pipeline.tell(chosen, device))
-            device.recorder.drain()
-    return ids[len(prompt) :]
-
-
 def upload(tokens: Any, device: Device) -> Buffer:
     """Token ids on the device."""
     ids = device.alloc(tuple(tokens.shape), int64, Kind.ACTIVATION)

@@ -32,9 +32,10 @@ from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
-from zerosim.train import data, engine
+from zerosim.train import data
 from zerosim.train.build import MakeStrategy, build_model, world_of
 from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
+from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
@@ -250,7 +251,7 @@ def _sample(config: RunConfig, trained: Trained, device: Device) -> bytes:
         return int(random.choice(len(weights), p=weights / weights.sum()))
 
     prompt = list((config.data.sample or "").encode())
-    tokens = engine.generate(
+    tokens = generate(
         trained.model,
         prompt,
         config.data.sample_tokens,

@@ -1,0 +1,53 @@
+"""Text that a model goes on with, token by token, on the ranks that trained it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerosim.device.device import Device, Phase
+from zerosim.models.model import Model
+from zerosim.parallel.base import Strategy
+from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
+from zerosim.parallel.schedule import Forward
+from zerosim.tensor.tensor import Tensor
+from zerosim.train.engine import forward_pass, upload
+
+
+def generate(
+    model: Model,
+    prompt: list[int],
+    count: int,
+    context: int,
+    strategy: Strategy,
+    device: Device,
+    choose: Any,
+    pipeline: Pipeline = ONE_STAGE,
+) -> list[int]:
+    """`count` tokens that follow `prompt`, each chosen from its logits by `choose(logits) -> id`.
+
+    Every rank runs it on the same prompt, because stage 3 gathers for it, and each stage of a pipeline has its part.
+    """
+    import numpy as np
+
+    ids = list(prompt)
+    with device.phase(Phase.EVALUATE), device.no_grad():
+        for _ in range(count):
+            shown = ids[-context:]
+            padding = model.group.rows.padding(len(shown))  # what follows changes nothing
+            window = np.array([[*shown, *[0] * padding]], np.int64)
+            shape, chosen = model.border(1, window.shape[1]), None
+            for chunk, units in enumerate(model.chunks):
+                if pipeline.is_first(chunk):
+                    x = Tensor(upload(window, device))
+                else:
+                    x = Tensor(pipeline.receive(Forward(0, chunk), shape, model.dtype))
+                y = forward_pass(units, x, strategy)
+                if not pipeline.is_last(chunk):
+                    pipeline.send(Forward(0, chunk), y.buffer)
+                    continue
+                logits = device.backend.to_host(model.whole_logits(y).array)
+                chosen = choose(logits[0, len(shown) - 1])
+            pipeline.finish()
+            ids.append(pipeline.tell(chosen, device))
+            device.recorder.drain()
+    return ids[len(prompt) :]
