@@ -40,7 +40,8 @@ class GpuCosts:
         self.call, self.contention = WRAPPED * cluster.host, CONTENTION * cluster.contention
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
         known = tables.attention
-        self.flash_kernel = next(name for name in (config.clock.flash_kernel, "fa2", *known) if name in known)
+        runs = config.clock.flash_kernel if "flash_kernel" in config.given else cluster.flash_kernel
+        self.flash_kernel = next(name for name in (runs, config.clock.flash_kernel, "fa2", *known) if name in known)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:
