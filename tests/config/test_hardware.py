@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from zerosim.config.presets.hardware import KEYS, Hardware, find_hardware, presets
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import NEEDED, Hardware, find_hardware, presets
+from zerosim.config.presets.kernel_tables import KernelTables
+from zerosim.config.presets.nodes import find_node, nodes
 from zerosim.errors import InputError
 from zerosim.placement.mesh import Mesh
 
@@ -32,17 +35,83 @@ link_bytes_per_s = "32GB"
         ("h100-96", 102_005_473_280, 989, 2400, 450),
         ("h200-141", 150_141_319_249, 989, 4800, 450),
         ("b200", 191_501_854_310, 2250, 7700, 900),
+        ("gb200", 197_901_355_581, 2500, 8000, 900),
+        ("v100-16", 16_943_645_982, 125, 900, 150),
+        ("t4", 15_633_680_957, 65, 320, 16),
+        ("l4", 23_654_532_382, 121, 300, 32),
+        ("a10g", 23_686_744_637, 70, 600, 32),
+        ("l40s", 47_695_611_822, 362, 864, 32),
+        ("a6000", 51_045_686_312, 154.8, 768, 32),
+        ("rtx3090", 25_447_681_228, 71, 936, 32),
+        ("rtx4090", 25_383_256_719, 165.2, 1008, 32),
+        ("rtx5090", 33_672_543_600, 209.5, 1792, 64),
+        ("mi300x", 206_136_955_371, 1307.4, 5300, 448),
     ],
 )
-def test_published_figures(name: str, memory: int, peak: int, hbm: int, link: int) -> None:
+def test_published_figures(name: str, memory: int, peak: float, hbm: int, link: int) -> None:
     """Bytes that a driver reports (of the V100 the paper's), dense 16-bit TFLOPs, GB/s, GB/s per direction."""
     device = find_hardware(name)
     assert (device.memory_bytes, device.hbm_bytes_per_s, device.link_bytes_per_s) == (memory, hbm * 10**9, link * 10**9)
-    assert device.peak_flops == peak * 10**12
+    assert device.peak_flops == round(peak * 10**4) * 10**8
+
+
+def test_formats_and_whose_kernels() -> None:
+    """Tensor cores know bf16 from Ampere on. A GPU without tables of its own takes a neighbour's, and says so."""
+    assert [device.name for device in presets() if "bf16" not in device.formats] == [
+        "v100-32",
+        "dgx1-v100",
+        "v100-16",
+        "t4",
+    ]
+    assert all("fp16" in device.formats for device in presets())
+    neighbours = {"gb200": "B200", "v100-16": "V100", "t4": "V100", "rtx4090": "A100 PCIe 80GB", "mi300x": "H100 SXM"}
+    for name, of in neighbours.items():
+        cluster = cluster_of(find_hardware(name))
+        assert isinstance(cluster.measured, KernelTables)
+        assert cluster.measured.gpu == of
+        assert cluster.source.startswith("assumed, of ") == (name != "v100-16")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "gpus", "nic", "host"),
+    [
+        ("dgx-1", "dgx1-v100", 8, 48, 512), ("dgx-2", "v100-32", 16, 96, 1500), ("dgx-a100", "a100-40", 8, 192, 1000),
+        ("dgx-h100", "h100-80", 8, 384, 2000), ("gb200-nvl72", "gb200", 72, 3456, None),
+        ("p3.16xlarge", "v100-16", 8, 3, 524), ("g5.48xlarge", "a10g", 8, 12, 825),
+        ("4xrtx4090", "rtx4090", 4, 1.2, None),
+    ],
+)  # fmt: skip
+def test_nodes(name: str, gpu: str, gpus: int, nic: float, host: int | None) -> None:
+    node = find_node(name.upper())
+    cluster = cluster_of(find_hardware(node.gpu), node=node)
+    assert (node.gpu, cluster.node_gpus, cluster.nic, cluster.pair) == (gpu, gpus, nic * 10**9, 0)
+    assert node.host_bytes == (None if host is None else host * 10**9)
+    assert (cluster_of(find_hardware(gpu), node=node, node_gpus=2, nic_bytes_per_s=7).node_gpus) == 2
+
+
+def test_every_node_has_a_source_and_known_gpus() -> None:
+    assert len(nodes()) == len({node.name for node in nodes()})
+    for node in nodes():
+        assert node.source
+        assert node.gpu in NAMES
+        assert bool(cluster_of(find_hardware(node.gpu), node=node).pair) == node.bridged
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("dgx-h10", "unknown --node 'dgx-h10': did you mean dgx-h100?"),
+        ("abacus", "unknown --node 'abacus': known: dgx-1, "),
+    ],
+)
+def test_unknown_nodes(written: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_node(written)
+    assert str(caught.value).startswith(message)
 
 
 def test_every_figure_has_a_source() -> None:
-    assert len(presets()) == len(set(NAMES)) == 9
+    assert len(presets()) == len(set(NAMES)) == 20
     for device in presets():
         given = device.sources
         assert all((given.memory, given.peak, given.hbm, given.link))
@@ -59,6 +128,8 @@ def test_every_figure_has_a_source() -> None:
         ("H100", "h100-80"), ("nvidia H100-80", "h100-80"), ("A100-SXM4-80GB", "a100-80"), ("a100 40 GB", "a100-40"),
         ("Tesla_V100", "v100-32"), ("NVIDIA H200", "h200-141"), ("B200-SXM-180GB", "b200"), (" b200 ", "b200"),
         ("h100-80GiB", "h100-80"), ("A100 80GB PCIe", "a100-pcie"), ("a100-pcie", "a100-pcie"), ("h100-96", "h100-96"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"), ("RTX-3090", "rtx3090"), ("NVIDIA RTX A6000", "a6000"),
+        ("Tesla T4", "t4"), ("AMD Instinct MI300X", "mi300x"), ("v100", "v100-32"), ("Tesla V100-SXM2-16GB", "v100-16"),
     ],
 )  # fmt: skip
 def test_names_as_people_write_them(written: str, name: str) -> None:
@@ -94,7 +165,49 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert "card.toml" in device.source
 
 
-@pytest.mark.parametrize("key", KEYS[:-1])
+def test_a_file_says_links_shares_and_attention(tmp_path: Path) -> None:
+    more = """
+pair_bytes_per_s = "50GB"
+pcie_bytes_per_s = "48GB"
+nic_bytes_per_s = "100GB"
+nic_share = 0.5
+node_gpus = 4
+formats = ["fp16"]
+flash_kernel = "fa1"
+kernels = "h100"
+"""
+    device = find_hardware(own(tmp_path, OWN + more))
+    cluster = cluster_of(device)
+    assert (device.formats, device.flash, device.flash_kernel) == (("fp16",), True, "fa1")
+    assert (cluster.link, cluster.pair, cluster.pcie, cluster.nic, cluster.node_gpus) == (32e9, 50e9, 48e9, 50e9, 4)
+    assert cluster.flash_kernel == "fa1"
+    assert cluster.source.startswith("H100 SXM: ")
+    without = find_hardware(own(tmp_path, OWN + 'flash_kernel = "none"\n'))
+    assert (without.flash, without.flash_kernel) == (False, "")
+    assert cluster_of(without).source.startswith("assumed, of A100 SXM: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("nic_share = 1.5", "nic_share 1.5: expected a number more than 0, at most 1"),
+        ("node_gpus = 0", "node_gpus 0: expected a whole number, at least 1"),
+        ('formats = "fp16"', "formats 'fp16': expected a list of fp16 and bf16"),
+        ('formats = ["fp8"]', "formats 'fp8': expected one of bf16, fp16"),
+        ('flash_kernel = "fa4"', "flash_kernel 'fa4': did you mean 'fa3'?"),
+        ('kernels = "h10"', "kernels 'h10': did you mean 'h100'?"),
+        ("pcie_bytes_per_s = -1", "pcie_bytes_per_s -1: expected a whole number"),
+    ],
+)
+def test_links_shares_and_attention_are_checked(tmp_path: Path, more: str, message: str) -> None:
+    path = own(tmp_path, f"{OWN}{more}\n")
+    with pytest.raises(InputError) as caught:
+        find_hardware(path)
+    assert str(caught.value).startswith(f"hardware {path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", NEEDED)
 def test_every_key_is_needed(tmp_path: Path, key: str) -> None:
     lines = [line for line in OWN.splitlines() if not line.startswith(key)]
     with pytest.raises(InputError, match=f"missing {key}: all of name, "):
@@ -153,4 +266,4 @@ def test_what_is_outside_of_a_program_depends_on_the_gpu_and_on_the_mesh() -> No
     assert two[1].nbytes == 2 * 544 * mib
     assert "NCCL buffers" not in {one.name for one in find_hardware("v100-32").outside(Mesh(tp=2))}  # no source
     assert all(one.source for device in presets() for one in device.outside(Mesh(tp=2)))
-    assert [device.name for device in presets() if not device.flash] == ["v100-32", "dgx1-v100"]
+    assert [device.name for device in presets() if not device.flash] == ["v100-32", "dgx1-v100", "v100-16", "t4"]

@@ -21,6 +21,7 @@ EXACT = {
     "gpt2-large": 774_030_080,
     "gpt2-xl": 1_557_611_200,
     "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
     "llama3-70b": 70_553_706_496,
@@ -28,6 +29,9 @@ EXACT = {
     # By hand: (V + s) h + L (12 h^2 + 13 h) + 2 h.
     "gpt3-175b": (50257 + 2048) * 12288 + 96 * (12 * 12288**2 + 13 * 12288) + 2 * 12288,
     "1t": (51200 + 2048) * 25600 + 128 * (12 * 25600**2 + 13 * 25600) + 2 * 25600,
+    # OPT's own count has two more rows of positions; BLOOM's, 176,247,271,424, no positions and one norm more.
+    "opt-175b": 174_604_468_224 - 2 * 12288,
+    "bloom-176b": 176_247_271_424 + 2048 * 14336 - 2 * 14336,
     "zero-fig2-100b": (50257 + 1024) * 8192 + 125 * (12 * 8192**2 + 13 * 8192) + 2 * 8192,
 }
 ODD_ONE_OUT = "zero-fig4-1.38b-base"  # its layers and width do not give the size that the paper prints

@@ -15,6 +15,7 @@ from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.collective_tables import CollectiveTables
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.machine_file import Machine, Measured
+from zerosim.config.presets.nodes import find_node
 from zerosim.device.events import Launch, Scope
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
@@ -24,7 +25,7 @@ from zerosim.ledger.nccl import nccl_seconds
 MEASURED = tomllib.loads((Path(__file__).parents[1] / "measured/collectives.toml").read_text("utf-8"))
 MIB = 2**20
 CLUSTERS = {name: cluster_of(find_hardware(name)) for name in ("dgx1-v100", "a100-80", "h100-80", "b200")}
-PCIE = cluster_of(replace(find_hardware("a100-80"), name="a100-pcie"))
+PCIE = cluster_of(find_hardware("a100-pcie"))
 VERBS = ("all_gather", "reduce_scatter", "all_reduce", "pairs", "all_to_all", "broadcast", "reduce", "send", "recv")
 
 
@@ -227,3 +228,16 @@ def test_between_measured_machines_each_rank_sends_its_parts_over_its_own_share_
     assert machine_seconds("all_to_all", range(4), slow) == pytest.approx(1 + 2 * 2 / 0.125)
     assert machine_seconds("pairs", range(4), slow) == pytest.approx(1 + 2 * 8 / 0.125)
     assert machine_seconds("all_to_all", range(4), slow) > machine_seconds("all_gather", range(4), slow)
+
+
+def test_a_bridge_carries_what_goes_between_its_two_gpus() -> None:
+    """GPUs 0 and 1, 2 and 3. A larger group, or another pair, goes over PCIe."""
+    nbytes, device = 1024 * MIB, find_hardware("rtx3090")
+    bridged = cluster_of(device, node=find_node("2xrtx3090-nvlink"), node_gpus=4)
+    plain = cluster_of(device)
+    assert (bridged.pair, plain.pair) == (45e9, 0)  # 20 of 25 GB/s of a line of 56.25
+    for op in VERBS[:3]:
+        of = {group: seconds(op, group, bridged, nbytes) for group in ((0, 1), (2, 3), (1, 2), (0, 2), (0, 1, 2, 3))}
+        assert of[0, 1] == of[2, 3] == pytest.approx(seconds(op, (0, 1), plain, nbytes) * 24 / 45, rel=0.01)
+        assert all(of[group] == seconds(op, group, plain, nbytes) for group in ((1, 2), (0, 2), (0, 1, 2, 3)))
+    assert not topology((3, 4), bridged).bridged

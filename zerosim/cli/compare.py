@@ -71,8 +71,9 @@ def _check(args: argparse.Namespace, flag: str) -> None:
     for name in ("optimizer", "precisions") if flag == "optimizers" else ("precision", "rounding"):
         if getattr(args, name, None) is not None:
             raise InputError(f"--{name} and --{flag} are both given: choose one")
-    if args.gpu is not None:
-        raise InputError(f"--gpu {args.gpu}: of --stages; zerosim plan times a step of any other run")
+    for name in ("gpu", "node"):
+        if (value := getattr(args, name)) is not None:
+            raise InputError(f"--{name} {value}: of --stages; zerosim plan times a step of any other run")
     device_cluster(args, None)  # of a clock that is not there nothing may be said either
     if args.stages is not None:
         raise InputError(f"--stages: with --{flag} one stage, such as --stage 2")

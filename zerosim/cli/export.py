@@ -65,14 +65,15 @@ def main(args: argparse.Namespace) -> int:
 # -- a step in time ---------------------------------------------------------------------------------
 def _trace_flags(parser: Parser, add: Any) -> None:
     add = parser.add_argument_group("the device").add_argument
-    add("--gpu", metavar="NAME", required=True, help="whose times: a preset, or a TOML file")
+    add("--gpu", metavar="NAME", help="whose times: a preset, or a TOML file; or --node")
     add_time_flags(add)
     parser.set_defaults(limit=None, reserve=None)
 
 
 def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     cluster = device_cluster(args, device_limit(args, None))
-    assert cluster is not None  # --gpu is required
+    if cluster is None:
+        raise InputError("whose times? pass --gpu NAME or --node NAME")
     config, file = config.replace(capacity=None), output(args, "out", config)
     from zerosim.analysis.interval import step_interval
     from zerosim.ledger.clock import step_time

@@ -15,8 +15,9 @@ from zerosim.cli.parser import Parser, flag_of, size, whole_number
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.config.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
-from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.config.presets.kernel_tables import EFFICIENT
+from zerosim.config.presets.nodes import Node, find_node
 from zerosim.config.presets.recipes import USUAL
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.units import MOST_BYTES, format_bytes
@@ -42,13 +43,16 @@ def add_arguments(parser: Parser) -> None:
 
 
 def add_time_flags(add: Any) -> None:
-    """--node-gpus, --nic and the fields of the clock, by an `add_argument`."""
-    add("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: the preset's)")
+    """--node, --node-gpus, --nic and the fields of the clock, by an `add_argument`."""
+    add(
+        "--node", metavar="NAME", help="a node by name, which has its GPUs: dgx-h100, 4xrtx4090 ... (zerosim zoo nodes)"
+    )
+    add("--node-gpus", metavar="N", type=whole_number, help="GPUs of a node (default: --node's or the GPU's)")
     add(
         "--nic",
         metavar="SIZE",
         type=size,
-        help="bytes per second of all NICs of a node, such as 200GB (default: the preset's)",
+        help="bytes per second of all NICs of a node, such as 200GB (default: --node's or the GPU's)",
     )
     for name in CLOCK:
         add_flag(add, OPTIONS[name])
@@ -57,7 +61,7 @@ def add_time_flags(add: Any) -> None:
 def add_device_flags(group: Any) -> None:
     """--gpu, --limit and --reserve."""
     group.add_argument(
-        "--gpu", metavar="NAME", help="v100-32, dgx1-v100, a100-40, a100-80, h100-80, h200-141, b200, or a TOML file"
+        "--gpu", metavar="NAME", help="v100-32, a100-80, h100-80, b200, rtx4090 ... (zerosim zoo gpus), or a TOML file"
     )
     group.add_argument(
         "--limit", "--capacity", metavar="SIZE", type=size, help="bytes per device, such as 24GB, in place of --gpu's"
@@ -71,6 +75,23 @@ def add_reserve_flag(add: Callable[..., Any]) -> None:
         help="bytes kept for what is outside the program: CUDA context, NCCL, libraries (default: --gpu's, else 0; 0 "
         "for a flat model)",
     )  # fmt: skip
+
+
+def node_of(args: argparse.Namespace) -> Node | None:
+    """What --node names. Raises: InputError for an unknown node."""
+    name = getattr(args, "node", None)
+    return None if name is None else find_node(name)
+
+
+def device_of(args: argparse.Namespace) -> Hardware | None:
+    """What --gpu names, or --node has. Raises: InputError for an unknown device, and for two unlike ones."""
+    node, name = node_of(args), getattr(args, "gpu", None)
+    device = None if name is None else find_hardware(name)
+    if node is None:
+        return device
+    if device is not None and device.name != node.gpu:
+        raise InputError(f"--gpu {name}: not with --node {node.name}, whose GPUs are {node.gpu}; leave one of them out")
+    return find_hardware(node.gpu)
 
 
 def planned_config(
@@ -93,7 +114,7 @@ def planned_config(
     if pp > 1 and getattr(args, "global_batch", None) is None:
         defaults["accumulate"] = MICRO_BATCHES_A_STAGE * min(pp, int(OPTIONS["pp"].high or pp))
     config = run_config(args, defaults, any_ranks=any_ranks)
-    device = None if getattr(args, "gpu", None) is None else find_hardware(args.gpu)
+    device = device_of(args)
     is_machine = device is not None and device.machine is not None  # that trains with zerosim itself
     if not config.model.has_blocks or is_machine or (device is None and getattr(args, "limit", None) is None):
         return config
@@ -108,7 +129,7 @@ def planned_config(
 def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: RunConfig) -> str:
     """Name the values that `zerosim run` has with the same flags and this plan has not; nothing where a GPU was named,
     or where a run refuses the flags."""
-    if args.gpu is not None:
+    if device_of(args) is not None:
         return ""
     try:
         run = run_config(args, scenario=scenario).to_dict()
@@ -129,7 +150,7 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
     """
     from zerosim.report.verdict import Limit
 
-    device = None if args.gpu is None else find_hardware(args.gpu)
+    device = device_of(args)
     if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
         raise InputError(
             f"--limit {args.limit}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
@@ -176,7 +197,7 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
     Raises: InputError for nodes of no GPU, and for a flag of the clock where there is no device.
     """
     if limit is not None and limit.device is not None:
-        return cluster_of(limit.device, node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
+        return cluster_of(limit.device, node=node_of(args), node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
     for name in ("node_gpus", "nic", *CLOCK):
         if (value := getattr(args, name, None)) is not None:
             shown = "" if isinstance(value, bool) else f" {value}"

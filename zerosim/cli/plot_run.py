@@ -79,9 +79,10 @@ def stages_asked(args: argparse.Namespace, config: RunConfig) -> tuple[int, ...]
 
 
 def clock_of(args: argparse.Namespace, limit: Limit | None) -> Cluster:
-    """The devices of --gpu, where it is required."""
+    """The devices of --gpu or --node, where one of them is required. Raises: InputError without."""
     cluster = device_cluster(args, limit)
-    assert cluster is not None
+    if cluster is None:
+        raise InputError("whose times? pass --gpu NAME or --node NAME")
     return cluster
 
 

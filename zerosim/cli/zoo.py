@@ -1,4 +1,4 @@
-"""`zerosim zoo`: the models, devices and recipes that zerosim knows by name."""
+"""`zerosim zoo`: the models, devices, nodes and recipes that zerosim knows by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser
-from zerosim.config.presets import hardware, models, recipes
+from zerosim.config.presets import hardware, models, nodes, recipes
 
-ROOMS = ("models", "gpus", "recipes")
+ROOMS = ("models", "gpus", "nodes", "recipes")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -32,5 +32,6 @@ def _values() -> dict[str, Any]:
         "schema": 1,
         "models": [{**{name: getattr(one, name) for name in fields}, "sizes": dict(one.sizes)} for one in presets],
         "gpus": [asdict(device) for device in hardware.presets()],
+        "nodes": [asdict(node) for node in nodes.nodes()],
         "recipes": [asdict(recipe) for recipe in recipes.recipes()],
     }

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.collective_tables import CollectiveTables
 from zerosim.device.events import Launch
-from zerosim.ledger.costs import Topology, is_by_pairs, sent_share
+from zerosim.ledger.costs import Topology, is_by_pairs, link, sent_share
 from zerosim.ledger.nccl import RINGS, nccl_seconds
 from zerosim.verbs import MESSAGES, find_verb
 
@@ -61,7 +61,7 @@ def _inside(launch: Launch, payload: float, place: Topology, tables: CollectiveT
     transfer = curve.seconds(sent / of.share(ranks)) - least
     if place.stride > 1 and tables.strided and like != "send":
         transfer = max(transfer, sent * _strided(tables, like, place.stride))
-    return cluster.latency * latency + transfer * tables.link / cluster.link
+    return cluster.latency * latency + transfer * tables.link / link(place, cluster)
 
 
 def nearest(measured: Iterable[int], wanted: int) -> int:

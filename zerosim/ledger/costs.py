@@ -63,12 +63,14 @@ class Topology(NamedTuple):
     """Where a group's members are: how many there are, on how many nodes, and how many share a node at most.
 
     `stride`: how far apart two neighbours on a node are. That many groups like it share the node, side by side.
+    `bridged`: the members are two GPUs with a bridge between them.
     """
 
     members: int
     nodes: int
     together: int
     stride: int = 1
+    bridged: bool = False
 
 
 def topology(group: Sequence[int], cluster: Cluster) -> Topology:
@@ -77,13 +79,20 @@ def topology(group: Sequence[int], cluster: Cluster) -> Topology:
     for rank in sorted(group):
         on_node[cluster.node_of(rank)].append(rank)
     gaps = [high - low for ranks in on_node.values() for low, high in pairwise(ranks)]
-    return Topology(len(group), len(on_node), max(map(len, on_node.values())), min(gaps, default=1))
+    first, *rest = sorted(group)
+    bridged = cluster.pair > 0 and rest == [first + 1] and first % cluster.node_gpus % 2 == 0
+    return Topology(len(group), len(on_node), max(map(len, on_node.values())), min(gaps, default=1), bridged)
+
+
+def link(place: Topology, cluster: Cluster) -> float:
+    """Bytes per second between members on one node."""
+    return cluster.pair if place.bridged else cluster.link
 
 
 def bandwidth(place: Topology, cluster: Cluster) -> float:
     """Bytes per second of a ring through such a group: those of its slowest link."""
     if place.nodes == 1:
-        return cluster.link
+        return link(place, cluster)
     share = cluster.nic * place.together / cluster.node_gpus
     return share if place.together == 1 else min(share, cluster.link)
 

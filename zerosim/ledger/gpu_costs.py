@@ -47,7 +47,8 @@ class GpuCosts:
         self.side_stream = config.clock.overlap_comm
         self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
-        self.flash_kernel = tables.flash_kernel(config.clock.flash_kernel)
+        runs = None if "flash_kernel" in config.given else cluster.flash_kernel
+        self.flash_kernel = tables.flash_kernel(runs or config.clock.flash_kernel)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Launch
-from zerosim.ledger.costs import Topology, bandwidth, is_by_pairs
+from zerosim.ledger.costs import Topology, bandwidth, is_by_pairs, link
 from zerosim.verbs import MESSAGES, find_verb
 
 US = 1e-6
@@ -123,7 +123,7 @@ def _pairs_seconds(nbytes: float, inside: int, outside: int, place: Topology, cl
         within = across = 0.0
         if place.together > 1:
             within = cluster.latency * (protocol.base + inside * protocol.intra) * US
-            within += (place.together - 1) * nbytes / (cluster.link * protocol.share)
+            within += (place.together - 1) * nbytes / (link(place, cluster) * protocol.share)
         if away:
             across = cluster.latency * (protocol.base + outside * protocol.inter) * US
             across += away * nbytes / (cluster.nic / cluster.node_gpus * protocol.share)

@@ -1,4 +1,4 @@
-"""Tables of what has a name: models with their counted parameters, devices, recipes."""
+"""Tables of what has a name: models with their counted parameters, devices, nodes, recipes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import RenderableType
 
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
-from zerosim.config.presets import hardware, models, recipes
+from zerosim.config.presets import hardware, models, nodes, recipes
 from zerosim.device.device import Device
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.train.build import build_model
@@ -16,8 +16,8 @@ from zerosim.units import format_bytes
 
 
 def zoo_report(rooms: Sequence[str]) -> Stack:
-    """The tables of `rooms`: models, gpus, recipes."""
-    tables = {"models": models_table, "gpus": gpus_table, "recipes": recipes_list}
+    """The tables of `rooms`: models, gpus, nodes, recipes."""
+    tables = {"models": models_table, "gpus": gpus_table, "nodes": nodes_table, "recipes": recipes_list}
     return Stack(*(tables[room]() for room in rooms))
 
 
@@ -38,15 +38,29 @@ def models_table() -> RenderableType:
 
 def gpus_table() -> RenderableType:
     """Every device with the figures that a plan and a clock need."""
-
-    grid = Grid("gpu", *(right(name) for name in ("memory", "peak, 16 bit", "memory/s", "links/s, one way")))
+    grid = Grid("gpu", *(right(name) for name in ("memory", "peak, 16 bit", "formats", "memory/s", "links/s, one way")))
     for device in hardware.presets():
         peak = f"{device.peak_flops / 1e12:,.5g} TFLOP/s"
-        speeds = (format_bytes(device.hbm_bytes_per_s), format_bytes(device.link_bytes_per_s))
-        grid.add(device.name, format_bytes(device.memory_bytes), peak, *speeds)
-    note = "Memory is what drivers report, of the V100 what the ZeRO paper counts. "
-    note += "Or a TOML file of your own. Sources: --json -."
-    return titled("GPUs", Adaptive(grid), note)
+        links = format_bytes(device.link_bytes_per_s)
+        links += f" (pair {format_bytes(device.pair_bytes_per_s)})" if device.pair_bytes_per_s else ""
+        speeds = format_bytes(device.hbm_bytes_per_s), links
+        grid.add(device.name, format_bytes(device.memory_bytes), peak, ", ".join(device.formats), *speeds)
+    note = "Memory is what drivers report, of the 32 GB V100 what the ZeRO paper counts. "
+    note += "Peaks are dense, with fp32 accumulation. Or a TOML file of your own. Sources: --json -."
+    return titled("GPUs", Adaptive(grid, grid.without("formats")), note)
+
+
+def nodes_table() -> RenderableType:
+    """Every node with its GPUs, and what they share."""
+    grid = Grid("node", "gpus", *(right(name) for name in ("NICs/s", "host", "NVMe", "NVMe/s")))
+    for node in nodes.nodes():
+        gpus = f"{node.gpus} x {node.gpu}" + (", bridged in pairs" if node.bridged else "")
+        host = (node.host_bytes, node.nvme_bytes, node.nvme_bytes_per_s)
+        sizes = ("" if size is None else format_bytes(size) for size in host)
+        grid.add(node.name, gpus, format_bytes(round(node.nic)), *sizes)
+    note = "NICs as NCCL counts them, 12 GB/s for each 100 Gb/s. Empty where no source says. --node-gpus and --nic "
+    note += "given beside --node win. Sources: --json -."
+    return titled("Nodes", Adaptive(grid), note)
 
 
 def recipes_list() -> RenderableType:

@@ -1,34 +1,32 @@
 """Accelerators by name: memory, peak arithmetic, memory and link bandwidth, each with where it was read.
 
-The published figures of a few devices, and a user's own, read from a TOML file. They are not what a device reaches in
-practice.
-
-Memory is what the driver gives to programs, as PyTorch's out-of-memory errors print it ("total capacity", two decimals
-of a GiB): an "80 GB" A100 has 79.15 GiB, which is 85.0e9 bytes. The V100 is the exception: its 32 GB are 32e9 bytes, as
-in the ZeRO paper's tables; a device reports 31.75 GiB (deepspeedai/DeepSpeed#3312). What the CUDA context and libraries
-take of it is in `outside.py`.
-
-Status of a figure: "paper" or "code" read in a primary source, "sheet" read in a copy or a summary of the
-vendor's data sheet, "recalled" not verified.
+The published figures of `gpus.toml`, and a user's own, read from a TOML file. They are not what a device reaches in
+practice. What the CUDA context and libraries take of its memory is in `outside.py`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
 from zerosim.config.inputs import read_toml
 from zerosim.config.presets.collective_tables import CollectiveTables, read_collectives
-from zerosim.config.presets.kernel_tables import KernelTables, read_tables
+from zerosim.config.presets.kernel_tables import FLASH_KERNELS, KernelTables, packaged_tables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
-from zerosim.config.presets.outside import AMPERE, HOPPER, VOLTA, Held, Outside, communicators
+from zerosim.config.presets.outside import HELD, Held, Outside, communicators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes
+
+GB = 10**9
+FORMATS = ("fp16", "bf16")
+"""The 16-bit formats that tensor cores may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,32 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """What a node's links carry, in bytes per second and in one direction, and how many GPUs a node has.
+
+    link   all of a device's links to the others of its node
+    pcie   between a device and its host
+    nic    all of a node's NICs together, which its GPUs share
+    pair   a bridge from each even GPU to the next one; 0: none
+    """
+
+    link: float
+    pcie: float
+    node_gpus: int
+    nic: float
+    pair: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers, 0 where
-    it has none.
+    it has none, `pair_bytes_per_s` of a bridge to one neighbour.
 
-    `held` is what it holds outside of a program, None where that is not known; `flash`: FlashAttention runs on it, None
-    where that is not known; `kernels` and `collectives`: tables of its own, None for a preset's; `machine`: what
-    `zerosim calibrate` measured, None for a device that was not.
+    `formats` are the 16-bit formats of its tensor cores; `held` is what it holds outside of a program, None where that
+    is not known; `flash`: FlashAttention runs on it, None where that is not known, and `flash_kernel` which, '' for a
+    recipe's; `links`: what a node's links carry after all; `tables`: whose packaged tables of kernels and of
+    collectives it takes; `kernels` and `collectives`: tables of its own; `machine`: what `zerosim calibrate` measured,
+    None for a device that was not.
     """
 
     name: str
@@ -62,6 +79,11 @@ class Hardware:
     kernels: KernelTables | None = None
     collectives: CollectiveTables | None = None
     machine: Machine | None = None
+    formats: tuple[str, ...] = FORMATS
+    pair_bytes_per_s: int = 0
+    links: Links | None = None
+    tables: tuple[str, str] = ("a100", "")
+    flash_kernel: str = ""
 
     def outside(self, mesh: Mesh, *, is_tied: bool = False) -> tuple[Outside, ...]:
         """What a rank of this mesh holds beside its program; empty where it is not known. `is_tied`: the model's table
@@ -70,8 +92,8 @@ class Hardware:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether its tensor cores multiply bf16: from compute capability 8.0 on, as FlashAttention."""
-        return self.flash is not False
+        """Whether its tensor cores multiply bf16."""
+        return "bf16" in self.formats
 
     @property
     def source(self) -> str:
@@ -81,74 +103,53 @@ class Hardware:
 
 
 MOST = 10**18
-_ALSO = MappingProxyType({"b200-180": "b200", "a100-80-pcie": "a100-pcie", "a100-pcie-80": "a100-pcie"})
-_BY_FULL_NAME = ("a100-pcie", "h100-96")
-"""Devices that nobody means by 'A100' or 'H100' alone."""
-KEYS = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s", "link_bytes_per_s")
-"""The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second. All are required but the
-last, without which a device has no links. Tables [kernels] (`kernel_tables.py`) and [collectives]
-(`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
+_ALSO = MappingProxyType(
+    {"b200-180": "b200", "a100-80-pcie": "a100-pcie", "a100-pcie-80": "a100-pcie", "rtxa6000": "a6000"}
+)
+_BY_FULL_NAME = ("a100-pcie", "h100-96", "v100-16")
+"""Devices that nobody means by 'A100', 'H100' or 'V100' alone."""
+NEEDED = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s")
+_SPEEDS = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s", "nic_bytes_per_s")
+KEYS = (*NEEDED, *_SPEEDS, "nic_share", "node_gpus", "formats", "flash_kernel")
+"""The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second, without
+`link_bytes_per_s` no links. `nic_share` of the NICs' bandwidth is what collectives get. `flash_kernel` names the
+FlashAttention kernel that it runs, or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose
+shares of the peaks it takes) and [collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
+
+
+def packaged(file: str) -> dict[str, Any]:
+    """A TOML file of this folder."""
+    return tomllib.loads(files("zerosim.config.presets").joinpath(file).read_text(encoding="utf-8"))
 
 
 def presets() -> tuple[Hardware, ...]:
     """The devices known by name."""
-    titan, shown = "code: torchtitan", "code: total capacity as PyTorch prints it,"
-    return (
-        _device(
-            "v100-32", 32 * 10**9, 125, 900, 150, "paper: ZeRO (1910.02054), DGX-2",
-            "recalled, consistent with the ZeRO paper: 38 TFLOPs is over 30% of it", "recalled",
-            "paper: NVSwitch of DGX-2", VOLTA,
-        ),
-        _device(
-            "dgx1-v100", 32 * 10**9, 125, 900, 150, "as of v100-32", "as of v100-32", "recalled",
-            "recalled: six links to four of the seven others, no switch", VOLTA,
-        ),
-        _device("a100-40", _gib(3941), 312, 1555, 300, f"{shown} tatsu-lab/stanford_alpaca#308", titan, "sheet",
-                "sheet", AMPERE),
-        _device("a100-80", _gib(7915), 312, 2039, 300, f"{shown} huggingface/accelerate#1864", titan, "sheet",
-                "sheet", AMPERE),
-        Hardware(
-            "a100-pcie", _gib(7915), 312 * 10**12, 1935 * 10**9, 32 * 10**9,
-            Sources(f"{shown} of the SXM module, assumed", titan, "sheet",
-                    "sheet: PCIe 4 of 16 lanes; no NVLink between the cards"), AMPERE, flash=True,
-        ),
-        _device("h100-80", _gib(7911), 989, 3350, 450, f"{shown} Lightning-AI/lightning-thunder#474", titan, "sheet",
-                "sheet", HOPPER),
-        Hardware(
-            "h100-96", _gib(9500), 989 * 10**12, 2400 * 10**9, 450 * 10**9,
-            Sources("recalled: 96 GB of HBM2e, of which a driver leaves about 95 GiB", f"{titan}; at 500 W, for 700",
-                    "code: torchtitan b5bcd76, benchmarks", "assumed: those of h100-80"), HOPPER, flash=True,
-        ),
-        _device("h200-141", _gib(13983), 989, 4800, 450, f"{shown} pytorch/pytorch#150096", titan, "sheet",
-                "code: MLPerf inference v4.1", HOPPER),
-        # 192 GB is what Blackwell was announced with. What is sold on HGX and DGX boards is 180: NVIDIA submits it to
-        # MLPerf as B200-SXM-180GB.
-        _device(
-            "b200", _gib(17835), 2250, 7700, 900, f"{shown} pytorch/ao#4002; sold as 180 GB, announced with 192",
-            "sheet: HGX B200",
-            "sheet: 7.7 TB/s (a device reports 7680 bits at 3996 MHz x 2, pytorch/ao#4002; announced with 8)", "sheet",
-            HOPPER,
-        ),
-    )  # fmt: skip
+    return tuple(_preset(name, row) for name, row in packaged("gpus.toml").items())
 
 
-def _gib(hundredths: int) -> int:
-    """Bytes of a figure in GiB with two decimals."""
-    return hundredths * 2**30 // 100
+def _preset(name: str, row: Mapping[str, Any]) -> Hardware:
+    memory = row["memory_gb"] * GB if "memory_gb" in row else round(100 * row["memory_gib"]) * 2**30 // 100
+    pcie = 12 * GB * 2 ** (row["pcie"] - 3)
+    link = row["nccl"] * GB if "nccl" in row else pcie
+    return Hardware(
+        name,
+        memory,
+        round(row["tflops"] * 1000) * GB,
+        row["hbm"] * GB,
+        row["link"] * GB,
+        Sources(**row["sources"]),
+        HELD[row["held"]] if "held" in row else None,
+        flash=row.get("flash", True),
+        formats=tuple(row.get("formats", FORMATS)),
+        pair_bytes_per_s=round(row.get("pair", 0) * GB),
+        links=Links(link, pcie, row["node"], nics_carry(row["nics"])),
+        tables=(row["kernels"], row.get("collectives", "")),
+    )
 
 
-def _device(
-    name: str, memory: int, teraflops: int, hbm: int, link: int, memory_source: str, peak: str, hbm_source: str,
-    nvlink: str, held: Held,
-) -> Hardware:  # fmt: skip
-    """Bandwidths in GB/s, `link` in one direction, and where each figure was read; `nvlink` is both directions.
-
-    FlashAttention wants Ampere or newer (the README of Dao-AILab/flash-attention).
-    """
-    both = f"half of NVLink's total of both directions, {2 * link} GB/s ({nvlink})"
-    figures = memory, teraflops * 10**12, hbm * 10**9, link * 10**9
-    sources = Sources(memory_source, peak, hbm_source, both)
-    return Hardware(name, *figures, sources, held, flash=held is not VOLTA)
+def nics_carry(gigabits: int) -> float:
+    """Bytes per second of so many Gb/s of NICs, as NCCL counts them."""
+    return gigabits * 120_000_000
 
 
 def find_hardware(name_or_path: str) -> Hardware:
@@ -179,27 +180,55 @@ def read_hardware(path: str) -> Hardware:
     try:
         values = read_toml(path, "hardware")
     except InputError as error:
-        raise InputError(f"{error}: give a TOML file with {', '.join(KEYS)}") from None
+        raise InputError(f"{error}: give a TOML file with {', '.join(NEEDED)}") from None
     where = f"hardware {path}"
     machine = read_machine(where, values.pop("machine")) if "machine" in values else None
-    kernels = read_tables(f"{where}, kernels", values.pop("kernels")) if "kernels" in values else None
+    kernels = values.pop("kernels", None)
+    if isinstance(kernels, str):
+        kernels = packaged_tables(_one_of(where, "kernels", kernels, {device.tables[0] for device in presets()}))
+    elif kernels is not None:
+        kernels = read_tables(f"{where}, kernels", kernels)
     collectives = values.pop("collectives", None)
     for key in values:
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, f"known keys: {', '.join(KEYS)}")
-            raise InputError(f"hardware {path}: unknown key {key!r}: {hint}")
-    if missing := [key for key in KEYS[:-1] if key not in values]:
-        raise InputError(f"hardware {path}: missing {', '.join(missing)}: all of {', '.join(KEYS[:-1])} are needed")
+            raise InputError(f"{where}: unknown key {key!r}: {hint}")
+    if missing := [key for key in NEEDED if key not in values]:
+        raise InputError(f"{where}: missing {', '.join(missing)}: all of {', '.join(NEEDED)} are needed")
     if not isinstance(values["name"], str) or not values["name"].strip():
-        raise InputError(f"hardware {path}: name {values['name']!r}: expected text")
-    given = f"given in {path}"
-    memory, peak, hbm = (_positive(path, key, values) for key in KEYS[1:-1])
-    link = _positive(path, KEYS[-1], values) if values.get(KEYS[-1], 0) != 0 else 0
+        raise InputError(f"{where}: name {values['name']!r}: expected text")
+    memory, peak, hbm = (_positive(path, key, values) for key in NEEDED[1:])
+    link, pair, pcie, nic = (_positive(path, key, values) if values.get(key, 0) != 0 else 0 for key in _SPEEDS)
     calls = None if collectives is None else read_collectives(f"{where}, collectives", collectives, link)
-    sources = Sources(given, given, given, given)
+    share, node = values.get("nic_share", 1), values.get("node_gpus", 8)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(f"{where}: nic_share {share!r}: expected a number more than 0, at most 1")
+    if isinstance(node, bool) or not isinstance(node, int) or node < 1:
+        raise InputError(f"{where}: node_gpus {node!r}: expected a whole number, at least 1")
+    formats = values.get("formats", list(FORMATS))
+    if not isinstance(formats, list) or not formats:
+        raise InputError(f"{where}: formats {formats!r}: expected a list of {' and '.join(FORMATS)}")
+    flash = _one_of(where, "flash_kernel", values.get("flash_kernel", ""), ("none", *FLASH_KERNELS), but="")
+    a100 = next(device.links for device in presets() if device.name == "a100-80")
+    assert a100 is not None
     return Hardware(
-        values["name"], memory, peak, hbm, link, sources, kernels=kernels, collectives=calls, machine=machine
-    )
+        values["name"], memory, peak, hbm, link, Sources(*[f"given in {path}"] * 4),
+        flash=flash != "none" if flash else None,
+        kernels=kernels, collectives=calls, machine=machine,
+        formats=tuple(_one_of(where, "formats", one, FORMATS) for one in formats),
+        pair_bytes_per_s=pair,
+        links=Links(link, pcie or a100.pcie, node, (nic or a100.nic) * share, pair),
+        tables=("", ""),
+        flash_kernel=flash if flash != "none" else "",
+    )  # fmt: skip
+
+
+def _one_of(where: str, key: str, value: Any, known: Iterable[str], but: str | None = None) -> str:
+    """A word of those known. Raises: InputError with the nearest."""
+    if value != but and (not isinstance(value, str) or value not in known):
+        hint = did_you_mean(value, known, f"expected one of {', '.join(sorted(known))}")
+        raise InputError(f"{where}: {key} {value!r}: {hint}")
+    return str(value)
 
 
 def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:
@@ -225,4 +254,5 @@ def _plain(name: str) -> str:
     """'NVIDIA A100-SXM4-80GB' as 'a100-80'. What makes another device of it, such as PCIe, stays."""
     words = re.split(r"[\s_\-]+", name.strip().lower())
     words = [re.sub(r"^(\d+)gi?b?$", r"\1", word) for word in words]
-    return "-".join(word for word in words if not re.fullmatch(r"nvidia|tesla|gpu|gb|sxm\d?|hbm\d?e?|", word))
+    maker = r"nvidia|tesla|geforce|amd|instinct|gpu|gb|sxm\d?|hbm\d?e?|"
+    return re.sub(r"^rtx-", "rtx", "-".join(word for word in words if not re.fullmatch(maker, word)))

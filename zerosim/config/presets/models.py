@@ -3,8 +3,8 @@
 Sizes carry the names of `ModelConfig`'s fields. Where a source leaves something open, `notes` states what was chosen.
 
 Sources: GPT-2's and Llama's config.json as released; GPT-3, arXiv 2005.14165, Table 2.1; ZeRO, arXiv
-1910.02054, Tables 5-10; Megatron-LM, arXiv 2104.04473, Table 1; Llama 2, arXiv 2307.09288; Llama 3,
-arXiv 2407.21783, Table 3.
+1910.02054, Tables 5-10; Megatron-LM, arXiv 2104.04473, Table 1; OPT, arXiv 2205.01068; BLOOM, arXiv
+2211.05100; Llama 2, arXiv 2307.09288; Llama 3, arXiv 2407.21783, Table 3.
 """
 
 from __future__ import annotations
@@ -135,6 +135,15 @@ _ALL = (
         "gpt3-175b", (96, 12288, 96, 2048, 50257), "175B", "GPT-3, arXiv 2005.14165, Table 2.1",
         "every attention is dense; GPT-3 alternates dense and locally banded sparse layers",
     ),
+    _gpt(
+        "opt-175b", (96, 12288, 96, 2048, 50272), "175B", "OPT, arXiv 2205.01068, and config.json",
+        "GELU in place of OPT's ReLU, which keeps 8sbh bytes less a block; without two of OPT's rows of positions",
+    ),
+    _gpt(
+        "bloom-176b", (70, 14336, 112, 2048, 250880), "176B", "BLOOM, arXiv 2211.05100, and config.json",
+        "a position table in place of BLOOM's ALiBi and the norm after its table: 29,331,456 parameters more than "
+        "BLOOM's 176,247,271,424",
+    ),
     # ZeRO's own rows, then its baseline's where the heads differ. A row that two figures share stands once.
     _zero("fig2-1.5b", 48, 1600, 16, "Table 5"),
     _zero("fig2-8b", 72, 3072, 24, "Tables 5 and 10"),
@@ -178,6 +187,7 @@ _ALL = (
     _megatron("megatron-529.6b", 105, 20480, 128, "529.6B"),
     _megatron("1t", 128, 25600, 160, "1008.0B"),
     _llama("llama2-7b", (32, 4096, 32, 32, 11008, 4096), "7B", 6_738_415_616),
+    _llama("llama2-13b", (40, 5120, 40, 40, 13824, 4096), "13B", 13_015_864_320),
     _llama("llama2-70b", (80, 8192, 64, 8, 28672, 4096), "70B", 68_976_648_192),
     _llama("llama3-8b", (32, 4096, 32, 8, 14336, 8192), "8B", 8_030_261_248),
     _llama("llama3-70b", (80, 8192, 64, 8, 28672, 8192), "70B", 70_553_706_496),

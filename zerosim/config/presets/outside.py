@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from zerosim.placement.mesh import Mesh
 
@@ -93,9 +94,20 @@ AMPERE = Held(
     (_cublas(_OLDER), Outside("cuBLASLt workspace", 4 * MIB, f"{_TORCH}; Transformer Engine")),
     _nccl(_PER_GROUP),
 )
+ADA = Held(
+    _context(414 * MIB, "awslabs/keys_values#92, on A100", _AS_ON_A100),
+    (_cublas(_OLDER), Outside("cuBLASLt workspace", 4 * MIB, f"{_TORCH}; Transformer Engine")),
+    _nccl(f"{_PER_GROUP}; {_AS_ON_A100}"),
+)
+"""Cards of Ampere, Ada and Blackwell."""
+TURING = Held(_context(400 * 10**6, "pytorch/pytorch#20532, on V100", "the same as on a V100"), VOLTA.workspaces)
 HOPPER = Held(
     _context(414 * MIB, "awslabs/keys_values#92, on A100", _AS_ON_A100),
     (_cublas(32 * MIB), Outside("cuBLASLt workspace", 32 * MIB, f"{_TORCH}; Transformer Engine")),
     _nccl(f"{_PER_GROUP}; {_AS_ON_A100}"),
 )
 """Hopper and Blackwell."""
+HELD: Mapping[str, Held] = MappingProxyType(
+    {"volta": VOLTA, "turing": TURING, "ampere": AMPERE, "ada": ADA, "hopper": HOPPER}
+)
+"""By the name that a row of `gpus.toml` gives."""
