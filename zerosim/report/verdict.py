@@ -93,7 +93,9 @@ def _device(limit: Limit) -> str:
     size = re.sub(r"\.0+ ", " ", format_bytes(limit.nbytes))
     name = limit.name or "device"
     if limit.name and limit.device is not None and limit.device.held is not None:  # 'v100-32' says the memory again
-        name = re.findall(r"[a-z]\d{3}", name)[0].upper()
+        name = next(
+            (part for part in reversed(name.upper().split("-")) if re.fullmatch(r"[A-Z]{1,4}\d+[A-Z]?", part)), name
+        )
     an = "an" if re.match(r"8|1[18]\b", size) else "a"
     return f"{an} {size} {name}"
 
