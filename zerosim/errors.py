@@ -17,9 +17,9 @@
 Messages are one line, or one line and a table: what was seen, what was expected, what to do.
 
 Without an error a command ends with 0; with 1 where `check`, `compare` or `run --verify-memory` found a difference;
-with 3 where `plan` or `fit` found that it does not fit. An error of no kind above is zerosim's own mistake: 6. What is
-ended from outside returns 128 and a signal's number, as for a shell: 129 its terminal went away, 130 Ctrl-C, 141 the
-reader of its output went away.
+with 3 where `plan`, `fit` or `compare` found that nothing fits. An error of no kind above is zerosim's own mistake: 6.
+What is ended from outside returns 128 and a signal's number, as for a shell: 129 its terminal went away, 130 Ctrl-C,
+141 the reader of its output went away.
 """
 
 from __future__ import annotations

@@ -102,6 +102,10 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--precisions bf16 --optimizers adam", "both given: choose one"),
         ("--precisions fp32,bf16-pure --optimizer muon", "muon wants fp32 masters"),
         ("--stage 2", "one is for --optimizers"),
+        ("--shapes --tokens x.npz", "--tokens: of a run that trains"),
+        ("--shapes --optimizers adam", "--shapes: of --stages"),
+        ("--shapes --ranks 4 --tp 3", "--tp 3 does not divide ranks 4"),
+        ("--model llama3-8b --ranks 8 --no-shapes", "or count it with zerosim plan"),
     ],
     "plan": [
         ("--gpu v100-23", "v100-32"),

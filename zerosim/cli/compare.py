@@ -1,7 +1,8 @@
 """`zerosim compare`: the same run in several ZeRO stages, side by side, and whether their weights are the same.
 
-With --optimizers: the same batches with several optimizers, what each keeps, and how far it comes; with --precisions:
-in several number formats. A run that is out of memory has its place all the same.
+A model that is too large to train here is planned on shapes alone (`compare_plans.py`). With --optimizers: the same
+batches with several optimizers, what each keeps, and how far it comes; with --precisions: in several number formats.
+A run that is out of memory has its place all the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from zerosim.cli.compare_plans import compare_stages, goes_by_shapes
 from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import human_stream, leave, output
 from zerosim.cli.parser import Parser, nearest, stages, whole_number
@@ -32,6 +34,8 @@ K = TypeVar("K")
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
+    alone = "run the stages on tensor shapes only (default: where training them here would take half an hour or more)"
+    add("--shapes", action=argparse.BooleanOptionalAction, help=alone)
     add("--optimizers", metavar="adam,lion,...", type=optimizer_names, help="several optimizers, at one --stage")
     formats = "several number formats, bf16-pure with a rounding after a colon, at one --stage"
     add("--precisions", metavar="bf16,bf16-pure:kahan,...", type=precision_names, help=formats)
@@ -51,6 +55,8 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     flag = next((flag for flag in ("optimizers", "precisions") if getattr(args, flag) is not None), "stages")
     _check(args, flag)
+    if flag == "stages" and goes_by_shapes(args):
+        return compare_stages(args)
     base = training_config(args)
     with one_voice(base.world.transport) as is_first:
         figures = output(args, "json", base) if is_first else None  # the first process writes for all
@@ -71,6 +77,8 @@ def _check(args: argparse.Namespace, flag: str) -> None:
     for name in ("optimizer", "precisions") if flag == "optimizers" else ("precision", "rounding"):
         if getattr(args, name, None) is not None:
             raise InputError(f"--{name} and --{flag} are both given: choose one")
+    if args.shapes:
+        raise InputError(f"--shapes: of --stages; --{flag} compares what is trained")
     for name in ("gpu", "node"):
         if (value := getattr(args, name)) is not None:
             raise InputError(f"--{name} {value}: of --stages; zerosim plan times a step of any other run")

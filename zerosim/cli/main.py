@@ -37,7 +37,7 @@ from zerosim.errors import (
 
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",
-    "compare": "run several ZeRO stages and show them side by side",
+    "compare": "ZeRO stages side by side: trained, or planned where the model is large",
     "plan": "what any model takes on any number of ranks, and whether it fits, run on shapes alone",
     "fit": "the largest model or batch, or the fewest ranks, that fit on a device, found by running",
     "explain": "the closed forms with your numbers put in, term by term; runs nothing",

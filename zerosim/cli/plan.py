@@ -23,7 +23,7 @@ from zerosim.errors import InputError, OutOfMemory
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
-    from zerosim.report.verdict import Limit
+    from zerosim.report.verdict import Limit, Planned
     from zerosim.train.result import RunResult
 
 MICRO_BATCHES_A_STAGE = 4
@@ -173,11 +173,11 @@ def main(args: argparse.Namespace) -> int:
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
     from zerosim.report.plan import plan_report
-    from zerosim.report.verdict import fits
 
     cluster = device_cluster(args, limit)
-    result, refusal = _planned(config, limit, every_rank=args.every_rank, cluster=cluster)
-    fitting, advice = refusal is None and (limit is None or fits(result, limit)), None
+    planned = plan_on(config, limit, cluster=cluster, every_rank=args.every_rank)
+    result, refusal = planned
+    fitting, advice = planned.fits(limit), None
     found: list[str] = []
     if limit is not None and not fitting:
         from zerosim.analysis.search import cheapest_fits
@@ -205,21 +205,19 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
     return None
 
 
-def _planned(
-    config: RunConfig, limit: Limit | None, *, every_rank: bool, cluster: Cluster | None
-) -> tuple[RunResult, OutOfMemory | None]:
-    """What the configuration takes on devices without a limit. An allocator has to live with one: where it refuses,
-    that is returned too, and the figures are those of exact bytes."""
+def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, every_rank: bool = False) -> Planned:
+    """What the configuration takes on devices without a limit. An allocator has to live with one, and may refuse."""
+    from zerosim.report.verdict import Planned
     from zerosim.train.plan import plan
 
     if config.memory.allocator == "exact":
-        return plan(config, every_rank=every_rank, cluster=cluster), None
+        return Planned(plan(config, every_rank=every_rank, cluster=cluster))
     room = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     try:
-        return plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster), None
+        return Planned(plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster))
     except OutOfMemory as error:
         exact = plan(config.replace(allocator="exact", allocator_conf=None), every_rank=every_rank, cluster=cluster)
-        return replace(exact, config=config), error
+        return Planned(replace(exact, config=config), error)
 
 
 def plan_values(

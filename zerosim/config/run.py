@@ -99,7 +99,7 @@ class RunConfig(Parts):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values by flat name, as JSON and TOML hold them; None for what follows from others and was not said."""
-        values = {name: self.given.get(name) if OPTIONS[name].follows else self._value(name) for name in OPTIONS}
+        values = {name: self.given.get(name) if OPTIONS[name].follows else self.value(name) for name in OPTIONS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @staticmethod
@@ -109,14 +109,15 @@ class RunConfig(Parts):
         betas = values.get("betas")
         return RunConfig(**{**values, "betas": tuple(betas)} if isinstance(betas, list) else values)
 
-    def _value(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
+        """The value of a flat field, as it was resolved."""
         return getattr(getattr(self, _HOMES[name]), OPTIONS[name].attribute)
 
     def __repr__(self) -> str:
         """What makes an equal configuration: plain values that are not the default; of those that follow, the said."""
         shown = dict[str, Any]()
         for name, option in OPTIONS.items():
-            value = self.given.get(name) if option.follows else self._value(name)
+            value = self.given.get(name) if option.follows else self.value(name)
             if name in self.given if option.follows or _HOMES[name] == "model" else value != option.default:
                 shown[name] = value
         return f"RunConfig({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

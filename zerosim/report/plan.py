@@ -42,7 +42,7 @@ MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (
 _GATHERED = ("unsharded_param", "prefetched_param", "unsharded_grad")
 _LOGITS = ("lm_head", "loss")  # the units that hold them and their gradients
 _ITEMS = {"model states": STATES, "activations": ("activation", "activation_grad", "kept", "temp")}
-_NAMES = {
+KIND_WORDS = {
     "param": "parameters",
     "grad": "gradients",
     "optim": "optimizer states",
@@ -51,7 +51,11 @@ _NAMES = {
     "kept": "inputs kept for recompute",
     "temp": "working memory of kernels",
     "comm": "buffers of collectives",
+    "unsharded_param": "gathered parameters",
+    "prefetched_param": "parameters gathered ahead",
+    "unsharded_grad": "whole gradients of units",
 }
+"""Kinds of memory in plain words."""
 
 
 def plan_report(
@@ -135,7 +139,7 @@ def parts(config: RunConfig, at: Snapshot) -> dict[str, int]:
         elif config.model.has_blocks and unit in _LOGITS and kind in _ITEMS["activations"]:
             found["logits and their gradients"] += nbytes
         else:
-            found[_NAMES[kind]] += nbytes
+            found[KIND_WORDS[kind]] += nbytes
     units = sorted(gathered, key=lambda unit: -gathered[unit].total())
     for unit in units[:1]:
         found[_gathered(unit, gathered[unit])] = gathered[unit].total()
@@ -199,7 +203,7 @@ def _too_much(result: RunResult, limit: Limit) -> str:
     for at in (memory.peak, *memory.marks.values()):
         items = parts(result.config, at)
         for name, kinds in _ITEMS.items():
-            items[name] = sum(items.pop(_NAMES[kind], 0) for kind in kinds)
+            items[name] = sum(items.pop(KIND_WORDS[kind], 0) for kind in kinds)
         most = {name: max(most.get(name, 0), nbytes) for name, nbytes in (most | items).items()}
     alone = [f"{name} ({format_bytes(nbytes)})" for name, nbytes in most.items() if nbytes > room]
     if alone:

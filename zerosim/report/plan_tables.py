@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from rich.console import RenderableType
 from rich.table import Column
 
+from zerosim.analysis.changes import group_of
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.forms import is_owned
 from zerosim.config import RunConfig
@@ -145,7 +146,7 @@ def holders_table(result: RunResult) -> RenderableType:
     groups: dict[tuple[str, str], int] = {}
     members: dict[tuple[str, str], set[str]] = {}
     for (unit, kind), nbytes in peak.by_unit.items():
-        key = (_group(unit), kind)
+        key = (group_of(unit), kind)
         groups[key] = groups.get(key, 0) + nbytes
         members.setdefault(key, set()).add(unit)
     ordered = sorted(groups.items(), key=lambda item: -item[1])
@@ -159,11 +160,6 @@ def holders_table(result: RunResult) -> RenderableType:
     if rest := sum(nbytes for _, nbytes in ordered[MOST_HOLDERS:]):
         grid.add("the rest", None, rest, f"{100 * rest / total:.1f} %")
     return titled("What the peak was made of", Adaptive(grid, grid.short()))
-
-
-def _group(unit: str) -> str:
-    """h.17 belongs to h.*, h.17.mlp.c_fc to h.*.mlp.c_fc."""
-    return ".".join("*" if part.isdigit() else part for part in unit.split("."))
 
 
 def outside_table(config: RunConfig, limit: Limit | None) -> RenderableType | None:

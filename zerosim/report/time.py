@@ -36,7 +36,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     if time is None or cluster is None or values is None:
         return None
     grid = Grid("", right("seconds"), right("share"))
-    for name, seconds in _parts(time):
+    for name, seconds in time_parts(time):
         grid.add(name, f"{seconds:.4g}", f"{100 * seconds / time.seconds:.1f} %")
     grid.rule()
     grid.add("step", f"{time.seconds:.4g}", None, style="bold")
@@ -58,7 +58,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     lines = [speed_text(values, "" if found is None else interval_words(found, time.seconds))]
     if (warning := implausible(values["mfu"], cluster)) is not None:
         lines.append(warning)
-    shares = [(name, seconds / time.seconds) for name, seconds in _parts(time)[1:]]
+    shares = [(name, seconds / time.seconds) for name, seconds in time_parts(time)[1:]]
     waits = [f"{100 * share:.1f} % {name}" for name, share in shares if share >= _WORTH_SAYING]
     wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of it waits for communication."
     if flags := _hiding(result.config, time):
@@ -132,7 +132,7 @@ def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Clust
         return None
     found = {stage: step_interval(config.at_stage(stage), time, cluster) for stage, time in times.items()}
     grid = Grid("milliseconds", *(right(f"{stage}\n{STAGES[stage]}") for stage in times))
-    parts = {stage: dict(_parts(time)) for stage, time in times.items()}
+    parts = {stage: dict(time_parts(time)) for stage, time in times.items()}
     for name in dict.fromkeys(name for own in parts.values() for name in own):
         grid.add(name, *(f"{1e3 * own[name]:.4g}" if name in own else None for own in parts.values()))
     grid.rule()
@@ -149,7 +149,11 @@ def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Clust
 
 def _milliseconds(found: Interval | None, time: StepTime) -> str | None:
     """The interval's ends."""
-    return None if found is None else f"{1e3 * found.low * time.seconds:.3g} to {1e3 * found.high * time.seconds:.3g}"
+    return (
+        None
+        if found is None
+        else " to ".join(three_figures(1e3 * end * time.seconds) for end in (found.low, found.high))
+    )
 
 
 def _place(cluster: Cluster) -> str:
@@ -157,7 +161,7 @@ def _place(cluster: Cluster) -> str:
     return f"{cluster.name} in nodes of {cluster.node_gpus}{nics}"
 
 
-def _parts(time: StepTime) -> list[tuple[str, float]]:
+def time_parts(time: StepTime) -> list[tuple[str, float]]:
     """Those that take any time."""
     waits = defaultdict[str, float](float)
     for axis, seconds in time.exposed.items():

@@ -17,9 +17,10 @@ from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.outside import Outside
 from zerosim.config.presets.recipes import USUAL
+from zerosim.errors import OutOfMemory
 from zerosim.placement.mesh import DATA
 from zerosim.report.names import OPTIMIZERS, counted, listed
-from zerosim.train.result import RunResult
+from zerosim.train.result import RankMemory, RunResult
 from zerosim.units import format_bytes, parse_bytes
 
 
@@ -55,6 +56,27 @@ class Limit(NamedTuple):
         return {"name": self.name, "bytes": self.nbytes}
 
 
+class Planned(NamedTuple):
+    """A plan, and what its allocator said where that refused it: then the figures are those of exact bytes."""
+
+    result: RunResult
+    refusal: OutOfMemory | None = None
+
+    @property
+    def fullest(self) -> RankMemory:
+        """The rank that takes most from its device."""
+        return max(self.result.memory, key=lambda memory: memory.reserved_bytes)
+
+    def fits(self, limit: Limit | None) -> bool:
+        return self.refusal is None and (limit is None or fits(self.result, limit))
+
+    def total_bytes(self, limit: Limit | None) -> int:
+        """What is compared with the device: what the fullest rank takes, at least, and the reserve."""
+        room = None if self.refusal is None else self.refusal.room
+        taken = max(self.fullest.reserved_bytes, 0 if room is None else room.needed_bytes)
+        return taken + (0 if limit is None else limit.reserve(self.result.config))
+
+
 def peak_bytes(result: RunResult) -> int:
     """The highest peak over ranks."""
     return result.memory[peak_rank(result)].peak.total_bytes
@@ -77,7 +99,7 @@ def verdict(config: RunConfig, limit: Limit, taken: int) -> str:
         of = " for CUDA" if limit.kept is None else ""
         what = f"{takes} {alike(taken, need)} + {alike(reserve, need)} reserved{of} = {alike(taken + reserve, need)}"
     answer, left = ("Fits", "free") if room >= 0 else ("Does not fit", "short")
-    return f"{answer}: {what}, on {_device(limit)} ({format_bytes(abs(room))} {left})."
+    return f"{answer}: {what}, on {device_text(limit)} ({format_bytes(abs(room))} {left})."
 
 
 def alike(value: int, other: str) -> str:
@@ -88,7 +110,7 @@ def alike(value: int, other: str) -> str:
     return f"{text} {unit}" if float(text) else format_bytes(value)
 
 
-def _device(limit: Limit) -> str:
+def device_text(limit: Limit) -> str:
     """'a 32 GB V100', 'an 85 GB A100', 'a 20 GB device'."""
     size = re.sub(r"\.0+ ", " ", format_bytes(limit.nbytes))
     name = limit.name or "device"

@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 
+from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
+from zerosim.device.device import Device
 from zerosim.errors import InputError, wrong
 from zerosim.models.model import Model
+from zerosim.train.build import build_model
 from zerosim.train.plan import plan
+from zerosim.train.work import LONG_FLOPS, check_run, step_flops
 from zerosim.units import format_bytes
 
 _TOKEN_BYTES = 16
@@ -38,6 +42,16 @@ def check_room_for(config: RunConfig, model: Model) -> None:
         _check_gpus(config)
     else:
         _check_host(config, model)
+
+
+def is_too_large(config: RunConfig, runs: int) -> bool:
+    """Whether this machine cannot train the configuration, or so many runs of it would take long."""
+    try:
+        check_run(config)
+        _check_host(config, build_model(config, Device(0, make_backend("meta"))))
+    except InputError:
+        return True
+    return runs * step_flops(config) > LONG_FLOPS
 
 
 def _check_capacity(config: RunConfig, model: Model) -> None:

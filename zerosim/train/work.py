@@ -21,6 +21,9 @@ MOST_EVENTS = 20_000_000
 MOST_FLOPS = 10**16
 """Of one step of a run: two days at 50 GFLOP/s."""
 
+LONG_FLOPS = 10**14
+"""Half an hour at 50 GFLOP/s: nobody waits so long to see stages side by side."""
+
 _PER_BLOCK, _PER_UNIT, _MODULES = 170, 50, 12
 _PER_CALL = 4  # of one collective: its launch and wait, the copies and buffers around it
 _PER_ROUND = 10  # of a ring's, in events that take as long
@@ -72,14 +75,20 @@ def check_run(config: RunConfig) -> None:
     step, mesh = config.replace(steps=1), config.mesh
     work = expected_work(step, micro_batches=config.data.accumulate, ranks=mesh.ranks // mesh.pp)
     _check_events(step, work, config.data.accumulate, "a step")
-    tokens = config.global_batch * config.model.seq
-    attention = 12 * config.model.layers * config.model.hidden * config.model.seq if config.model.has_blocks else 0
-    flops = tokens * (6 * _numel(config) + attention)
+    flops = step_flops(config)
     if flops > MOST_FLOPS:
+        tokens = config.global_batch * config.model.seq
         raise InputError(
             f"{config.model.name} on {tokens:,} tokens a step is about {flops:.1e} floating-point operations, at most "
             f"{MOST_FLOPS:.0e} are computed: make the model or the batch smaller, or count it with zerosim plan"
         )
+
+
+def step_flops(config: RunConfig) -> int:
+    """About the floating-point operations of one step of a run."""
+    model = config.model
+    attention = 12 * model.layers * model.hidden * model.seq if model.has_blocks else 0
+    return config.global_batch * model.seq * (6 * _numel(config) + attention)
 
 
 def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) -> None:

@@ -1,0 +1,114 @@
+"""Two plans: which settings differ, what each of them moves alone, and what changed. Numbers only, no words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from zerosim.analysis.compare import last_whole_step
+from zerosim.config import OPTIONS, WITH_VALUES, RunConfig
+from zerosim.config.model import ModelConfig
+from zerosim.errors import InputError
+from zerosim.ledger.memory import Snapshot
+from zerosim.train.result import RunResult
+
+SENT = "states", "activations"
+"""Purposes of what ranks send to each other, less norms and overflow flags."""
+
+
+class Setting(NamedTuple):
+    """A flat field that differs, with both values. `follows`: nobody said it, other settings bring it."""
+
+    name: str
+    a: Any
+    b: Any
+    follows: bool
+
+
+class Totals(NamedTuple):
+    """The most that a rank takes from its device, what a rank sends on average in a step, and the step's seconds."""
+
+    taken_bytes: int
+    sent_bytes: Fraction
+    seconds: float | None
+
+
+class Alone(NamedTuple):
+    """What A takes with one setting of B's, or why it cannot be planned so."""
+
+    setting: Setting
+    totals: Totals | None
+    why_not: str = ""
+
+
+def settings(a: RunConfig, b: RunConfig) -> list[Setting]:
+    """Fields whose values differ, in their order. Sizes follow from a model that differs."""
+    sizes = ModelConfig.options().keys() - {"model"} if a.model.name != b.model.name else set()
+    found = []
+    for name in OPTIONS:
+        values = a.value(name), b.value(name)
+        if values[0] != values[1]:
+            is_said = name not in sizes and a.given.get(name) != b.given.get(name)
+            found.append(Setting(name, *values, follows=not is_said))
+    return found
+
+
+def with_one(a: RunConfig, b: RunConfig, name: str) -> RunConfig:
+    """A with one setting of B's; with the model come its sizes. Raises: InputError where they exclude one another."""
+    if name == "stage":
+        return a.at_stage(b.parallel.zero_stage)
+    names = ModelConfig.options() if name == "model" else (name,)
+    unsaid = {each: OPTIONS[each].default if OPTIONS[each].none_is_a_value else None for each in names}
+    return a.replace(**{each: b.given.get(each, unsaid[each]) for each in names})
+
+
+def each_alone(
+    a: RunConfig, b: RunConfig, found: list[Setting], totals_of: Callable[[RunConfig], Totals]
+) -> list[Alone]:
+    """Plan A with each said setting of B's by itself. What is about values alone moves nothing and is left out."""
+    tried = []
+    for setting in found:
+        if setting.follows or setting.name in WITH_VALUES.split():
+            continue
+        try:
+            tried.append(Alone(setting, totals_of(with_one(a, b, setting.name))))
+        except InputError as error:
+            tried.append(Alone(setting, None, str(error)))
+    return tried
+
+
+def totals(result: RunResult) -> Totals:
+    """The figures of one plan that a setting may move."""
+    taken = max(memory.reserved_bytes for memory in result.memory)
+    return Totals(taken, sum(sent(result).values(), Fraction(0)), None if result.time is None else result.time.seconds)
+
+
+def sent(result: RunResult) -> dict[tuple[str, str], Fraction]:
+    """What a rank sends in the last whole step, on average over ranks, by operation and axis."""
+    step, found = last_whole_step(result), Counter[tuple[str, str]]()
+    for rank, alike in Counter(result.stands_for).items():
+        for row in result.traffic[rank]:
+            if row.step == step and row.purpose in SENT and row.wire_bytes:
+                found[row.op, row.axis] += alike * row.wire_bytes
+    return {key: Fraction(nbytes, len(result.stands_for)) for key, nbytes in found.items()}
+
+
+def by_units(at: Snapshot) -> dict[tuple[str, str], int]:
+    """Live bytes by group of units and kind: all blocks are one."""
+    found: Counter[tuple[str, str]] = Counter()
+    for (unit, kind), nbytes in at.by_unit.items():
+        found[group_of(unit), kind] += nbytes
+    return dict(found)
+
+
+def group_of(unit: str) -> str:
+    """h.17 belongs to h.*, h.17.mlp.c_fc to h.*.mlp.c_fc."""
+    return ".".join("*" if part.isdigit() else part for part in unit.split("."))
+
+
+def pairs(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[Any, tuple[Any, Any]]:
+    """Both values of every key of either, 0 where one has none; what changed most first."""
+    both = {key: (a.get(key, 0), b.get(key, 0)) for key in {**a, **b}}
+    return dict(sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0])))

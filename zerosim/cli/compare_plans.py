@@ -1,0 +1,91 @@
+"""What `zerosim compare` plans and does not train: stages of a model on shapes alone, and two plans."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zerosim.cli.options import training_config
+from zerosim.cli.outputs import leave, output
+from zerosim.cli.parser import flag_of
+from zerosim.cli.plan import device_cluster, device_limit, plan_on, plan_values, planned_config
+from zerosim.config import WITH_VALUES, RunConfig
+from zerosim.errors import InputError, OutOfMemory
+
+if TYPE_CHECKING:
+    from zerosim.report.stages import StagePlans
+
+_NEEDS_TRAINING = [name for name in WITH_VALUES.split() if name != "capacity"]
+
+
+def goes_by_shapes(args: argparse.Namespace) -> bool:
+    """Whether stages are planned: as --shapes says, else where the run is too large to train here.
+
+    Raises: InputError for --shapes beside a flag of a run that trains, and as `training_config` does.
+    """
+    training = [name for name in _NEEDS_TRAINING if hasattr(args, name)]
+    if args.shapes and training:
+        raise InputError(f"{flag_of(training[0])}: of a run that trains, --shapes computes no values: leave one out")
+    if args.shapes is not None or training:
+        return bool(args.shapes)
+    from zerosim.train.machine import is_too_large
+    from zerosim.train.run import DEFAULT_STEPS
+
+    run = at_a_stage(args, training_config)
+    return is_too_large(run, (run.optim.steps or DEFAULT_STEPS) * len(args.stages or (0, 1, 2, 3)))
+
+
+def at_a_stage(args: argparse.Namespace, make: Callable[[argparse.Namespace], RunConfig]) -> RunConfig:
+    """The configuration of the flags at the last of the stages that it can have, the default first: another one may be
+    refused, and stands beside them then. Raises: InputError where all are refused, the first one's."""
+    errors = []
+    for stage in (None, *reversed(args.stages or (0, 1, 2, 3))):
+        try:
+            return make(argparse.Namespace(**vars(args), **({} if stage is None else {"stage": stage})))
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def compare_stages(args: argparse.Namespace) -> int:
+    """0 if a stage fits, or no device is named; 3 if none does."""
+    args.limit = getattr(args, "capacity", None)  # of a plan it is the device's memory
+    base = at_a_stage(args, partial(planned_config, one_recipe=True))
+    limit, figures = device_limit(args, base.memory.capacity), output(args, "json", base)
+    page = _planned_stages(args, base.replace(capacity=None), limit, device_cluster(args, limit))
+    leave(args, figures, lambda: stages_values(page), lambda: page)
+    return 0 if page.fitting else OutOfMemory.exit_code
+
+
+def _planned_stages(args: argparse.Namespace, base: RunConfig, limit: Any, cluster: Any) -> StagePlans:
+    """Raises: InputError where no stage can be planned."""
+    from zerosim.report.stages import StagePlans
+    from zerosim.report.verdict import Planned
+
+    outcomes: dict[int, Planned | InputError] = {}
+    for stage in args.stages or (0, 1, 2, 3):
+        try:
+            outcomes[stage] = plan_on(base.at_stage(stage), limit, cluster=cluster)
+        except InputError as error:
+            outcomes[stage] = error
+    refused = [out for out in outcomes.values() if isinstance(out, InputError)]
+    if len(refused) == len(outcomes):
+        raise refused[0]
+    why = (
+        f"To train {base.model.name} here would take too long or too much memory: its stages were run on tensor shapes "
+        "only."
+    )
+    return StagePlans(outcomes, limit, cluster, "" if args.shapes else why)
+
+
+def stages_values(page: StagePlans) -> dict[str, Any]:
+    """The JSON form: of every stage what `zerosim plan --json` writes, or the error in its place."""
+    plans: dict[str, Any] = {}
+    for stage, out in page.outcomes.items():
+        if isinstance(out, InputError):
+            plans[str(stage)] = {"error": str(out)}
+        else:
+            plans[str(stage)] = plan_values(out.result, page.limit, stage in page.fitting, None, page.cluster)
+    return {"schema": 1, "plans": plans}
