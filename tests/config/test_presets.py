@@ -81,6 +81,7 @@ def test_the_papers_configurations_stand_once_each() -> None:
 def test_llamas_share_key_and_value_heads_as_published() -> None:
     assert {n: MODELS[n].sizes["kv_heads"] for n in MODELS if n.startswith("llama")} == {
         "llama2-7b": 32,
+        "llama2-13b": 40,
         "llama2-70b": 8,
         "llama3-8b": 8,
         "llama3-70b": 8,

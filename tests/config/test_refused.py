@@ -36,7 +36,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("--model llama --heads 64", "--heads 64: 1 columns a head cannot be rotated in pairs"),
     ("--model flat --params 3 --units 4", "--units 4: more than params = 3"),
     ("--norm-eps 0", "--norm-eps 0.0: expected more than 0 and at most 1"),
-    ("--model gpt3-157b", "--model 'gpt3-157b' is not known; did you mean gpt3-175b?"),
+    ("--model gpt3-157b", "--model 'gpt3-157b' is not known; did you mean gpt3-175b or opt-175b?"),
     ("--model=", "--model '': expected a name"),
     ("--model /", "config.json"),
     ("--model no/such/config.json", "cannot read no/such/config.json: No such file"),

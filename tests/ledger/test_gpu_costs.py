@@ -9,7 +9,7 @@ import pytest
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets
-from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached
+from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached, packaged_tables
 from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Scope
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
@@ -69,6 +69,16 @@ def test_what_a_framework_runs_as_several_kernels_moves_more_bytes_in_as_many_la
     assert costs["compiled"].launch(norm) == pytest.approx(COMPILED)
     free = GpuCosts(TABLES, replace(SLOW, host=0.0), RunConfig())
     assert free.launch(norm) == free.call(Copy(Scope(0), "device", "host", 8)) == 0
+
+
+def test_a_device_may_say_which_flash_attention_it_runs() -> None:
+    """In place of the recipe's; what is given wins."""
+    runs = replace(SLOW, flash_kernel="fa1")
+    tables = packaged_tables("a100")
+    for recipe in ("paper", "fsdp2"):
+        assert GpuCosts(tables, runs, RunConfig(recipe=recipe)).flash_kernel == "fa1"
+    assert GpuCosts(tables, runs, RunConfig(flash_kernel="fa2")).flash_kernel == "fa2"
+    assert GpuCosts(tables, SLOW, RunConfig()).flash_kernel == "fa2"
 
 
 @pytest.mark.parametrize("device", presets(), ids=lambda device: device.name)

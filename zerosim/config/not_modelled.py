@@ -1,4 +1,4 @@
-"""What people ask for by a name of Megatron, DeepSpeed or PyTorch, and zerosim does not model yet.
+"""What people ask for by a name of Megatron, DeepSpeed or PyTorch: what is not modelled, and what is called otherwise.
 
 A flag or a key of a scenario that is none of zerosim's own is looked up here before a word that is spelled like it is
 suggested.
@@ -39,12 +39,31 @@ _LACKING = (
         "FP8 training",
         "--precision bf16 is the smallest format that models train in here",
     ),
+    (r"(sliding_window.*|window_size)", "attention in windows", "Attention sees the whole context"),
+    (
+        r"(async_tp|tp_comm_overlap.*|.*async_tensor_parallel.*)",
+        "overlap of tensor parallelism's collectives",
+        "--overlap is of ZeRO's and of replicas'",
+    ),
+    (r"(enable_)?cuda_graphs?.*", "CUDA graphs", "--kernels compiled launches the fewest kernels here"),
 )
+_CALLED = (
+    (r"(vpp|virtual_pipeline.*|num_virtual_stages.*)", "--pipeline interleaved --virtual-stages V"),
+    (r"num_layers_per_virtual_pipeline_stage", "--pipeline interleaved --virtual-stages V, for layers / (pp V) each"),
+    (r"(use_)?distributed_optimizer", "--stage 1 --recipe megatron"),
+    (r"(use_)?flash_attn(ention)?.*", "--attention flash"),
+    (r"(seq|sequence)_parallel_size", "--sequence-parallel, over the ranks of --tp"),
+    (r"sharding_strategy", "--stage: 3 is FULL_SHARD, 2 SHARD_GRAD_OP, 0 NO_SHARD; --dp-replicate makes it HYBRID"),
+)
+"""A pattern of names, in underscores, and what says the same here."""
 """A pattern of names, in underscores; what is not modelled; what comes nearest to it."""
 
 
 def not_modelled(name: str) -> str | None:
-    """What a flag or key asks for and zerosim does not model, in a sentence; None for a name of no such thing."""
+    """What a flag or key asks for and zerosim does not model, or has another name for, in a sentence; None for a name
+    of no such thing."""
     plain = name.lstrip("-").replace("-", "_").lower()
+    if (here := next((here for pattern, here in _CALLED if re.fullmatch(pattern, plain)), None)) is not None:
+        return f"here it is {here}"
     found = next(((what, near) for pattern, what, near in _LACKING if re.fullmatch(pattern, plain)), None)
     return found and f"zerosim does not model {found[0]} yet. {found[1]}."

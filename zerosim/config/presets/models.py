@@ -137,7 +137,7 @@ _ALL = (
     ),
     _gpt(
         "opt-175b", (96, 12288, 96, 2048, 50272), "175B", "OPT, arXiv 2205.01068, and config.json",
-        "GELU in place of OPT's ReLU, which keeps 8sbh bytes less a block; without two of OPT's rows of positions",
+        "GELU in place of OPT's ReLU, which keeps 8sbh bytes less a block; without the first two rows of positions",
     ),
     _gpt(
         "bloom-176b", (70, 14336, 112, 2048, 250880), "176B", "BLOOM, arXiv 2211.05100, and config.json",
