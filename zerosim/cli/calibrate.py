@@ -90,9 +90,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _keys(device: Hardware) -> dict[str, Any]:
-    from zerosim.config.presets.hardware import KEYS
+    from zerosim.config.presets.hardware import NEEDED
 
-    return {key: getattr(device, key) for key in KEYS}
+    return {key: getattr(device, key) for key in (*NEEDED, "link_bytes_per_s")}
 
 
 def _values(machine: Machine) -> dict[str, Any]:
