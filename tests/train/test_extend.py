@@ -26,7 +26,7 @@ RUNS = [
     dict(ranks=4, pp=2, stage=2, replica_reduction="micro_batch", dp_replicate=2),
     dict(ranks=4, pp=2, stage=3, recompute="full", precision="fp32"),
     dict(ranks=8, pp=2, tp=2, stage=1, sequence_parallel=True, pipeline="interleaved"),
-    dict(ranks=4, pp=2, stage=1, pipeline="interleaved", micro_batch_group=3),
+    dict(ranks=4, pp=2, stage=1, pipeline="interleaved", micro_batch_group=3, accumulate=15),
     dict(ranks=2, pp=2, stage=0, pipeline="gpipe", recompute="full", precision="fp16"),
     dict(ranks=4, tp=2, stage=1, recipe="deepspeed"),
     dict(ranks=4, stage=3, recipe="fsdp2", recompute="full", dp_replicate=2),
