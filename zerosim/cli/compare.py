@@ -1,8 +1,8 @@
 """`zerosim compare`: the same run in several ZeRO stages, side by side, and whether their weights are the same.
 
-A model that is too large to train here is planned on shapes alone (`compare_plans.py`). With --optimizers: the same
-batches with several optimizers, what each keeps, and how far it comes; with --precisions: in several number formats.
-A run that is out of memory has its place all the same.
+A model that is too large to train here is planned on shapes alone (`compare_plans.py`); so are two files. With
+--optimizers: the same batches with several optimizers, what each keeps, and how far it comes; with --precisions: in
+several number formats. A run that is out of memory has its place all the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from zerosim.cli.compare_plans import compare_stages, goes_by_shapes
+from zerosim.cli.compare_plans import compare_files, compare_stages, goes_by_shapes
 from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import human_stream, leave, output
 from zerosim.cli.parser import Parser, nearest, stages, whole_number
@@ -33,6 +33,9 @@ K = TypeVar("K")
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
+    add_run_flags(parser, stage=False)
+    other = "a second one: both are planned and compared; flags override both"
+    add("other", nargs="?", metavar="OTHER.toml", help=other)
     add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
     alone = "run the stages on tensor shapes only (default: where training them here would take half an hour or more)"
     add("--shapes", action=argparse.BooleanOptionalAction, help=alone)
@@ -45,7 +48,6 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("time, modelled")
     group.add_argument("--gpu", metavar="NAME", help="on which a step of each stage is timed, such as a100-80")
     add_time_flags(group.add_argument)
-    add_run_flags(parser, stage=False)
     parser.set_defaults(limit=None, reserve=None)
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--json", metavar="OUT.json", help="every figure of every run; - for stdout")
@@ -53,6 +55,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    if args.other is not None:
+        return compare_files(args)
     flag = next((flag for flag in ("optimizers", "precisions") if getattr(args, flag) is not None), "stages")
     _check(args, flag)
     if flag == "stages" and goes_by_shapes(args):

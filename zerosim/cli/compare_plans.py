@@ -15,6 +15,7 @@ from zerosim.config import WITH_VALUES, RunConfig
 from zerosim.errors import InputError, OutOfMemory
 
 if TYPE_CHECKING:
+    from zerosim.report.changes import Changes
     from zerosim.report.stages import StagePlans
 
 _NEEDS_TRAINING = [name for name in WITH_VALUES.split() if name != "capacity"]
@@ -78,6 +79,39 @@ def _planned_stages(args: argparse.Namespace, base: RunConfig, limit: Any, clust
         "only."
     )
     return StagePlans(outcomes, limit, cluster, "" if args.shapes else why)
+
+
+def compare_files(args: argparse.Namespace) -> int:
+    """Plan both files as they are, with the given flags over both."""
+    for name in ("stages", "optimizers", "precisions", "shapes"):
+        if getattr(args, name) is not None:
+            raise InputError(f"{flag_of(name)}: of one run, here are two files, {args.scenario} and {args.other}")
+    from zerosim.analysis.changes import each_alone, settings, totals
+    from zerosim.report.changes import Changes, Side
+
+    args.limit = getattr(args, "capacity", None)
+    configs = [planned_config(argparse.Namespace(**{**vars(args), "scenario": p})) for p in (args.scenario, args.other)]
+    limits = [device_limit(args, config.memory.capacity) for config in configs]
+    cluster, figures = device_cluster(args, limits[0]), output(args, "json", *configs, also=[args.other])
+    a, b = (config.replace(capacity=None) for config in configs)
+    sides = [
+        Side(name, path, plan_on(config, limit, cluster=cluster), limit)
+        for name, path, config, limit in zip("AB", (args.scenario, args.other), (a, b), limits, strict=True)
+    ]
+    found = settings(a, b)
+    each = each_alone(a, b, found, lambda config: totals(plan_on(config, limits[0], cluster=cluster).result))
+    page = Changes(sides[0], sides[1], found, each, cluster)
+    leave(args, figures, lambda: changes_values(page), lambda: page)
+    return 0
+
+
+def changes_values(page: Changes) -> dict[str, Any]:
+    """The JSON form: of both what `zerosim plan --json` writes, then the changes."""
+    plans = {
+        side.name.lower(): plan_values(side.plan.result, side.limit, side.plan.fits(side.limit), None, page.cluster)
+        for side in (page.a, page.b)
+    }
+    return {"schema": 1, **plans, **page.changes()}
 
 
 def stages_values(page: StagePlans) -> dict[str, Any]:

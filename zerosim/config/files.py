@@ -1,7 +1,7 @@
 """Scenario files: a run's values as TOML and, beside them, what is expected of it.
 
 A file has the keys of a run on top, a table [sweep] and one or several tables [expect]. The tables are read in
-`zerosim/analysis/expect`; a run ignores them.
+`zerosim/analysis/expect`; a run ignores them. What `run --json` and `plan --json` wrote is a run's values, too.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.config.inputs import read_toml
+from zerosim.config.inputs import read_json, read_toml
 from zerosim.errors import InputError, did_you_mean
 
 TABLES = ("sweep", "expect")
+SCHEMA = 2
+"""Of the JSON that a run and a plan leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,17 @@ class ScenarioFile:
 
 
 def read_scenario(path: str) -> dict[str, Any]:
-    """The run of a TOML scenario, without what is expected of it; dashes in keys are read as underscores.
+    """The run of a TOML scenario, without what is expected of it; dashes in keys are read as underscores. Of a run's or
+    a plan's JSON its configuration.
 
-    Raises: InputError for a file that cannot be read, is not TOML, or has a table that nothing reads.
+    Raises: InputError for a file that cannot be read, is neither, or has a table that nothing reads.
     """
+    if path.endswith(".json"):
+        written = read_json(path, "scenario")
+        config = written.get("config") if isinstance(written, dict) and written.get("schema") == SCHEMA else None
+        if not isinstance(config, dict):
+            raise InputError(f"scenario {path}: expected what zerosim run or plan wrote with --json (schema {SCHEMA})")
+        return config
     return read_scenario_file(path).run
 
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from zerosim.config import RunConfig
+from zerosim.config.files import SCHEMA
 from zerosim.device.events import Event
 from zerosim.ledger.activations import SavedRow
 from zerosim.ledger.allocator import AllocatorMark, AllocatorPeaks
@@ -183,7 +184,7 @@ class RunResult:
         """The JSON form, schema 2."""
         mesh = self.layout.mesh
         return {
-            "schema": 2,
+            "schema": SCHEMA,
             "config": self.config.to_dict(),
             "set_aside": dict(self.config.set_aside),
             "mesh": dict(mesh.sizes),
