@@ -4,6 +4,7 @@ that the README shows are those of a run."""
 from __future__ import annotations
 
 import re
+import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -66,6 +67,24 @@ def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -
     assert len(shown(command)) > 10
     for line in shown(command):
         assert line in lines
+
+
+JOBS = re.findall(r"```console\n\$ (zerosim [^\n]*)\n(.*?)```", PAGES["ten_jobs.md"].read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "text"), JOBS, ids=[command for command, _ in JOBS])
+def test_a_job_prints_what_its_page_shows(command: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [line for line in text.splitlines() if line != "..."]
+    code = main(shlex.split(command)[1:])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in wanted] == wanted
+    assert code == (3 if wanted[0].startswith("Does not fit") else 0) or "..." in text.splitlines()[0]
+
+
+def test_the_page_has_ten_jobs() -> None:
+    assert len(re.findall(r"^## \d+\. ", PAGES["ten_jobs.md"].read_text("utf-8"), re.MULTILINE)) == 10
+    assert len(JOBS) >= 10
 
 
 def test_the_course_lists_every_notebook_in_its_order() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.meshes import ladders
-from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, most_that_fits
+from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, in_whole_nodes, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.train.plan import peak_within
 
@@ -218,3 +218,19 @@ def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:
     assert {stage for *mesh, stage in meshes if mesh == [1, 2, 2]} == {1, 2, 3}
     odd = ladders(config(layers=2, vocab=257, ranks=4), 4, 8)
     assert all(c[0].parallel.pad_vocab == (c[0].mesh.tp > 1) for c in odd)
+
+
+def test_ranks_that_fill_nodes_are_the_next_ones_that_the_mesh_divides() -> None:
+    def found(edge: int, node: int, **mesh: Any) -> tuple[int, int] | None:
+        asked = config(stage=3, ranks=mesh.get("tp", 1), hidden=32, heads=16, **mesh)
+        searched = fewest_ranks(asked, edge, lambda tried: 1000 // tried.mesh.ranks)
+        whole = in_whole_nodes(asked, searched, node, lambda tried: 1000 // tried.mesh.ranks)
+        assert whole.tried[: len(searched.tried)] == searched.tried
+        return (whole.best.value, whole.whole_nodes.value) if whole.best and whole.whole_nodes else None
+
+    assert found(334, 8) == (3, 8)
+    assert found(100, 8) == (10, 16)
+    assert found(125, 8) == (8, 8)
+    assert found(100, 4, tp=2) == (10, 12)
+    assert found(100, 4, tp=8) == (16, 16)
+    assert found(0, 8) == (1001, 1008)

@@ -65,6 +65,8 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--find fastest --gpu a100-80", "expected one of micro-batch"),
         ("--find mesh --gpu a100-80 --tp 2", "--tp 2: it is what is looked for"),
         ("--find mesh --gpu a100-80 --sequence-parallel", "--sequence-parallel: it is what is looked for"),
+        ("--find mesh --gpu a100-80 --pipeline zbh", "did you mean 'zb-h1'"),
+        ("--find mesh --gpu a100-80 --virtual-stages 2", "pass --pipeline interleaved too"),
         ("--find mesh --gpu a100-80 --global-batch 8 --micro-batch 2", "choose one"),
         ("--find mesh --gpu a100-80 --global-batch 0", "expected at least 1"),
         ("--find mesh --gpu a100-80 --ranks 6 --global-batch 5", "choose another --global-batch"),

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.formulas import Form
-from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, share_of
+from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, master_bytes, share_of
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
@@ -50,10 +50,13 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """param, grad, optim, then their total, of the ranks of a pipeline stage."""
     config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
     snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
+    has_states = not config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
+    if not has_states:
+        cost = replace(cost, optim=master_bytes(config))
     states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost), "states").items()}
     formula = {kind: form.at(Ψ=share.num_parameters, N=config.mesh.shards) for kind, form in states.items()}
     expected = {kind: _expected(result, share, kind, form) for kind, form in states.items()}
-    if config.optim.optimizer not in formulas.UNIFORM:
+    if has_states and config.optim.optimizer not in formulas.UNIFORM:
         kept = [_kept(result, rank) for rank in share.ranks]
         formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept))
         expected["optim"] = tuple(Fraction(nbytes + padding) for nbytes, padding in kept)

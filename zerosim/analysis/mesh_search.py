@@ -17,10 +17,11 @@ schedule, overlap, replicas, stage 0, whole rows.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
@@ -98,15 +99,17 @@ def best_meshes(
     trials: Trials,
     *,
     node: int = NODE,
+    schedule: Mapping[str, Any] = MappingProxyType({}),
     check_time: Callable[[], None] = lambda: None,
     say: Say = lambda config, figures: None,
     most: int = MOST,
 ) -> Meshes:
-    """The best on `config`'s ranks, with so many rows in a step. `check_time` raises Stopped when time is up.
+    """The best on `config`'s ranks, with so many rows in a step; pipelines with that `schedule`. `check_time` raises
+    Stopped when time is up.
 
     Raises: KeyboardInterrupt while nothing has been found. Later it ends the search with what there is.
     """
-    families, least_bytes = list(ladders(config, global_batch, node)), least_memory(config)
+    families, least_bytes = list(ladders(config, global_batch, node, schedule)), least_memory(config)
     waiting = [((trials.bound(family[0]), 0), BOUND, number, 0) for number, family in enumerate(families)]
     heapq.heapify(waiting)
     found: list[Fitting] = []
@@ -154,7 +157,8 @@ def best_meshes(
             if hopeless.get(_one_row(families[number][-1])):
                 return
             if (guess := estimated(asked)) is not None:
-                heapq.heappush(waiting, (guess, ESTIMATE, number, level))
+                first = estimates.count(True) == 1  # planned at once: whoever waits sees a first answer early
+                heapq.heappush(waiting, ((0.0, 0) if first else guess, ESTIMATE, number, level))
                 return
         elif whole(asked):
             for other in beside(asked, node):

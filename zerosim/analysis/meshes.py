@@ -6,7 +6,8 @@ them there: they reduce and gather once per microbatch (DeepSpeed refuses them).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.search import ever_more_recompute
@@ -37,16 +38,18 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def ladders(config: RunConfig, global_batch: int, node: int) -> Iterator[Sequence[RunConfig]]:
+def ladders(
+    config: RunConfig, global_batch: int, node: int, schedule: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[Sequence[RunConfig]]:
     """For every mesh of `config`'s ranks, ZeRO stage and microbatch that the model and the batch can be cut for: ever
     more recompute. Tensor parallelism stays within a `node` and is sequence parallel where the rows allow it, which
-    sends as much and holds less; so stage 1 stands for 0."""
+    sends as much and holds less; so stage 1 stands for 0. A pipeline has that `schedule`, where one is asked for."""
     ranks = config.mesh.ranks
     for tp, pp, stage in cuts(ranks, node, pipelined(config)):
         own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
         micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
         for rows in micro_batches:
-            sizes = {"micro_batch": rows, "accumulate": own // rows}
+            sizes = {"micro_batch": rows, "accumulate": own // rows, **schedule}
             ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=cut) for cut in (tp > 1, False))
             if (asked := next(filter(None, ways), None)) is not None:
                 yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from math import lcm
 from typing import NamedTuple
 
 from zerosim.analysis.formulas import STATES
@@ -180,11 +181,13 @@ class Tried(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The value that fits best (None: none does), the next one, which does not, and all that were run."""
+    """The value that fits best (None: none does), the next one, which does not, and all that were run. `whole_nodes`:
+    of ranks, the fewest that fill nodes."""
 
     best: Tried | None
     beyond: Tried | None
     tried: tuple[Tried, ...]
+    whole_nodes: Tried | None = None
 
 
 SEARCHES = {
@@ -229,6 +232,27 @@ def fewest_ranks(
 ) -> Found:
     """The smallest number of ranks whose peak fits beside a reserve. `beyond` is the one below it, which does not."""
     return _search(config, "ranks", capacity, trial, say, reserve, wanted=False)
+
+
+def in_whole_nodes(
+    config: RunConfig,
+    found: Found,
+    node: int,
+    trial: Trial,
+    say: Say = _silent,
+    reserve: Callable[[RunConfig], int] = no_reserve,
+) -> Found:
+    """With the fewest ranks, from the best on, that the mesh divides and that fill nodes of so many GPUs."""
+    if found.best is None:
+        return found
+    step = lcm(node, config.mesh.others.world_size)
+    ranks = -(-found.best.value // step) * step
+    if ranks == found.best.value or ranks > _highest("ranks"):
+        return found._replace(whole_nodes=found.best if ranks == found.best.value else None)
+    asked = with_value(config, "ranks", ranks)
+    tried = Tried(ranks, trial(asked), reserve(asked))
+    say(tried)
+    return found._replace(whole_nodes=tried, tried=(*found.tried, tried))
 
 
 def _search(

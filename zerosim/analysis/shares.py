@@ -156,6 +156,11 @@ def kept_padding(config: RunConfig, padding: int) -> int:
     return master * padding + formulas.padding_bytes(name, padding, each, momentum)
 
 
+def master_bytes(config: RunConfig) -> int:
+    """What a rank holds of each of its parameters before there are optimizer states."""
+    return _kept_sizes(config)[0]
+
+
 def _kept_sizes(config: RunConfig) -> tuple[int, int]:
     """Bytes of a parameter's master, and of a number that an optimizer keeps."""
     master = formulas.MASTER_BYTES if config.precision.has_masters else 0

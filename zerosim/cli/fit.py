@@ -17,6 +17,7 @@ from zerosim.analysis.search import (
     Tried,
     check_search,
     fewest_ranks,
+    in_whole_nodes,
     most_that_fits,
     with_value,
 )
@@ -159,6 +160,8 @@ def find_size(args: argparse.Namespace) -> int:
     nbytes, reserve, config = search.limit.nbytes, search.limit.reserve, search.config
     if field == "ranks":
         found = fewest_ranks(config, nbytes, trial, say, reserve)
+        if search.cluster is not None:
+            found = in_whole_nodes(config, found, search.cluster.node_gpus, trial, say, reserve)
     else:
         found = most_that_fits(config, field, nbytes, trial, say, reserve)
     best = None if found.best is None else with_value(config, field, found.best.value)
@@ -168,11 +171,20 @@ def find_size(args: argparse.Namespace) -> int:
     values = {
         "best": found.best and found.best._asdict(),
         "beyond": found.beyond and found.beyond._asdict(),
+        "whole_nodes": found.whole_nodes and found.whole_nodes._asdict(),
         "tried": [tried._asdict() for tried in found.tried],
         "time": timed and time_values(timed, search.cluster),
     }
     taken = None if found.best is None else found.best.peak_bytes
     return _leave(args, search, figures, best, taken, values, lambda: fit_report(search, found, timed))
+
+
+def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
+    """What every pipeline of a mesh search has, taken out of `args`: on one rank there is none to check it with."""
+    names = ("pipeline", "virtual_stages", "micro_batch_group")
+    asked = {name: vars(args).pop(name) for name in names if hasattr(args, name)}
+    checked = RunConfig(pp=2, layers=4096, accumulate=4096, **asked)
+    return {name: getattr(checked.parallel, name) for name in asked}
 
 
 def find_meshes(args: argparse.Namespace) -> int:
@@ -185,6 +197,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     for name in ("micro_batch", "accumulate"):
         if args.global_batch is not None and hasattr(args, name):
             raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
+    schedule = _asked_schedule(args)
     config, any_ranks = planned_config(args, one_recipe=True, any_ranks=True), not hasattr(args, "ranks")
     if not config.model.has_blocks:
         raise InputError(f"--find mesh: {config.model.name} has no blocks to compute with; choose another --model")
@@ -227,7 +240,7 @@ def find_meshes(args: argparse.Namespace) -> int:
         asked = search.config.replace(ranks=ranks)
         batch = args.global_batch or asked.global_batch
         node = NODE if cluster is None else cluster.node_gpus
-        result = best_meshes(asked, batch, trials, node=node, check_time=check_time, say=say)
+        result = best_meshes(asked, batch, trials, node=node, schedule=schedule, check_time=check_time, say=say)
         if result.found or not result.ended or not any_ranks:
             break
         ranks *= 2

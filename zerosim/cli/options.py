@@ -42,7 +42,7 @@ GROUPS: Mapping[str, str] = {
     "param_dtype_grads own_grads_only grad_sync upcast_grads keep_upcast sub_group foreach keep_root_units gather "
     "persistent_numel cast_shards prefetch prefetch_elements max_live",
     "training": "steps micro_batch accumulate optimizer lr relative_step aux_lr betas eps momentum nesterov "
-    "momentum_form scale_parameter weight_decay decay schedule warmup min_lr clip_norm seed",
+    "momentum_form scale_parameter weight_decay decay schedule warmup min_lr clip_norm lazy_states seed",
     "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "
     "hysteresis min_loss_scale skip_nonfinite",
     "data and weights": "data tokens weights sample sample_tokens",

@@ -64,6 +64,11 @@ class OptimConfig(Part):
         follows=OF_RECIPE,
     )  # fmt: skip
 
+    lazy_states: bool = option(
+        False, "the optimizer's states are made in the first step, as PyTorch makes them; the second may run out of "
+        "memory; a plan then takes two steps"
+    )  # fmt: skip
+
     def _check(self) -> None:
         title, own = self.optimizer, OPTIMIZERS[self.optimizer]
         if self.nesterov and own.aux_lr is not None:

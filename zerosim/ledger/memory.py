@@ -54,6 +54,7 @@ class MemoryLedger:
     def __init__(self, *, by_moment: bool = False) -> None:
         self.by_moment = by_moment
         self.marks: dict[str, Snapshot] = {}
+        self.first_step_bytes = 0  # the peak of the first step and of what came before it
         self.refusal: Snapshot | None = None
         self.host_bytes = 0
         self.host_peak_bytes = 0
@@ -120,6 +121,8 @@ class MemoryLedger:
                 self.refusal = self.now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
+                if event.name == "after_step" and not self.first_step_bytes:
+                    self.first_step_bytes = self.peak.total_bytes
             elif isinstance(event, HostAlloc):
                 self._on_host[event.id] = event.nbytes
                 self.host_bytes += event.nbytes

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from zerosim.device.device import Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
@@ -23,6 +23,7 @@ class Updater:
     decay      which weights decay, 'all' or 'matrices' (two dimensions or more)
     sub_group  flats are stepped together until they have so many elements of this rank's; 0: all of them
     foreach    with the temporaries of PyTorch's foreach implementation, beside which a fused one has none
+    lazy       states are made in the first step, not before it
     rounding   how weights of half types are stored without masters (`rounding.py`); None: they have masters
     """
 
@@ -34,6 +35,7 @@ class Updater:
         decay: str = "all",
         sub_group: int = 0,
         foreach: bool = False,
+        lazy: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -41,6 +43,7 @@ class Updater:
         self.decay = decay
         self.sub_group = sub_group
         self.foreach = foreach
+        self.lazy = lazy
         self.rounding = rounding
         self.lost = Lost()
 
@@ -49,20 +52,26 @@ class Updater:
         return self.control.decide(scaled_norm)
 
     def allocate(self, flat: Flat) -> None:
-        """The own slice's optimizer states and, of half types, master, zeroed; live from start to end."""
-        device, own = flat.device, flat.own
-        stored = self._stored(flat)
-        arrays = [*self.optimizer.arrays(flat.spec, own, stored)]
-        if self.rounding is not None:
-            arrays += self.rounding.arrays(own)
-        elif flat.dtype.is_half:
-            arrays.append(StateArray("master", own.size, stored, flat.own_padding))
-        flat.states = {
-            of.name: device.alloc((of.numel,), of.dtype, Kind.OPTIM, padding=of.padding, name=of.name) for of in arrays
-        }
-        for state in flat.states.values():
-            device.kernel(0, device.backend.fill, state.array, 0.0)
+        """The own slice's optimizer states and, of half types, master, zeroed; live from start to end. Lazy states are
+        made in the first step (`make_states`)."""
+        arrays = [] if self.lazy else self._arrays(flat)
+        if self.rounding is None and flat.dtype.is_half:
+            arrays.append(StateArray("master", flat.own.size, self._stored(flat), flat.own_padding))
+        flat.states = _zeroed(flat, arrays)
         flat.master = flat.states.pop("master", None)
+
+    def make_states(self, flats: Sequence[Flat]) -> None:
+        """What `allocate` left out, all of it before the first weight moves. Source: PyTorch 2.13, optim/adam.py,
+        _init_group."""
+        for flat in flats:
+            if self.lazy and not flat.states:
+                with flat.device.scope(unit=flat.module):
+                    flat.states = _zeroed(flat, self._arrays(flat))
+
+    def _arrays(self, flat: Flat) -> list[StateArray]:
+        """The own slice's states, the master not among them."""
+        rounding = [] if self.rounding is None else self.rounding.arrays(flat.own)
+        return [*self.optimizer.arrays(flat.spec, flat.own, self._stored(flat)), *rounding]
 
     def _stored(self, flat: Flat) -> DType:
         """What states are stored in: fp32 beside masters, the weights' own format without."""
@@ -116,3 +125,13 @@ class Updater:
         """Update what the optimizer estimates of the own slice of one flat; its gradient is that on drawn labels."""
         if flat.grad_shard is not None and isinstance(self.optimizer, EstimatesCurvature):
             self.optimizer.estimate(flat, grad_scale)
+
+
+def _zeroed(flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
+    device = flat.device
+    states = {
+        of.name: device.alloc((of.numel,), of.dtype, Kind.OPTIM, padding=of.padding, name=of.name) for of in arrays
+    }
+    for state in states.values():
+        device.kernel(0, device.backend.fill, state.array, 0.0)
+    return states

@@ -27,6 +27,7 @@ def step(
     each other's updates, one after the other.
     """
     trained = [flat for flat in flats if flat.is_trained]
+    updater.make_states(trained)
     for together in updater.groups(trained):
         if memory.upcast:
             _upcast(together, memory, is_first=together[0] is trained[0])
@@ -49,6 +50,7 @@ def estimate(updater: Updater, flats: Sequence[Flat], scale: float | None) -> No
     parts. No weight moves, so nothing is published; None: nothing is updated either."""
     for flat in flats:
         if scale is not None and flat.is_trained:
+            updater.make_states([flat])
             with flat.device.scope(unit=flat.module):
                 updater.estimate(flat, scale)
         flat.drop_grads()

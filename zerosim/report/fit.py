@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from zerosim.analysis.interval import step_interval
 from zerosim.analysis.mesh_search import Fitting, Meshes
-from zerosim.analysis.search import SEARCHES, Found, with_value
+from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -124,6 +124,8 @@ def _answer(search: Search, found: Found) -> str:
         text += f" One {one} is enough."
     else:
         text += " No larger value was searched."
+    if found.whole_nodes is not None and search.cluster is not None:
+        text += _in_nodes(found.whole_nodes, limit, search.cluster.node_gpus)
     if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
         text += (
             f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
@@ -132,6 +134,13 @@ def _answer(search: Search, found: Found) -> str:
         numel = build_model(shown, Device(0, make_backend("meta"))).num_parameters
         text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
     return text
+
+
+def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
+    """The fewest ranks that fill nodes, and what they leave free."""
+    text = f" In whole nodes of {node}: --ranks {whole.value}, {counted(whole.value // node, 'node')}, "
+    free = limit.nbytes - whole.taken_bytes
+    return text + (f"{format_bytes(free)} free." if free >= 0 else f"does not fit: {format_bytes(-free)} short.")
 
 
 def _what_to_try(config: RunConfig) -> str:

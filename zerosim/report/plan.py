@@ -90,6 +90,7 @@ def plan_report(
             None if does_fit or advice else prose("No change that was tried fits: see zerosim fit --find mesh."),
             prose(about),
             prose(recipe) if (recipe := usual_text(config)) else None,
+            prose(_first_step(result)) if config.optim.lazy_states else None,
             close=True,
         ),
         parts_table(result, limit),
@@ -109,6 +110,16 @@ def plan_report(
     if not has_agreed:
         page += [states_table(result), traffic_table(result)]
     return Stack(*page, prose(MORE, "dim"))
+
+
+def _first_step(result: RunResult) -> str:
+    """What the first step takes, beside those after it."""
+    first = max(memory.first_step_bytes for memory in result.memory)
+    later = max(memory.peak.total_bytes for memory in result.memory)
+    return (
+        f"Step 1, which makes the optimizer's states when it ends, peaks at {format_bytes(first)}; step 2 at "
+        f"{format_bytes(later)}."
+    )
 
 
 def _notes(result: RunResult) -> list[RenderableType | None]:

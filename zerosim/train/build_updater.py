@@ -47,6 +47,7 @@ def build_updater(
         decay=optim.decay,
         sub_group=optim.sub_group,
         foreach=optim.foreach,
+        lazy=optim.lazy_states,
         rounding=None if kind is None else Rounding(kind, config.data.seed),
     )
 

@@ -160,7 +160,12 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
     def memory(first: RankMemory, second: RankMemory, peak: Snapshot) -> RankMemory:
         marks = {name: snapshot(first.marks[name], mark) for name, mark in second.marks.items()}
         host = grown(first.host_peak_bytes, second.host_peak_bytes)
-        return RankMemory(marks, peak, second.pool, host_peak_bytes=host, states=second.states)
+        begun = max(
+            grown(shot.total_bytes, second.moments[_twin(at, unlike, steps)].total_bytes)
+            for at, shot in first.moments.items()
+            if at.step <= 0
+        )
+        return RankMemory(marks, peak, second.pool, host_peak_bytes=host, states=second.states, first_step_bytes=begun)
 
     def traffic(first: list[TrafficRow], second: list[TrafficRow]) -> list[TrafficRow]:
         rows = []

@@ -40,7 +40,6 @@ from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
 
-DEFAULT_STEPS = 1
 MOST_STEPS = 10
 """At most so many steps are planned to decide whether a configuration fits."""
 
@@ -56,7 +55,8 @@ def plan(
     is_trained: IsTrained = all_trained,
 ) -> RunResult:
     """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or, where it is None, one
-    step: of an optimizer that estimates curvature one with its estimate, whose `time` is the mean over steps.
+    step, two where the first one makes states: of an optimizer that estimates curvature one with its estimate, whose
+    `time` is the mean over steps.
 
     The result has no losses, norms and weights. `plan_config` makes a configuration with a plan's defaults.
 
@@ -235,7 +235,7 @@ def _run_rank(
 
     def program(ctx: Context) -> list[StepReport]:
         rows = ctx.device.backend.empty((config.data.micro_batch, config.model.seq + 1), int64)  # takes no memory
-        steps, micro_batches = config.optim.steps or DEFAULT_STEPS, [rows] * config.data.accumulate
+        steps, micro_batches = config.optim.steps or 1 + config.optim.lazy_states, [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)

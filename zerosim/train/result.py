@@ -34,7 +34,7 @@ class RankMemory:
 
     `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's. `states`: bytes
     of the optimizer's states by name, the master among them, padding included. `moments`: the highest point of each
-    moment, of a plan that is extended.
+    moment, of a plan that is extended. `first_step_bytes`: the peak until the first step was over.
     """
 
     marks: dict[str, Snapshot]
@@ -45,6 +45,7 @@ class RankMemory:
     states: Mapping[str, int] = field(default_factory=dict)
     moments: Mapping[Moment, Snapshot] = field(default_factory=dict)
     allocator_marks: Mapping[str, AllocatorMark] = field(default_factory=dict)
+    first_step_bytes: int = 0
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -61,7 +62,8 @@ class RankMemory:
         return {kind: by_kind.get(kind, 0) for kind in ("param", "grad", "optim")}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: bytes by kind at each mark, what the allocator held there, padding, the peak."""
+        """The JSON form: bytes by kind at each mark, what the allocator held there, padding, the peak; the first step's
+        where a later one took more."""
         scope, held = self.peak.scope, self.allocator
         most = {} if held is None else {name: getattr(held, name) for name in ("allocated_bytes", "reserved_bytes")}
         return {
@@ -76,6 +78,7 @@ class RankMemory:
                 "unit": scope.unit,
                 "by_kind": dict(self.peak.by_kind),
             },
+            **({"first_step_bytes": self.first_step_bytes} if self.first_step_bytes < self.peak.total_bytes else {}),
             **({"host_peak_bytes": self.host_peak_bytes} if self.host_peak_bytes else {}),
             **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
             **({} if held is None else {"allocator": {**held.to_dict(), "marks": self._allocated()}}),
@@ -235,6 +238,7 @@ def collect(
             dict(one.memory.states),
             dict(one.memory.moments),
             {} if one.allocator is None else dict(one.allocator.marks),
+            one.memory.first_step_bytes,
         )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations
