@@ -52,8 +52,7 @@ class Updater:
         return self.control.decide(scaled_norm)
 
     def allocate(self, flat: Flat) -> None:
-        """The own slice's optimizer states and, of half types, master, zeroed; live from start to end. Lazy states are
-        made in the first step (`make_states`)."""
+        """The own slice's states, unless they are lazy, and of half types its master, zeroed; live to the end."""
         arrays = [] if self.lazy else self._arrays(flat)
         if self.rounding is None and flat.dtype.is_half:
             arrays.append(StateArray("master", flat.own.size, self._stored(flat), flat.own_padding))
@@ -61,8 +60,7 @@ class Updater:
         flat.master = flat.states.pop("master", None)
 
     def make_states(self, flats: Sequence[Flat]) -> None:
-        """What `allocate` left out, all of it before the first weight moves. Source: PyTorch 2.13, optim/adam.py,
-        _init_group."""
+        """What `allocate` left out, before the first weight moves. Source: PyTorch 2.13, optim/adam.py, _init_group."""
         for flat in flats:
             if self.lazy and not flat.states:
                 with flat.device.scope(unit=flat.module):
