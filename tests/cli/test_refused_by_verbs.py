@@ -110,6 +110,9 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--model llama3-8b --ranks 8 --no-shapes", "or count it with zerosim plan"),
     ],
     "plan": [
+        ("--model flat --params 7B --layers 3", "--layers 3: model flat has no blocks"),
+        ("--model gpt2 --params 7B", "a size of model flat only"),
+        ("--model gpt2 --gpu a100-80 --node dgx-9", "did you mean dgx-2"),
         ("--gpu v100-23", "v100-32"),
         ("--limit 0", "limit"),
         ("--limit 1e30", "limit"),

@@ -60,6 +60,9 @@ class ModelConfig(Part):
         for name in ("params", "units"):
             if name in given and family != "flat":
                 raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
+        for name in ("layers", "hidden", "heads") if family == "flat" else ():
+            if given.get(name, 1) != 1:  # as a flat model is written down
+                raise wrong(name, f" {given[name]}: model flat has no blocks; its sizes are params and units")
         object.__setattr__(self, "family", family)
         for name, value in family_sizes(family, {**base, **given}).items():
             object.__setattr__(self, name, value)
