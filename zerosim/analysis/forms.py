@@ -82,6 +82,7 @@ def zero_volume(config: RunConfig, passes: int = 1) -> Volume:
         again=gathering.by_module,
         sync=config.grads.sync,
         in_forward=config.reduction.in_forward,
+        casts=config.reduction.compress != "none",
     )
     if gathering.keep_last_unit and config.mesh.pp > 1 and stage == 3 and gathering.reshard_after_forward:
         return volume.keeping(passes)

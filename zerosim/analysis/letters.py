@@ -71,6 +71,7 @@ def sizes(config: RunConfig) -> dict[str, int]:
         "v": config.parallel.num_chunks,
         "N": config.mesh.shards,
         **dict(zip("wg", itemsizes(config), strict=True)),
+        **({} if (sent := config.reduction.compress) == "none" else {"q": dtype(sent).itemsize}),
         "c": compute_dtype(dtype(config.precision.stored)).itemsize,
     }
 

@@ -37,10 +37,10 @@ GROUPS: Mapping[str, str] = {
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
     "activations": "recompute partition_activations cpu_checkpointing saves attention fp32_softmax loss",
-    "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction reduce_bucket "
-    "reduce_buffers overlap_reduction allgather_bucket overlap_param_gather grad_buckets persistent_grads "
-    "param_dtype_grads own_grads_only grad_sync upcast_grads keep_upcast sub_group foreach keep_root_units gather "
-    "persistent_numel cast_shards prefetch prefetch_elements max_live",
+    "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction compress "
+    "reduce_bucket reduce_buffers overlap_reduction allgather_bucket overlap_param_gather grad_buckets "
+    "persistent_grads param_dtype_grads own_grads_only grad_sync upcast_grads keep_upcast "
+    "sub_group foreach keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements max_live",
     "training": "steps micro_batch accumulate optimizer lr relative_step aux_lr betas eps momentum nesterov "
     "momentum_form scale_parameter weight_decay decay schedule warmup min_lr clip_norm lazy_states seed",
     "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zerosim.config.mesh_checks import check_kept_inputs, check_pipeline, check_tensor_parallel
 from zerosim.config.parts import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.dtypes import dtype
 from zerosim.errors import wrong
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def check_together(config: RunConfig) -> None:
     check_kept_inputs(mesh, config.memory)
     check_pipeline(model, mesh, config.parallel, config.data, config.optim)
     _check_optimizer(config)
+    sent, kept = config.reduction.compress, config.precision.grad_dtype
+    if sent != "none" and dtype(kept).itemsize <= dtype(sent).itemsize:
+        raise wrong("compress", f" {sent!r}: gradients are {kept}, which is no wider; choose grad_dtype fp32")
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise wrong(
             "ranks",

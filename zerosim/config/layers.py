@@ -29,6 +29,8 @@ class Exclusion(NamedTuple):
 _BUCKET = "through a bucket new parameters arrive in the optimizer step"
 EXCLUSIONS = (
     Exclusion("grad_reduction", "partition", "gradients are reduced to their owners", (1, 2)),
+    Exclusion("compress", "partition", "owners reduce gradients where they are"),
+    Exclusion("compress", "grad_reduction", "what is compressed arrives as own slices", (1, 2)),
     Exclusion("reduce_bucket", "partition", "owners reduce gradients where they are"),
     Exclusion("allgather_bucket", "partition", "owners send parameters from where they are"),
     Exclusion("overlap_param_gather", "allgather_bucket", _BUCKET),

@@ -19,6 +19,10 @@ class Reduction(Part):
         "reduce_scatter", "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"),
         follows=OF_RECIPE,
     )  # fmt: skip
+    compress: str = option(
+        "none", "gradients are cast to this before they are sent, and back when they have arrived",
+        choices=("none", "fp16", "bf16"),
+    )  # fmt: skip
     bucket: int = option(
         0, "stages 1 to 3: elements of a buffer of constant size (CB) out of which gradients are reduced; 0: none",
         flat="reduce_bucket", low=0, high=10**12, metavar="COUNT", parse=parse_count, also=("--reduce-bucket-size",),

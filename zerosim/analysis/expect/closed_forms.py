@@ -53,7 +53,7 @@ def model_states_bytes(asked: Asked) -> Fraction:
 @quantity("volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe")
 def sent_over_psi(asked: Asked) -> Fraction:
     result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
-    held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1}
+    held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1, "q": 1}
     return zero_volume(asked.config).total.at(held) / share / psi
 
 

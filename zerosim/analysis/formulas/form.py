@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Union
 
-BYTES = ("w", "g", "c")
+BYTES = ("w", "g", "q", "c")
 """Letters for the bytes of a parameter, of a gradient and of a number that is computed."""
 
 _RAISED = {2: "²", 3: "³"}
@@ -105,8 +105,8 @@ class Form:
 
     @property
     def elements(self) -> Form:
-        """A form in bytes that a rank sends, as the elements of a volume: without sizes of numbers (w, g) and without a
-        ring's (n - 1) / n, as papers print it."""
+        """A form in bytes that a rank sends, as the elements of a volume: without sizes of numbers (w, g, q) and
+        without a ring's (n - 1) / n, as papers print it."""
         total = Form((), self.source)
         for powers, number in self.terms:
             left = ((a, power) for a, power in powers if a not in BYTES and getattr(a, "kind", "") != "ring")

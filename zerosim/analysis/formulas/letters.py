@@ -48,6 +48,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "v": Letter("chunks of layers on a pipeline stage", ""),
         "w": Letter("bytes of a parameter", "bytes"),
         "g": Letter("bytes of a gradient", "bytes"),
+        "q": Letter("bytes that a gradient is cast to before it is sent", "bytes"),
         "c": Letter("bytes of a number in which sums are computed", "bytes"),
     }
 )

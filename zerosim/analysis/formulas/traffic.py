@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zerosim.analysis.formulas.form import Form, form, ring, symbols
 from zerosim.analysis.formulas.states import PSI, ZERO_PAPER, N
 
-_VD, _U, _R, _P, _M, _F, _w, _g, _c = symbols("VD U R P M F w g c")
+_VD, _U, _R, _P, _M, _F, _w, _g, _q, _c = symbols("VD U R P M F w g q c")
 ZERO_VOLUME = f"{ZERO_PAPER}, section 7"
 
 
@@ -52,6 +52,7 @@ def volume(
     passes: int = 1,
     sync: bool = True,
     in_forward: bool = False,
+    casts: bool = False,
 ) -> Volume:
     """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
 
@@ -77,8 +78,9 @@ def volume(
     `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     `in_forward` (stages 1 and 2): parameters are gathered in each pass's forward, not after the update: 4 Psi then.
+    `casts`: gradients are cast to q bytes before they are sent.
     """
-    grads, params = ((ring(N) * each).by(ZERO_VOLUME) for each in (_g, _w))
+    grads, params = ((ring(N) * each).by(ZERO_VOLUME) for each in (_q if casts else _g, _w))
     if stage == 0:
         return Volume(grads * all_reduce * passes * PSI)
     reduction = all_reduce if grad_reduction == "all_reduce" else 1
