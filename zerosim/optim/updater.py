@@ -127,9 +127,7 @@ class Updater:
 
 def _zeroed(flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
     device = flat.device
-    states = {
-        of.name: device.alloc((of.numel,), of.dtype, Kind.OPTIM, padding=of.padding, name=of.name) for of in arrays
-    }
+    states = {a.name: device.alloc((a.numel,), a.dtype, Kind.OPTIM, padding=a.padding, name=a.name) for a in arrays}
     for state in states.values():
         device.kernel(0, device.backend.fill, state.array, 0.0)
     return states

@@ -12,7 +12,7 @@ from zerosim.device.device import Device
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.compression.casts import Cast, CastToBf16
+from zerosim.parallel.compression import COMPRESSED
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.exchange import AllReduce, KeepSlice, Owners, Slices
 from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
@@ -31,16 +31,13 @@ from zerosim.tensor.flat import Flat
 
 STAGES: tuple[type[Stage], ...] = (DDP, Zero1, Zero2, Zero3)
 EXCHANGES: Mapping[str, type[Slices]] = MappingProxyType({"reduce_scatter": Slices, "all_reduce": KeepSlice})
-COMPRESSED: Mapping[str, type[Slices]] = MappingProxyType({"fp16": Cast, "bf16": CastToBf16})
 
 
 def exchange_class(config: RunConfig) -> type[Slices]:
     """By which collectives gradients and parameters are exchanged."""
     stage, compress = config.parallel.zero_stage, config.reduction.compress
-    if compress != "none":
-        return COMPRESSED[compress]
-    if stage == 0:
-        return AllReduce
+    if stage == 0 or compress in COMPRESSED:
+        return COMPRESSED.get(compress, AllReduce)
     if config.parallel.partition == "owner":
         return Owners
     return EXCHANGES[config.reduction.grad_reduction] if stage < 3 else Slices

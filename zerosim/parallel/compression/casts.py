@@ -1,12 +1,12 @@
 """Casts: gradients are sent in a half type, and are what they were before and after.
 
     encode    each gradient into a buffer of the half type, which lives until the call is over
-    reduce    stage 0: all_reduce; 1 to 3: reduce_scatter. Ranks' parts are added in fp32, and rounded once
+    reduce    stage 0: all_reduce; 1 to 3: reduce_scatter, of the mean. A direct collective adds the ranks' parts in
+              fp32, divides and rounds once; a ring rounds at each hop
     decode    what has arrived, into the own slice, in the gradients' own dtype
 
 Of fp32 gradients half as much is sent. ZeRO compresses no gradients: this is not of the paper. Source: PyTorch's DDP
-hooks fp16_compress_hook and bf16_compress_hook, which divide by N before they add; here the mean is taken before the
-one rounding, so that a sum of large gradients does not overflow.
+hooks fp16_compress_hook and bf16_compress_hook, which divide by N, cast, and add in the half type.
 """
 
 from __future__ import annotations
