@@ -17,7 +17,7 @@ from zerosim.device.device import Device, Kind
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.models.model import Model, initial_values
 from zerosim.nn import Unit
-from zerosim.parallel.schedule import Timetable
+from zerosim.parallel.schedule import Forward, Timetable
 from zerosim.train.build import build_model
 from zerosim.train.engine import backward_pass, forward_loss
 
@@ -58,7 +58,7 @@ def rank_gradients(config: RunConfig, weights: dict[str, Any], batch: Any, rank:
     rows = batch.shape[0] // config.mesh.ranks
     own = batch[rank * rows : (rank + 1) * rows]
     with device.scope(step=step):
-        loss, make_grad = forward_loss(model, own, strategy, scale, rows * config.model.seq)
+        loss, make_grad = forward_loss(model, Forward(0), own, strategy, scale, rows * config.model.seq)
         backward_pass(model.units, [make_grad()], strategy)
     return float(loss.array[0]) / (rows * config.model.seq), {flat.name: flat.take_grad().array for flat in model.flats}
 

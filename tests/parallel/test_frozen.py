@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from zerosim.config import RunConfig
-from zerosim.placement.spec import FlatSpec
+from zerosim.device.events import Alloc
+from zerosim.placement.spec import FlatSpec, unit_of
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -60,8 +61,40 @@ def test_the_stages_hold_and_send_what_is_trained_and_give_the_same_bits() -> No
         for row in result.traffic[0]:
             if row.step == 0 and row.purpose == "states":
                 sent[row.op] += row.sent_bytes
-        gathered = {0: 0, 1: t, 2: t, 3: 2 * (p + 256 * 16)}[stage]  # the tied table twice, as two units
+        # Each unit once for forward, the tied table twice; for backward those from the first trained one on.
+        back = sum(flat.numel for flat in flats if flat.unit in ("h.1", "h.2", "h.3", "ln_f", "wte"))
+        gathered = {0: 0, 1: t, 2: t, 3: p + 256 * 16 + back}[stage]
         assert sent["all_gather"] == 2 * gathered * (n - 1) // n
         assert sent["reduce_scatter"] == (2 * t * (n - 1) // n if stage else 0)
         assert sent["all_reduce"] == (0 if stage else 4 * t * (n - 1) // n)
         assert all(np.array_equal(result.weights[name], one) for name, one in results[0].weights.items())
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"recompute": "full"}, {"tp": 2, "sequence_parallel": True}, {"pp": 2}, {"model": "llama"}], ids=str
+)
+def test_of_what_is_frozen_no_gradient_is_made_and_below_the_lowest_nothing(more: dict[str, Any]) -> None:
+    """Neither a buffer nor a kernel for it: only its input's gradient, from the first trained unit on."""
+    config = RunConfig(**SMALL | {"tie_embeddings": False}, ranks=4, stage=3, **more)
+    block, norm = ("layers.", "norm") if "model" in more else ("h.", "ln_f")
+    result = run(config.replace(steps=1), is_trained=lambda flat: flat.unit in (f"{block}2", norm), keep_events=True)
+    made: Counter[str] = Counter()
+    units = set()
+    for events in result.events:
+        for event in events:
+            if event.scope.phase == "backward":
+                units.add(event.scope.unit)
+            if isinstance(event, Alloc) and event.kind == "unsharded_grad":
+                made[event.scope.unit] += event.nbytes
+    frozen_below = {unit for unit in units if unit.startswith((f"{block}0", f"{block}1", "wte", "wpe", "embed"))}
+    assert not frozen_below
+    assert {unit_of(unit) for unit in made} == {f"{block}2", norm}
+
+
+def test_a_block_whose_maps_are_frozen_keeps_no_inputs_for_them() -> None:
+    """What a frozen map reads is kept by nobody: of a block above the lowest trained one only what norms, GELU and
+    attention read stays."""
+    config = RunConfig(**SMALL, ranks=2, stage=1)
+    results = [run(config, is_trained=which) for which in (lambda flat: True, lambda flat: flat.unit == "h.1")]
+    kept = [{row.op for row in result.saved["h.2"] if row.what == "input"} for result in results]
+    assert kept[0] - kept[1] == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}

@@ -280,10 +280,10 @@ class Backend(Protocol):
         mean: Array,
         rstd: Array,
         dx: Array | None,
-        dweight: Array,
-        dbias: Array,
+        dweight: Array | None,
+        dbias: Array | None,
     ) -> None:
-        """dx (M, D), dweight (D), dbias (D). dx None: not wanted."""
+        """dx (M, D), dweight (D), dbias (D). None: not wanted."""
 
     def gelu(self, x: Array, out: Array) -> None:
         """GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
@@ -323,9 +323,9 @@ class Backend(Protocol):
         """rstd (M) of x (M, D), the bits that `rms_norm` makes."""
 
     def rms_norm_backward(
-        self, grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array
+        self, grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array | None
     ) -> None:
-        """dx (M, D), dweight (D). dx None: not wanted."""
+        """dx (M, D), dweight (D). None: not wanted."""
 
     def rotary(self, x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
         """out (B, T, C) = x with its first `heads` heads of head_dim = E columns turned by position, the rest as it is.

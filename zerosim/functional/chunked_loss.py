@@ -84,10 +84,13 @@ class ChunkedLossRule:
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, weight = grad.device, grad.device.backend, self.loss.weight
-        x, dx, dweight = rows_of(self.x.array), self.x.new_grad(), None
+        x, dx, dweight = rows_of(self.x.array), self.x.new_grad() if self.x.requires_grad else None, None
         for rows in chunks_of(self.x):
             dlogits = self.loss.logits_grad(self.x, rows)
-            device.product(DGRAD, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
+            if dx is not None:
+                device.product(DGRAD, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
+            if not weight.requires_grad:
+                continue
             share = weight.new_grad()  # the weight's own window first, then buffers to be added to it
             device.product(WGRAD, k.matmul, dlogits.array.T, x[rows], share.array)
             if dweight is None:

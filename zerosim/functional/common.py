@@ -7,18 +7,26 @@ from collections.abc import Callable, Sequence
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
-from zerosim.tensor.tensor import Operand, Parameter, Tensor
+from zerosim.tensor.discarded import Held, held
+from zerosim.tensor.tensor import Operand, Outline, Parameter, Tensor, outline
 
 Grads = tuple[Buffer | None, ...]
 
 
 def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
-    """A weight's gradient, made now. None where a pipeline's action wants the input's alone: then it is made later, and
-    `make` holds on to what it reads."""
+    """A weight's gradient, made now. None where it is not trained, and where a pipeline's action wants the input's
+    alone: then it is made later, and `make` holds on to what it reads."""
+    if not weight.requires_grad:
+        return None
     if isinstance(weight, Parameter) and weight.flat.later is not None:
         weight.flat.postpone(weight.index, make)
         return None
     return make()
+
+
+def kept_for(weights: Sequence[Operand], x: Tensor) -> Held | Outline:
+    """What a map's rule saves of its input: what the weights' gradients read, if any of them is trained."""
+    return held(x) if any(weight.requires_grad for weight in weights) else outline(x)
 
 
 def map_grad(weight: Operand, packed: Sequence[Operand] = (), place: int = 0) -> Buffer:

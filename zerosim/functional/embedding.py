@@ -52,12 +52,15 @@ class AddRows:
     rows: Operand
 
     def backward(self, grad: Buffer) -> Grads:
+        dx = grad if self.x_requires_grad else None
+        if not self.rows.requires_grad:
+            return dx, None
         device, drows = grad.device, self.rows.new_grad()
         used = grad.shape[-2]
         if used < drows.shape[0]:
             device.kernel(0, device.backend.fill, drows.array, 0.0)
         device.kernel(grad.numel, device.backend.sum_to, grad.array, drows.array[:used])
-        return grad if self.x_requires_grad else None, drows
+        return dx, drows
 
 
 def add_rows(x: Tensor, rows: Operand) -> Tensor:
@@ -81,12 +84,15 @@ class AddRowRuns:
     runs: Sequence[tuple[slice, slice]]
 
     def backward(self, grad: Buffer) -> Grads:
+        dx = grad if self.x_requires_grad else None
+        if not self.rows.requires_grad:
+            return dx, None
         device, drows, own = grad.device, self.rows.new_grad(), rows_of(grad.array)
         device.kernel(0, device.backend.fill, drows.array, 0.0)
         for here, there in self.runs:
             into = drows.array[there]
             device.kernel(into.size, device.backend.add, into, own[here], into)
-        return grad if self.x_requires_grad else None, drows
+        return dx, drows
 
 
 def add_row_runs(x: Tensor, rows: Operand, runs: Sequence[tuple[slice, slice]]) -> Tensor:

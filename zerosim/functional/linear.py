@@ -10,16 +10,16 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, bias_grad, like, map_grad, ready_map_grads, rows_of, weight_grad
-from zerosim.tensor.discarded import Held, held
-from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
+from zerosim.functional.common import Grads, bias_grad, kept_for, like, map_grad, ready_map_grads, rows_of, weight_grad
+from zerosim.tensor.discarded import Held
+from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, layer_of
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Saves x and the handles of weight and bias."""
+    """Saves x, of a weight that is trained, and the handles of weight and bias."""
 
-    x: Held
+    x: Held | Outline
     weight: Operand
     bias: Operand | None
     transposed: bool
@@ -34,6 +34,7 @@ class Linear:
             device.product(DGRAD, k.matmul, rows, across, rows_of(dx.array))
 
         def make() -> Buffer:
+            assert not isinstance(self.x, Outline)
             dweight, x, rows = map_grad(self.weight), rows_of(self.x.array), rows_of(grad.array)
             left, right = (rows.T, x) if self.transposed else (x.T, rows)
             device.product(WGRAD, k.matmul, left, right, dweight.array)
@@ -52,8 +53,9 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
     """
     out = linear_result(x, weight, bias, transposed=transposed)
     inputs = (x, weight) if bias is None else (x, weight, bias)
-    saved: Saved = {"input": held(x), "weight": weight, "bias": bias}
-    return apply(Linear(held(x), weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
+    kept = kept_for([weight], x)
+    saved: Saved = {"input": kept, "weight": weight, "bias": bias}
+    return apply(Linear(kept, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
 
 
 def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Buffer:
@@ -78,7 +80,7 @@ class PackedLinear:
     map's share of x's gradient, before it is added.
     """
 
-    x: Held
+    x: Held | Outline
     weights: Sequence[Operand]
 
     def backward(self, grad: Buffer) -> Grads:
@@ -86,6 +88,7 @@ class PackedLinear:
         return self._grad_of_x(grad) if self.x.requires_grad else None, *dweights
 
     def _grad_of(self, index: int, grad: Buffer) -> Buffer:
+        assert not isinstance(self.x, Outline)
         x, (weight, columns) = rows_of(self.x.array), list(_columns(self.weights, grad))[index]
         dweight = map_grad(weight, self.weights, index)
         grad.device.product(WGRAD, grad.device.backend.matmul, columns.T, x, dweight.array)
@@ -111,8 +114,8 @@ def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
     Raises: InputError where a weight does not take x's columns.
     """
     out = packed_linear_result(x, weights)
-    op = layer_of(weights[0], "packed_linear")
-    return apply(PackedLinear(held(x), weights), out, x, *weights, op=op, saved={"input": held(x)})
+    op, kept = layer_of(weights[0], "packed_linear"), kept_for(weights, x)
+    return apply(PackedLinear(kept, weights), out, x, *weights, op=op, saved={"input": kept})
 
 
 def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:

@@ -54,10 +54,10 @@ class Norm:
     def backward(self, grad: Buffer) -> Grads:
         device, form = grad.device, self.form
         dx = self.x.new_grad() if self.x.requires_grad else None
-        dparams = [param.new_grad() for param in self.params]
+        dparams = [param.new_grad() if param.requires_grad else None for param in self.params]
         stats = self.stats or self._again().values()  # there to the end of this call
         sources = rows_of(grad.array), rows_of(self.x.array), self.params[0].array
-        results = None if dx is None else rows_of(dx.array), *(dparam.array for dparam in dparams)
+        results = None if dx is None else rows_of(dx.array), *(one and one.array for one in dparams)
         kernel = getattr(device.backend, f"{form.kernel}_backward")
         device.kernel(form.backward * grad.numel, kernel, *sources, *(stat.array for stat in stats), *results)
         return dx, *dparams

@@ -7,7 +7,7 @@ layout and takes no memory; a strategy places one flat after the other (`paralle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,8 @@ class Model:
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
+        self.spans = [range(len(self.units))]  # of the chunks, in the units of the whole model
+        self.lowest = 0  # of the whole model's units the first one that is trained: backward ends there
         self.group = group
         self.head = head
         self.width = width
@@ -61,12 +63,28 @@ class Model:
         stage is reduced here, too."""
         part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
         part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
+        part.spans, part.lowest = list(chunks), self.lowest
         part.loss_mode, part.label_keys = self.loss_mode, self.label_keys
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)
             first_uses += unit.flats
         return part
+
+    def reach(self, trained: Collection[str]) -> None:
+        """How far back gradients go, by the names of the flat buffers that are trained (`Unit.reach`)."""
+        self.lowest = len(self.units)
+        for index, unit in enumerate(self.units):
+            unit.reach(self.lowest < index, trained)
+            self.lowest = min(self.lowest, index) if unit.goes_back else self.lowest
+
+    def goes_back(self, chunk: int) -> bool:
+        """Whether the gradient of a chunk's output is wanted."""
+        return self.spans[chunk].stop > self.lowest
+
+    def sends_back(self, chunk: int) -> bool:
+        """Whether that of its input is."""
+        return self.spans[chunk].start > self.lowest
 
     @property
     def dtype(self) -> DType:

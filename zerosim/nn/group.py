@@ -57,7 +57,8 @@ class WholeMaps:
         rule_of: Callable[[Held], Rule],
         op: str,
     ) -> Tensor:
-        """Any map of weights that are cut by outputs: `run` makes its result of all rows of x, `rule_of` its rule."""
+        """Any map of weights that are cut by outputs: `run` makes its result of all rows of x, `rule_of` its rule,
+        which reads x."""
         return apply(rule_of(held(x)), run(x), x, *weights, op=op, saved={"input": held(x)})
 
     def row_linear(

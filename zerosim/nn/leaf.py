@@ -21,7 +21,7 @@ from zerosim.nn.unit import Unit
 from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Node, Sink
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.tensor import Leaf, Parameter, Tensor, apply
+from zerosim.tensor.tensor import Leaf, Parameter, Tensor
 
 
 class Turns(Protocol):
@@ -76,7 +76,7 @@ class LeafModule(Unit):
     hooks: Hooks | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        device, sink = x.device, Leaf()
+        device, sink = x.device, Leaf() if x.requires_grad else None
         inner = Tensor(x.buffer, sink)
         inner.discarded = x.discarded
         with device.scope(unit=self.name):
@@ -89,7 +89,7 @@ class LeafModule(Unit):
                 self.hooks.post_forward(self)
         if y.node is None:
             return Tensor(y.buffer)
-        return apply(LeafRule(self, sink, y.node), y.buffer, x, op=self.name)
+        return Tensor(y.buffer, Node(LeafRule(self, sink, y.node), (x.node,)))
 
 
 def _is_made_again(device: Device) -> bool:
@@ -100,12 +100,12 @@ def _is_made_again(device: Device) -> bool:
 class LeafRule:
     """A leaf's place in the graph of its block. Saves the leaf's own graph."""
 
-    def __init__(self, module: LeafModule, sink: Leaf, node: Node | Sink) -> None:
+    def __init__(self, module: LeafModule, sink: Leaf | None, node: Node | Sink) -> None:
         self.module = module
         self.sink = sink
         self.node = node
 
-    def backward(self, grad: Buffer) -> tuple[Buffer]:
+    def backward(self, grad: Buffer) -> tuple[Buffer | None]:
         module, hooks = self.module, self.module.hooks
         with grad.device.scope(unit=module.name):
             if hooks is not None:
@@ -113,7 +113,7 @@ class LeafRule:
                 hooks.pre_backward(module)
             defers = hooks is not None and hooks.timetable.defers
             module.walk(self.node, [grad], grad.device.where.slot, defers=defers)
-            dx = self.sink.take()
+            dx = None if self.sink is None else self.sink.take()
             if hooks is not None:
                 (hooks.post_input_grad if defers else hooks.post_backward)(module)
         return (dx,)

@@ -10,7 +10,7 @@ again for its backward (DeepSpeed's checkpoints).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from zerosim.device.device import Buffer
 from zerosim.nn.kept_inputs import Again, KeptInputs
@@ -27,6 +27,10 @@ class Recompute(Unit):
         self.inputs = KeptInputs()
         self._kept: dict[int, Again] = {}
 
+    def reach(self, sends_back: bool, trained: Collection[str]) -> None:
+        super().reach(sends_back, trained)
+        self.unit.reach(sends_back, trained)
+
     def turns_back(self) -> Sequence[Unit]:
         return (*self.turns(), *super().turns_back()) if self.leaves else super().turns_back()
 
@@ -34,7 +38,7 @@ class Recompute(Unit):
         """The unit's output; nothing of its graph is left."""
         assert function is None, "a unit that runs again has one function"
         device = x.device
-        if not device.grad_enabled:
+        if not device.grad_enabled or not self.goes_back:
             return self.unit.forward(x, slot)
         self._kept[slot] = self.inputs.keep(x.buffer)
         with device.no_grad():

@@ -7,7 +7,7 @@ one micro-batch's forward and backward may lie apart.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from zerosim.device.device import Buffer
@@ -43,6 +43,7 @@ class Unit:
         self.leaves: Sequence[Unit] = () if isinstance(flat, Flat) else flat.leaves
         self.function = function
         self.reduces = reduces
+        self.goes_back = self.sends_back = True  # backward comes through it; its input's gradient is wanted
         self.defers = True  # a pipeline's schedule may make its weights' gradients apart from its input's
         self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}
@@ -52,6 +53,14 @@ class Unit:
         """Its flat buffer, where it has one."""
         assert len(self.flats) == 1, f"{self.name} has {len(self.flats)} flat buffers of its own: see `flats`"
         return self.flats[0]
+
+    def reach(self, sends_back: bool, trained: Collection[str]) -> None:
+        """How far back gradients go: whether its input's is wanted, and which flat buffers are trained, by name."""
+        self.sends_back = sends_back
+        self.goes_back = sends_back or any(flat.name in trained for flat in self.all_flats)
+        for leaf in self.leaves:
+            leaf.reach(sends_back, trained)
+            sends_back = leaf.goes_back
 
     @property
     def completes(self) -> Sequence[Flat]:
@@ -69,16 +78,16 @@ class Unit:
 
     def turns_back(self) -> Sequence[Unit]:
         """The same in its backward."""
-        return tuple(reversed(self.turns()))
+        return tuple(turn for turn in reversed(self.turns()) if turn.goes_back)
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The unit's output, cut from its graph; the graph is kept under `slot`, without the output's bytes.
 
         `function`: this once, in place of the unit's own.
         """
-        leaf = None if x.dtype.name == "int64" else Leaf()
+        leaf = Leaf() if self.sends_back and x.dtype.name != "int64" else None
         y = (function or self.function)(Tensor(x.buffer, leaf))
-        if x.device.grad_enabled:
+        if x.device.grad_enabled and self.goes_back:
             assert y.node is not None
             self._under_way[slot] = (leaf, y.node)
         return Tensor(y.buffer)

@@ -76,8 +76,7 @@ class Updater:
         return compute_dtype(flat.dtype) if self.rounding is None else flat.dtype
 
     def groups(self, flats: Sequence[Flat]) -> Iterator[list[Flat]]:
-        """The flats that are stepped together, in order. Source: DeepSpeed edaa722, stage3.py, _create_fp16_sub_groups:
-        a group ends with what fills it."""
+        """Those that are stepped together: what fills a group ends it (DeepSpeed edaa722, _create_fp16_sub_groups)."""
         group: list[Flat] = []
         elements = 0
         for flat in flats:
@@ -91,8 +90,7 @@ class Updater:
 
     @contextmanager
     def temporaries(self, flats: Sequence[Flat]) -> Iterator[None]:
-        """`with updater.temporaries(flats):` holds what a step of these flats takes beside their states. Contents are
-        undefined: the kernel works element by element, and writes none."""
+        """A block that holds what a step of these flats takes beside their states, contents undefined."""
         held = [
             flat.device.alloc((flat.own.size,), self._stored(flat), Kind.TEMP, padding=flat.own_padding)
             for flat in flats

@@ -87,7 +87,7 @@ class Gathered(Published):
 
     def reshard_after_forward(self, unit: Unit) -> None:
         """After a forward."""
-        stays = unit.name in self.residency.kept | self.residency.root
+        stays = unit.goes_back and unit.name in self.residency.kept | self.residency.root
         if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
             for flat in unit.flats:
                 self._reshard(flat)

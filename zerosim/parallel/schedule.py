@@ -80,7 +80,7 @@ class WeightGrad(Action):
 
     @staticmethod
     def turns(units: Sequence[Unit]) -> Iterator[Unit]:
-        return (turn for unit in reversed(units) for turn in reversed(unit.turns()) if turn.defers)
+        return (turn for unit in reversed(units) for turn in reversed(unit.turns()) if turn.defers and turn.goes_back)
 
 
 KINDS: Mapping[str, type[Action]] = MappingProxyType(
@@ -206,7 +206,7 @@ class Timetable:
         """The next use begins."""
         if self.at < len(self.uses):
             action = self.uses[self.at].action
-            self.last = action.slot == self._last[action.chunk]
+            self.last = action.slot == self._last.get(action.chunk)
             self.at += 1
 
     @property

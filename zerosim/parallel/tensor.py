@@ -26,14 +26,14 @@ from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import ADD_BIAS, work_of
 from zerosim.dtypes import compute_dtype
-from zerosim.functional.common import Grads, bias_grad, rows_of
+from zerosim.functional.common import Grads, bias_grad, kept_for, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.group import WholeMaps
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held, held
-from zerosim.tensor.tensor import Leaf, Operand, Saved, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Leaf, Operand, Outline, Saved, Tensor, apply, layer_of, outline
 
 PURPOSE = "activations"
 
@@ -101,7 +101,7 @@ class TensorParallel(WholeMaps):
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        return self.columns(
+        return self._linear_columns(
             x,
             (weight,) if bias is None else (weight, bias),
             lambda whole: linear_result(whole, weight, bias, transposed=transposed),
@@ -110,7 +110,7 @@ class TensorParallel(WholeMaps):
         )
 
     def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        return self.columns(
+        return self._linear_columns(
             x,
             weights,
             lambda whole: packed_linear_result(whole, weights),
@@ -127,7 +127,31 @@ class TensorParallel(WholeMaps):
         op: str,
     ) -> Tensor:
         whole = self.entered(x)
-        out, kept = run(whole), held(whole if self.keeps_gathered else x)
+        return self._behind_f(x, run(whole), weights, held(whole if self.keeps_gathered else x), rule_of, op)
+
+    def _linear_columns(
+        self,
+        x: Tensor,
+        weights: Sequence[Operand],
+        run: Callable[[Tensor], Buffer],
+        rule_of: Callable[[Held | Outline], Rule],
+        op: str,
+    ) -> Tensor:
+        """`columns` of a rule that reads x for the weights' gradients alone."""
+        if any(weight.requires_grad for weight in weights):
+            return self.columns(x, weights, run, rule_of, op)
+        whole = self.entered(x)
+        return self._behind_f(x, run(whole), weights, outline(whole), rule_of, op)
+
+    def _behind_f(
+        self,
+        x: Tensor,
+        out: Buffer,
+        weights: Sequence[Operand],
+        kept: Held | Outline,
+        rule_of: Callable[..., Rule],
+        op: str,
+    ) -> Tensor:
         return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept})
 
     def entered(self, x: Held) -> Tensor:
@@ -144,8 +168,9 @@ class TensorParallel(WholeMaps):
             work = work_of("add", out.numel, arrays)._replace(name=ADD_BIAS)
             out.device.kernels((work,), out.device.backend.add, *arrays)
         inputs = (x, weight) if bias is None else (x, weight, bias)
-        rule = G(Linear(held(x), weight, None, transposed), bias, self)
-        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": held(x)})
+        kept = kept_for([weight], x)
+        rule = G(Linear(kept, weight, None, transposed), bias, self)
+        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": kept})
 
     # -- the vocabulary ------------------------------------------------------------------------------
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
@@ -209,15 +234,17 @@ def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:
 @dataclass(frozen=True, slots=True)
 class F:
     """f and a column-parallel map behind it. Saves the map's whole input or, where f gathers it again, this rank's
-    rows."""
+    rows; no bytes of it where no weight is trained."""
 
-    held: Held
+    held: Held | Outline
     group: TensorParallel
-    rule_of: Callable[[Held], Rule]
+    rule_of: Callable[..., Rule]
 
     def backward(self, grad: Buffer) -> Grads:
         group = self.group
-        whole = self.held if group.keeps_gathered else group.entered(self.held)
+        whole = self.held
+        if not group.keeps_gathered and not isinstance(whole, Outline):
+            whole = group.entered(whole)
         dx, *dweights = self.rule_of(whole).backward(grad)
         del whole
         return None if dx is None else group.borders.f_backward(group.comm, dx), *dweights

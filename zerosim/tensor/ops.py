@@ -44,11 +44,16 @@ def _elementwise(run: Callable[[Array, Array, Array], None], a: Buffer, b: Array
     return out
 
 
+def _into(x: Operand) -> Outline | Parameter:
+    """What is kept of an operand to make its gradient; a parameter is a handle and holds no bytes."""
+    return x if isinstance(x, Parameter) else outline(x)
+
+
 class _Binary:
     """Sums each operand's gradient back to its shape; a subclass says what it is before, and what that reads."""
 
     def __init__(self, a: Operand, b: Operand) -> None:
-        self.into = outline(a), outline(b)
+        self.into = _into(a), _into(b)
         self.save(a, b)
 
     def save(self, a: Operand, b: Operand) -> None:
@@ -169,7 +174,7 @@ class Sum:
     """The gradient is handed to every element that was added."""
 
     def __init__(self, x: Operand, kept: tuple[int, ...]) -> None:
-        self.into = outline(x)
+        self.into = _into(x)
         self.kept = kept
 
     def backward(self, grad: Buffer) -> Grads:

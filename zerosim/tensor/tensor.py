@@ -188,12 +188,10 @@ class Tensor:
 class Parameter:
     """One named weight: a window of its unit's flat buffer, there only while that buffer is.
 
-    Its gradient goes to the same window of the flat gradient buffer.
+    Its gradient goes to the same window of the flat gradient buffer; one of a buffer that is not trained has none.
     """
 
     __slots__ = ("depth", "flat", "index", "layer", "name", "shape")
-
-    requires_grad = True
 
     def __init__(self, flat: Flat, index: int, name: str, shape: tuple[int, ...]) -> None:
         self.flat = flat
@@ -204,8 +202,12 @@ class Parameter:
         self.depth = 0
 
     @property
-    def node(self) -> Sink:
-        return self
+    def requires_grad(self) -> bool:
+        return self.flat.is_trained
+
+    @property
+    def node(self) -> Sink | None:
+        return self if self.flat.is_trained else None
 
     @property
     def array(self) -> Array:
@@ -250,12 +252,12 @@ class Outline:
         return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
 
 
-def outline(x: Operand) -> Outline | Parameter:
-    """`x` without its bytes; a parameter is a handle and holds none anyway."""
-    return x if isinstance(x, Parameter) else Outline(x.device, x.shape, x.dtype, x.requires_grad)
+def outline(x: Tensor) -> Outline:
+    """`x` without its bytes."""
+    return Outline(x.device, x.shape, x.dtype, x.requires_grad)
 
 
-Saved = Mapping[str, "Operand | Buffer | Discarded | None"]
+Saved = Mapping[str, "Operand | Buffer | Discarded | Outline | None"]
 """What a rule holds until its backward, by what it is to the rule. Parameters are handles and hold no bytes, and so is
 what is made again."""
 

@@ -144,6 +144,7 @@ def build_rank(
     _keep_inputs(whole, config, groups)
     if repeats is not None and config.model.has_blocks and not (config.gathering.by_module and _defers(config)):
         _repeat_blocks(whole, config, ctx, groups, repeats)
+    whole.reach({flat.name for flat in whole.flats if is_trained(flat.spec)})
     mesh, parallel = config.mesh.axes, config.parallel
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
@@ -172,7 +173,8 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
     place = config.mesh.axes.index(ctx.rank, "tp")
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-        key = place, isinstance(unit, Recompute), shape, dtype, *(flat.dummies is None for flat in unit.all_flats)
+        flats = [(flat.dummies is None, flat.is_trained) for flat in unit.all_flats]
+        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats
         if key not in found:
             found[key] = _rehearsed(config, ctx, unit, shape, dtype)
         return found[key]
@@ -195,6 +197,8 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
         block = Recompute(block)
         _keep_inputs(Model([block]), config, groups)
     ranks = groups("tp").ranks
+    pairs = zip(block.all_flats, unit.all_flats, strict=True)
+    block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})
     return rehearse(block, unit, device, shape, dtype, ranks=ranks, defers=_defers(config))
 
 

@@ -20,7 +20,7 @@ from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
-from zerosim.parallel.schedule import Action, Forward, WeightGrad, uses_of
+from zerosim.parallel.schedule import Action, WeightGrad, uses_of
 from zerosim.tensor.tensor import Tensor
 
 
@@ -73,7 +73,7 @@ def backward_pass(
 
     `defers`: weights' gradients are left for a `weights_pass`, save those of units that make theirs at once.
     """
-    for unit in reversed(units):
+    for unit in reversed([unit for unit in units if unit.goes_back]):
         with strategy.device.scope(unit=unit.name, slot=slot), led_by(strategy, unit.leaves):
             if unit.leaves:
                 unit.backward(grads, slot, defers=defers)
@@ -95,24 +95,18 @@ def weights_pass(units: Sequence[Unit], strategy: Strategy, slot: int = 0) -> No
 
 
 def forward_loss(
-    model: Model, batch: Any, strategy: Strategy, scale: float, count: int, slot: int = 0
-) -> tuple[Buffer, MakeGrad]:
-    """The sum of the tokens' losses of a whole model, and what makes scale / count times the logits' gradient."""
-    return _loss(model, Forward(slot), batch, strategy, scale, count, ONE_STAGE)
-
-
-def _loss(
     model: Model,
     action: Action,
     batch: Any,
     strategy: Strategy,
     scale: float,
     count: int,
-    pipeline: Pipeline,
+    pipeline: Pipeline = ONE_STAGE,
     *,
     draws: bool = False,
 ) -> tuple[Buffer, MakeGrad]:
-    """The last units of a pipeline, and the loss of what comes out of them; `draws`: on labels of the model's own."""
+    """The sum of the tokens' losses of what comes out of a pipeline's last units, and what makes scale / count times
+    the logits' gradient; `draws`: on labels of the model's own."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
     if draws:
@@ -195,7 +189,8 @@ def _run(
     for action in actions:
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
         is_last = pipeline.is_last(action.chunk)
-        for later in pipeline.early.get(action, ()):
+        early = pipeline.early.get(action, ())
+        for later in (one for one in early if one.sends > 0 or model.goes_back(one.chunk)):
             phase, unit = (of.forward, 0) if later.sends > 0 else (of.backward, -1)
             with device.scope(phase=phase, unit=edge(model.chunks[later.chunk], unit), slot=later.slot):
                 pipeline.expect(later, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
@@ -204,7 +199,7 @@ def _run(
                 strategy.open_forward()
                 if is_last:
                     sizes = scale, count, pipeline
-                    loss, grads[slot] = _loss(model, action, batch, strategy, *sizes, draws=of.draws)
+                    loss, grads[slot] = forward_loss(model, action, batch, strategy, *sizes, draws=of.draws)
                 else:
                     y = forward_pass(units, Tensor(_input(model, action, batch, device, pipeline)), strategy, slot)
                     with device.scope(unit=edge(units, -1), slot=slot):
@@ -219,7 +214,9 @@ def _run(
         with device.scope(phase=of.backward, slot=slot):
             if completes:
                 strategy.open_backward()
-            if action.sends:
+            if action.sends and not model.goes_back(action.chunk):
+                grads.pop(slot, None)
+            elif action.sends:
                 if is_last:
                     with device.scope(unit="loss", slot=slot):
                         grad = [grads.pop(slot)()]  # a list: backward lets go of it as soon as it can
@@ -228,7 +225,7 @@ def _run(
                     with device.scope(unit=edge(units, -1), slot=slot):
                         grad = [pipeline.receive(action, shape, model.dtype)]
                 backward_pass(units, grad, strategy, slot, defers=not action.completes)
-                if not pipeline.is_first(action.chunk):
+                if model.sends_back(action.chunk):
                     with device.scope(unit=edge(units, 0), slot=slot):
                         pipeline.send(action, grad.pop())
             else:

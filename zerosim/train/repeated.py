@@ -10,7 +10,7 @@ Nothing else is repeated: strategies, reductions, pipelines and other units run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
@@ -54,7 +54,7 @@ class Rehearsed(NamedTuple):
     x: int
     y: int
     grad: int
-    dx: int
+    dx: int | None
     keeps: frozenset[int]
 
 
@@ -179,11 +179,15 @@ class Repeated(Unit):
         self.unit, self.comm, self.rehearsed = unit, comm, rehearsed
         self._passes: dict[int, tuple[Player, Rehearsed]] = {}
 
+    def reach(self, sends_back: bool, trained: Collection[str]) -> None:
+        super().reach(sends_back, trained)
+        self.unit.reach(sends_back, trained)
+
     def turns_back(self) -> Sequence[Unit]:
-        return self.unit.turns_back() if self.leaves else (self,)
+        return self.unit.turns_back() if self.leaves else super().turns_back()
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        if function is not None or not x.device.grad_enabled:
+        if function is not None or not x.device.grad_enabled or not self.goes_back:
             return self.unit.forward(x, slot, function)
         calls, player = self.rehearsed(self.unit, x.shape, x.dtype), Player(self, x.device, self.comm)
         player.hold(calls.x, x.buffer)
@@ -204,7 +208,8 @@ class Repeated(Unit):
         player.play(calls.backward)
         for flat in self.flats:
             flat.later = None
-        grads.append(player.held.pop(calls.dx))
+        if calls.dx is not None:
+            grads.append(player.held.pop(calls.dx))
 
     def backward_weights(self, slot: int = 0) -> None:
         player, calls = self._passes.pop(slot)
@@ -232,7 +237,7 @@ class RehearsedFlat(Flat):
     def open(self, script: Script, number: int, like: Flat) -> None:
         """Memory for the parameters; gradients have the format of those that are `like` them."""
         self.script, self.number = script, number
-        self.local_dtype, self.dummies = like.local_dtype, like.dummies
+        self.local_dtype, self.dummies, self.is_trained = like.local_dtype, like.dummies, like.is_trained
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
 
     def grad_window(self, index: int) -> Buffer:
@@ -325,8 +330,10 @@ def rehearse(
         with device.scope(phase=Phase.BACKWARD, unit=unit.name):
             began = len(device.recorder.events)
             unit.backward(grads, defers=defers)
-            dx_id = grads[0].storage.id
-            backward = _calls(unit.name, script, began, {dx_id: (grads[0].shape, grads[0].dtype)})
+            dx_id = grads[0].storage.id if grads else None
+            backward = _calls(
+                unit.name, script, began, {dx_id: (grads[0].shape, grads[0].dtype)} if dx_id is not None else {}
+            )
             began, weights = len(device.recorder.events), list[Call]()
             if defers:
                 unit.backward_weights()

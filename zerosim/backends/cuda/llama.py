@@ -147,7 +147,9 @@ def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
         run_rows(kernel, *x.shape, dense(x), NULL, NULL, stats, *x.shape, float(eps))
 
 
-def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array) -> None:
+def rms_norm_backward(
+    grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array | None
+) -> None:
     """Scratch: M/64 rows of D numbers in the compute dtype, 256 at most: dweight's sums over runs of rows."""
     (rows, columns), compute = x.shape, wide(x, grad)
     if not columns:
@@ -157,6 +159,8 @@ def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Arr
         kernel = raw(_BACKWARD, "rms_norm_dx", (grad.dtype, x.dtype, weight.dtype, dx.dtype))
         with landing(dx) as result:
             run_rows(kernel, rows, columns, gradient, source, scales, stats, result, rows, columns)
+    if dweight is None:
+        return
     run = max(_ROWS, -(-rows // _MOST_PARTS))
     parts = max(1, -(-rows // run))
     partial = cp.empty((parts, columns), compute)

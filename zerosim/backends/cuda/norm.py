@@ -182,7 +182,14 @@ def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
 
 
 def layer_norm_backward(
-    grad: Array, x: Array, weight: Array, mean: Array, rstd: Array, dx: Array | None, dweight: Array, dbias: Array
+    grad: Array,
+    x: Array,
+    weight: Array,
+    mean: Array,
+    rstd: Array,
+    dx: Array | None,
+    dweight: Array | None,
+    dbias: Array | None,
 ) -> None:
     """Scratch: as `column_sum`, twice."""
     (rows, columns), compute = x.shape, mean.dtype
@@ -193,11 +200,14 @@ def layer_norm_backward(
         kernel = raw(LAYER_NORM, "layer_norm_dx", (grad.dtype, x.dtype, weight.dtype, compute, dx.dtype))
         with landing(dx) as target:
             run_rows(kernel, rows, columns, grad, x, weight, mean, rstd, target, rows, np.int32(columns))
+    if dweight is None and dbias is None:
+        return
     height, stages = stages_of(rows)
     weights, biases = cp.empty((stages, columns), compute), cp.empty((stages, columns), compute)
     kernel = raw(LAYER_NORM, "layer_norm_columns", (grad.dtype, x.dtype, compute))
     sizes = rows, np.int32(columns), np.int32(height)
     kernel((-(-columns // 32), stages), (32, 8), (grad, x, mean, rstd, weights, biases, *sizes))
     for partial, out in ((weights, dweight), (biases, dbias)):
-        with landing(out) as target:
-            add_rows(partial, target, stages)
+        if out is not None:
+            with landing(out) as target:
+                add_rows(partial, target, stages)

@@ -70,7 +70,14 @@ def _center(block: Array, ones: Array, eps: float, mean: Array, rstd: Array, out
 
 
 def layer_norm_backward(
-    grad: Array, x: Array, weight: Array, mean: Array, rstd: Array, dx: Array | None, dweight: Array, dbias: Array
+    grad: Array,
+    x: Array,
+    weight: Array,
+    mean: Array,
+    rstd: Array,
+    dx: Array | None,
+    dweight: Array | None,
+    dbias: Array | None,
 ) -> None:
     """With n = (x - mean) * rstd and g = grad * weight: dx = rstd * (g - average(g) - n * average(g * n))."""
     compute, columns = wide(x, grad), x.shape[1]
@@ -82,8 +89,10 @@ def layer_norm_backward(
         normed *= scale
         scaled = g * normed
         ones = np.ones(len(g), compute)
-        weight_sum += product(ones, scaled)
-        bias_sum += product(ones, g)
+        if dweight is not None:
+            weight_sum += product(ones, scaled)
+        if dbias is not None:
+            bias_sum += product(ones, g)
         if dx is None:
             continue
         # Averages of g * weight and of g * weight * normed, as products with the vector `weight`.
@@ -95,8 +104,9 @@ def layer_norm_backward(
         result -= average[:, None]
         result *= scale
         land(result, dx[rows])
-    store(weight_sum, dweight)
-    store(bias_sum, dbias)
+    for total, into in ((weight_sum, dweight), (bias_sum, dbias)):
+        if into is not None:
+            store(total, into)
 
 
 def _gelu_gate(x: Array) -> Array:

@@ -34,7 +34,9 @@ def _rstd(block: Array, eps: float, out: Array) -> None:
     np.divide(1.0, np.sqrt(square + eps), out=out)
 
 
-def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array) -> None:
+def rms_norm_backward(
+    grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array | None
+) -> None:
     """With n = x * rstd and g = grad * weight: dx = rstd * (g - n * average(g * n)), dweight = sum(grad * n)."""
     compute, columns = wide(x, grad), x.shape[1]
     weight = raised(weight)
@@ -43,7 +45,8 @@ def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Arr
         g, scale = raised(grad[rows]), rstd[rows, None]
         normed = raised(x[rows]) * scale
         scaled = g * normed
-        weight_sum += product(np.ones(len(g), compute), scaled)
+        if dweight is not None:
+            weight_sum += product(np.ones(len(g), compute), scaled)
         if dx is None:
             continue
         normed *= (product(scaled, weight) / columns)[:, None]
@@ -52,7 +55,8 @@ def rms_norm_backward(grad: Array, x: Array, weight: Array, rstd: Array, dx: Arr
         result -= normed
         result *= scale
         land(result, dx[rows])
-    store(weight_sum, dweight)
+    if dweight is not None:
+        store(weight_sum, dweight)
 
 
 def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
