@@ -1,0 +1,43 @@
+"""`zerosim grade`: the answers in a file that is handed in, graded. 0: all are solved; 7: not all."""
+
+from __future__ import annotations
+
+import argparse
+
+from zerosim.cli.outputs import as_json, human_stream, output, written
+from zerosim.cli.parser import Parser
+from zerosim.errors import UNSOLVED
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.epilog = (
+        "Each answer runs in a process, a temporary folder and an environment of its own, with limits of memory and "
+        "time. That is no sandbox: grade strangers' code in a container."
+    )
+    parser.add_argument("file", metavar="FILE.py|NOTEBOOK.ipynb", help="every answer in it is graded")
+    parser.add_argument("--exercise", metavar="NAME", help="this exercise alone")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the variant that was set (default: 0)")
+    parser.add_argument("--json", metavar="OUT.json", help="every check; - for stdout")
+    parser.add_argument("--gradescope", metavar="OUT.json", help="results as Gradescope's autograder reads them")
+
+
+def main(args: argparse.Namespace) -> int:
+    from zerosim.grading.catalogue import find_exercise
+    from zerosim.grading.handin import graded, read
+    from zerosim.grading.results import gradescope, values
+    from zerosim.grading.variants import variant
+
+    wanted = find_exercise(args.exercise) if args.exercise else None
+    hand_in = read(args.file, wanted)
+    for one in hand_in.exercises:
+        variant(one, args.seed)
+    figures = output(args, "json", also=[args.file])
+    scores = output(args, "gradescope", also=[args.file], apart=figures if args.json != "-" else None)
+    grades = graded(hand_in, args.seed)
+    stream, rows = human_stream(args), values(hand_in, grades, args.seed)
+    with written((figures, as_json(lambda: rows)), (scores, as_json(lambda: gradescope(grades)))):
+        if hand_in.magics:
+            print(f"skipped: {', '.join(hand_in.magics)}", file=stream)
+        for grade in grades:
+            print(grade, file=stream)
+    return 0 if all(grade.passed for grade in grades) else UNSOLVED
