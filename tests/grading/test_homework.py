@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -72,6 +73,9 @@ def test_an_answer_belongs_to_one_exercise() -> None:
         (["grade", "bad.py"], "line 1: is no Python"),
         (["grade", "hw.py", "--exercise", "zero22"], "did you mean zero2"),
         (["grade", "hw.py", "--seed", "-1"], "expected 0 to"),
+        (["grade"], "expected one of FILE and --class"),
+        (["grade", "--class", "nowhere"], "cannot be read"),
+        (["grade", "--class", ".", "--json", "x.json"], "leave out --json"),
         (["homework", "zero22"], "did you mean zero2"),
     ],
 )
@@ -85,3 +89,20 @@ def test_bad_input_is_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in {
+        "=ann.py": ZERO2,
+        "bob.py": "def (:",
+        "eve.py": "from os import _exit\n" + ANSWERS[4][1],
+    }.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    assert main(["grade", "--class", str(tmp_path)]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0] == ["file", "zero2", "remarks"]
+    assert rows[1] == ["'=ann.py", "6/6", ""]
+    assert rows[2][:2] == ["bob.py", ""]
+    assert "is no Python" in rows[2][2]
+    assert rows[3][:2] == ["eve.py", "0/6"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser
-from zerosim.errors import UNSOLVED
+from zerosim.errors import UNSOLVED, InputError
 
 
 def add_arguments(parser: Parser) -> None:
@@ -14,7 +15,8 @@ def add_arguments(parser: Parser) -> None:
         "Each answer runs in a process, a temporary folder and an environment of its own, with limits of memory and "
         "time. That is no sandbox: grade strangers' code in a container."
     )
-    parser.add_argument("file", metavar="FILE.py|NOTEBOOK.ipynb", help="every answer in it is graded")
+    parser.add_argument("file", metavar="FILE.py|NOTEBOOK.ipynb", nargs="?", help="every answer in it is graded")
+    parser.add_argument("--class", dest="folder", metavar="DIR", help="every file of a folder, as CSV on stdout")
     parser.add_argument("--exercise", metavar="NAME", help="this exercise alone")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the variant that was set (default: 0)")
     parser.add_argument("--json", metavar="OUT.json", help="every check; - for stdout")
@@ -22,12 +24,21 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from zerosim.grading.catalogue import find_exercise
+    from zerosim.grading.catalogue import EXERCISES, find_exercise
+    from zerosim.grading.classroom import class_table
     from zerosim.grading.handin import graded, read
     from zerosim.grading.results import gradescope, values
     from zerosim.grading.variants import variant
 
+    if (args.file is None) == (args.folder is None):
+        raise InputError("expected one of FILE and --class DIR: zerosim grade hw.py, or zerosim grade --class hand_ins")
     wanted = find_exercise(args.exercise) if args.exercise else None
+    if args.folder is not None:
+        if args.json or args.gradescope:
+            raise InputError("--class writes CSV on stdout: leave out --json and --gradescope")
+        variant(EXERCISES[0], args.seed)
+        sys.stdout.write(class_table(args.folder, wanted, args.seed))
+        return 0
     hand_in = read(args.file, wanted)
     for one in hand_in.exercises:
         variant(one, args.seed)
