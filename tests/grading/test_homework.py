@@ -36,7 +36,9 @@ def test_what_an_answer_earns(
     file = tmp_path / "hw.py"
     file.write_text(source, "utf-8")
     assert main(["grade", str(file)]) == code
-    assert words in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert words in out
+    assert out.count("found:") == (code == 7 and "write it" not in words)  # the root cause alone is shown in full
 
 
 @pytest.mark.slow

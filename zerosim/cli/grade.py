@@ -19,6 +19,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--class", dest="folder", metavar="DIR", help="every file of a folder, as CSV on stdout")
     parser.add_argument("--exercise", metavar="NAME", help="this exercise alone")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the variant that was set (default: 0)")
+    parser.add_argument("--verbose", "-v", action="store_true", help="every check in full")
     parser.add_argument("--json", metavar="OUT.json", help="every check; - for stdout")
     parser.add_argument("--gradescope", metavar="OUT.json", help="results as Gradescope's autograder reads them")
 
@@ -27,6 +28,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.grading.catalogue import EXERCISES, find_exercise
     from zerosim.grading.classroom import class_table
     from zerosim.grading.handin import graded, read
+    from zerosim.grading.report import brief
     from zerosim.grading.results import gradescope, values
     from zerosim.grading.variants import variant
 
@@ -50,5 +52,5 @@ def main(args: argparse.Namespace) -> int:
         if hand_in.magics:
             print(f"skipped: {', '.join(hand_in.magics)}", file=stream)
         for grade in grades:
-            print(grade, file=stream)
+            print(grade if args.verbose else brief(grade), file=stream)
     return 0 if all(grade.passed for grade in grades) else UNSOLVED

@@ -97,6 +97,19 @@ class Grade:
         return head + f"<table>{''.join(_row(check, shown) for check in self.checks)}</table>"
 
 
+def brief(grade: Grade) -> str:
+    """A grade with its first failure in full, the root cause, and the names of the checks that failed or wait."""
+    first = next(iter(grade.failures), None)
+    if first is None:
+        return str(grade)
+    lines = [f"{grade.title}: {_verdict(grade)}", f"  {_MARKS[False]} {first.name:<9} {_sentence(first)}"]
+    lines += [f"       {words}" for words in _details(first, [])]
+    for mark, words in ((True, "holds"), (False, "fails too"), (None, "not reached")):
+        names = [check.name for check in grade.checks if check.passed is mark and check is not first]
+        lines += [f"  {_MARKS[mark]} {words}: {', '.join(names)}"] if names else []
+    return "\n".join(lines)
+
+
 def _verdict(grade: Grade) -> str:
     if grade.state == "unsolved":
         return "not solved yet"
