@@ -78,6 +78,7 @@ def test_an_answer_belongs_to_one_exercise() -> None:
         (["grade"], "expected one of FILE and --class"),
         (["grade", "--class", "nowhere"], "cannot be read"),
         (["grade", "--class", ".", "--json", "x.json"], "leave out --json"),
+        (["grade", "hw.py", "--published", "nowhere"], "no script there"),
         (["homework", "zero22"], "did you mean zero2"),
     ],
 )
@@ -103,8 +104,8 @@ def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: p
         (tmp_path / name).write_text(text, "utf-8")
     assert main(["grade", "--class", str(tmp_path)]) == 0
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
-    assert rows[0] == ["file", "zero2", "remarks"]
-    assert rows[1] == ["'=ann.py", "6/6", ""]
+    assert rows[0] == ["file", "zero2", "remarks", "similar"]
+    assert rows[1][:3] == ["'=ann.py", "6/6", ""]
     assert rows[2][:2] == ["bob.py", ""]
     assert "is no Python" in rows[2][2]
     assert rows[3][:2] == ["eve.py", "0/6"]

@@ -19,6 +19,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--class", dest="folder", metavar="DIR", help="every file of a folder, as CSV on stdout")
     parser.add_argument("--exercise", metavar="NAME", help="this exercise alone")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the variant that was set (default: 0)")
+    parser.add_argument("--similar", action="store_true", help="for instructors: likeness to zerosim and to solutions")
+    parser.add_argument("--published", metavar="DIR", help="published solutions (default: a checkout's)")
     parser.add_argument("--verbose", "-v", action="store_true", help="every check in full")
     parser.add_argument("--json", metavar="OUT.json", help="every check; - for stdout")
     parser.add_argument("--gradescope", metavar="OUT.json", help="results as Gradescope's autograder reads them")
@@ -30,6 +32,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.grading.handin import graded, read
     from zerosim.grading.report import brief
     from zerosim.grading.results import gradescope, values
+    from zerosim.grading.similar import hand_in_parts, likenesses, own_parts, published_parts
     from zerosim.grading.variants import variant
 
     if (args.file is None) == (args.folder is None):
@@ -39,11 +42,15 @@ def main(args: argparse.Namespace) -> int:
         if args.json or args.gradescope:
             raise InputError("--class writes CSV on stdout: leave out --json and --gradescope")
         variant(EXERCISES[0], args.seed)
-        sys.stdout.write(class_table(args.folder, wanted, args.seed))
+        sys.stdout.write(class_table(args.folder, wanted, args.seed, args.published))
         return 0
     hand_in = read(args.file, wanted)
     for one in hand_in.exercises:
         variant(one, args.seed)
+    likely = list[str]()
+    if args.similar or args.published:
+        mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file)
+        likely = likenesses(mine, (own_parts(), published_parts(args.published))) or ["nothing"]
     figures = output(args, "json", also=[args.file])
     scores = output(args, "gradescope", also=[args.file], apart=figures if args.json != "-" else None)
     grades = graded(hand_in, args.seed)
@@ -53,4 +60,6 @@ def main(args: argparse.Namespace) -> int:
             print(f"skipped: {', '.join(hand_in.magics)}", file=stream)
         for grade in grades:
             print(grade if args.verbose else brief(grade), file=stream)
+        if likely:
+            print(f"similar, for instructors: {'; '.join(likely)}", file=stream)
     return 0 if all(grade.passed for grade in grades) else UNSOLVED
