@@ -49,7 +49,7 @@ def test_a_notebook_is_graded_and_its_magics_are_named(tmp_path: Path, capsys: p
     assert main(["grade", str(file), "--gradescope", str(out), "--seed", "3"]) == 0
     assert "skipped: %matplotlib inline, !ls" in capsys.readouterr().out
     (test,) = json.loads(out.read_text("utf-8"))["tests"]
-    assert test["score"] == test["max_score"] == 6
+    assert test["score"] == test["max_score"] == 2
 
 
 @pytest.mark.parametrize("one", EXERCISES, ids=lambda one: one.name)
@@ -79,6 +79,7 @@ def test_an_answer_belongs_to_one_exercise() -> None:
         (["grade", "--class", "nowhere"], "cannot be read"),
         (["grade", "--class", ".", "--json", "x.json"], "leave out --json"),
         (["grade", "hw.py", "--published", "nowhere"], "no script there"),
+        (["grade", "hw.py", "--path", "hours"], "did you mean hour?"),
         (["homework", "zero22"], "did you mean zero2"),
     ],
 )
@@ -102,10 +103,10 @@ def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: p
         "eve.py": "from os import _exit\n" + ANSWERS[4][1],
     }.items():
         (tmp_path / name).write_text(text, "utf-8")
-    assert main(["grade", "--class", str(tmp_path)]) == 0
+    assert main(["grade", "--class", str(tmp_path), "--path", "hour"]) == 0
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
-    assert rows[0] == ["file", "zero2", "remarks", "similar"]
-    assert rows[1][:3] == ["'=ann.py", "6/6", ""]
-    assert rows[2][:2] == ["bob.py", ""]
-    assert "is no Python" in rows[2][2]
-    assert rows[3][:2] == ["eve.py", "0/6"]
+    assert rows[0] == ["file", "zero2", "path hour, version 1, of 100", "remarks", "similar"]
+    assert rows[1][:4] == ["'=ann.py", "6/6", "50.0", ""]
+    assert rows[2][:3] == ["bob.py", "", ""]
+    assert "is no Python" in rows[2][3]
+    assert rows[3][:3] == ["eve.py", "0/6", "0.0"]

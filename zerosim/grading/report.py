@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from html import escape
 
 from zerosim.errors import InputError
@@ -63,6 +64,11 @@ class Grade:
     def possible(self) -> int:
         """Points of a solution: one per check, and that its runs end is one."""
         return len(self.exercise.judges) + bool(self.exercise.cases) + (self.exercise.examine is not None)
+
+    @property
+    def score(self) -> Fraction:
+        """The exercise's weight, as far as its points were reached."""
+        return Fraction(self.exercise.weight * self.points, self.possible)
 
     @property
     def failures(self) -> tuple[Check, ...]:
