@@ -17,7 +17,8 @@
 Messages are one line, or one line and a table: what was seen, what was expected, what to do.
 
 Without an error a command ends with 0; with 1 where `check`, `compare` or `run --verify-memory` found a difference;
-with 3 where `plan`, `fit` or `compare` found that nothing fits. An error of no kind above is zerosim's own mistake: 6.
+with 3 where `plan`, `fit` or `compare` found that nothing fits; with 7 where `grade` found an answer unsolved.
+An error of no kind above is zerosim's own mistake: 6.
 What is ended from outside returns 128 and a signal's number, as for a shell: 129 its terminal went away, 130 Ctrl-C,
 141 the reader of its output went away.
 """
@@ -31,6 +32,7 @@ from typing import NamedTuple
 
 DIFFERENCE = 1
 INTERNAL = 6
+UNSOLVED = 7
 HUNG_UP = 129
 INTERRUPTED = 130
 BROKEN_PIPE = 141

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grading_here import grade
+from grading_here import Own2, Own3, grade
 
 from zerosim.device.device import Kind
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch
@@ -673,3 +673,47 @@ def test_a_grade_is_safe_html() -> None:
     html = grade(Marked, "zero3")._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
+
+
+class KeepsParams(Own3):
+    keeps_params = True
+
+
+class KeepsGrads(Own2):
+    keeps_grads = True
+
+    def post_backward(self, unit: Unit) -> None:
+        if unit.reduces:
+            unit.flat.add_grad_whole(unit.flat.take_grad())
+            unit.flat.grad_shard = self.comm.reduce_scatter(unit.flat.whole_grad())
+
+
+class KeepsGathered(Own3):
+    def post_forward(self, unit: Unit) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "check", "excess", "hint"),
+    [
+        (KeepsParams, "zero3", "bytes", "6Ψ/N too many", "set keeps_params = False in your class"),
+        (KeepsGrads, "zero2", "bytes", "8Ψ/N too many", "set keeps_grads = False in your class"),
+        (KeepsGathered, "zero3", "peak", "5.38Ψ/N too many", "flat.reshard() in post_forward"),
+    ],
+)
+def test_an_excess_is_in_shares_and_its_cause_by_name(
+    answer: Any, name: str, check: str, excess: str, hint: str
+) -> None:
+    first = grade(answer, name).failures[0]
+    assert first.name == check
+    assert excess in first.counted
+    assert hint in first.hint
+
+
+def test_a_misspelt_name_brings_no_table() -> None:
+    class Misspelt(Own3):
+        def post_forward(self, unit: Unit) -> None:
+            unti.flat.reshard()  # type: ignore[name-defined]  # noqa: F821
+
+    text = str(grade(Misspelt, "zero3"))
+    assert "NameError" in text
+    assert "live:" not in text

@@ -70,7 +70,7 @@ def test_fewer_bytes_than_the_stage_has_are_another_stage() -> None:
 
     check = grade(Gathers, "zero2")["bytes"]
     assert check.passed is False
-    assert check.counted == "107,616 B on rank 0"
+    assert check.counted == "107,616 B, 6Ψ/N too few, on rank 0"
     assert check.hint == "something that must stay is gone"
 
 

@@ -11,6 +11,7 @@ import pytest
 from grading_here import grade
 
 from zerosim.grading import EXERCISES, Exercise
+from zerosim.grading.variants import variant
 
 FOLDER = Path(__file__).parents[2] / "notebooks" / "solutions"
 
@@ -35,6 +36,14 @@ def test_a_solution_is_graded_full(exercise: Exercise) -> None:
     grade_ = grade(solution(exercise), exercise, carried=True)
     assert grade_.state == "solved", str(grade_)
     assert grade_.points == grade_.possible == len(grade_.checks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+def test_a_solution_is_graded_full_in_each_variant(exercise: Exercise, seed: int) -> None:
+    grade_ = grade(solution(exercise), variant(exercise, seed))
+    assert grade_.state == "solved", str(grade_)
 
 
 def test_solutions_are_short() -> None:

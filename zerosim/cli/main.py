@@ -47,12 +47,14 @@ VERBS = {
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
+    "homework": "an exercise as a file to begin with: its text, what it needs, what is to be written",
+    "grade": "the answers in a script or notebook, graded: which rank at which event held what",
     "calibrate": "measure this machine for the clock, and how well it then predicts measured steps",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
 
 
-WITH_A_VOICE = ("step", "doctor", "calibrate", "bench")
+WITH_A_VOICE = ("step", "grade", "doctor", "calibrate", "bench")
 """Verbs that wait for keys, end within seconds, or measure and say what."""
 
 

@@ -72,6 +72,8 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
         return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
     at = _freed(trial, failure) or _last(trial, failure.rank)
+    if "NameError" in failure.text:
+        return Finding(failure.text, hint, at.only())
     # What was live says nothing of a slip in a line: only a use after the end, or a hoard, is about buffers.
     return Finding(failure.text, hint, at if failure.reason == "endless" else at.only("unsharded_param"))
 

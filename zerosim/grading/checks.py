@@ -27,6 +27,13 @@ _LETS_GO = (
 )
 """Kinds of whole buffers, and a hint."""
 
+_KEEPS = (
+    ("param", "every rank keeps whole parameters between uses: set keeps_params = False in your class"),
+    ("grad", "every rank keeps whole gradients until the step: set keeps_grads = False in your class, and keep the "
+     "slice alone (add_grad_shard)"),
+)  # fmt: skip
+"""Kinds of model states that a stage cuts, and what a strategy says of them."""
+
 AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 
@@ -52,26 +59,39 @@ def norm(run: Comparison) -> Check:
 def states(run: Comparison) -> Check:
     """Bytes of model states on every rank when backward ends, to the byte."""
     result, stage, ranks = result_of(run.mine), run.exercise.stage, run.case.config.mesh.ranks
-    held = total(model_states(stage, COST).values())
-    expected = held.at(Ψ=psi_of(result, stage), N=ranks)
+    parts, letters = model_states(stage, COST), dict(Ψ=psi_of(result, stage), N=ranks)
+    held = total(parts.values())
+    expected = held.at(**letters)
     counted = [sum(memory.marks["end_of_backward"].by_kind.get(kind, 0) for kind in AT_END) for memory in result.memory]
     words = f"{held} = {int(expected):,} B on each rank when backward ends"
     wrong = next((rank for rank, nbytes in enumerate(counted) if nbytes != expected), None)
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
     number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.optim.steps or 1) - 1)
-    more = counted[wrong] > expected
-    hint = _whole_words(where(wrong, run.mine.records[wrong], number)) if more else "something that must stay is gone"
-    return _failed_on(run, wrong, number, "bytes", words, f"{counted[wrong]:,} B", hint)
+    hint = "something that must stay is gone"
+    if counted[wrong] > expected:
+        by_kind = result.memory[wrong].marks["end_of_backward"].by_kind
+        over = [kind for kind, form in parts.items() if by_kind.get(kind, 0) > form.at(**letters)]
+        hint = _whole_words(where(wrong, run.mine.records[wrong], number), over)
+    found = f"{counted[wrong]:,} B, {_excess(run, counted[wrong] - expected)},"
+    return _failed_on(run, wrong, number, "bytes", words, found, hint)
 
 
-def _whole_words(at: Where) -> str:
-    """Which whole buffers are still live, and who lets go of such."""
+def _excess(run: Comparison, nbytes: Fraction) -> str:
+    """A number of bytes too many or too few, in Ψ/N; without ZeRO in Ψ."""
+    stage = run.exercise.stage
+    shares = nbytes / psi_of(result_of(run.mine), stage) * (run.case.config.mesh.ranks if stage else 1)
+    return f"{float(abs(shares)):.3g}{'Ψ/N' if stage else 'Ψ'} too {'many' if shares > 0 else 'few'}"
+
+
+def _whole_words(at: Where, over: Sequence[str]) -> str:
+    """Which whole buffers are still live, and who lets go of such; `over`: the model states that are too large."""
     for kind, hook in _LETS_GO:
         units = list(dict.fromkeys(held.unit for held in at.live if held.kind == kind))
         if units:
             return f"still live: {kind} of {few(units)}; {hook}"
-    return "something whole is still live: see the list of what was"
+    words = (words for kind, words in _KEEPS if kind in over)
+    return next(words, "something whole is still live: see the list of what was")
 
 
 def highest(run: Comparison) -> Check:
@@ -89,7 +109,17 @@ def highest(run: Comparison) -> Check:
         "free before you allocate: reshard before the gradient is reduced, keep no name on what was freed, "
         "work in place (out=)"
     )
-    return _failed_on(run, wrong, found[wrong].number, "peak", expected, f"{found[wrong].amount:,} B", hint)
+    units = _gathered_at(run, wrong, found[wrong].number)
+    if run.exercise.gathered is not None and len(units) > run.exercise.gathered:
+        hint = f"still gathered: {few(units)}; call flat.reshard() in post_forward and in post_backward"
+    excess = _excess(run, Fraction(found[wrong].amount - allowed[wrong]))
+    return _failed_on(run, wrong, found[wrong].number, "peak", expected, f"{found[wrong].amount:,} B, {excess},", hint)
+
+
+def _gathered_at(run: Comparison, rank: int, number: int) -> list[str]:
+    """The units whose whole parameters a rank holds at an event."""
+    live = where(rank, run.mine.records[rank], number).live
+    return list(dict.fromkeys(held.unit for held in live if held.kind == "unsharded_param"))
 
 
 def gathered(run: Comparison) -> Check:

@@ -28,10 +28,12 @@ from typing import Any, BinaryIO, NoReturn
 
 from zerosim.grading.catalogue import find_exercise
 from zerosim.grading.exercise import VERDICTS, Exercise
+from zerosim.grading.handin_code import made
 from zerosim.grading.judge import left_by, verdict_on
-from zerosim.grading.limits import Watch
+from zerosim.grading.limits import LIMIT_S, Watch
 from zerosim.grading.pickling import unpack
 from zerosim.grading.plain import packed
+from zerosim.grading.variants import variant
 
 MOST_BYTES = 4 << 30
 """What an answer may take beyond what is there when it begins, where the system can be told so (Linux)."""
@@ -47,6 +49,8 @@ def main(parcel: dict[str, Any]) -> NoReturn:
         linecache.cache[name] = (len(lines), None, lines, name)
     _bar_the_door()
     _limit_memory()
+    if "source" in parcel:
+        _limit_hand_in()
 
     def alive() -> None:
         _tell(out, "alive")
@@ -56,7 +60,7 @@ def main(parcel: dict[str, Any]) -> NoReturn:
     alive()
     try:
         data = left_by(
-            lambda: unpack(parcel["answer"]),
+            lambda: made(*parcel["source"]) if "source" in parcel else unpack(parcel["answer"]),
             _exercise(parcel),
             Watch(alive),
             begin=lambda label: _tell(out, "runs", label),
@@ -92,7 +96,7 @@ def _own_pipe() -> BinaryIO:
 
 def _exercise(parcel: dict[str, Any]) -> Exercise:
     wanted = parcel["exercise"]
-    return find_exercise(unpack(wanted) if isinstance(wanted, bytes) else wanted)
+    return variant(find_exercise(unpack(wanted) if isinstance(wanted, bytes) else wanted), parcel.get("seed", 0))
 
 
 def _tell(out: BinaryIO, *message: Any) -> None:
@@ -120,3 +124,12 @@ def _limit_memory() -> None:
         pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MOST_BYTES, hard))
+
+
+def _limit_hand_in() -> None:
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        cpu_s = int(2 * LIMIT_S)
+        for what, most in ((resource.RLIMIT_CPU, cpu_s), (resource.RLIMIT_FSIZE, 16 << 20), (resource.RLIMIT_CORE, 0)):
+            resource.setrlimit(what, (most, most))

@@ -82,6 +82,7 @@ Judge = Callable[[Comparison], Check]
 class Exercise:
     """One exercise.
 
+    weight     what it is worth beside the others, by difficulty
     given      the skeleton or the strategy with a bug: what a solution begins with
     stage      the ZeRO stage whose reference run it is held against
     cases      its runs; none where an answer is examined by itself alone
@@ -99,6 +100,7 @@ class Exercise:
     number: int
     name: str
     title: str
+    weight: int
     question: str
     given: Any
     stage: int

@@ -22,6 +22,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,6 +36,7 @@ from zerosim.grading.exercise import VERDICTS, Check, Exercise, Verdict
 from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
 from zerosim.grading.pickling import pack
 from zerosim.grading.plain import unpacked
+from zerosim.grading.variants import variant
 
 START_S = 60.0
 """How long a process may take to say its first word: a cold disk, a busy machine."""
@@ -64,6 +66,8 @@ from zerosim.grading import child
 {0}(pickle.load(sys.stdin.buffer))
 """
 """This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
+"""Variables that a hand-in's process is given."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -80,8 +84,21 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
         hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
         return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
     exercise = one.name if one in EXERCISES else pack(one)[0]
-    sent = {"path": sys.path, "files": files, "exercise": exercise, "answer": parcel, "silence_s": SILENCE_S}
-    with _process("child.main") as process, _process("child.judge") as judge, ExitStack() as unheard:
+    return _judged({"path": sys.path, "files": files, "answer": parcel}, one, exercise)
+
+
+def judged_source(name: str, source: str, one: Exercise, seed: int = 0) -> Verdict:
+    """The verdict on an answer in the text of a file, which runs in a process, a folder and an environment of its own,
+    with limits of memory, processor time and file sizes (not on Windows)."""
+    sent = {"path": [place for place in sys.path if place], "files": {name: source.splitlines(keepends=True)}}
+    with tempfile.TemporaryDirectory(prefix="zerosim-") as folder:
+        answer = {"source": (name, source, one.given.__name__), "seed": seed}
+        return _judged({**sent, **answer}, variant(one, seed), one.name, folder)
+
+
+def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: str | None = None) -> Verdict:
+    sent |= {"exercise": exercise, "silence_s": SILENCE_S}
+    with _process("child.main", folder) as process, _process("child.judge") as judge, ExitStack() as unheard:
         for pipe in (judge.stdout, judge.stderr):
             assert pipe is not None
             unheard.callback(pipe.close)
@@ -89,7 +106,7 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
         if "left" in heard:
             unheard.pop_all()  # who listens closes them
             borrowed = {name for (name,) in heard["borrowed"]}
-            what = {"exercise": exercise, "left": heard["left"][0], "borrowed": borrowed}
+            what = {"exercise": exercise, "seed": sent.get("seed", 0), "left": heard["left"][0], "borrowed": borrowed}
             found = _listen(judge, JUDGES, what)
             if "verdict" in found:
                 verdict: Verdict = unpacked(base64.b64decode(found["verdict"][0]), VERDICTS)
@@ -102,13 +119,16 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
         code = None
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(LINGER_S)
-        return lost(one, heard.get("runs", [""])[0], heard["dump"], code, list(files), SILENCE_S)
+        return lost(one, heard.get("runs", [""])[0], heard["dump"], code, list(sent["files"]), SILENCE_S)
 
 
 @contextmanager
-def _process(main: str) -> Iterator[subprocess.Popen[bytes]]:
+def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A fresh interpreter, for one of `child.py`'s functions. When this is left it has ended, and what it may have
-    started too (not on Windows)."""
+    started too (not on Windows). With a folder, it runs there, and knows no variable of this one's."""
+    env = dict(os.environ)
+    if folder is not None:
+        env = {name: env[name] for name in _KEPT if name in env} | {"HOME": folder, "TMPDIR": folder}
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
@@ -118,7 +138,8 @@ def _process(main: str) -> Iterator[subprocess.Popen[bytes]]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
+            cwd=folder,
+            env={**env, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
             start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
             creationflags=flags,
         )

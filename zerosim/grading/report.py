@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from html import escape
 
 from zerosim.errors import InputError
@@ -65,6 +66,11 @@ class Grade:
         return len(self.exercise.judges) + bool(self.exercise.cases) + (self.exercise.examine is not None)
 
     @property
+    def score(self) -> Fraction:
+        """The exercise's weight, as far as its points were reached."""
+        return Fraction(self.exercise.weight * self.points, self.possible)
+
+    @property
     def failures(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if check.passed is False)
 
@@ -95,6 +101,19 @@ class Grade:
             return head + "".join(f"<p>{escape(words)}</p>" for words in _unsolved(self, self.verdict.unsolved))
         shown: list[Where] = []
         return head + f"<table>{''.join(_row(check, shown) for check in self.checks)}</table>"
+
+
+def brief(grade: Grade) -> str:
+    """A grade with its first failure in full, the root cause, and the names of the checks that failed or wait."""
+    first = next(iter(grade.failures), None)
+    if first is None:
+        return str(grade)
+    lines = [f"{grade.title}: {_verdict(grade)}", f"  {_MARKS[False]} {first.name:<9} {_sentence(first)}"]
+    lines += [f"       {words}" for words in _details(first, [])]
+    for mark, words in ((True, "holds"), (False, "fails too"), (None, "not reached")):
+        names = [check.name for check in grade.checks if check.passed is mark and check is not first]
+        lines += [f"  {_MARKS[mark]} {words}: {', '.join(names)}"] if names else []
+    return "\n".join(lines)
 
 
 def _verdict(grade: Grade) -> str:

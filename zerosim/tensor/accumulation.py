@@ -139,10 +139,10 @@ class GradAccumulator:
     def grad_window(self, index: int) -> Buffer:
         """Where a gradient of parameter `index` is to be written; contents undefined.
 
-        The window itself at its first use in a micro-batch. After that, and where it is added at once, later or not at
-        all, a buffer of its own.
+        The window itself at its first use in a micro-batch. After that, and where it is added at once or later, a
+        buffer of its own.
         """
-        if index in self._given or self.adds_at_once or not self.is_trained or self.later is not None:
+        if index in self._given or self.adds_at_once or self.later is not None:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
         return self.window(self._open_grad(), index)
@@ -155,12 +155,9 @@ class GradAccumulator:
         return self.dummies.window(packed, place, self.local_dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
-        """A gradient of parameter `index` is complete: it is in its window already, or is added there. What is not
-        trained keeps none."""
+        """A gradient of parameter `index` is complete: it is in its window already, or is added there."""
         if self.later is not None:
             self.postpone(index, lambda: grad)
-            return
-        if not self.is_trained:
             return
         whole = self._open_grad()
         if grad.storage is not whole.storage:
@@ -175,8 +172,7 @@ class GradAccumulator:
     def postpone(self, index: int, make: Callable[[], Buffer]) -> None:
         """Leave a gradient of parameter `index` to be made and collected later."""
         assert self.later is not None
-        if self.is_trained:
-            self.later.append(lambda: self.collect_grad(index, make()))
+        self.later.append(lambda: self.collect_grad(index, make()))
 
     def _open_grad(self) -> Buffer:
         """The micro-batch's gradient buffer, made when backward reaches this flat; or the persistent one."""

@@ -1,0 +1,112 @@
+"""Homework: a skeleton is written, a file is read, and what it earns follows from its answers alone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from zerosim.cli.main import main
+from zerosim.grading import EXERCISES
+
+SOLUTIONS = Path(__file__).parents[2] / "notebooks" / "solutions"
+ZERO2 = (SOLUTIONS / "zero2.py").read_text("utf-8")
+
+ANSWERS = [
+    ("right", ZERO2, 0, "solved"),
+    ("right, calls at the top level", ZERO2 + "\nprint('x')\nimport os\nos._exit(0)\n", 0, "solved"),
+    ("forgets to publish", ZERO2[: ZERO2.index("    def publish")], 7, "[no] weights"),
+    ("a name that is not", ZERO2.replace("unit.flat.add", "unti.flat.add"), 7, "NameError"),
+    ("ends the process", ZERO2.replace("if unit", "import os; os._exit(0)\n        if unit"), 7, "0 of 6"),
+    ("raises when read", ZERO2 + "\nx = 1 / 0\n", 7, "ZeroDivisionError"),
+    ("prints a verdict", ZERO2.split("    keeps")[0] + "    print('[\"verdict\", \"x\"]')\n", 7, "0 of 6"),
+    ("zerosim's own", "from zerosim.grading import Zero2\nclass MyZero2(Zero2):\n    pass\n", 7, "write it yourself"),
+    ("patches the grader", ZERO2.split("    keeps")[0] + "    import zerosim.grading.report as r\n"
+     "    r.Grade.passed = True\n", 7, "0 of 6"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "code", "words"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
+def test_what_an_answer_earns(
+    source: str, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "hw.py"
+    file.write_text(source, "utf-8")
+    assert main(["grade", str(file)]) == code
+    out = capsys.readouterr().out
+    assert words in out
+    assert out.count("found:") == (code == 7 and "write it" not in words)  # the root cause alone is shown in full
+
+
+@pytest.mark.slow
+def test_a_notebook_is_graded_and_its_magics_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "hw.ipynb", tmp_path / "out.json"
+    cells = [{"cell_type": "code", "source": ["%matplotlib inline\n", "!ls\n"]}, {"cell_type": "code", "source": ZERO2}]
+    file.write_text(json.dumps({"cells": cells}), "utf-8")
+    assert main(["grade", str(file), "--gradescope", str(out), "--seed", "3"]) == 0
+    assert "skipped: %matplotlib inline, !ls" in capsys.readouterr().out
+    (test,) = json.loads(out.read_text("utf-8"))["tests"]
+    assert test["score"] == test["max_score"] == 2
+
+
+@pytest.mark.parametrize("one", EXERCISES, ids=lambda one: one.name)
+def test_a_skeleton_is_python_and_names_its_answer(one: object, capsys: pytest.CaptureFixture[str]) -> None:
+    name, given = one.name, one.given.__name__  # type: ignore[attr-defined]
+    assert main(["homework", name]) == 0
+    space: dict[str, object] = {"__name__": "hw"}
+    exec(compile(capsys.readouterr().out, "hw.py", "exec"), space)
+    assert given in space
+
+
+def test_an_answer_belongs_to_one_exercise() -> None:
+    names = [one.given.__name__ for one in EXERCISES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["grade", "nowhere.py"], "cannot be read"),
+        (["grade", "empty.py"], "no answer in it"),
+        (["grade", "bad.ipynb"], "is no notebook"),
+        (["grade", "bad.py"], "line 1: is no Python"),
+        (["grade", "hw.py", "--exercise", "zero22"], "did you mean zero2"),
+        (["grade", "hw.py", "--seed", "-1"], "expected 0 to"),
+        (["grade"], "expected one of FILE and --class"),
+        (["grade", "--class", "nowhere"], "cannot be read"),
+        (["grade", "--class", ".", "--json", "x.json"], "leave out --json"),
+        (["grade", "hw.py", "--published", "nowhere"], "no script there"),
+        (["grade", "hw.py", "--path", "hours"], "did you mean hour?"),
+        (["homework", "zero22"], "did you mean zero2"),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"empty.py": "", "bad.ipynb": "[]", "bad.py": "def (:", "hw.py": ZERO2}.items():
+        Path(name).write_text(text, "utf-8")
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in {
+        "=ann.py": ZERO2,
+        "bob.py": "def (:",
+        "eve.py": "from os import _exit\n" + ANSWERS[4][1],
+    }.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    assert main(["grade", "--class", str(tmp_path), "--path", "hour"]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert rows[0] == ["file", "zero2", "path hour, version 1, of 100", "remarks", "similar"]
+    assert rows[1][:4] == ["'=ann.py", "6/6", "50.0", ""]
+    assert rows[2][:3] == ["bob.py", "", ""]
+    assert "is no Python" in rows[2][3]
+    assert rows[3][:3] == ["eve.py", "0/6", "0.0"]
