@@ -75,7 +75,9 @@ RUNS: list[dict[str, Any]] = [
     dict(stage=3, recipe="fsdp2", precision="bf16"),
     dict(stage=3, model="llama", hidden=12, heads=2, kv_heads=1),
     dict(stage=3, model="mlp", clip_norm=0.1, optimizer="adamw"),
-    dict(stage=2, model="flat", params=1001, units=3, optimizer="sgd", momentum=0.9),
+    dict(
+        stage=2, model="flat", params=1001, units=3, layers=None, hidden=None, heads=None, optimizer="sgd", momentum=0.9
+    ),
 ]
 
 

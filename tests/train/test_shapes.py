@@ -93,7 +93,7 @@ OTHERS = {
     "flash, full": dict(attention="flash", recompute="full", saves="megatron"),
     "llama": dict(model="llama", heads=4, kv_heads=2),
     "llama, full": dict(model="llama", heads=4, kv_heads=1, recompute="full"),
-    "flat": dict(model="flat", params=1003, units=4),
+    "flat": dict(model="flat", params=1003, units=4, layers=None, hidden=None, heads=None),
     "muon": dict(optimizer="muon"),
     "muon by unit": dict(optimizer="muon", gather="unit", model="llama", tie_embeddings=False),
 }
