@@ -6,39 +6,20 @@ Exit code 1 and one line on stderr (with the cell's number, from 1) for an error
 
 from __future__ import annotations
 
-import re
 import sys
-import time
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError
+
+from zerosim.lessons.executing import NotebookFailed, executed
 
 
 def execute(source: Path, out: Path, seconds: float) -> None:
     """Raises: SystemExit for an error in a cell, and for the cell in which the notebook's time is up."""
-    notebook = nbformat.read(source, 4)
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(
-        notebook, kernel_name="python3", record_timing=False, resources={"metadata": {"path": str(source.parent)}}
-    )
-    with client.setup_kernel():
-        began = time.monotonic()
-        for index, cell in enumerate(notebook.cells):
-            left = seconds - (time.monotonic() - began)
-            client.timeout = max(1, round(left))
-            try:
-                client.execute_cell(cell, index)
-            except CellTimeoutError:
-                left = -1.0
-            except CellExecutionError as error:
-                plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-                sys.exit(f"cell {index + 1} fails: {plain}")
-            if left < 0 or time.monotonic() - began > seconds:
-                sys.exit(f"cell {index + 1} takes the notebook beyond its {seconds:g} seconds")
+    try:
+        notebook, _ = executed(source, seconds)
+    except NotebookFailed as failed:
+        sys.exit(str(failed))
     nbformat.write(notebook, out)
 
 

@@ -7,6 +7,7 @@ added in rank order in float32 (float64 for fp64), divided by N, rounded. Then A
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,14 @@ def rank_gradients(config: RunConfig, weights: dict[str, Any], batch: Any, rank:
     return float(loss.array[0]) / (rows * config.model.seq), {flat.name: flat.take_grad().array for flat in model.flats}
 
 
-def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str, Any], list[list[float]]]:
-    """Final weights by name (masters where there are any) and losses [step][rank]; Adam, A = 1."""
+def train(
+    config: RunConfig, batches: Any, scale: float | Sequence[float] = 1.0, *, late: int = 0
+) -> tuple[dict[str, Any], list[list[float]]]:
+    """Final weights by name (masters where there are any) and losses [step][rank]; Adam, A = 1. `scale` is the loss
+    scale, or each step's. A step whose gradients are not finite changes no weight.
+
+    `late`: behind this step, counted from 1, forward and backward run on weights that are late by one update.
+    """
     layout = build_model(config, Device(0, NumpyBackend()))
     stored, grad_type = (
         array_type(config.precision.param_dtype),
@@ -77,9 +84,11 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
         for spec in f.spec.weights
     }
     moments = {flat.name: [np.zeros(flat.numel, wide), np.zeros(flat.numel, wide)] for flat in layout.flats}
-    losses = []
-    for step, batch in enumerate(batches):
-        rounded = {name: value.astype(stored).astype(wide) for name, value in master.items()}
+    losses, updates, before = [], 0, master
+    scales = [scale] * len(batches) if isinstance(scale, float) else scale
+    for step, (batch, scale) in enumerate(zip(batches, scales, strict=True)):
+        used, before = before if 0 < late <= step else master, dict(master)
+        rounded = {name: value.astype(stored).astype(wide) for name, value in used.items()}
         ranks = [rank_gradients(config, rounded, batch, rank, step, scale) for rank in range(config.mesh.ranks)]
         losses.append([loss for loss, _ in ranks])
         grads = {}
@@ -88,10 +97,12 @@ def train(config: RunConfig, batches: Any, scale: float = 1.0) -> tuple[dict[str
             for _, other in ranks[1:]:
                 total = total + other[flat.name].astype(wide)
             grads[flat.name] = (total / config.mesh.ranks).astype(grad_type)
-        factor = clip_factor(config, grads, scale)
+        if not all(np.isfinite(grad.astype(wide)).all() for grad in grads.values()):
+            continue
+        factor, updates = clip_factor(config, grads, scale), updates + 1
         for flat in layout.flats:
             flat_weights = np.concatenate([master[spec.name].reshape(-1) for spec in flat.spec.weights])
-            adam(flat_weights, grads[flat.name].astype(wide) * wide.type(factor), *moments[flat.name], step + 1, config)
+            adam(flat_weights, grads[flat.name].astype(wide) * wide.type(factor), *moments[flat.name], updates, config)
             for spec, offset in zip(flat.spec.weights, flat.spec.offsets, strict=True):
                 master[spec.name] = flat_weights[offset : offset + spec.numel].reshape(spec.shape)
     return master, losses

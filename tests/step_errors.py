@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
+from zerosim.analysis.expect import Expectation, Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.keys import MEASURED
 from zerosim.analysis.interval import FILE, MeasuredStep, StepClass, coverage, read_steps, step_class
 from zerosim.config.files import read_scenario_file
@@ -34,13 +34,17 @@ rows = [
 """
 
 
+def is_measured_step(expectation: Expectation) -> bool:
+    """Whether the figures are measured steps that the clock models, and no ratios of two speeds."""
+    timed = expectation.figures == MEASURED and expectation.quantity in ("step_seconds", *RATES)
+    return timed and not any(cell.over for cell in expectation.cells)
+
+
 def measure(path: Path) -> tuple[list[Judged], list[MeasuredStep]]:
     """A scenario judged, and its rows by class."""
     runs, steps, tables = Runs(), [], []
     for expectation in read_expectations(read_scenario_file(str(path))):
-        if expectation.figures != MEASURED or expectation.quantity not in ("step_seconds", *RATES):
-            continue
-        if any(cell.over for cell in expectation.cells):  # a ratio of two speeds
+        if not is_measured_step(expectation):
             continue
         tables.append(judge(expectation, runs))
         for cell, judged in zip(expectation.cells, tables[-1].cells, strict=True):

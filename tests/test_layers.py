@@ -29,7 +29,7 @@ LAYERS = [
     {"train"},
     {"analysis"},
     {"report"},
-    {"stepper", "bench"},
+    {"stepper", "bench", "playback"},
     {"grading", "lessons"},
     {"cli"},
     {"__init__", "__main__"},
@@ -42,7 +42,7 @@ ONLY_IN = {
     "matplotlib": {"report"},
     "torch": {"bench"},
     "ml_dtypes": {"backends"},
-    "threadpoolctl": {"comm", "bench", "train"},
+    "threadpoolctl": {"comm", "bench", "train", "playback"},
     "cupy": {"backends"},
     "mpi4py": {"comm"},
 }

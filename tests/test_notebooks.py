@@ -1,6 +1,6 @@
 """The course notebooks: each is executed from a clean kernel, and must give the outputs that are committed.
 
-What counts as the same is said in `notebook_outputs.py`. Folders below notebooks/ are not looked at.
+What counts as the same is said in `notebook_outputs.py`. The instructors' answers are among them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,16 @@ from typing import Any
 import pytest
 from notebook_outputs import differences, outputs, read, texts
 
+from zerosim.grading import EXERCISES
+
 SHAPES_ALONE = ("07", "08", "09", "15")
 """Notebooks that plan and train nothing: no BLAS can change what they show."""
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SECONDS = 60.0
+NOTEBOOKS = [
+    path for folder in ("notebooks", "notebooks/instructors") for path in sorted((ROOT / folder).glob("*.ipynb"))
+]
+SECONDS = 300.0  # a minute alone; a shared, slow machine takes longer, and no test measures time
 MISSING = [name for name in ("nbclient", "nbformat", "ipykernel") if importlib.util.find_spec(name) is None]
 PATHS = re.compile(r"(?<![\w.:/])/(?:home|root|tmp|usr|var|opt|mnt|private|Users)/\w|\b[A-Z]:\\\w| at 0x[0-9a-f]{6}")
 
@@ -96,15 +100,26 @@ def test_outputs_name_no_path_and_no_host(path: Path) -> None:
         assert not (is_telling and re.search(rf"\b{re.escape(host)}\b", text))
 
 
+@each_notebook
+def test_every_picture_is_told_in_words(path: Path) -> None:
+    for output in (output for cell in read(path) for output in cell["outputs"]):
+        if "image/png" in output.get("data", {}):
+            words = output["metadata"].get("image/png", {}).get("alt", "")
+            assert len(words) > 20, f"{path.name}: execute the notebook again: a picture without its words"
+        for picture in re.findall(r"<img [^>]*>", "".join(output.get("data", {}).get("text/html", ""))):
+            assert re.search(r'alt="[^"]{20,}"', picture), picture[:80]
+
+
 PAGE = 76  # columns that a printed page has for a cell's code: what is longer is cut off
-LONGER = {"11_write_your_own_zero": 120}  # its exercises are those of zerosim/grading, letter by letter
+GIVEN = {one.skeleton.strip() for one in EXERCISES}  # letter by letter those of zerosim/grading, in 120 columns
 
 
 @each_notebook
 def test_code_fits_on_a_page(path: Path) -> None:
-    for cell in read(path):
-        for line in "".join(cell["source"]).splitlines():
-            assert len(line) <= LONGER.get(path.stem, PAGE), line
+    sources = ["".join(cell["source"]) for cell in read(path)]
+    for source in (source for source in sources if source.strip() not in GIVEN and "step_into" not in source):
+        for line in source.splitlines():
+            assert len(line) <= PAGE, line
 
 
 @each_notebook

@@ -3,6 +3,7 @@ that the README shows are those of a run."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import xml.etree.ElementTree as ET
@@ -18,7 +19,7 @@ PAGES = {
     path.name: path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 PYTHON = [
-    pytest.param(block, id=f"{name}-{index}", marks=() if name == "README.md" else pytest.mark.slow)
+    pytest.param(block, id=f"{name}-{index}", marks=() if "zerosim.debug(" in block else pytest.mark.slow)
     for name, path in PAGES.items()
     for index, block in enumerate(re.findall(r"```python\n(.*?)```", path.read_text("utf-8"), re.DOTALL))
 ]
@@ -28,7 +29,7 @@ each_page = pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 
 def shown(command: str) -> list[str]:
     """The lines that the README shows under a command."""
-    block = README.split(f"$ {command}\n")[1].split("```")[0]
+    block = README.split(f"$ {command}\n")[1].split("```")[0].split("\n$ ")[0]
     return [line for line in block.splitlines() if line.strip() and line != "..."]
 
 
@@ -69,7 +70,8 @@ def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -
         assert line in lines
 
 
-JOBS = re.findall(r"```console\n\$ (zerosim [^\n]*)\n(.*?)```", PAGES["ten_jobs.md"].read_text("utf-8"), re.DOTALL)
+WITH_OUTPUTS = "".join(PAGES[name].read_text("utf-8") for name in ("ten_jobs.md", "zeropp.md"))
+JOBS = re.findall(r"```console\n\$ (zerosim [^\n]*)\n(.*?)```", WITH_OUTPUTS, re.DOTALL)
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_the_page_has_ten_jobs() -> None:
 
 
 def test_the_course_lists_every_notebook_in_its_order() -> None:
-    listed = re.findall(r"^(\d+)\. \[.*?\]\(notebooks/(.*?)\)", README, re.MULTILINE)
+    listed = re.findall(r"\b(\d+)\. \[[^\]]*\]\(notebooks/(.*?)\)", README)
     there = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert listed == [(str(number), name) for number, name in enumerate(there, 1)]
 
@@ -112,11 +114,25 @@ def texts(svg: Path) -> list[str]:
     return ["".join(element.itertext()) for element in root.iter() if element.tag in (f"{name}title", f"{name}text")]
 
 
+def test_the_staircase_says_in_words_what_its_file_says() -> None:
+    """The words beside the moving picture have the figures that it was drawn with."""
+    alt = re.search(r'<img alt="(ZeRO-3, moving: [^"]*)"', README)[1]  # type: ignore[index]
+    said = next(text for text in texts(ROOT / "scenarios" / "staircase.svg") if text.startswith("At most"))
+    assert re.findall(r"[\d.]+ KB", alt) == re.findall(r"[\d.]+ KB", said)
+
+
 @pytest.mark.bits
 @pytest.mark.parametrize("block", PYTHON)
 def test_the_python_that_is_shown_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, "a page", "exec"), {})
-    assert capsys.readouterr().out
+    """As in a notebook, which shows what the last line gives."""
+    tree, names, shown = ast.parse(block), dict[str, object](), None
+    *before, last = tree.body
+    exec(compile(ast.Module(before, []), "a page", "exec"), names)
+    if isinstance(last, ast.Expr):
+        shown = eval(compile(ast.Expression(last.value), "a page", "eval"), names)
+    else:
+        exec(compile(ast.Module([last], []), "a page", "exec"), names)
+    assert capsys.readouterr().out or shown is not None
 
 
 @each_page
@@ -137,13 +153,13 @@ def test_every_command_is_one_that_zerosim_knows(page: Path, capsys: pytest.Capt
     for line in re.findall(r"^(?:(?:mpirun|srun) .*?)?\bzerosim\)? [a-z]+ ?.*$", code(page), re.MULTILINE):
         words = line[re.search(r"\bzerosim\)? ", line).start() :].split("#")[0].split()  # type: ignore[union-attr]
         verb = words[1:3] if words[1] in ("plot", "export") else words[1:2]
-        assert main([*verb, "--help"]) == 0
+        assert main([*verb, "--help-all"]) == 0
         known = capsys.readouterr().out
         assert all(flag in known for flag in words if flag.startswith("--")), line
 
 
 def test_one_screen_is_enough_to_begin() -> None:
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 80
     blocks = re.findall(r"```\w+\n(.*?)```", README, re.DOTALL)
     assert max(len(line) for block in blocks for line in block.splitlines()) <= 100  # a page shows no more of a block
 

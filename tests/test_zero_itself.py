@@ -15,7 +15,7 @@ from zerosim.lessons import plain_zero3
 from zerosim.train.run import run
 
 ROOT = Path(__file__).parent.parent
-WITHOUT = "report cli grading lessons bench stepper analysis backends.cuda comm.transports.mpi"
+WITHOUT = "report cli grading lessons bench stepper playback analysis backends.cuda comm.transports.mpi"
 PROGRAM = f"""
 import sys
 

@@ -6,7 +6,7 @@
     print(result.mean_losses[-1], result.memory[0].peak.total_bytes)
     print(zerosim.plan(zerosim.plan_config(model="gpt2-xl", ranks=64)).memory[0].peak.total_bytes)
 
-Names are loaded when they are first used: importing zerosim imports nothing heavy. For lessons on
+Names are loaded on first use: importing zerosim imports nothing heavy. For lessons on
 autograd: `from zerosim.tensor.tensor import tensor`, and `zerosim.gradcheck`.
 """
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from zerosim.grading import grade as grade
     from zerosim.ledger.memory import MemoryLedger as MemoryLedger
     from zerosim.ledger.traffic import CommLedger as CommLedger
+    from zerosim.playback import player as player
     from zerosim.stepper import debug as debug
     from zerosim.tensor.gradcheck import gradcheck as gradcheck
     from zerosim.tensor.tensor import Tensor as Tensor
@@ -60,6 +61,7 @@ _HOMES = {
     "launch": "comm.runtime",
     "plan": "train.plan",
     "plan_config": "config",
+    "player": "playback",
     "run": "analysis.advice",
 }
 
@@ -78,7 +80,7 @@ def __dir__() -> list[str]:
 
 
 def _show_in_notebooks() -> None:
-    """Where IPython runs already, results are shown as HTML."""
+    """Show results as HTML, if IPython is already running."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
         import_module("zerosim.report.notebook").register(shell)
 

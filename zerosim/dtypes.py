@@ -1,4 +1,4 @@
-"""Number formats: bytes per element, what they are computed in, and their limits.
+"""Number formats: bytes per element, compute format, and limits.
 
 A backend maps these names to its library's types. The limits are those of IEEE 754 (fp16, fp32, fp64) and of bfloat16,
 fp32's upper half.
@@ -37,14 +37,15 @@ fp32 = DType("fp32", 4, "fp32", max=3.4028234663852886e38, eps=2.0**-23, min_nor
 bf16 = DType("bf16", 2, "fp32", max=3.3895313892515355e38, eps=2.0**-7, min_normal=2.0**-126)
 fp16 = DType("fp16", 2, "fp32", max=65504.0, eps=2.0**-10, min_normal=2.0**-14)
 int64 = DType("int64", 8, "int64", floating=False)
+int32 = DType("int32", 4, "int32", floating=False)
 uint8 = DType("uint8", 1, "uint8", floating=False)
 
 FLOATING = (fp64, fp32, bf16, fp16)
-_BY_NAME = {d.name: d for d in (*FLOATING, int64, uint8)}
+_BY_NAME = {d.name: d for d in (*FLOATING, int64, int32, uint8)}
 
 
 def dtype(name: str | DType) -> DType:
-    """The format of that name.
+    """Return the format of that name.
 
     Raises: InputError for an unknown name.
     """
@@ -57,5 +58,5 @@ def dtype(name: str | DType) -> DType:
 
 
 def compute_dtype(stored: DType) -> DType:
-    """The format in which arithmetic on `stored` runs: fp32 for the half types."""
+    """Return the format in which arithmetic on `stored` runs: fp32 for the half types."""
     return _BY_NAME[stored.compute]

@@ -1,33 +1,34 @@
-"""Every error that zerosim raises on purpose, and every code that a command ends with.
+"""Every error that zerosim raises on purpose, and every exit code of a command.
 
     ZerosimError
     |-- InputError              bad input: a flag, a file, a shape                    exit 2
-    |-- OutOfMemory             a device's capacity is exceeded                       exit 3
-    |-- RankFailed              a rank could not go on; carries which and where       exit 4
+    |-- OutOfMemory             a device's or a node's capacity is exceeded            exit 3
+    |-- RankFailed              a rank could not go on; names the rank and the place   exit 4
     |   |-- CommError           the ranks' collectives do not fit together
-    |   |   |-- Mismatch        two ranks called different things in one round
-    |   |   |-- Deadlock        nobody can run: each rank waits for another
+    |   |   |-- Mismatch        two ranks called different operations in one round
+    |   |   |-- Deadlock        no rank can run: each waits for another
     |   |   `-- LateRank        a rank neither arrives nor fails
-    |   |-- PlacementError      what the ranks hold does not make up the model
+    |   |-- PlacementError      the ranks' pieces do not make up the model
     |   |-- NonFiniteGradient   inf or nan in a gradient, and no scaler to skip it
     |   `-- LossScaleExhausted  dynamic loss scaling would fall below its minimum
-    |-- OutputError             what was asked for could not be written               exit 5
+    |-- OutputError             an output could not be written                         exit 5
     `-- Aborted                 raised inside a rank because another one failed
 
 Messages are one line, or one line and a table: what was seen, what was expected, what to do.
 
-Without an error a command ends with 0; with 1 where `check`, `compare` or `run --verify-memory` found a difference;
+Without an error a command ends with 0; with 1 where `check`, `compare` or `run --verify-memory` found a difference, and
+where `course --check` found a notebook that does not run to its end;
 with 3 where `plan`, `fit` or `compare` found that nothing fits; with 7 where `grade` found an answer unsolved.
-An error of no kind above is zerosim's own mistake: 6.
-What is ended from outside returns 128 and a signal's number, as for a shell: 129 its terminal went away, 130 Ctrl-C,
-141 the reader of its output went away.
+Any other error is zerosim's own mistake: 6.
+A command that a signal ends returns 128 plus the signal's number, as in a shell: 129 its terminal closed, 130 Ctrl-C,
+141 the reader of its output closed, 143 SIGTERM.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 DIFFERENCE = 1
@@ -39,20 +40,20 @@ BROKEN_PIPE = 141
 
 
 def printable(text: str) -> str:
-    """Lines of text, and spelled out (\\x1b) what would move a terminal's cursor or is in no encoding."""
+    """Return lines of text, with control characters and unencodable letters spelled out (\\x1b)."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(
     word: object, known: Iterable[str], otherwise: str, *, most: int = 1, quote: Callable[[str], str] = repr
 ) -> str:
-    """ "did you mean 'ranks'?" with the nearest of the known words or, where none is near, `otherwise`."""
+    """Return "did you mean 'ranks'?" with the nearest of the known words, or `otherwise` if none is near."""
     near = difflib.get_close_matches(str(word), list(known), most)
     return f"did you mean {' or '.join(map(quote, near))}?" if near else otherwise
 
 
 class ZerosimError(Exception):
-    """The root of the tree; `exit_code` is what the command line returns for it."""
+    """The root of the tree; `exit_code` is the command line's exit code for it."""
 
     exit_code = INTERNAL
 
@@ -60,10 +61,10 @@ class ZerosimError(Exception):
 class InputError(ZerosimError, ValueError):
     """Bad input: says what was wrong, what was expected and what to do.
 
-    What is named in it comes from outside: it is made `printable`, and of more than `LONGEST` letters the middle is
+    Text from outside is made `printable`; beyond `LONGEST` letters its middle is
     left out.
 
-    `field` is the flat name of the field that is wrong, '' for none; `beside` that of the field it does not go with.
+    `field` is the flat name of the wrong field, '' for none; `beside` names the field that it contradicts.
     """
 
     LONGEST = 2000
@@ -92,13 +93,13 @@ def wrong(field: str, text: str, *, beside: str = "") -> InputError:
 
 
 class Room(NamedTuple):
-    """What an allocator had left when it refused.
+    """An allocator's free memory at a refusal.
 
-    free_bytes      of the capacity, whether a request could have them or not
-    largest_hole    the most that one request could have
-    reserved_bytes  taken from the device, live or not
+    free_bytes      free bytes of the capacity, usable or not
+    largest_hole    the largest possible request
+    reserved_bytes  bytes taken from the device, live or not
     needed_bytes    the capacity with which this request would have been granted
-    remedy          what would help, '' for nothing that this allocator knows of
+    remedy          a remedy, '' if this allocator knows none
     """
 
     free_bytes: int
@@ -109,11 +110,12 @@ class Room(NamedTuple):
 
 
 class OutOfMemory(ZerosimError):
-    """A device was asked for more bytes than its capacity leaves.
+    """A device, or a node, was asked for more bytes than its capacity leaves.
 
-    `live` holds the live bytes by kind when the request of `requested` bytes for `kind` was made, `by_unit` those by
-    unit and kind; `room` what the allocator had left, where the capacity alone does not say why it refused;
-    `advice`, where a run was given, the cheapest change that was tried and fits.
+    `live` holds the live bytes by kind at the request of `requested` bytes for `kind`, `by_unit` those by
+    unit and kind; `room` the allocator's free memory, if the capacity alone does not explain the refusal;
+    `advice`, if there is a run, the cheapest tried change that fits. `memory`: the device's, or one of its
+    node's, of which each rank of the node holds at most `held` bytes.
     """
 
     exit_code = 3
@@ -130,6 +132,8 @@ class OutOfMemory(ZerosimError):
         live: dict[str, int] | None = None,
         room: Room | None = None,
         advice: str | None = None,
+        memory: str = "device",
+        held: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -141,6 +145,8 @@ class OutOfMemory(ZerosimError):
         self.by_unit: dict[tuple[str, str], int] = {}
         self.room = room
         self.advice = advice
+        self.memory = memory
+        self.held = dict(held or {})
 
 
 class RankFailed(ZerosimError):
@@ -154,7 +160,7 @@ class RankFailed(ZerosimError):
 
 
 class CommError(RankFailed):
-    """The collectives that the ranks called do not fit together."""
+    """The ranks' collectives do not match."""
 
 
 class Mismatch(CommError):
@@ -166,7 +172,7 @@ class Deadlock(CommError):
 
 
 class LateRank(CommError):
-    """A rank does nothing for longer than the world's patience while others wait for it."""
+    """A rank does nothing for longer than the world's timeout while others wait for it."""
 
 
 class NonFiniteGradient(RankFailed):
@@ -178,7 +184,7 @@ class LossScaleExhausted(RankFailed):
 
 
 class OutputError(ZerosimError):
-    """A file, or stdout, took less than all of what was asked for: a full disk, a closed stream."""
+    """A file, or stdout, could not be written completely: a full disk, a closed stream."""
 
     exit_code = 5
 
@@ -188,26 +194,35 @@ class Aborted(ZerosimError):
 
 
 class PlacementError(RankFailed):
-    """What the ranks hold does not make up the model: a hole, or copies that differ."""
+    """The ranks' pieces do not make up the model: a hole, or copies that differ."""
+
+
+class Ended(KeyboardInterrupt):
+    """A signal other than Ctrl-C ended a run that has files to remove."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.exit_code = 128 + number
 
 
 def exit_code(error: BaseException) -> int:
-    """What a command that ends with this error returns."""
+    """Return the exit code of a command that ends with this error."""
     if isinstance(error, BrokenPipeError) or isinstance(error.__cause__, BrokenPipeError):
         return BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, Ended) else INTERRUPTED
     return error.exit_code if isinstance(error, ZerosimError) else INTERNAL
 
 
 def message_of(error: BaseException) -> str:
-    """`str(error)`; of an exception whose own `__str__` or `__repr__` raises, that it does. Raises nothing."""
+    """Return `str(error)`, or a note if the exception's `__str__` or `__repr__` raises. Raises nothing."""
     try:
         return str(error)
-    except BaseException as second:  # whatever it is, the error that is told is the first
+    except BaseException as second:  # whatever it is, report the first error
         return f"(it cannot be shown: its message raised {type(second).__name__})"
 
 
 def described(error: BaseException) -> str:
-    """'ValueError: what it says'."""
+    """Return 'ValueError: message'."""
     return f"{type(error).__name__}: {message_of(error)}"

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zerosim.analysis.expect import read_expectations
 from zerosim.analysis.interval import (
     FEWEST,
     MeasuredStep,
@@ -26,6 +27,7 @@ from zerosim.analysis.interval import (
 )
 from zerosim.cli.main import main
 from zerosim.config import plan_config
+from zerosim.config.files import read_scenario_file
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets
 from zerosim.config.presets.published import BEST, best_published
@@ -34,7 +36,7 @@ from zerosim.train.plan import plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from step_errors import SCENARIOS, measure
+from step_errors import SCENARIOS, is_measured_step, measure
 
 ONE = StepClass("a100-80", "fsdp2", "below 2B", False)
 
@@ -95,6 +97,14 @@ def test_the_table_has_every_measured_figure() -> None:
     assert {step.scenario for step in read_steps()} == {path.stem for path in SCENARIOS}
     assert {step.of.gpu for step in read_steps()} <= {device.name for device in presets()}
     assert all(math.isfinite(step.log_ratio) for step in read_steps())
+
+
+def test_these_files_have_nothing_else_to_judge() -> None:
+    """So test_check.py leaves them out, but for three that also print ratios of speeds."""
+    others = {f"throughput_zero_figure{number}" for number in (2, 3, 4)}
+    for path in SCENARIOS:
+        expectations = read_expectations(read_scenario_file(str(path)))
+        assert all(map(is_measured_step, expectations)) == (path.stem not in others), path
 
 
 def test_rows_left_out_lie_inside() -> None:

@@ -10,6 +10,7 @@ import pytest
 from zerosim.analysis.meshes import ladders
 from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, in_whole_nodes, most_that_fits
 from zerosim.config import RunConfig, plan_config
+from zerosim.errors import OutOfMemory
 from zerosim.train.plan import peak_within
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
@@ -82,6 +83,38 @@ def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -
           for ranks, accumulate in ((4, " --accumulate 6"), (8, ""), (16, " --accumulate 1"), (32, " --accumulate 1"),
                                     (64, " --accumulate 1"))),
     ]  # fmt: skip
+
+
+def test_offload_comes_after_what_the_device_can_do_and_before_more_devices() -> None:
+    """Where a node says what it has; what is offloaded already stays so, and goes no nearer to the device."""
+    start, on_host = config(micro_batch=1, stage=2), "--offload optimizer=host"
+
+    def tried(*memories: str, **own: str) -> list[str]:
+        asked = list(changes(start.replace(**own), memories))
+        assert all(changed.offload.where for changed, flags in asked if "offload" in flags or own)
+        return [flags for _, flags in asked if "--offload" in flags and "--recompute" not in flags]
+
+    alone = [on_host, f"--stage 3 {on_host}", f"--stage 3 {on_host},params=host"]
+    assert tried() == tried("nvme") == []
+    assert tried("host") == alone
+    assert tried("host", "nvme") == [*alone, "--stage 3 --offload optimizer=nvme,params=nvme"]
+    assert tried("host", "nvme", offload="optimizer=host") == alone[2:] + tried("host", "nvme")[3:]
+    order = [flags for _, flags in changes(start, ("host",))]
+    last = max(at for at, flags in enumerate(order) if "--offload" in flags)
+    assert order.index(on_host) > order.index("--recompute full")
+    assert all("--ranks" in flags for flags in order[last + 1 :])
+    least = "--stage 3 --offload optimizer=host --attention flash --recompute full"
+    assert least in order
+
+
+def test_what_another_memory_refuses_does_not_fit() -> None:
+    def trial(asked: RunConfig, capacity: int) -> Mapping[str, int]:
+        if asked.offload.memory_of("params") == "device" and asked.offload.is_on:
+            raise OutOfMemory("the host is full", memory="host")
+        return {"param": 1 if asked.offload.is_on else 100}
+
+    found = cheapest_fits(config(), 50, trial, memories=("host", "nvme"))
+    assert found[0].startswith("--stage 3 --offload optimizer=host,params=host would fit")
 
 
 def test_nothing_is_advised_that_is_set_already() -> None:
@@ -158,7 +191,7 @@ def test_what_is_kept_beside_the_peak_moves_the_edge() -> None:
     )
     assert found.best is not None
     assert found.beyond is not None
-    assert (found.best, found.beyond.value) == ((3, 400, 100), 2)
+    assert (found.best[:3], found.beyond.value) == ((3, 400, 100), 2)
     assert [tried.taken_bytes for tried in sorted(found.tried)][:2] == [1300, 700]
 
 

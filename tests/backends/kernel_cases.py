@@ -12,6 +12,7 @@ import pytest
 
 from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Probs
 from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.backends.numpy.nf4 import decode_nf4, encode_nf4
 from zerosim.dtypes import FLOATING, DType, compute_dtype, int64, uint8
 
 Values = np.ndarray[Any, np.dtype[Any]]
@@ -524,7 +525,19 @@ def llama_cases() -> Iterator[Case]:
 
 
 FLASH_KEY = (123, 456)
-CASES = [*cases(), *llama_cases()]
+
+
+def nf4_cases() -> Iterator[Case]:
+    for numel in (1, 63, 64, 65, 200, 64 * 256 + 7):
+        codes = encode_nf4(np.random.default_rng(numel).standard_normal(numel) * 0.02)
+
+        def formula(stored: Values, numel: int = numel) -> Values:
+            return np.asarray(decode_nf4(stored, numel), np.float64)
+
+        yield Case(f"dequantize_nf4 {numel}", lambda k, *a: k.dequantize_nf4(*a), formula, [codes], [(numel,)])
+
+
+CASES = [*cases(), *llama_cases(), *nf4_cases()]
 
 
 def every_case(numpy: Sequence[DType], cuda: Sequence[DType], cases: Sequence[Case] = CASES) -> pytest.MarkDecorator:

@@ -116,14 +116,14 @@ def test_a_gpu_that_is_well_is_not_refused(install: Callable[..., None]) -> None
 
 
 def test_cupy_is_not_installed(install: Callable[..., None]) -> None:
-    assert refusal(check_cuda) == "--backend cuda: CuPy is not installed: pip install 'zerosim[cuda]'"
+    assert refusal(check_cuda) == "--backend cuda: CuPy is not installed: pip install 'cupy-cuda12x[ctk]>=14'"
 
 
 def test_two_cupys_are_refused_before_either_is_imported(install: Callable[..., None]) -> None:
     install(packages=("cupy-cuda12x", "cupy-cuda13x"))
     said = refusal(check_cuda)
     assert "cupy-cuda12x 14.2.0 and cupy-cuda13x 14.2.0" in said
-    assert said.endswith("pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'zerosim[cuda]'")
+    assert said.endswith("pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install 'cupy-cuda12x[ctk]>=14'")
 
 
 def test_an_import_that_fails_names_the_library_and_the_package_that_has_it(install: Callable[..., None]) -> None:
@@ -150,7 +150,7 @@ def test_a_driver_for_cuda_12_wants_the_cupy_for_cuda_12(install: Callable[..., 
     install(packages=("cupy-cuda13x",), count=None, runtime=13020, driver=12040)
     assert refusal(check_cuda) == (
         "--backend cuda: cupy-cuda13x 14.2.0 is built for CUDA 13.2, the driver runs CUDA 12.4: "
-        "pip uninstall -y cupy-cuda13x && pip install 'zerosim[cuda]', which is cupy-cuda12x"
+        "pip uninstall -y cupy-cuda13x && pip install 'cupy-cuda12x[ctk]>=14'"
     )
 
 

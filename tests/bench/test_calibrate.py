@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from zerosim.bench import calibrate, suite
+from zerosim.bench import alone, calibrate, suite
 from zerosim.bench.predict import Compared, said_error, steps_of
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
-from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.cluster import CPU_RATE, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.machine_file import Machine, Measured, machine_text
 from zerosim.config.run import plan_config
+from zerosim.device.events import Kernel
 from zerosim.errors import InputError
+from zerosim.ledger.costs_of import costs_of
 from zerosim.train.plan import plan
 from zerosim.verbs import MEASURED
 
@@ -103,12 +105,60 @@ def test_the_clock_takes_the_seconds_of_the_file(tmp_path: Path) -> None:
     assert time.compute == pytest.approx(0.25 * time.kernels + 2.0 * products + 0.5 + (time.kernels - products - 1))
 
 
+def test_the_clock_takes_the_hosts_adam_of_the_file(tmp_path: Path) -> None:
+    """A rank's part of the rate of those that were measured, and the host's time. Without it the curves stay."""
+    offloaded = plan_config(**SMALL, offload="optimizer=host")
+    without, known = (
+        cluster_of(find_hardware(written(tmp_path, machine_text(MACHINE, device))))
+        for device in (DEVICE, DEVICE | dict(cpu_bytes_per_s=10**6))
+    )
+    result = plan(offloaded, cluster=known, keep_events=True)
+    adam = [event for event in result.events[0] if isinstance(event, Kernel) and event.name == "adam"]
+    assert adam
+    for kernel in adam:
+        seconds = (kernel.bytes_read + kernel.bytes_written) / (10**6 / MACHINE.ranks)
+        assert costs_of(offloaded, known).kernel(kernel) == pytest.approx(seconds + MACHINE.kernel_s)
+        assert costs_of(offloaded, without).kernel(kernel) == 1.0 + MACHINE.kernel_s
+    first, second = plan(offloaded, cluster=without).time, result.time
+    assert first is not None
+    assert second is not None
+    assert first.cpu != second.cpu
+
+
+def test_a_gpus_file_may_have_its_hosts_adam(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.toml"
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in DEVICE.items()), "utf-8")
+    assert cluster_of(find_hardware(str(path))).cpu_rate == CPU_RATE
+    path.write_text(path.read_text("utf-8") + 'cpu_bytes_per_s = "50GB"\n', "utf-8")
+    cluster = cluster_of(find_hardware(str(path)))
+    assert (cluster.cpu_rate, cluster.cpu_known) == (50e9, True)
+    assert cluster_of(find_hardware("v100-32")).cpu_rate == CPU_RATE
+
+
+def test_adam_on_the_host_is_counted_as_a_run_counts_it() -> None:
+    """Seconds of 1,000 parameters at that rate are those of 28 bytes each: four fp32 arrays read, three written."""
+    seen: list[float] = []
+
+    def clock(run: Any, *arrays: Any) -> float:
+        run(*arrays)
+        seen.append(0.5)
+        return 0.5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alone, "_cpu", clock)
+        assert alone.adam_rate(1000, 3) == 28 * 1000 / 0.5
+    assert len(seen) == 3
+
+
 def test_calibrate_writes_what_a_plan_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "machine.toml")
     assert main(["calibrate", "--quick", "--steps", "none", "-o", path, "--json", "-"]) == 0
     shown = capsys.readouterr()
-    assert json.loads(shown.out)["machine"]["kernel_s"] > 0
+    figures = json.loads(shown.out)
+    assert figures["machine"]["kernel_s"] > 0
+    assert find_hardware(path).cpu_bytes_per_s == figures["device"]["cpu_bytes_per_s"] > 0
     assert "products and copies of one rank" in shown.err
+    assert "Adam of all ranks on the host" in shown.err
     flags = [word for key, value in SMALL.items() for word in (f"--{key}", str(value))]
     assert main(["plan", "--gpu", path, *flags, "--json", "-"]) == 0
     time = json.loads(capsys.readouterr().out)["time"]

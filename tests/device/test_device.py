@@ -11,7 +11,7 @@ import pytest
 
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Buffer, Device, Kind, Phase, Switch
-from zerosim.device.events import Alloc, Free, HostFree, Kernel, Mark, Recorder, Retag, Scope
+from zerosim.device.events import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
 from zerosim.device.host import HostBuffer
 from zerosim.device.memory import Exact
 from zerosim.device.work import KernelWork
@@ -112,8 +112,8 @@ def test_bytes_die_without_a_line_of_python(device: Device, where: str) -> None:
     del buffer
     sys.setprofile(None)
     assert called == []
-    assert device.recorder.events[-1] == (Free if where == "device" else HostFree)(Scope(), number)
-    ends = [event for event in device.recorder.events if isinstance(event, Free | HostFree)]
+    assert device.recorder.events[-1] == Free(Scope(), number, where)
+    ends = [event for event in device.recorder.events if isinstance(event, Free)]
     assert len(ends) == (1 if where == "device" else 2)
 
 
@@ -170,7 +170,7 @@ def test_a_kernel_is_run_and_counted(device: Device) -> None:
     device.kernel(4, device.backend.add, a.array, 0.5, b.array)
     kernel = device.recorder.events[-1]
     assert isinstance(kernel, Kernel)
-    assert kernel[1:] == ("add", "vector", 4, 16, 8, (), None)
+    assert kernel[1:] == ("add", "vector", 4, 16, 8, (), None, "device")
     assert b.array.tolist() == [3.5] * 4
     assert device.ticks == 1
 

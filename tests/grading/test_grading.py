@@ -554,7 +554,7 @@ BAD = [
     (Unwaited, "zero3", None, "'Work' object", "its wait() gives the buffer"),
     (Misspelt, "zero3", None, "no attribute 'reshrad'", "did you mean reshard"),
     (WithoutSuper, "zero3", None, "no attribute", "super().__init__"),
-    (Leaving, "zero3", None, "SystemExit: 3", "a point of a strategy returns"),
+    (Leaving, "zero3", None, "SystemExit: 3", "let the hook return instead"),
     (Sharing, "zero3", None, "lies on rank", "belongs in self"),
     (OutOfRange, "zero3", None, "", ""),
 ]

@@ -71,7 +71,7 @@ def test_fewer_bytes_than_the_stage_has_are_another_stage() -> None:
     check = grade(Gathers, "zero2")["bytes"]
     assert check.passed is False
     assert check.counted == "107,616 B, 6Ψ/N too few, on rank 0"
-    assert check.hint == "something that must stay is gone"
+    assert check.hint == "a buffer that must stay until the step is gone"
 
 
 # -- somebody else's work ---------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class InheritsArena(arena.Arena):
         (InheritsHalf, "zero2", "Zero1.publish_params"),
         (CallsReducer, "accumulation", "AtOnce.reduce"),
         (Inherits, "accumulation", "Zero2.post_backward"),
-        (Inherits, "clipping", "Strategy.reduce_grad_norm"),
+        (Inherits, "clipping", "Stage.reduce_grad_norm"),
         (InheritsDDP, "bug_mean", "DDP.post_backward"),
         (Zero3, "bug_thrifty", "Stage.reduce, Zero3.post_backward and 3 more"),
         (cut_by_zerosim, "bounds", "placement.partition.slice_of and placement.partition.slice_size"),
@@ -282,6 +282,15 @@ def test_code_that_is_made_into_a_function_anew_is_noted() -> None:
         hook("function.__new__", (code,))
         hook("exec", (compile(Path(partition.__file__).read_text("utf-8"), "mine.py", "exec"),))
     assert seen == ["placement.partition.slice_of"] * 2
+
+
+def test_a_recursion_without_an_end_is_no_deaf_listener() -> None:
+    def mine(numel: int, rank: int, world_size: int) -> tuple[int, int]:
+        return mine(numel, rank, world_size)
+
+    found = grade(mine, "bounds")
+    assert found.verdict.void == ""
+    assert "RecursionError" in found["slices"].counted
 
 
 def test_a_functions_text_without_a_docstring_may_be_written_twice() -> None:

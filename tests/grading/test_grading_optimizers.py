@@ -60,7 +60,7 @@ def by_position(w: Any, g: Any, now: Now, total: Any) -> None:
         (inside, "step 1 makes weight", "eps stands outside of the root"),
         (elsewhere, "step 1 leaves the weights as they were", "in place"),
         (forgetful, "step 2 makes weight", "root of the sum"),
-        (undecayed, "step 1 with weight decay 0.01 makes weight", "decay is added to the gradient first"),
+        (undecayed, "step 1 with weight decay 0.01 makes weight", "decay is added to the gradient before"),
         (by_position, "step 1 on slices is not the whole's slice", "no other weight"),
     ],
 )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from zerosim.cli.grade import _fitted
 from zerosim.cli.main import main
 from zerosim.grading import EXERCISES
 
 SOLUTIONS = Path(__file__).parents[2] / "notebooks" / "solutions"
 ZERO2 = (SOLUTIONS / "zero2.py").read_text("utf-8")
+
+BROKEN = json.dumps({"cells": [{"cell_type": "code", "source": "class MyZero2(:"}]})
 
 ANSWERS = [
     ("right", ZERO2, 0, "solved"),
@@ -20,7 +24,8 @@ ANSWERS = [
     ("forgets to publish", ZERO2[: ZERO2.index("    def publish")], 7, "[no] weights"),
     ("a name that is not", ZERO2.replace("unit.flat.add", "unti.flat.add"), 7, "NameError"),
     ("ends the process", ZERO2.replace("if unit", "import os; os._exit(0)\n        if unit"), 7, "0 of 6"),
-    ("raises when read", ZERO2 + "\nx = 1 / 0\n", 7, "ZeroDivisionError"),
+    ("raises when read", ZERO2.replace("keeps_grads = False", "keeps_grads = 1 / 0"), 7, "ZeroDivisionError"),
+    ("raises where nothing needs it", ZERO2 + "\nx = 1 / 0\n", 0, "solved"),
     ("prints a verdict", ZERO2.split("    keeps")[0] + "    print('[\"verdict\", \"x\"]')\n", 7, "0 of 6"),
     ("zerosim's own", "from zerosim.grading import Zero2\nclass MyZero2(Zero2):\n    pass\n", 7, "write it yourself"),
     ("patches the grader", ZERO2.split("    keeps")[0] + "    import zerosim.grading.report as r\n"
@@ -44,10 +49,19 @@ def test_what_an_answer_earns(
 @pytest.mark.slow
 def test_a_notebook_is_graded_and_its_magics_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "hw.ipynb", tmp_path / "out.json"
-    cells = [{"cell_type": "code", "source": ["%matplotlib inline\n", "!ls\n"]}, {"cell_type": "code", "source": ZERO2}]
+    code = (
+        ["%matplotlib inline\n", "!ls\n", "files = !ls\n", "plan?\n"],
+        ZERO2,
+        "def (:",
+        "%%bash\nrm -r %x",
+        "x = 3 % 2",
+    )
+    cells = [{"cell_type": "code", "source": source} for source in code]
     file.write_text(json.dumps({"cells": cells}), "utf-8")
     assert main(["grade", str(file), "--gradescope", str(out), "--seed", "3"]) == 0
-    assert "skipped: %matplotlib inline, !ls" in capsys.readouterr().out
+    magics = "%matplotlib inline, !ls, files = !ls, plan?"
+    said = f"skipped: {magics}, code cell 3, line 1: is no Python: invalid syntax, %%bash\n"
+    assert said in capsys.readouterr().out
     (test,) = json.loads(out.read_text("utf-8"))["tests"]
     assert test["score"] == test["max_score"] == 2
 
@@ -71,7 +85,12 @@ def test_an_answer_belongs_to_one_exercise() -> None:
     [
         (["grade", "nowhere.py"], "cannot be read"),
         (["grade", "empty.py"], "no answer in it"),
+        (["grade", "."], "is a folder: zerosim grade --class . grades"),
+        (["grade", "hw.py", "--exercise", "99"], f"expected 1 to {len(EXERCISES)}"),
+        (["grade", "hw.py", "--exercise", "6"], "such as MyZero3 (exercise zero3)"),
         (["grade", "bad.ipynb"], "is no notebook"),
+        (["grade", "broken.ipynb"], "no answer in it"),
+        (["grade", "broken.ipynb"], "code cell 1, line 1: is no Python"),
         (["grade", "bad.py"], "line 1: is no Python"),
         (["grade", "hw.py", "--exercise", "zero22"], "did you mean zero2"),
         (["grade", "hw.py", "--seed", "-1"], "expected 0 to"),
@@ -87,12 +106,32 @@ def test_bad_input_is_one_line(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in {"empty.py": "", "bad.ipynb": "[]", "bad.py": "def (:", "hw.py": ZERO2}.items():
+    for name, text in {
+        "empty.py": "",
+        "bad.ipynb": "[]",
+        "broken.ipynb": BROKEN,
+        "bad.py": "def (:",
+        "hw.py": ZERO2,
+    }.items():
         Path(name).write_text(text, "utf-8")
     assert main(words) == 2
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_long_line_goes_on_below_its_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    text = "Exercise 5\n  [no] bytes     expected " + "word " * 8 + "\n       hint:   " + "more " * 8
+    fitted = _fitted(text, Terminal()).splitlines()
+    assert max(map(len, fitted)) < 40
+    assert [len(line) - len(line.lstrip()) for line in fitted] == [0, 2, 17, 17, 7, 15]
+    assert " ".join(" ".join(fitted).split()) == " ".join(text.split())
+    assert _fitted(text, io.StringIO()) == text
 
 
 @pytest.mark.slow
@@ -109,4 +148,6 @@ def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: p
     assert rows[1][:4] == ["'=ann.py", "6/6", "50.0", ""]
     assert rows[2][:3] == ["bob.py", "", ""]
     assert "is no Python" in rows[2][3]
+    assert rows[2][3].startswith("bob.py, line 1: is no Python")
     assert rows[3][:3] == ["eve.py", "0/6", "0.0"]
+    assert rows[3][3].startswith("zero2: runs: in step 0")

@@ -18,10 +18,10 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
-from zerosim.device.events import Copy, Kernel, Launch, Scope, Wait
+from zerosim.device.events import COMPUTE, Copy, Kernel, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.grading.waiting import OnPaper
-from zerosim.ledger.clock import COMPUTE, Timeline, Track, simulate, step_time
+from zerosim.ledger.clock import Timeline, Track, simulate, step_time
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
 from zerosim.ledger.costs_of import costs_of
@@ -340,6 +340,18 @@ def test_model_flops_are_2205_05198s(recompute: str) -> None:
     assert time.model_flops == blocks + head
     again = {"none": 0, "selective": 4 * ranks * batch * layers * s * s * h, "full": blocks / 3}[recompute]
     assert time.hardware_flops == blocks + head + again
+
+
+@pytest.mark.parametrize("tuned", [{}, {"freeze": "h.0,wte"}, {"lora_rank": 2, "lora_target": "all-linear"}])
+def test_model_flops_are_those_of_the_gradients_that_are_made(tuned: dict[str, Any]) -> None:
+    """Without recompute every product counts. Recompute adds none, nor do the scores that FlashAttention remakes."""
+    times = [
+        plan(small(ranks=2, **tuned, **how), cluster=A100).time
+        for how in ({}, {"recompute": "full"}, {"attention": "flash"}, {"recompute": "full", "attention": "flash"})
+    ]
+    assert times[0] is not None
+    assert times[0].model_flops == times[0].hardware_flops
+    assert {time.model_flops for time in times if time is not None} == {times[0].hardware_flops}
 
 
 def test_a_plan_says_where_the_host_decides(capsys: pytest.CaptureFixture[str]) -> None:

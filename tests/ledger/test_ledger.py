@@ -233,17 +233,21 @@ def test_live_bytes_are_the_arrays_really_held(stage: int, precision: str) -> No
     assert seen > 100
 
 
+OFFLOADS = [(2, "optimizer=host"), (3, "optimizer=host,params=host")]
+
+
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_numpy_holds_what_the_ledger_says(stage: int) -> None:
-    """tracemalloc sees NumPy's allocations; between steps they are the ledger's, to within 2 %."""
-    config = RunConfig(layers=2, hidden=64, seq=16, stage=stage, ranks=2)
+@pytest.mark.parametrize(("stage", "offload"), [*((stage, "") for stage in range(4)), *OFFLOADS])
+def test_numpy_holds_what_the_ledger_says(stage: int, offload: str) -> None:
+    """tracemalloc sees NumPy's allocations; between steps they are the ledger's, the device's and the host's, to within
+    2 %."""
+    config = RunConfig(layers=2, hidden=64, seq=16, stage=stage, ranks=2, offload=offload or None)
     held: dict[int, int] = {}
     gaps: list[float] = []
 
     def check(ctx: Context, where: str, ledger: MemoryLedger) -> None:
         if where == "between steps":
-            held[ctx.rank] = ledger.live_bytes
+            held[ctx.rank] = ledger.live_everywhere
             if len(held) == ctx.world_size:
                 domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
                 traces = tracemalloc.take_snapshot().filter_traces([domain]).traces

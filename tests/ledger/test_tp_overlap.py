@@ -106,7 +106,7 @@ def test_overlap_hides_waits_alone_and_leaves_the_record_as_it_is(name: str) -> 
         assert parted.end < whole.end
         assert parted.exposed["tp"] < whole.exposed["tp"]
         assert parted.compute == pytest.approx(whole.compute, rel=1e-12)
-        assert (parted.kernels, parted.flops, parted.forward_flops) == (whole.kernels, whole.flops, whole.forward_flops)
+        assert (parted.kernels, parted.flops, parted.model_flops) == (whole.kernels, whole.flops, whole.model_flops)
         assert [nbytes for _, nbytes in parted.live] == [nbytes for _, nbytes in whole.live]
 
 

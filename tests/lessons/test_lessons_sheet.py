@@ -14,7 +14,7 @@ def test_a_chart_draws_each_line_and_shows_itself() -> None:
     (axes,) = figure.axes
     assert [list(line.get_ydata()) for line in axes.lines] == [[0, 1, 4], [1, 1], [3]]
     assert axes.get_ylim() == (0, 5)
-    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure._repr_png_()[0].startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

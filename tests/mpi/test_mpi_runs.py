@@ -39,6 +39,18 @@ MESHES: list[dict[str, Any]] = [
     dict(stage=1, precision="fp32", dp_replicate=2, partition="owner", dropout=0.2),
     dict(stage=3, precision="fp32", dp_replicate=4, collective="ring"),
 ]
+NODES: list[dict[str, Any]] = [
+    dict(stage=3, precision="bf16", secondary_shard=2, hierarchical_gather=True, prefetch=1),
+    dict(
+        stage=3, precision="fp32", hidden=32, seq=8, quantized_weights=True, quantized_gradients=True, secondary_shard=2
+    ),
+]
+OFFLOADED: list[dict[str, Any]] = [
+    dict(stage=1, precision="bf16", offload="optimizer=host"),
+    dict(stage=2, precision="fp32", offload="optimizer=host", accumulate=2),
+    dict(stage=3, precision="fp16", offload="optimizer=host,params=host", prefetch=1),
+    dict(stage=3, precision="bf16", offload="optimizer=nvme,params=nvme", accumulate=2, collective="ring"),
+]
 TENSORS: list[dict[str, Any]] = [
     dict(tp=2, stage=3, precision="bf16", dropout=0.2, clip_norm=0.1, sample="abc", sample_tokens=2),
     dict(tp=2, stage=1, precision="fp32", sequence_parallel=True, seq=6, vocab=257, pad_vocab=True, recompute="full"),
@@ -51,6 +63,19 @@ PIPELINES: list[dict[str, Any]] = [
     dict(stage=3, pp=2, precision="fp64", accumulate=2, pipeline="gpipe", clip_norm=0.1, recompute="full"),
     dict(stage=2, pp=2, precision="bf16", accumulate=3, pipeline="zb-h1", sample="ab", sample_tokens=2),
     dict(stage=3, pp=2, precision="fp32", accumulate=5, pipeline="zb-v", layers=4, sample="ab", sample_tokens=2),
+]
+
+FP32: dict[str, Any] = dict(precision="bf16", grad_dtype="fp32")
+PARTS: list[dict[str, Any]] = [  # of the model is trained, of the gradients sent
+    dict(stage=3, precision="bf16", lora_rank=2, lora_target="all-linear", base="nf4"),
+    dict(stage=2, precision="fp32", freeze="h.0,wte"),
+    dict(stage=1, compress="int8", compress_block=8, **FP32),
+    dict(stage=2, compress="int4", compress_block=8, **FP32),
+    dict(stage=3, compress="top-k", compress_ratio=0.1, **FP32),
+    dict(stage=2, compress="random-k", compress_ratio=0.1, **FP32),
+    dict(stage=0, compress="powersgd", **FP32),
+    dict(stage=0, compress="onebit-adam", compress_warmup=1, **FP32),
+    dict(stage=1, compress="dgc", compress_ratio=0.1, optimizer="sgd", momentum=0.9, **FP32),
 ]
 
 
@@ -80,6 +105,39 @@ def test_all_stages_leave_what_threads_leave(
 def test_replicas_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
     for fields, found in zip(MESHES, compared(processes, per_process, MESHES, tmp_path), strict=True):
         assert found["differences"] == [], fields
+
+
+def test_runs_that_train_or_send_a_part_leave_what_threads_leave(tmp_path: Path) -> None:
+    for fields, found in zip(PARTS, compared(2, 1, PARTS, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+@pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
+def test_nodes_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
+    """ZeRO++: a second shard, codes in two hops."""
+    for fields, found in zip(NODES, compared(processes, per_process, NODES, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+def test_offloaded_runs_leave_what_threads_leave(tmp_path: Path) -> None:
+    """In memory and in files, which each process makes in a folder of its own."""
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    runs = [dict(fields, nvme=str(drive)) for fields in OFFLOADED]
+    for fields, found in zip(runs, compared(2, 1, runs, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+    assert not list(drive.iterdir())
+
+
+def test_a_node_s_memory_is_shared_out_evenly_among_processes() -> None:
+    """They do not see what the others take: a rank that asks for more than its part is refused, on all of them."""
+    words = (
+        "-m zerosim run --world mpi --ranks 2 --steps 1 -q --stage 3 --offload optimizer=host --layers 2 --hidden 16"
+    )
+    job = run(2, *words.split(), "--heads", "2", "--host-memory", "20KB")
+    assert job.returncode == 3, job.stdout + job.stderr
+    assert "equal part of node 0 is out of host memory" in job.stderr
+    assert job.stderr.count("zerosim: error") == 1
 
 
 def test_pipelines_leave_what_threads_leave(tmp_path: Path) -> None:

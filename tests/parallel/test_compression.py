@@ -82,7 +82,7 @@ def test_the_closed_form_is_that_of_two_bytes(stage: int) -> None:
         (dict(compress="fp16", precision="bf16"), "gradients are bf16, which is no wider; choose grad_dtype fp32"),
         (dict(compress="bf16", precision="fp32", stage=2, partition="owner"), "owners reduce gradients where they are"),
         (dict(compress="bf16", precision="fp32", stage=2, grad_reduction="all_reduce"), "arrives as own slices"),
-        (dict(compress="topk", precision="fp32"), "expected one of none, fp16, bf16"),
+        (dict(compress="topk", precision="fp32"), "did you mean 'top-k'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], said: str) -> None:

@@ -155,10 +155,8 @@ def test_int8_blocks_give_the_same_bits_at_every_stage_whenever_they_are_reduced
 def test_only_what_is_trained_has_a_residual_and_a_strategys_own_stage_makes_its_rows() -> None:
     """The run's stage is 0: what a ZeRO-3 of one's own holds and cuts is ZeRO-3's all the same."""
     EXCHANGES.clear()
-    make, config = with_int8(Zero3, "each"), RunConfig(**SMALL, ranks=2, stage=0, precision="fp32")
-    experiment = Experiment(
-        config, lambda config, model, *parts: make(*parts), is_trained=lambda flat: flat.unit == "h.1"
-    )
+    make, config = with_int8(Zero3, "each"), RunConfig(**SMALL, ranks=2, stage=0, precision="fp32", freeze="*,!h.1")
+    experiment = Experiment(config, lambda config, model, *parts: make(*parts))
     kept = launch(lambda ctx: experiment.train_rank(ctx).pieces, world_of(config))
     assert [set(exchange.residuals) for exchange in EXCHANGES] == [{"h.1"}, {"h.1"}]
     assert all(2 * piece.part.size == experiment.layout.flats[piece.flat].numel for pieces in kept for piece in pieces)

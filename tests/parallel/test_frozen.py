@@ -29,17 +29,21 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
+SOME = "*,!h.1,!ln_f"
+"""What is frozen: everything but a block and the last norm."""
+
+
 def trained(flat: FlatSpec) -> bool:
     return flat.unit in ("h.1", "ln_f")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any]) -> None:
-    config = RunConfig(**SMALL, **case)
-    result, planned = run(config, is_trained=trained), plan(config, is_trained=trained, every_rank=True)
+    config = RunConfig(**SMALL, **case, freeze=SOME)
+    result, planned = run(config), plan(config, every_rank=True)
     assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
     assert planned.traffic == result.traffic
-    first = run(config.replace(steps=1), is_trained=lambda flat: False).weights
+    first = run(config.replace(steps=1, lr=1e-30)).weights
     changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
     assert changed == {name for name in first if name.startswith(("h.1.", "ln_f."))}
 
@@ -47,8 +51,8 @@ def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[st
 @pytest.mark.bits
 def test_the_stages_hold_and_send_what_is_trained_and_give_the_same_bits() -> None:
     """In elements: P parameters, of which T are trained; sizes that N divides."""
-    config, n = RunConfig(**SMALL, ranks=4, stage=0), 4
-    results = [run(config.replace(stage=stage), is_trained=trained) for stage in range(4)]
+    config, n = RunConfig(**SMALL, ranks=4, stage=0, freeze=SOME), 4
+    results = [run(config.replace(stage=stage)) for stage in range(4)]
     flats = results[0].layout.flats.values()
     p, t = sum(flat.numel for flat in flats), sum(flat.numel for flat in flats if trained(flat))
     assert 0 < t < p
@@ -75,9 +79,10 @@ def test_the_stages_hold_and_send_what_is_trained_and_give_the_same_bits() -> No
 )
 def test_of_what_is_frozen_no_gradient_is_made_and_below_the_lowest_nothing(more: dict[str, Any]) -> None:
     """Neither a buffer nor a kernel for it: only its input's gradient, from the first trained unit on."""
-    config = RunConfig(**SMALL | {"tie_embeddings": False}, ranks=4, stage=3, **more)
     block, norm = ("layers.", "norm") if "model" in more else ("h.", "ln_f")
-    result = run(config.replace(steps=1), is_trained=lambda flat: flat.unit in (f"{block}2", norm), keep_events=True)
+    freeze = f"*,!{block}2,!{norm}"
+    config = RunConfig(**SMALL | {"tie_embeddings": False, "steps": 1}, ranks=4, stage=3, freeze=freeze, **more)
+    result = run(config, keep_events=True)
     made: Counter[str] = Counter()
     units = set()
     for events in result.events:
@@ -95,6 +100,6 @@ def test_a_block_whose_maps_are_frozen_keeps_no_inputs_for_them() -> None:
     """What a frozen map reads is kept by nobody: of a block above the lowest trained one only what norms, GELU and
     attention read stays."""
     config = RunConfig(**SMALL, ranks=2, stage=1)
-    results = [run(config, is_trained=which) for which in (lambda flat: True, lambda flat: flat.unit == "h.1")]
+    results = [run(config), run(config.replace(freeze="*,!h.1"))]
     kept = [{row.op for row in result.saved["h.2"] if row.what == "input"} for result in results]
     assert kept[0] - kept[1] == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}

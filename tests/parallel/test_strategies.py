@@ -27,8 +27,8 @@ from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.parallel.norm import blame
-from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat
+from zerosim.tensor.sums import GradProbe
 from zerosim.tensor.tensor import cpu
 from zerosim.train import data
 from zerosim.train.result import RunResult

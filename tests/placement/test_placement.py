@@ -80,7 +80,7 @@ def test_an_axis_stands_for_finer_ones() -> None:
     assert mesh.number("nodes", "node") == mesh.number("dp_shard")
     assert (mesh.name("node", "dp_replicate"), mesh.name("dp_shard", "tp")) == ("dp_replicate+node", "dp_shard+tp")
     assert [what_for(name) for name in ("dp_shard", "node", "dp_replicate", "dp_replicate+nodes", "tp", "pp")] == [
-        "states", "states", "replicas", "replicas", "tp", "pp"
+        "states", "node", "replicas", "replicas", "tp", "pp"
     ]  # fmt: skip
     assert without(DATA, ["nodes", "tp"]) == ("dp_replicate", "node")
     assert joined({"nodes", "dp_shard", "tp"}) == ("dp_shard", "tp")

@@ -16,9 +16,10 @@ from zerosim.dtypes import DType, bf16, fp16, fp32, fp64
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.reducer import InBuckets
+from zerosim.parallel.upcast import upcast_grad_shard
 from zerosim.placement.partition import assign_owners
-from zerosim.tensor.accumulation import GradProbe
 from zerosim.tensor.flat import Flat, Slice, nothing, slice_of, slice_size, whole
+from zerosim.tensor.sums import GradProbe
 from zerosim.tensor.tensor import cpu
 
 NUMELS = st.integers(1, 10**13)
@@ -231,7 +232,7 @@ def test_an_fp32_copy_of_the_own_slice_names_its_padding(device: Device, ledger:
     flat = declared([(7,)], bf16, device)
     flat.own = slice_of(7, 2, 3)  # elements 6 to 8, of which two are padding
     flat.grad_shard = flat.new_grad_shard()
-    copy = flat.upcast_grad_shard()
+    copy = upcast_grad_shard(flat)
     assert copy is not None
     device.recorder.drain()
     assert ledger.now().by_kind == {"grad": 3 * 2 + 3 * 4}

@@ -601,10 +601,30 @@ def test_a_notebooks_picture_is_on_paper_of_its_own() -> None:
     for theme in THEMES:
         figure = memory_figure(runs(3), theme=theme)
         with matplotlib.rc_context({"savefig.transparent": True, "savefig.facecolor": "red"}):
-            dots = mpimg.imread(io.BytesIO(figure._repr_png_()))  # type: ignore[attr-defined]
+            dots = mpimg.imread(io.BytesIO(figure._repr_png_()[0]))  # type: ignore[attr-defined]
         paper = [int(THEMES[theme].background[at : at + 2], 16) / 255 for at in (1, 3, 5)]
         for corner in (dots[0, 0], dots[-1, -1], dots[0, -1]):
             assert corner.tolist() == pytest.approx([*paper, 1.0], abs=0.01)
+
+
+def test_a_picture_says_in_words_what_it_shows() -> None:
+    """In a notebook's metadata, and as an SVG's description: title, colours in words, and what stands at the ends."""
+    bars = memory_figure(runs(), mark="peak")
+    [data, metadata] = bars._repr_png_()  # type: ignore[attr-defined]
+    assert data.startswith(b"\x89PNG")
+    alt = metadata["alt"]
+    assert alt.startswith("Bytes per rank at the peak. ")
+    totals = [with_gid(bars, f"total{row}")[0].get_text() for row in STAGES]
+    assert all(f"{name}: {total}" in alt for name, total in zip(runs(), totals, strict=True))
+    tide = timeline_figure([planned(3, keep_events=True).events[0]], [0], 0)
+    for figure in (bars, tide):
+        words, alt = [text.get_text() for text in figure.texts], figure.alt  # type: ignore[attr-defined]
+        assert {"parameters", "optimizer states", "activations"} <= set(words)
+        assert not set(words) & set(KIND_PAINTS)
+        assert "Colours: parameters, " in alt
+        [described] = [element.text for element in ET.fromstring(bytes_of(figure, "svg")).iter(f"{SVG}desc")]
+        assert described == alt
+    assert with_gid(tide, "peak label")[0].get_text() in tide.alt  # type: ignore[attr-defined]
 
 
 def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -80,7 +80,9 @@ def test_speedscope_imports_what_was_written(viewer: tuple[Path, str], tmp_path:
         seen = [("B" if e["type"] == "O" else "E", frames[e["frame"]], e["at"]) for e in profiles[name]["events"]]
         assert _stacks(seen) == _stacks(own), name
 
-    step = plan(plan_config(**SMALL, attention="flash"), cluster=cluster_of(find_hardware("a100-80"))).time
+    step = plan(
+        plan_config(**SMALL, attention="flash", recipe="usual"), cluster=cluster_of(find_hardware("a100-80"))
+    ).time
     assert step is not None
     longest = max(profiles.values(), key=lambda profile: profile["endValue"])
     assert longest["name"] == f"rank {step.rank} (pid {step.rank}), compute (tid 0)"

@@ -1,4 +1,4 @@
-"""A run that, where a device is too small for it, also says what would fit."""
+"""Run a configuration. If its device is too small, also say what would fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from zerosim.analysis.search import cheapest_fit
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.optim.optimizer import Optimizer
+from zerosim.placement.memories import DEVICE
 from zerosim.train import run as training
 from zerosim.train.plan import peak_within
 from zerosim.train.rank import Progress
@@ -22,7 +23,7 @@ def run(
     """Train as `config` says.
 
     `keep_events` keeps every rank's whole record in the result (memory grows with steps). An `optimizer` of your own,
-    such as a subclass of `zerosim.optim.elementwise.Elementwise`, takes the place of the configuration's.
+    such as a subclass of `zerosim.optim.elementwise.Elementwise`, replaces the configuration's.
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory (with the cheapest change
     that fits, found by trying), RankFailed.
@@ -30,8 +31,8 @@ def run(
     try:
         return training.run(config, progress=progress, keep_events=keep_events, optimizer=optimizer)
     except OutOfMemory as error:
-        assert config.memory.capacity is not None
-        if optimizer is not None:  # what it keeps is not what a plan of the configuration counts
+        # A plan does not count a custom optimizer's states, and the search tries only the device's memory.
+        if optimizer is not None or error.memory != DEVICE or config.memory.capacity is None:
             raise
         asked = config.replace(capacity=None, steps=config.optim.steps or training.DEFAULT_STEPS)
         error.advice = cheapest_fit(asked, config.memory.capacity, peak_within)

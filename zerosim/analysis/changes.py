@@ -1,4 +1,5 @@
-"""Two plans: which settings differ, what each of them moves alone, and what changed. Numbers only, no words."""
+"""Compare two plans: the settings that differ, the effect of each one alone, and the changes. Numbers only, no
+words."""
 
 from __future__ import annotations
 
@@ -15,11 +16,12 @@ from zerosim.ledger.memory import Snapshot
 from zerosim.train.result import RunResult
 
 SENT = "states", "activations"
-"""Purposes of what ranks send to each other, less norms and overflow flags."""
+"""Purposes of the traffic between ranks, without norms and overflow flags."""
 
 
 class Setting(NamedTuple):
-    """A flat field that differs, with both values. `follows`: nobody said it, other settings bring it."""
+    """A flat field that differs, with both values. `follows`: the value was not given but follows from other
+    settings."""
 
     name: str
     a: Any
@@ -28,7 +30,7 @@ class Setting(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """The most that a rank takes from its device, what a rank sends on average in a step, and the step's seconds."""
+    """The peak bytes on a rank's device, the average bytes that a rank sends in a step, and the step's seconds."""
 
     taken_bytes: int
     sent_bytes: Fraction
@@ -36,7 +38,7 @@ class Totals(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """What A takes with one setting of B's, or why it cannot be planned so."""
+    """Plan A's totals with one setting of B's, or the reason why that cannot be planned."""
 
     setting: Setting
     totals: Totals | None
@@ -44,7 +46,7 @@ class Alone(NamedTuple):
 
 
 def settings(a: RunConfig, b: RunConfig) -> list[Setting]:
-    """Fields whose values differ, in their order. Sizes follow from a model that differs."""
+    """Return the fields whose values differ, in order. A different model brings its sizes."""
     sizes = ModelConfig.options().keys() - {"model"} if a.model.name != b.model.name else set()
     found = []
     for name in OPTIONS:
@@ -56,7 +58,7 @@ def settings(a: RunConfig, b: RunConfig) -> list[Setting]:
 
 
 def with_one(a: RunConfig, b: RunConfig, name: str) -> RunConfig:
-    """A with one setting of B's; with the model come its sizes. Raises: InputError where they exclude one another."""
+    """Return A with one setting of B's; a model brings its sizes. Raises: InputError if they exclude one another."""
     if name == "stage":
         return a.at_stage(b.parallel.zero_stage)
     names = ModelConfig.options() if name == "model" else (name,)
@@ -67,7 +69,7 @@ def with_one(a: RunConfig, b: RunConfig, name: str) -> RunConfig:
 def each_alone(
     a: RunConfig, b: RunConfig, found: list[Setting], totals_of: Callable[[RunConfig], Totals]
 ) -> list[Alone]:
-    """Plan A with each said setting of B's by itself. What is about values alone moves nothing and is left out."""
+    """Plan A with each given setting of B's alone. Settings that affect only values are left out."""
     tried = []
     for setting in found:
         if setting.follows or setting.name in WITH_VALUES.split():
@@ -80,13 +82,13 @@ def each_alone(
 
 
 def totals(result: RunResult) -> Totals:
-    """The figures of one plan that a setting may move."""
+    """Return the figures of one plan that a setting may change."""
     taken = max(memory.reserved_bytes for memory in result.memory)
     return Totals(taken, sum(sent(result).values(), Fraction(0)), None if result.time is None else result.time.seconds)
 
 
 def sent(result: RunResult) -> dict[tuple[str, str], Fraction]:
-    """What a rank sends in the last whole step, on average over ranks, by operation and axis."""
+    """Return the bytes that a rank sends in the last whole step, averaged over ranks, by operation and axis."""
     step, found = last_whole_step(result), Counter[tuple[str, str]]()
     for rank, alike in Counter(result.stands_for).items():
         for row in result.traffic[rank]:
@@ -96,7 +98,7 @@ def sent(result: RunResult) -> dict[tuple[str, str], Fraction]:
 
 
 def by_units(at: Snapshot) -> dict[tuple[str, str], int]:
-    """Live bytes by group of units and kind: all blocks are one."""
+    """Return live bytes by group of units and kind. All blocks form one group."""
     found: Counter[tuple[str, str]] = Counter()
     for (unit, kind), nbytes in at.by_unit.items():
         found[group_of(unit), kind] += nbytes
@@ -104,11 +106,11 @@ def by_units(at: Snapshot) -> dict[tuple[str, str], int]:
 
 
 def group_of(unit: str) -> str:
-    """h.17 belongs to h.*, h.17.mlp.c_fc to h.*.mlp.c_fc."""
+    """Return the group of a unit: h.* for h.17, h.*.mlp.c_fc for h.17.mlp.c_fc."""
     return ".".join("*" if part.isdigit() else part for part in unit.split("."))
 
 
 def pairs(a: Mapping[Any, Any], b: Mapping[Any, Any]) -> dict[Any, tuple[Any, Any]]:
-    """Both values of every key of either, 0 where one has none; what changed most first."""
+    """Return both values of each key, 0 if one side lacks it, largest change first."""
     both = {key: (a.get(key, 0), b.get(key, 0)) for key in {**a, **b}}
     return dict(sorted(both.items(), key=lambda item: -abs(item[1][1] - item[1][0])))

@@ -1,22 +1,22 @@
-"""What a run counted beside what the closed forms say: numbers only, no words and no layout.
+"""Compare a run's counts with the closed forms: numbers only, no words and no layout.
 
-Counts come from the run's ledgers, expectations from `analysis/formulas`; an agreement is an
+Counts come from the run's ledgers, expectations from `analysis/formulas`; agreement means
 equality of exact numbers, never a tolerance. With slices a formula is compared twice: at Psi with
-what was counted less padding (over all ranks), and at Psi padded with every rank's own count.
+the count minus padding (over all ranks), and at Psi padded with every rank's own count.
 
-Ranks of one pipeline stage are compared at a time, for Psi is what each of them holds (`shares.py`). Traffic:
-`traffic.py`, `exchanges.py`.
+The ranks of each pipeline stage are compared together, because Psi is the stage's number of parameters (`shares.py`).
+Traffic: `traffic.py`, `exchanges.py`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.formulas import Form
+from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, master_bytes, share_of
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
@@ -26,7 +26,7 @@ MARK = "end_of_backward"
 
 @dataclass(frozen=True, slots=True)
 class StateCheck:
-    """One model state, in bytes by rank, beside its formula (per rank, without padding)."""
+    """One model state in bytes by rank, beside its formula (per rank, without padding)."""
 
     kind: str
     counted: tuple[int, ...]
@@ -34,11 +34,11 @@ class StateCheck:
     formula: Fraction
     text: str
     expected: tuple[Fraction, ...]
-    """What each rank must hold, padding included."""
+    """The bytes that each rank must hold, padding included."""
 
     @property
     def mean(self) -> Fraction:
-        """Per rank, less padding."""
+        """The mean bytes per rank, without padding."""
         return Fraction(sum(self.counted) - sum(self.padding), len(self.counted))
 
     @property
@@ -47,24 +47,27 @@ class StateCheck:
 
 
 def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
-    """param, grad, optim, then their total, of the ranks of a pipeline stage."""
+    """Check param, grad, optim, then their total, for the ranks of a pipeline stage, over all memories of a rank."""
     config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
-    snapshots = [result.memory[rank].marks[MARK] for rank in share.ranks]
+    memories = [result.memory[rank] for rank in share.ranks]
     has_states = not config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
     if not has_states:
         cost = replace(cost, optim=master_bytes(config))
-    states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost), "states").items()}
-    formula = {kind: form.at(Ψ=share.num_parameters, N=config.mesh.shards) for kind, form in states.items()}
-    expected = {kind: _expected(result, share, kind, form) for kind, form in states.items()}
+    late = has_late(result)
+    states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost, late=late), "states").items()}
+    held, beside = letters_of(result, stage), forms.late_states(config, cost, late)
+    formula = {kind: form.at(held) for kind, form in states.items()}
+    expected = {kind: _expected(result, share, kind, form, beside.get(kind, Form())) for kind, form in states.items()}
     if has_states and config.optim.optimizer not in formulas.UNIFORM:
         kept = [_kept(result, rank) for rank in share.ranks]
-        formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept))
-        expected["optim"] = tuple(Fraction(nbytes + padding) for nbytes, padding in kept)
+        more = held.get("Y", 0)
+        formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept)) + more
+        expected["optim"] = tuple(Fraction(nbytes + padding + more) for nbytes, padding in kept)
     checks = [
         StateCheck(
             kind=kind,
-            counted=tuple(snapshot.by_kind.get(kind, 0) for snapshot in snapshots),
-            padding=tuple(snapshot.padding.get(kind, 0) for snapshot in snapshots),
+            counted=tuple(memory.everywhere(MARK, kind)[0] for memory in memories),
+            padding=tuple(memory.everywhere(MARK, kind)[1] for memory in memories),
             formula=formula[kind],
             text=str(states[kind]),
             expected=expected[kind],
@@ -82,40 +85,77 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     return [*checks, total]
 
 
+def updated_by(result: RunResult, step: int) -> int | None:
+    """Whose gradients the parameters are updated with in a step: its own or, from the step on at which the update is
+    delayed, the last one's. None: nobody's, for the gradients wait, or overflowed."""
+    late = result.config.grads.late
+    own = step if not late or step < late - 1 else step - 1
+    waits = bool(late) and step == late - 1
+    return None if waits or result.steps[own].skipped else own
+
+
+def has_late(result: RunResult) -> bool:
+    """Whether a delayed update went on beside the last step's forward and backward."""
+    late, last = result.config.grads.late, len(result.steps) - 1
+    return 0 < late <= last and updated_by(result, last) is not None
+
+
 def last_whole_step(result: RunResult) -> int | None:
-    """The last step that was not skipped."""
-    whole = [step for step, report in enumerate(result.steps) if not report.skipped]
+    """Return the last step in which parameters were updated."""
+    whole = [step for step in range(len(result.steps)) if updated_by(result, step) is not None]
     return whole[-1] if whole else None
 
 
 def control_bytes(result: RunResult, step: int) -> tuple[int, ...]:
-    """What each rank sent for norms and overflow flags."""
+    """Return the bytes that each rank sent for norms and overflow flags."""
     sent = {rank: result.sent_bytes(rank, step, "control") for rank in result.ran}
     return tuple(sent[rank] for rank in result.stands_for)
 
 
 def peak_rank(result: RunResult) -> int:
-    """The rank with the highest peak, the lowest of those with the same."""
+    """Return the rank with the highest peak, the lowest such rank."""
     peaks = [memory.peak.total_bytes for memory in result.memory]
     return peaks.index(max(peaks))
 
 
-def _expected(result: RunResult, share: Share, kind: str, form: Form) -> tuple[Fraction, ...]:
-    config = result.config
-    if forms.is_owned(config) and config.states_stage >= formulas.first_partitioned(kind):
-        owned: Counter[int | None] = Counter()
-        for name, numel in share.whole.items():
-            owned[result.layout.owner(name)] += numel
-        index = config.mesh.axes.index
-        return tuple(form.at(Ψ=owned[index(rank, *STATES)], N=1) for rank in share.ranks)
-    return (form.at(Ψ=sum(share.whole.values()), N=config.mesh.shards),) * len(share.ranks)
+def _expected(result: RunResult, share: Share, kind: str, form: Form, beside: Form) -> tuple[Fraction, ...]:
+    """`beside`: what of the form is the own part's at any stage."""
+    config, whole = result.config, Form()
+    if not forms.is_owned(config):
+        return (form.at(_held(result, share, list(share.whole)), N=config.mesh.shards),) * len(share.ranks)
+    if config.states_stage < formulas.first_partitioned(kind):
+        form, whole = beside, form - beside
+    by_owner: dict[int | None, list[str]] = {}
+    for name in share.whole:
+        by_owner.setdefault(result.layout.owner(name), []).append(name)
+    owned = (by_owner.get(config.mesh.axes.index(rank, *STATES), []) for rank in share.ranks)
+    always = whole.at(_held(result, share, list(share.whole)), N=config.mesh.shards)
+    return tuple(always + form.at(_held(result, share, names), N=1) for names in owned)
+
+
+def _held(result: RunResult, share: Share, names: Sequence[str]) -> dict[str, int]:
+    """Return the letters of model states for these flat buffers, padding included."""
+    layout = result.layout
+    trained = [name for name in names if layout.is_trained(name)]
+    codes = [name for name in names if layout.flats[name].weights[0].stored]
+    held = {name: share.numels[name] if name in codes else share.whole[name] for name in names}
+    letters = letters_of(result, share.stage, padded=True)
+    return {
+        "Ψ": sum(held.values()),
+        "Ψ_t": sum(held[name] for name in trained),
+        "Ψ_q": sum(held[name] for name in codes),
+        "Q": sum(share.whole[name] for name in codes),
+        **{letter: letters[letter] for letter in ("R", "P", "Y", "d") if letter in letters},
+    }
 
 
 def _kept(result: RunResult, rank: int) -> tuple[int, int]:
-    """Bytes of optimizer states that a rank must keep, by the shapes of the weights in its parts; and of padding."""
+    """Return the bytes of optimizer states for the weights in a rank's slices, and for padding."""
     config, layout = result.config, result.layout
     kept = padding = 0
     for name in layout.stages[config.mesh.axes.index(rank, "pp")]:
+        if not layout.is_trained(name):
+            continue
         part = layout.own(rank, name)
         padding += kept_padding(config, layout.flats[name].padding(part))
         kept += sum(kept_bytes(config, mine.weight, mine.numel) for mine in layout.flats[name].within(part))
@@ -123,7 +163,7 @@ def _kept(result: RunResult, rank: int) -> tuple[int, int]:
 
 
 def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
-    """The sum over states, by rank; added once where every rank has the same."""
+    """Return the sum over states, by rank; a sum that all ranks share is added once."""
     if all(len(set(share)) == 1 for share in shares):
         return (sum((share[0] for share in shares), Fraction(0)),) * len(shares[0])
     return tuple(sum(each, Fraction(0)) for each in zip(*shares, strict=True))

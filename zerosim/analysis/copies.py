@@ -1,7 +1,7 @@
-"""What a run counted of copies between its ranks' devices and the host, beside the closed forms.
+"""Compare counted copies between a rank's memories, and the contents of each memory, with the closed forms.
 
-Kept inputs of recomputed blocks wait in the host's memory (`--cpu-checkpointing`). What messages are staged through is
-no part of it.
+Checkpointed inputs of recomputed blocks are in the host's memory with `--cpu-checkpointing`. Model states are there or
+on NVMe with `--offload`. Staging buffers of messages do not count.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zerosim.analysis import forms
+from zerosim.analysis.compare import MARK, has_late
+from zerosim.analysis.forms import Key
 from zerosim.analysis.letters import letters_of, live_micro_batches, shown
-from zerosim.analysis.shares import share_of
-from zerosim.analysis.traffic import sent_rows
+from zerosim.analysis.shares import cost_of, share_of
+from zerosim.analysis.traffic import expect, sent_rows
 from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
 
@@ -24,7 +26,7 @@ PURPOSE = "offload"
 class CopyCheck:
     """Bytes that ranks copied in a step, or held on the host at once, beside a formula. None: there is no closed form.
 
-    `calls` and `counted` are a rank's; ranks of a stage are alike.
+    `calls` and `counted` are per rank; the ranks of a pipeline stage are alike.
     """
 
     name: str
@@ -39,16 +41,20 @@ class CopyCheck:
 
 
 def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck]:
-    """What the ranks of a pipeline stage copied out and back in a step, and the most that each held on the host."""
+    """Check the copies out and back of a pipeline stage's ranks in a step, and each rank's peak on the host."""
     share, held = share_of(result, stage), letters_of(result, stage)
     rows = sent_rows(result, step, share, PURPOSE)
     ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
     checks = []
-    for (way, _), form in forms.of(forms.forms(result.config), "copied").items():
+    expected = {way: one for (way, _), one in expect(result, share, "copied", 1).items()}
+    for way in dict.fromkeys((*expected, *(row.op for _, row in rows))):
         own = [(rank, row) for rank, row in rows if row.op == way]
         counted = tuple(sum(row.payload_bytes for at, row in own if at == rank) for rank in ranks)
-        calls = sum(row.calls for at, row in own if at == ranks[0])
-        checks.append(CopyCheck(way, calls, counted, form.at(held), str(shown(form, held))))
+        calls, one = sum(row.calls for at, row in own if at == ranks[0]), expected.get(way)
+        checks.append(CopyCheck(way, calls, counted, one and one.with_padding, "" if one is None else str(one.form)))
+    if not result.config.memory.cpu_checkpointing or result.config.offload.is_on:
+        return checks
+    form = forms.forms(result.config)[Key("copied", "device to host")]
     peaks, live = tuple(result.memory[rank].host_peak_bytes for rank in ranks), _live_inputs(result.config, stage, held)
     if live is None:
         return [*checks, CopyCheck("on the host", None, peaks, None, "")]
@@ -56,8 +62,24 @@ def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck
     return [*checks, CopyCheck("on the host", None, peaks, form.at(at_once), str(shown(form, at_once)))]
 
 
+def check_memories(result: RunResult, stage: int = 0) -> list[CopyCheck]:
+    """Check the memories that hold each model state of a pipeline stage when backward ends. Return nothing if all are
+    on the device."""
+    config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
+    held, padded = (letters_of(result, stage, padded=padded) for padded in (False, True))
+    ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
+    checks = []
+    for (kind, memory), form in forms.of(forms.forms(config, cost, late=has_late(result)), "lies").items():
+        memories = [result.memory[rank] for rank in ranks]
+        shots = [(one if not memory else one.others.get(memory) or one).marks[MARK] for one in memories]
+        counted = tuple(shot.by_kind.get(kind, 0) for shot in shots)
+        number = None if forms.is_owned(config) else form.at(padded)
+        checks.append(CopyCheck(f"{kind} in {memory or 'device'}", None, counted, number, str(shown(form, held))))
+    return checks
+
+
 def _live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int | None:
-    """Inputs that a stage holds at most; None where chunks that keep unlike numbers are live."""
+    """Return the most inputs that a pipeline stage holds; None if live chunks have different numbers of blocks."""
     chunks, layers = config.parallel.num_chunks, config.layers_by_chunk(config.model.layers)
     sizes = [layers[number] for number in config.chunks.of_stage(stage)]
     if len(set(sizes)) > 1 or (chunks > 1 and config.memory.again.every > 1):

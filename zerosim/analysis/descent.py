@@ -1,8 +1,8 @@
-"""An optimizer on a surface of two weights, by the code that trains: a flat of one vector, a rank that is alone, DDP.
+"""Run an optimizer on a surface of two weights, with the training code: a flat of one vector, a single rank, DDP.
 
-Only the loss is another one: its gradient is worked out, rounded to fp32 and handed to the strategy as a backward does.
-Rates of optimizers mean different things, so each gets the best for it out of one list, `RATES`: the one with the
-lowest loss after the steps, the smaller of two that are even, among those whose path stays within the picture.
+Only the loss differs: its gradient is computed exactly, rounded to fp32 and passed to the strategy as after a backward.
+Learning rates mean different things to optimizers, so each gets its best one from the list `RATES`: the rate with the
+lowest loss after the steps among paths that stay in the picture; of two equal ones, the smaller.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEEDS_NOISE = ("adam-sage",)
 
 
 class Path(NamedTuple):
-    """Where the two weights were before the first step and after each; `losses` are the surface's there."""
+    """The two weights before the first step and after each step; `losses` are the surface's values there."""
 
     lr: float
     points: tuple[Point, ...]
@@ -37,12 +37,12 @@ class Path(NamedTuple):
     stays: bool
 
     def to_dict(self) -> dict[str, object]:
-        """The JSON form."""
+        """Return the JSON form."""
         return {"lr": self.lr, "points": self.points, "losses": self.losses, "stays": self.stays}
 
 
 def check_shows(optimizer: str) -> None:
-    """Raises: InputError for an optimizer whose path on two weights would not be its own."""
+    """Check an optimizer. Raises: InputError if its path on two weights would not be typical of it."""
     shown = ", ".join(name for name in OPTIMIZERS if OPTIMIZERS[name].cut == "elements" and name not in NEEDS_NOISE)
     cut = OPTIMIZERS[optimizer].cut
     if cut != "elements":
@@ -58,16 +58,16 @@ def check_shows(optimizer: str) -> None:
 
 
 def descend(surface: Surface, config: RunConfig, steps: int = STEPS) -> Path:
-    """The path of `config`'s optimizer from the surface's start. It ends where it leaves the picture.
+    """Return the path of `config`'s optimizer from the surface's start. The path ends where it leaves the picture.
 
-    Of `config` the fields of `optim` count, and its `lr` as it stands.
+    Only `config`'s fields of `optim` count, including its `lr`.
     """
     (path,) = launch(lambda ctx: _descend(ctx, surface, config, steps), World(ranks=1, record=False))
     return path
 
 
 def best_path(surface: Surface, config: RunConfig, steps: int = STEPS) -> Path:
-    """The path at the best of `RATES`; what `config` says of `lr` is not asked."""
+    """Return the path at the best of `RATES`; `config`'s own `lr` is ignored."""
 
     def program(ctx: Context) -> Path:
         paths = (_descend(ctx, surface, config.replace(lr=lr), steps) for lr in RATES)
@@ -80,7 +80,8 @@ def best_path(surface: Surface, config: RunConfig, steps: int = STEPS) -> Path:
 def best_paths(
     surfaces: Iterable[str] = tuple(SURFACES), optimizers: Sequence[str] = ("adam", "sgd"), steps: int = STEPS
 ) -> dict[str, dict[str, Path]]:
-    """By surface, then by the optimizer's title, `best_path` of each. Raises: InputError as `check_shows` does."""
+    """Return each `best_path`, by surface and then by the optimizer's title. Raises: InputError as `check_shows`
+    does."""
     for name in optimizers:
         check_shows(name)
     configs = {OPTIMIZERS[name].title: RunConfig(optimizer=name) for name in optimizers}

@@ -1,6 +1,6 @@
-"""What a run counted of tensor, sequence and pipeline parallelism's traffic, beside the closed forms.
+"""Compare the counted traffic of tensor, sequence and pipeline parallelism with the closed forms.
 
-The purpose of that traffic is `activations`: what crosses the borders of cut weights (axis tp) and of pipeline stages
+This traffic has the purpose `activations`. It crosses the boundaries of cut weights (axis tp) and of pipeline stages
 (axis pp).
 """
 
@@ -16,9 +16,9 @@ PURPOSE = "activations"
 
 
 def check_exchanges(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """By operation and axis what the ranks of a pipeline stage sent of activations and their gradients.
+    """Check the activations and their gradients that the ranks of a pipeline stage sent, by operation and axis.
 
-    A receipt sends nothing and has no row; an operation that should not be there has one.
+    A receive sends nothing and has no row. An unexpected operation has a row.
     """
     share = share_of(result, stage)
     expected = expect(result, share, "exchanged", passes_of(result, step))
@@ -40,6 +40,6 @@ def check_exchanges(result: RunResult, step: int, stage: int = 0) -> list[Traffi
 
 
 def _divides(config: RunConfig) -> bool:
-    """Whether tensor-parallel ranks add equal shares of all that they reduce."""
+    """Return whether tensor-parallel ranks add equal shares of everything they reduce."""
     numel = config.data.micro_batch * config.model.seq if config.model.has_blocks else config.model.vocab
     return numel % config.mesh.tp == 0

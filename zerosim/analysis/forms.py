@@ -1,10 +1,10 @@
-"""The closed forms of a run: which ones its configuration calls for. Every table and every comparison reads them here.
+"""The closed forms of a run, chosen by its configuration. Every table and every comparison reads them here.
 
     forms(config)[Key("sent", "all_gather", "states")]    # ring(N) · w · Ψ, and so on
 
-A capability adds its forms and nothing else; `letters.letters_of` has values for the letters. Forms of one key are
-added: an optimizer's sums ride on the operation that reduces gradients. What depends on the layout (padding, owners,
-unequal costs) is a number of the layout, no form.
+A capability adds its forms and nothing else. `letters.letters_of` has values for the letters. Forms with the same key
+add up: an optimizer's sums go with the operation that reduces gradients. Padding, owners and
+unequal costs depend on the layout. They are numbers of the layout, not forms.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zerosim.analysis import formulas
+from zerosim.analysis import formulas, zeropp
 from zerosim.analysis.formulas import BytesPerParameter, Form, Volume
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.config.zero import CASTS
+from zerosim.dtypes import dtype
+from zerosim.placement.memories import DEVICE, HOST
 
 
 class Key(NamedTuple):
-    """What a form is about: the subject, a kind of memory or an operation, and what its group is for.
+    """The key of a form: its subject, a kind of memory or an operation, and the purpose of its group.
 
     states, upcast, between   bytes of a model state per rank: when backward ends, in the optimizer step, between steps
-    sent                      bytes per rank and step for model states, by operation and what the group is for
+    sent                      bytes per rank and step for model states, by operation and the group's purpose
     exchanged                 the same for activations, by operation and axis
-    copied                    bytes of blocks' inputs that are moved to the host and back
+    copied                    bytes that move between a rank's memories: blocks' inputs, offloaded model states
+    lies                      bytes of a model state in one memory when backward ends, where states are offloaded
     kept                      bytes of one block's activations
     """
 
@@ -33,40 +37,82 @@ class Key(NamedTuple):
     axis: str = ""
 
 
-def forms(config: RunConfig, cost: BytesPerParameter | None = None, passes: int = 1) -> dict[Key, Form]:
-    """Every closed form of a run, in bytes per rank. `cost` is what a parameter costs, where states are asked for;
-    `passes`: 2 in a step that an estimate of curvature follows."""
-    found: dict[Key, Form] = {}
+def forms(
+    config: RunConfig, cost: BytesPerParameter | None = None, passes: int = 1, step: int = 0, *, late: bool = True
+) -> dict[Key, Form]:
+    """Return every closed form of a run, in bytes per rank. `cost` is the bytes per parameter, needed for states.
+    `passes`: 2 in a step with an estimate of curvature. `step`: its number, if the first steps send differently.
+    `late`: whether a delayed update runs beside the step, if updates are delayed."""
+    found = dict(_zero(config, passes, step))
     for capability in CAPABILITIES:
         for key, form in capability(config, passes):
             found[key] = found.get(key, Form()) + form
     if cost is not None:
-        found |= dict(_states(config, cost))
+        found |= dict(_states(config, cost, late))
     return found
 
 
 def of(found: dict[Key, Form], subject: str) -> dict[tuple[str, str], Form]:
-    """One subject's forms by name and axis."""
+    """Return one subject's forms by name and axis."""
     return {(key.name, key.axis): form for key, form in found.items() if key.subject == subject}
 
 
 Forms = Iterator[tuple[Key, Form]]
 
 
-def _states(config: RunConfig, cost: BytesPerParameter) -> Forms:
+def late_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -> dict[str, Form]:
+    """What a delayed update adds to model states; nothing without one."""
+    return formulas.late_states(cost, frozen_of(config)) if late and config.grads.late else {}
+
+
+def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
     stage, grads, optim = config.states_stage, config.grads, config.optim
+    held = frozen_of(config)
     at = {
-        "states": formulas.model_states(stage, cost),
-        "upcast": formulas.optimizer_step_states(stage, cost, upcast_grads=grads.upcast, sub_group=optim.sub_group),
-        "between": formulas.after_step_states(stage, cost, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast),
+        "states": formulas.model_states(stage, cost, held),
+        "upcast": formulas.optimizer_step_states(
+            stage, cost, held, upcast_grads=grads.upcast, sub_group=optim.sub_group
+        ),
+        "between": formulas.after_step_states(
+            stage, cost, held, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast
+        ),
     }
+    more = late_states(config, cost, late)
     for subject, by_kind in at.items():
         for kind, form in by_kind.items():
+            if kind in more and (kind == "grad" or subject != "between"):
+                form = form + more[kind]
+            if kind == "optim" and config.reduction.is_encoded:
+                form = form + formulas.KEPT
+            if kind == "param" and config.mesh.secondary_shard:
+                form = form + zeropp.second(config)
             yield Key(subject, kind), form
+    if not config.offload.is_on:
+        return
+    for kind, memory in config.offload.by_state.items():
+        whole, beside = at["states"][kind], more.get(kind, Form())
+        if kind == "param" and memory == DEVICE and more:  # new ones wait on the host
+            yield Key("lies", kind, HOST), beside
+        elif stage > 1 or kind != "grad":
+            whole = whole + beside
+        if kind == "param" and config.mesh.secondary_shard:  # hpZ's shard is on the device wherever the primary one is
+            if memory == DEVICE:
+                whole = whole + zeropp.second(config)
+            else:
+                yield Key("lies", kind), zeropp.second(config)
+        if kind == "grad" and stage == 1 and memory != DEVICE:  # the local shard's copy, beside the whole on the device
+            own = formulas.model_states(2, cost, held)[kind]
+            yield from (
+                (Key("lies", kind), whole),
+                (Key("lies", kind, memory), own + beside),
+                (Key("states", kind), whole + own + beside),
+            )
+        else:
+            yield Key("lies", kind, "" if memory == DEVICE else memory), whole
 
 
 def zero_volume(config: RunConfig, passes: int = 1) -> Volume:
-    """What ZeRO itself sends: gradients and parameters."""
+    """Return the forms of ZeRO's own traffic: gradients and parameters."""
     gathering, stage = config.gathering, config.parallel.zero_stage
     volume = formulas.volume(
         stage,
@@ -82,17 +128,42 @@ def zero_volume(config: RunConfig, passes: int = 1) -> Volume:
         again=gathering.by_module,
         sync=config.grads.sync,
         in_forward=config.reduction.in_forward,
-        casts=config.reduction.compress != "none",
+        casts=config.reduction.compress in CASTS,
+        frozen=config.tuning.is_on,
+        quantized=config.tuning.base is not None,
     )
     if gathering.keep_last_unit and config.mesh.pp > 1 and stage == 3 and gathering.reshard_after_forward:
         return volume.keeping(passes)
     return volume
 
 
-def _zero(config: RunConfig, passes: int) -> Forms:
-    for name, form in zip(operations(config), zero_volume(config, passes), strict=True):
-        if name:
-            yield Key("sent", name, "states"), form
+def _zero(config: RunConfig, passes: int, step: int) -> Forms:
+    volume, (reduces, gathers) = zero_volume(config, passes), operations(config)
+    if config.reduction.quantized_gradients:
+        yield from ((Key("sent", *operation), form) for operation, form in zeropp.grads_sent(config, passes))
+    elif config.reduction.is_exact(step) or not config.reduction.is_encoded:
+        yield Key("sent", reduces, "states"), volume.grads
+    else:
+        yield from _encoded(config, passes)
+    if zeropp.gathers_otherwise(config):
+        yield from ((Key("sent", *operation), form) for operation, form in zeropp.params_sent(config, passes))
+    elif gathers:
+        yield Key("sent", gathers, "states"), volume.params
+
+
+def _encoded(config: RunConfig, passes: int) -> Forms:
+    """Return the forms of gradients sent as codes."""
+    stage, name = config.parallel.zero_stage, config.reduction.compress
+    each = stage >= 2 and config.grads.sync
+    form = formulas.encoded_volume(reductions=passes * (config.data.accumulate if each else 1))
+    if name in formulas.REDUCED:
+        times = 1 if stage else all_reduce_times(config, config.mesh.shards)
+        yield Key("sent", "reduce_scatter" if stage else "all_reduce", "states"), times * form
+        return
+    if stage or name == "onebit-adam":
+        yield Key("sent", "all_to_all", "states"), form
+    if not stage:
+        yield Key("sent", "all_gather", "states"), form
 
 
 def _optimizer_sums(config: RunConfig, passes: int) -> Forms:
@@ -102,18 +173,20 @@ def _optimizer_sums(config: RunConfig, passes: int) -> Forms:
 
 
 def _replicas(config: RunConfig, passes: int) -> Forms:
-    """Hybrid sharding, once a step or for each micro-batch that is reduced."""
+    """Return the forms of hybrid sharding, once a step or once per reduced microbatch."""
     parallel = config.parallel
     each = parallel.replica_reduction == "micro_batch" and config.grads.sync
     by_micro_batch = each and parallel.zero_stage >= 2
     times = passes * (config.data.accumulate if by_micro_batch else 1)
     if config.mesh.dp_replicate > 1:
-        form = formulas.replica_bytes(config.mesh.dp_replicate, reductions=times, pairs=is_by_pairs(config))
+        form = formulas.replica_bytes(
+            config.mesh.dp_replicate, reductions=times, pairs=is_by_pairs(config), frozen=config.tuning.is_on
+        )
         yield Key("sent", "all_reduce", "replicas"), form
 
 
 def _shared_grads(config: RunConfig, passes: int) -> Forms:
-    """Gradients of one weight on several ranks: over tp, and of a tied table over pp."""
+    """Return the forms of a weight's gradient on several ranks: over tp, and for a tied table over pp."""
     divided = config.parallel.zero_stage > 0 and config.mesh.shards > 1
     if config.mesh.tp > 1:
         copies = max(1, config.mesh.tp // config.model.kv_heads) if config.model.has_blocks else 1
@@ -130,9 +203,11 @@ def _tensor(config: RunConfig, passes: int) -> Forms:
     if not config.model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
     elif parallel.sequence_parallel:
-        by_operation = formulas.sequence_parallel(again, all_reduce=times, keep_gathered=parallel.keep_gathered)
+        by_operation = formulas.sequence_parallel(
+            again, all_reduce=times, keep_gathered=parallel.keep_gathered, frozen=config.tuning.is_on
+        )
     else:
-        by_operation = formulas.tensor_parallel(again, all_reduce=times)
+        by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=config.tuning.is_on)
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
     if config.partitions_inputs:
@@ -142,12 +217,28 @@ def _tensor(config: RunConfig, passes: int) -> Forms:
 def _pipeline(config: RunConfig, passes: int) -> Forms:
     if config.mesh.pp > 1:
         parallel = config.parallel
-        form = formulas.border_sends(parallel.pipeline_schedule, divided=parallel.sequence_parallel)
+        form = formulas.border_sends(
+            parallel.pipeline_schedule, divided=parallel.sequence_parallel, frozen=config.tuning.is_on
+        )
         yield Key("exchanged", "send", "pp"), passes * form
 
 
 def _offload(config: RunConfig, passes: int) -> Forms:
-    """Blocks' inputs that wait in the host's memory."""
+    """Return the forms of blocks' inputs in the host's memory, and of model states there or on NVMe."""
+    if config.offload.is_on and not is_owned(config):
+        data, optim, stage = config.data, config.optim, config.parallel.zero_stage
+        each = stage > 1 and config.grads.sync and config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp == 1
+        kept = formulas.MASTER_BYTES * (1 + formulas.num_moments(optim.optimizer, optim.momentum))
+        param, grad = (dtype(name).itemsize for name in (config.precision.stored, config.precision.grad_dtype))
+        gathers, times = zero_volume(config).params.where(w=param).elements, data.accumulate if each else 1
+        if config.mesh.secondary_shard:  # later gathers read hpZ's shard, which is on the device
+            wide = zeropp.gathers_of(config, passes)
+            gathers = param * (wide.forward + wide.after)
+        memories, frozen = config.offload.by_state, config.tuning.is_on
+        is_read_ahead = memories["param"] == "nvme" and config.mesh.pp > 1  # a read may serve the next use too
+        for way, form in formulas.offloaded(memories, gathers, (param, grad, kept), times, frozen=frozen):
+            if not (is_read_ahead and way == "nvme to host"):
+                yield Key("copied", way), form
     if config.memory.cpu_checkpointing:
         moved = formulas.inputs_moved(divided=config.partitions_inputs or config.parallel.sequence_parallel)
         yield Key("copied", "device to host"), moved
@@ -155,17 +246,18 @@ def _offload(config: RunConfig, passes: int) -> Forms:
 
 
 def _activations(config: RunConfig, passes: int) -> Forms:
-    """One block's; where every K-th one runs again whole, one that keeps all."""
-    if config.model.has_blocks:
+    """Return the forms of one block; if every K-th block is recomputed, of a block that saves everything. The bytes
+    saved for frozen maps depend on the maps, and have no form."""
+    if config.model.has_blocks and not config.tuning.is_on:
         yield Key("kept", "block"), block_form(config)
 
 
-CAPABILITIES = (_zero, _optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _activations)
-"""In the order in which their operations are shown."""
+CAPABILITIES = (_optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _activations)
+"""Operations in the order of the tables."""
 
 
 def block_form(config: RunConfig, block: int = 0) -> Form:
-    """Bytes of activations that this block keeps."""
+    """Return the form of the activation bytes that this block saves."""
     again = config.memory.again
     return formulas.block_activations(
         again.of_block(block) if again.every else config.memory.recompute,
@@ -177,9 +269,9 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
     )
 
 
-# -- what a configuration means for the forms -----------------------------------------------------
+# -- facts of a configuration for the forms -----------------------------------------------------
 def operations(config: RunConfig) -> tuple[str, str]:
-    """What reduces gradients and what brings parameters."""
+    """Return the operation that reduces gradients and the one that brings parameters."""
     if config.parallel.zero_stage == 0:
         return "all_reduce", ""
     if is_owned(config):
@@ -187,8 +279,15 @@ def operations(config: RunConfig) -> tuple[str, str]:
     return config.reduction.grad_reduction if config.parallel.zero_stage < 3 else "reduce_scatter", "all_gather"
 
 
+def frozen_of(config: RunConfig) -> formulas.Frozen | None:
+    """Return the bytes per frozen parameter; None if all are trained."""
+    if not config.tuning.is_on:
+        return None
+    return formulas.Frozen(dtype(config.precision.stored).itemsize, config.tuning.base is not None)
+
+
 def is_owned(config: RunConfig) -> bool:
-    """Whole units belong to ranks. Stage 0 divides nothing."""
+    """Return whether ranks own whole units. ZeRO stage 0 divides nothing."""
     return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
 
 
@@ -197,10 +296,10 @@ def is_sliced(config: RunConfig) -> bool:
 
 
 def is_by_pairs(config: RunConfig) -> bool:
-    """Whether an all_reduce sends whole buffers to all others."""
+    """Return whether an all_reduce sends whole buffers to all other ranks."""
     return config.world.algorithm == "pairs"
 
 
 def all_reduce_times(config: RunConfig, ranks: int) -> int:
-    """What an all_reduce of so many ranks moves of its payload, before the factor (N-1)/N."""
+    """Return the multiple of its payload that an all_reduce of that many ranks moves, before the factor (N-1)/N."""
     return formulas.all_reduce_volume(ranks, pairs=is_by_pairs(config))

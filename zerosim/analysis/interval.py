@@ -1,14 +1,15 @@
-"""How sure a modelled step is: the interval that the clock's errors on measured steps give.
+"""The uncertainty of a modelled step: an interval from the clock's errors on measured steps.
 
-Others measured some hundreds of steps (scenarios/). For each of them `step_errors.toml` has how much longer it took
-than the clock says, and its class: GPU, recipe, size, and whether the host decides. A modelled step is held against the
-rows of its own class. A class of fewer than `FEWEST` rows is merged upwards, with one thing after the other left out:
-the size, the exact GPU (then its generation), the recipe. Whether the host decides is never left out: there the error
-is another one altogether. With fewer than `FEWEST` rows still, the step was never compared.
+Other people measured some hundreds of steps (scenarios/). For each of them `step_errors.toml` has the ratio of measured
+to modelled time and the step's class: GPU, recipe, size, and whether the host is the bottleneck. A modelled step is
+compared with the rows of its own class. A class of fewer than `FEWEST` rows is merged upwards, leaving out one property
+after the other: the size, the exact GPU (then its generation), the recipe. Host-bound steps are never merged with
+others, because their error is of another kind. If there are still fewer than `FEWEST` rows, the step counts as never
+compared.
 
-The interval lies between two measured ratios, so many from the ends that eight of ten further rows of the class would
-lie inside if they were like these. It holds what the clock leaves out as well: stragglers, power, data loading. The
-clock's own number need not lie in it, where all measured steps took longer.
+The interval lies between two measured ratios, chosen so that eight of ten further rows of the class would
+lie inside if they were like these. It includes effects that the clock leaves out: stragglers, power, data loading. The
+clock's own number may lie outside, if all measured steps took longer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SIZES = ((2e9, "below 2B"), (20e9, "2B to 20B"), (math.inf, "above 20B"))
 
 
 class StepClass(NamedTuple):
-    """What steps have in common whose errors are alike; '' for what was left out."""
+    """The properties of steps with similar errors; '' for a property that was left out."""
 
     gpu: str
     recipe: str
@@ -41,7 +42,7 @@ class StepClass(NamedTuple):
 
 
 class MeasuredStep(NamedTuple):
-    """A row that was measured: its scenario, its class, and ln(measured / modelled)."""
+    """A measured row: its scenario, its class, and ln(measured / modelled)."""
 
     scenario: str
     of: StepClass
@@ -50,7 +51,8 @@ class MeasuredStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Times a modelled step, where eight of ten measured ones lie; of how many rows, and of which class."""
+    """Factors of a modelled step between which eight of ten measured ones lie, with the number of rows and their
+    class."""
 
     low: float
     high: float
@@ -59,46 +61,51 @@ class Interval:
 
 
 def is_host_bound(time: StepTime) -> bool:
-    """Whether compute waits for its host for a tenth of the step, and longer than for anything else."""
+    """Return whether compute waits for its host for a tenth of the step, and longer than for anything else."""
     return time.host > max(0.1 * time.seconds, time.bubble, *time.exposed.values())
 
 
 def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
-    """Of a modelled step. Its size is that of a dense model with as many FLOPs a token, attention's included."""
+    """Return the class of a modelled step. Its size is that of a dense model with as many FLOPs per token, attention's
+    included."""
     size = time.model_flops / (6 * config.global_batch * config.model.seq)
     name = next(name for most, name in SIZES if size < most)
     return StepClass(gpu, config.parallel.recipe, name, is_host_bound(time))
 
 
 def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval | None:
-    """Of a modelled step; None where no such step was measured, and on a machine that was (it has its own error). Where
-    the host decides, none was measured with CUDA graphs."""
-    if cluster.machine is not None or not time.model_flops or (config.clock.cuda_graphs and is_host_bound(time)):
+    """Find a modelled step's interval; None if no such step was measured, and on a calibrated machine (which has its
+    own error). No published step covers host-bound steps with CUDA graphs, frozen weights, traffic as codes, or
+    offload."""
+    is_coded = config.reduction.is_encoded or config.gathering.quantized_weights or config.reduction.quantized_gradients
+    unlike = config.tuning.is_on or is_coded or config.offload.is_on
+    unlike = unlike or (config.clock.cuda_graphs and is_host_bound(time))
+    if unlike or cluster.machine is not None or not time.model_flops:
         return None
     return interval(step_class(config, time, cluster.name), read_steps())
 
 
 def overlaps(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Whether two bands have a point in common: then they are not ranked."""
+    """Return whether two bands overlap. Overlapping bands are not ranked."""
     return one[0] <= other[1] and other[0] <= one[1]
 
 
 def merges(of: StepClass) -> tuple[StepClass, ...]:
-    """A class, and those that it is merged into, in this order."""
+    """Return a class and the classes that it is merged into, in order."""
     of_any_size = of._replace(size="")
     generation = of_any_size._replace(gpu=of.gpu.split("-")[0])
     return of, of_any_size, generation, generation._replace(recipe="")
 
 
 def belongs(step: StepClass, of: StepClass) -> bool:
-    """Whether a class is part of a merged one."""
+    """Return whether a class belongs to a merged one."""
     is_gpu = of.gpu in (step.gpu, step.gpu.split("-")[0])
     same = of.recipe in ("", step.recipe) and of.size in ("", step.size)
     return is_gpu and same and of.host_bound == step.host_bound
 
 
 def interval(of: StepClass, steps: Sequence[MeasuredStep]) -> Interval | None:
-    """Of a step of this class; None where too few were measured."""
+    """Return the interval of a step of this class; None if too few were measured."""
     for merged in merges(of):
         ratios = sorted(step.log_ratio for step in steps if belongs(step.of, merged))
         if len(ratios) >= FEWEST:
@@ -108,21 +115,21 @@ def interval(of: StepClass, steps: Sequence[MeasuredStep]) -> Interval | None:
 
 
 def _left_outside(rows: int) -> int:
-    """How many rows lie beyond each end. Of n + 1 rows alike, the last one falls between the k-th from either end with
-    (n + 1 - 2 k) / (n + 1)."""
+    """Return how many rows lie beyond each end. Of n + 1 similar rows, the last one falls between the k-th from either
+    end with probability (n + 1 - 2 k) / (n + 1)."""
     return max(int((1 - INSIDE) / 2 * (rows + 1) + 1e-9), 1) - 1
 
 
 @lru_cache
 def read_steps() -> tuple[MeasuredStep, ...]:
-    """Every row of `step_errors.toml`."""
+    """Return every row of `step_errors.toml`."""
     rows = read_toml(FILE, "measured steps")["rows"]
     return tuple(MeasuredStep(name, StepClass(*of), ratio) for name, *of, ratio in rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Of rows that were left out one by one: how many have an interval and lie in it; the ratios of its ends."""
+    """Of rows left out one by one, the number with an interval and the number inside it; and the ratios of the ends."""
 
     rows: int
     with_interval: int
@@ -140,8 +147,8 @@ class Coverage:
 
 
 def coverage(steps: Sequence[MeasuredStep], *, by_scenario: bool = False) -> Coverage:
-    """Each row against the interval of all others, or of the rows of all other scenarios: steps that nobody measured
-    in such a framework."""
+    """Compare each row with the interval of all other rows, or of all other scenarios' rows, as for a framework
+    that nobody measured."""
     inside, ratios = 0, []
     for at, step in enumerate(steps):
         others = [*steps[:at], *steps[at + 1 :]]

@@ -1,17 +1,18 @@
-"""The best meshes: how a model is cut, its ZeRO stage, microbatches, recompute and schedule, by the clock or by memory.
+"""Find the best meshes: tensor and pipeline cuts, ZeRO stage, microbatches, recompute and schedule, by the clock or by
+memory.
 
-Every candidate of as many ranks has the same global batch. Three answers are had of one, each dearer than the one
-before, and the candidate with the least is asked next:
+All candidates of a search have the same global batch. The search evaluates a candidate in three steps of rising cost.
+It always continues with the candidate of the lowest value:
 
-- a bound: no step ends before its own kernels could have, had they nothing to wait for (`least_seconds`);
-- an estimate, out of plans of few blocks: blocks are alike, and one more adds what the one before it did;
-- a plan of the whole model. What is said to fit, and its time, are its.
+- a bound: no step is shorter than its own kernels without any waiting (`least_seconds`);
+- an estimate from plans of a few blocks: blocks are alike, so each further block adds as much as the one before;
+- a plan of the whole model. The reported memory and time come from this plan.
 
-So what is left when the best ten are known needs longer for its kernels alone, or by its estimate. Of one mesh, stage
-and microbatch the least recompute that fits is kept. That more rows and less recompute never take less memory is taken
-for granted, as in every search (`search.py`): where some rows do not fit, no more are tried with the same recompute,
-but for all of them at once, which need no sums of gradients. What else may help one of the best is tried beside it: a
-schedule, overlap, replicas, stage 0, whole rows.
+When the ten best are known, every other candidate needs longer for its kernels alone, or by its estimate. For one mesh,
+ZeRO stage and microbatch the search keeps the least recompute that fits. It assumes, as every search here
+(`search.py`), that more rows and less recompute never need less memory. If some rows do not fit, it tries no more rows
+with the same recompute, except all rows at once, which need no sums of gradients. Beside each of the best it tries a
+schedule, overlap, replicas, ZeRO stage 0 and whole rows.
 """
 
 from __future__ import annotations
@@ -35,18 +36,19 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
+from zerosim.placement.memories import DEVICE
 from zerosim.train.build import build_model
 from zerosim.train.plan import Figures, plan
 
 MOST = 5
 BOUND, ESTIMATE = 0, 1
 NODE = 8
-"""GPUs of a node, where nothing says how many."""
+"""GPUs per node, if not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """A configuration that fits: the most that a rank takes from its device, and how long its step takes."""
+    """A configuration that fits: the peak bytes on a rank's device, and the time of its step."""
 
     config: RunConfig
     peak_bytes: int
@@ -54,18 +56,18 @@ class Fitting:
 
     @property
     def value(self) -> tuple[float, int]:
-        """What it is ranked by: seconds, where there is a clock, then bytes."""
+        """The rank in the list: by seconds, if there is a clock, then by bytes."""
         return (0.0 if self.time is None else self.time.seconds), self.peak_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, without the time."""
+        """Return the JSON form, without the time."""
         return {**mesh_values(self.config), "peak_bytes": self.peak_bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """What was found, the best first; how many ways there are to cut model and batch, how many configurations were
-    estimated and how many planned whole, and how many did not fit. `ended`: False where it was stopped: there may be
+    """The answers, best first; the number of ways to cut model and batch, of estimated configurations, of
+    whole plans, and of those that did not fit. `ended`: False if the search was stopped, so there may be
     better ones."""
 
     found: Sequence[Fitting]
@@ -77,8 +79,8 @@ class Meshes:
 
 
 class Trials(NamedTuple):
-    """What a search asks of a configuration: a bound on its seconds, what its step takes on devices without a limit,
-    what it takes where it fits, and the bytes that there are for it."""
+    """The trials of a configuration: a bound on its seconds, its step on devices without a limit,
+    its step if it fits, and the available bytes."""
 
     bound: Callable[[RunConfig], float]
     unlimited: Callable[[RunConfig], Figures]
@@ -90,7 +92,7 @@ Say = Callable[[RunConfig, Figures | None], None]
 
 
 class Stopped(Exception):
-    """No more time."""
+    """The time limit is over."""
 
 
 def best_meshes(
@@ -104,10 +106,10 @@ def best_meshes(
     say: Say = lambda config, figures: None,
     most: int = MOST,
 ) -> Meshes:
-    """The best on `config`'s ranks, with so many rows in a step; pipelines with that `schedule`. `check_time` raises
-    Stopped when time is up.
+    """Find the best meshes on `config`'s ranks, with that many rows in a step; pipelines with that `schedule`.
+    `check_time` raises Stopped when time is up.
 
-    Raises: KeyboardInterrupt while nothing has been found. Later it ends the search with what there is.
+    Raises: KeyboardInterrupt before the first answer. Later an interrupt ends the search with the answers so far.
     """
     families, least_bytes = list(ladders(config, global_batch, node, schedule)), least_memory(config)
     waiting = [((trials.bound(family[0]), 0), BOUND, number, 0) for number, family in enumerate(families)]
@@ -116,7 +118,7 @@ def best_meshes(
     estimates: list[bool] = []
     plans: list[bool] = []
     hopeless: dict[RunConfig, bool] = {}
-    refused: dict[RunConfig, int] = {}  # by `_one_row`: the fewest rows of those that do not fit
+    refused: dict[RunConfig, int] = {}  # by `_one_row`: the smallest number of rows that does not fit
     seen = {family[0] for family in families}
 
     def estimated(asked: RunConfig) -> tuple[float, int] | None:
@@ -142,7 +144,7 @@ def best_meshes(
         return figures is not None
 
     def next_of(number: int, level: int) -> None:
-        """More recompute, where that may help."""
+        """Return the candidate with more recompute, if that may help."""
         smallest = _one_row(families[number][-1])
         if smallest not in hopeless:
             room = trials.room(smallest)
@@ -157,7 +159,7 @@ def best_meshes(
             if hopeless.get(_one_row(families[number][-1])):
                 return
             if (guess := estimated(asked)) is not None:
-                first = estimates.count(True) == 1  # planned at once: whoever waits sees a first answer early
+                first = estimates.count(True) == 1  # planned at once: a waiting person sees an answer early
                 heapq.heappush(waiting, ((0.0, 0) if first else guess, ESTIMATE, number, level))
                 return
         elif whole(asked):
@@ -176,7 +178,7 @@ def best_meshes(
             ask()
         ended = True
     except (KeyboardInterrupt, Stopped) as error:
-        for _, what, number, level in sorted(waiting) if not found else ():  # the best that was estimated
+        for _, what, number, level in sorted(waiting) if not found else ():  # the best estimate
             if what == ESTIMATE and not found:
                 whole(families[number][level])
         if not found and isinstance(error, KeyboardInterrupt):
@@ -186,19 +188,20 @@ def best_meshes(
 
 
 def _one_row(asked: RunConfig) -> RunConfig:
-    """The same with one row at a time, as few times as the schedule allows: nothing with more of them takes less."""
+    """Return the configuration with one row per microbatch, and as few as the schedule allows: more rows never take
+    less memory."""
     return asked.replace(micro_batch=1, accumulate=asked.parallel.fewest_micro_batches(asked.mesh.pp))
 
 
 def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
-    """How many bytes the fullest rank of a configuration holds at least: an even share of the parameters, of Adam's
-    moments and masters; and on the first stage of a pipeline, before its first backward, what blocks keep of as many
-    microbatches as there are stages."""
+    """Return a lower bound on the device bytes of a configuration's fullest rank: an even share of the parameters, of
+    Adam's moments and masters; and on the first pipeline stage, before its first backward, the saved activations of as
+    many microbatches as there are pipeline stages."""
     numel = build_model(config, Device(0, make_backend("meta"))).num_parameters
 
     @cache
     def kept(one: RunConfig) -> float:
-        """Of one microbatch by one block."""
+        """Return the bytes that one block saves of one microbatch."""
         every = max(1, one.memory.again.every)
         marks = [plan(one.replace(layers=count * every)).memory[0].marks["end_of_forward"] for count in (1, 2)]
         few, more = (mark.by_kind.get(Kind.ACTIVATION, 0) + mark.by_kind.get(Kind.KEPT, 0) for mark in marks)
@@ -206,8 +209,9 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 
     def least(asked: RunConfig) -> float:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
-        each = dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
-        if asked.optim.optimizer in ("adam", "adamw"):
+        is_here = {what: asked.offload.memory_of(what) == DEVICE for what in ("params", "optimizer")}
+        each = is_here["params"] * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
+        if asked.optim.optimizer in ("adam", "adamw") and is_here["optimizer"]:
             each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
         one = arranged(asked, mesh.tp, mesh.tp, 1, 0, accumulate=1, steps=1)
         assert one is not None  # a mesh of tp alone is one
@@ -218,7 +222,8 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 
 
 def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tuple[float, int]:
-    """Seconds and bytes of a step, out of plans of one and two blocks a chunk; each further one adds as much."""
+    """Estimate a step's seconds and bytes from plans of one and two blocks per chunk; each further block adds as
+    much."""
     few = config.mesh.pp * config.parallel.num_chunks * max(1, config.memory.again.every)
     layers = config.model.layers
     if layers <= 3 * few or config.parallel.balance_ends:
@@ -233,7 +238,8 @@ def _value(figures: Figures) -> tuple[float, int]:
 
 
 def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
-    """The same mesh with another schedule, with overlap, with replicas that each fill a node; not what was given."""
+    """Yield the same mesh with another schedule, with overlap, and with replicas that each fill a node, except for
+    given options."""
     mesh, given = config.mesh, config.given
     tried: list[dict[str, Any]] = [{"stage": 0}] if config.parallel.zero_stage == 1 else []
     if config.parallel.sequence_parallel:
@@ -255,20 +261,20 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
 
 
 def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
-    """How long a configuration's step takes at least, by the clock.
+    """Return a lower bound on the seconds of a configuration's step, by the clock.
 
-    Whatever the mesh, stage and recipe are, each micro-batch goes through the forward of every unit and the products
-    of its backward, and waits for tensor parallelism's collectives in between: t seconds, over all pipeline stages.
-    Stage i of p takes t_i of them, and m t_i for m micro-batches, while one of them has to come through the stages
-    before it, both ways: m t_i + (t_1 + ... + t_(i-1)). However t is divided, for one i that is at least
-    t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An interleaved one begins sooner: m t / p, and t; so does
-    one whose weight gradients run apart, for m >= p. Blocks are alike: t is that of a few, and as much more for each of
-    the others.
+    With any mesh, ZeRO stage and recipe, each microbatch goes through the forward of every unit and the products
+    of its backward, and waits for tensor parallelism's collectives between them: t seconds, over all pipeline stages.
+    Pipeline stage i of p takes t_i of them, and m t_i for m microbatches, and one microbatch must pass the stages
+    before it, both ways: m t_i + (t_1 + ... + t_(i-1)). For every division of t this is, for some i, at least
+    t / (1 - (1 - 1/m)^p), which is m t without a pipeline. An interleaved pipeline begins sooner: m t / p, and t; so
+    does one with separate weight gradients, for m >= p. Blocks are alike: t is measured on a few blocks, and each
+    further block adds as much.
     """
 
     @cache
     def kernels(config: RunConfig) -> float:
-        every = max(1, config.memory.again.every)  # of so many blocks one runs again
+        every = max(1, config.memory.again.every)  # one of that many blocks is recomputed
         if config.model.has_blocks and config.model.layers > 2 * every:
             one, two = (kernels(config.replace(layers=count * every)) for count in (1, 2))
             return one + (config.model.layers // every - 1) * (two - one)
@@ -292,11 +298,12 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
 
 
 def _in_all(kernel: Kernel) -> bool:
-    """Whether a record has it at every stage and with every recipe. Sums, casts and copies of gradients differ."""
+    """Return whether a record has this kernel at every ZeRO stage and with every recipe. Sums, casts and copies of
+    gradients differ."""
     of_backward = kernel.scope.phase == Phase.BACKWARD and kernel.engine == MATMUL
     return kernel.work is None and (kernel.scope.phase == Phase.FORWARD or of_backward)
 
 
 def _blocks(launch: Launch) -> bool:
-    """Whether compute waits for a collective where it is launched."""
+    """Return whether compute waits for a collective right after its launch."""
     return launch.axis == "tp" and launch.scope.phase in (Phase.FORWARD, Phase.BACKWARD)

@@ -1,7 +1,7 @@
 """The ways to arrange ranks for a model: tensor and pipeline parallelism, ZeRO stage, microbatches, recompute.
 
-A vocabulary that tp does not divide is padded. ZeRO-2 and 3 stand beside a pipeline where the recipe's framework has
-them there: they reduce and gather once per microbatch (DeepSpeed refuses them).
+A vocabulary that tp does not divide is padded. ZeRO-2 and 3 appear beside a pipeline only if the recipe's framework
+allows that: they reduce and gather once per microbatch (DeepSpeed refuses them).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from zerosim.analysis.search import ever_more_recompute
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.errors import InputError
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import Mesh
 
 MOST_ROWS = 16
-"""Of a microbatch, but for all of a rank's rows at once."""
+"""Rows of a microbatch to try, besides all of a rank's rows at once."""
 
 
 def mesh_values(config: RunConfig) -> dict[str, Any]:
-    """The JSON form of what a search chooses."""
+    """Return the JSON form of the options that a search chooses."""
     mesh, parallel = config.mesh.axes, config.parallel
     return {
         "ranks": mesh.world_size,
@@ -41,11 +42,13 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
 def ladders(
     config: RunConfig, global_batch: int, node: int, schedule: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[Sequence[RunConfig]]:
-    """For every mesh of `config`'s ranks, ZeRO stage and microbatch that the model and the batch can be cut for: ever
-    more recompute. Tensor parallelism stays within a `node` and is sequence parallel where the rows allow it, which
-    sends as much and holds less; so stage 1 stands for 0. A pipeline has that `schedule`, where one is asked for."""
+    """Yield for every possible mesh of `config`'s ranks, ZeRO stage and microbatch a list of configurations with ever
+    more recompute. Tensor parallelism stays within a `node` and is sequence parallel if the rows allow it, which
+    sends as much and holds less. For the same reason ZeRO stage 1 stands for 0. A pipeline has the `schedule`, if one
+    is given. Offloaded states are always divided, also on one rank."""
     ranks = config.mesh.ranks
-    for tp, pp, stage in cuts(ranks, node, pipelined(config)):
+    for tp, pp, divides in cuts(ranks, node, pipelined(config)):
+        stage = divides or _alone(config, pp)
         own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
         micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
         for rows in micro_batches:
@@ -55,13 +58,20 @@ def ladders(
                 yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
 
 
+def _alone(config: RunConfig, pp: int) -> int:
+    """The stage of a mesh whose states no data rank shares: 0 or, to offload them, one that can."""
+    if not config.offload.is_on:
+        return 0
+    return 3 if config.offload.memory_of("params") != DEVICE else 1 if pp > 1 else 2
+
+
 def pipelined(config: RunConfig) -> tuple[int, ...]:
-    """ZeRO stages that its framework has in a pipeline."""
+    """Return the ZeRO stages that the recipe's framework allows in a pipeline."""
     return find_recipe(config.parallel.recipe).pipelined
 
 
 def cuts(ranks: int, node: int, beside_pp: Collection[int]) -> Iterator[tuple[int, int, int]]:
-    """Every tp, pp and ZeRO stage that so many ranks are arranged in."""
+    """Yield every tp, pp and ZeRO stage for that many ranks."""
     for tp in divisors(ranks):
         for pp in divisors(ranks // tp) if tp <= node else ():
             dp = ranks // Mesh(tp=tp, pp=pp).world_size
@@ -71,12 +81,12 @@ def cuts(ranks: int, node: int, beside_pp: Collection[int]) -> Iterator[tuple[in
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """Return the divisors, ascending."""
     return [value for value in range(1, number + 1) if number % value == 0]
 
 
 def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more: Any) -> RunConfig | None:
-    """The configuration on such a mesh, with `more` changes; None where the model cannot be cut so."""
+    """Return the configuration on such a mesh, with `more` changes; None if the model cannot be cut this way."""
     rows = tp > 1 and more.get("sequence_parallel", config.parallel.sequence_parallel)
     inside: dict[str, Any] = {
         **more,

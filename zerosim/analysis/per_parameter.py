@@ -1,4 +1,4 @@
-"""Bytes of model states per parameter, counted: what K is, whatever the stage and the mesh."""
+"""Count the bytes of model states per parameter (K in the paper), for any ZeRO stage and mesh."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from zerosim.train.result import RunResult
 
 
 def bytes_per_parameter(result: RunResult) -> dict[str, Fraction]:
-    """By kind (param, grad, optim, total) when backward ends, of the first pipeline stage's ranks, less padding: what
-    they hold together, over their parameters, each as often as the stage has copies of it."""
+    """Return bytes per parameter by kind (param, grad, optim, total) when backward ends. Divide the bytes of the first
+    pipeline stage's ranks, without padding, by their parameters, each counted once per copy in the stage."""
     config, share = result.config, share_of(result, 0)
     found: dict[str, Fraction] = {}
     for check in check_states(result)[:-1]:

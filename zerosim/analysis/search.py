@@ -1,41 +1,44 @@
-"""What would fit: the cheapest change of a configuration, or the largest value of one of its sizes.
+"""Find what would fit: the cheapest change of a configuration, or the largest value of one of its sizes.
 
-Found by running, never by a formula: a `Trial` runs one configuration and says what it takes of a device. What a
-trial runs is up to the caller (`train/plan.py`). Whatever is said to fit was run and fits; whatever is said not to fit
-was run and does not.
+The search runs configurations and uses no formula. A `Trial` runs one configuration and returns its device memory. The
+caller decides what a trial runs (`train/plan.py`). Every answer "fits" or "does not fit" comes from such a
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from math import lcm
 from typing import NamedTuple
 
 from zerosim.analysis.formulas import STATES
+from zerosim.analysis.offload_ways import offloads, other_memories
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.allocator import without_fragmentation
-from zerosim.errors import InputError
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
 
 MOST_RANKS = 64
 Trial = Callable[[RunConfig], int]
-"""The most that a rank takes from its device, in bytes; more than the room beside the reserve where it does not fit."""
+"""The peak bytes on a rank's device; more than the room beside the reserve if the run does not fit. Raises: OutOfMemory
+if another memory is too small."""
 
 LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
-"""Bytes by kind of the rank that takes most from devices of that capacity; more than the capacity where that is too
-little."""
+"""Bytes by kind of the fullest rank, on devices of that capacity; more than the capacity if that is too
+small. Raises: OutOfMemory if another memory is too small."""
 
 
 def no_reserve(config: RunConfig) -> int:
-    """Nothing is kept for what is outside the program."""
+    """Reserve no memory for CUDA and its libraries."""
     return 0
 
 
 def cheapest_fit(config: RunConfig, capacity: int, trial: LimitedTrial) -> str | None:
-    """The first change that fits, as flags and the peak it was measured with; None when none tried does."""
-    return next(iter(cheapest_fits(config, capacity, trial, most=1)), None)
+    """Return the first change that fits, as flags and its counted peak; None if no tried change fits. Offload is tried
+    if the configuration has a memory for it."""
+    return next(iter(cheapest_fits(config, capacity, trial, most=1, memories=other_memories(config))), None)
 
 
 def cheapest_fits(
@@ -45,16 +48,18 @@ def cheapest_fits(
     *,
     reserve: Callable[[RunConfig], int] = no_reserve,
     most: int = 3,
+    memories: Collection[str] = (),
 ) -> list[str]:
-    """The first changes that fit beside a reserve, in the order of their price, as flags and peaks. None of them does
-    all that another does and more.
+    """Return the first changes that fit beside a reserve, cheapest first, as flags and peaks. No change contains
+    another one. `memories` are those beside the device's (`other_memories`).
 
-    More ranks, the last changes of all, are tried where nothing else fits. They make nothing smaller but model states:
-    where the rest alone is too much for some number of ranks, no larger one is tried.
+
+    More ranks come last, and only if nothing else fits. They shrink model states only:
+    if the rest alone is too large with some number of ranks, no larger number is tried.
     """
     found: list[str] = []
     enough: list[set[str]] = []
-    for changed, flags in changes(config):
+    for changed, flags in changes(config, memories):
         more_ranks, options = changed.mesh.ranks > config.mesh.ranks, set(flags.split()[::2])
         if len(found) == most or (found and more_ranks):
             break
@@ -62,7 +67,10 @@ def cheapest_fits(
             continue
         kept = reserve(changed)
         room = capacity - kept
-        by_kind = trial(changed, room)
+        try:
+            by_kind = trial(changed, room)
+        except OutOfMemory:  # of its node's host, or of the drives
+            continue
         peak = sum(by_kind.values())
         if peak <= room:
             takes = "its peak is" if config.memory.allocator == "exact" else "the allocator takes"
@@ -75,7 +83,7 @@ def cheapest_fits(
 
 
 def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
-    """What the configuration runs again, then what runs more again. A list of parts is followed by whole blocks."""
+    """Return the configuration's recompute, then settings that recompute more. Whole blocks follow a list of parts."""
     own = config.memory.recompute
     if not config.model.has_blocks or own == "full":
         return (own,)
@@ -83,7 +91,7 @@ def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
 
 
 def leaner_losses(config: RunConfig) -> list[str]:
-    """Loss modes that hold less of the logits than the configuration's own does, in the order of what they cost.
+    """Return loss modes that hold less of the logits than the configuration's own, cheapest first.
 
     `chunked` holds a second gradient of the head (V, D) where others hold logits (tokens, V): no gain for few tokens.
     """
@@ -93,28 +101,29 @@ def leaner_losses(config: RunConfig) -> list[str]:
     return leaner if config.model.has_blocks else []
 
 
-def changes(config: RunConfig) -> Iterator[tuple[RunConfig, str]]:
-    """Configurations of the same model and the flags that lead there, in the order of what they cost.
+def changes(config: RunConfig, memories: Collection[str] = ()) -> Iterator[tuple[RunConfig, str]]:
+    """Yield configurations of the same model and the flags that lead there, cheapest first.
 
-    An allocator's knob against fragmentation, the logits' gradient written over them (another kernel, the same work),
-    no prefetch (nothing but time), a higher stage (nothing but traffic), another attention kernel, a part of the logits
-    at a time (the head again), running the attention core again, a smaller micro-batch with more accumulation (the same
-    global batch, thinner matrices), running whole blocks again (a third more arithmetic), all of them, more ranks (more
-    devices).
+    These are: an allocator's setting against fragmentation, the logits' gradient written over the logits (another
+    kernel, the same work), no prefetch (costs only time), a higher ZeRO stage (costs only traffic), another attention
+    kernel, the logits in chunks (runs the head again), recomputing the attention core, a smaller microbatch with more
+    accumulation (the same global batch, smaller matrices), recomputing whole blocks (a third more arithmetic), all of
+    them, model states in other `memories` (the CPU's step, and copies), these and all of the others, and more ranks
+    (more devices).
     """
-    for changed in _changes(config):
+    for changed in _changes(config, memories):
         yield changed, _flags(config, changed)
 
 
 def _flags(config: RunConfig, changed: RunConfig) -> str:
-    """'--stage 3 --micro-batch 2': what is passed beside what was passed."""
+    """Return the added flags, such as '--stage 3 --micro-batch 2'."""
     before, after = config.to_dict(), changed.to_dict()
-    usual = ("allocator_conf", "prefetch", "prefetch_elements", "stage", "attention", "loss", "recompute")
+    usual = ("allocator_conf", "prefetch", "prefetch_elements", "stage", "offload", "attention", "loss", "recompute")
     names = (*usual, "micro_batch", "accumulate", "ranks")
     return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
-def _changes(config: RunConfig) -> Iterator[RunConfig]:
+def _changes(config: RunConfig, memories: Collection[str]) -> Iterator[RunConfig]:
     more = ever_more_recompute(config)[1:]
     flash = config.memory.attention == "eager" and config.model.has_blocks
     leaner = leaner_losses(config)
@@ -128,7 +137,7 @@ def _changes(config: RunConfig) -> Iterator[RunConfig]:
         yield config.replace(prefetch_elements=0)
     higher: dict[int, RunConfig] = {}
     for stage in range(config.parallel.zero_stage + 1, 4):
-        with suppress(InputError):  # a stage may not have what was given
+        with suppress(InputError):  # a ZeRO stage may lack a given option
             higher[stage] = config.replace(stage=stage)
     yield from higher.values()
     if flash:
@@ -151,6 +160,9 @@ def _changes(config: RunConfig) -> Iterator[RunConfig]:
             yield least
         is_alone = False
         yield from _smaller(least)
+    yield from offloads(config, memories)
+    if least != config:
+        yield from offloads([least, *_smaller(least)][-1], memories)
     ranks, at_once = 2 * config.mesh.ranks, config.mesh.axes.size(*MODEL)
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), _highest("ranks")):
         fewest = config.parallel.fewest_micro_batches(config.mesh.pp)
@@ -160,7 +172,7 @@ def _changes(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _smaller(config: RunConfig) -> Iterator[RunConfig]:
-    """Fewer rows at a time and as much more accumulation: every divisor of the micro-batch, largest first."""
+    """Yield smaller microbatches with more accumulation: every divisor of the microbatch, largest first."""
     for rows in range(config.data.micro_batch - 1, 0, -1):
         if config.data.micro_batch % rows == 0:
             accumulate = config.data.accumulate * config.data.micro_batch // rows
@@ -168,21 +180,26 @@ def _smaller(config: RunConfig) -> Iterator[RunConfig]:
 
 
 class Tried(NamedTuple):
-    """A value that was run, what a rank takes from its device, and what is kept beside it."""
+    """A tried value, the peak bytes on a rank's device, and the reserve beside them. `too_small`: the other memory that
+    ended the run, 'host' or 'nvme'; then the device's bytes are unknown."""
 
     value: int
     peak_bytes: int
     reserve_bytes: int = 0
+    too_small: str = ""
 
     @property
     def taken_bytes(self) -> int:
-        """What the device has to have."""
+        """The bytes that the device must have."""
         return self.peak_bytes + self.reserve_bytes
+
+    def fits(self, capacity: int) -> bool:
+        return not self.too_small and self.taken_bytes <= capacity
 
 
 class Found(NamedTuple):
-    """The value that fits best (None: none does), the next one, which does not, and all that were run. `whole_nodes`:
-    of ranks, the fewest that fill nodes."""
+    """The best value that fits (None: none does), the next one, which does not fit, and all tried values.
+    `whole_nodes`: for ranks, the fewest that fill nodes."""
 
     best: Tried | None
     beyond: Tried | None
@@ -196,6 +213,9 @@ SEARCHES = {
     "params": "the most parameters of a flat model",
     "seq": "the longest rows",
     "ranks": "the fewest ranks",
+    "lora-rank": "the highest rank of adapters",
+    "model": "the largest model that has a name",
+    "offload": "whether to offload, and what: every way of --stage (default 3), by modelled time with --gpu",
     "mesh": "the best meshes, ZeRO stages, microbatches, recompute and schedules of --ranks ranks, or of the fewest "
     "that fit: by modelled tokens/s with --gpu, else by memory",
 }
@@ -216,9 +236,9 @@ def most_that_fits(
     say: Say = _silent,
     reserve: Callable[[RunConfig], int] = no_reserve,
 ) -> Found:
-    """The largest value of a field whose peak fits beside a reserve, by doubling and then halving the gap.
+    """Find the largest value of a field whose peak fits beside a reserve, by doubling and then halving the gap.
 
-    Every value named was run; that more of it takes more memory is taken for granted in between.
+    Every reported value was run. In between the search assumes that larger values take more memory.
     """
     return _search(config, field, capacity, trial, say, reserve, wanted=True)
 
@@ -230,7 +250,8 @@ def fewest_ranks(
     say: Say = _silent,
     reserve: Callable[[RunConfig], int] = no_reserve,
 ) -> Found:
-    """The smallest number of ranks whose peak fits beside a reserve. `beyond` is the one below it, which does not."""
+    """Find the smallest number of ranks whose peak fits beside a reserve. `beyond` is the number below it, which does
+    not fit."""
     return _search(config, "ranks", capacity, trial, say, reserve, wanted=False)
 
 
@@ -242,7 +263,7 @@ def in_whole_nodes(
     say: Say = _silent,
     reserve: Callable[[RunConfig], int] = no_reserve,
 ) -> Found:
-    """With the fewest ranks, from the best on, that the mesh divides and that fill nodes of so many GPUs."""
+    """Add the fewest ranks, from the best on, that the mesh divides and that fill nodes of that many GPUs."""
     if found.best is None:
         return found
     step = lcm(node, config.mesh.others.world_size)
@@ -250,7 +271,7 @@ def in_whole_nodes(
     if ranks == found.best.value or ranks > _highest("ranks"):
         return found._replace(whole_nodes=found.best if ranks == found.best.value else None)
     asked = with_value(config, "ranks", ranks)
-    tried = Tried(ranks, trial(asked), reserve(asked))
+    tried = _tried(ranks, asked, trial, reserve)
     say(tried)
     return found._replace(whole_nodes=tried, tried=(*found.tried, tried))
 
@@ -264,7 +285,7 @@ def _search(
     reserve: Callable[[RunConfig], int],
     wanted: bool,
 ) -> Found:
-    """The edge between values that fit and values that do not; `wanted` says which side small values are on."""
+    """Find the edge between values that fit and values that do not; `wanted` says on which side small values are."""
     tried: dict[int, Tried] = {}
     step, less = _steps(config, field)
 
@@ -272,16 +293,17 @@ def _search(
         if steps not in tried:
             value = steps * step - less
             asked = with_value(config, field, value)
-            tried[steps] = Tried(value, trial(asked), reserve(asked))
+            tried[steps] = _tried(value, asked, trial, reserve)
             say(tried[steps])
-        return tried[steps].taken_bytes <= capacity
+        return tried[steps].fits(capacity)
 
-    least = 1 + -(-less // step)  # a chunk holds a layer at least, as
+    least = 1 + -(-less // step)  # a chunk holds at least one layer, as
     if field == "layers":
-        least = max(least, -(-(config.memory.again.every + less) // step))  # a K-th block is there
+        least = max(least, -(-(config.memory.again.every + less) // step))  # there is a K-th block
     if field == "params":
-        least = config.model.units or 1  # a unit holds a parameter
-    low, high, most = least - 1, least, _highest(field) // step
+        least = config.model.units or 1  # a unit holds at least one parameter
+    highest = config.model.hidden if field == "lora_rank" else _highest(field)
+    low, high, most = least - 1, least, highest // step
     while fits(high) == wanted:
         low = high
         if high == most:
@@ -296,14 +318,21 @@ def _search(
     inner, outer = (low, high) if wanted else (high, low)
     best, beyond = tried.get(inner), tried.get(outer)
     return Found(
-        best if best is not None and best.taken_bytes <= capacity else None,
-        beyond if beyond is not None and beyond.taken_bytes > capacity else None,
+        best if best is not None and best.fits(capacity) else None,
+        beyond if beyond is not None and not beyond.fits(capacity) else None,
         tuple(tried.values()),
     )
 
 
+def _tried(value: int, asked: RunConfig, trial: Trial, reserve: Callable[[RunConfig], int]) -> Tried:
+    try:
+        return Tried(value, trial(asked), reserve(asked))
+    except OutOfMemory as error:
+        return Tried(value, 0, reserve(asked), error.memory)
+
+
 def _steps(config: RunConfig, field: str) -> tuple[int, int]:
-    """A field's values are multiples of the first number, less the second: those that a mesh divides."""
+    """Return two numbers: a field's values are multiples of the first minus the second, so that a mesh divides them."""
     if field == "ranks":
         return config.mesh.others.world_size, 0
     if field == "layers" and config.mesh.pp > 1:
@@ -314,9 +343,9 @@ def _steps(config: RunConfig, field: str) -> tuple[int, int]:
 
 
 def _highest(field: str) -> int:
-    """The largest value that the field takes."""
+    """Return the largest value that the field accepts."""
     high = OPTIONS[field].high
-    assert high is not None  # of every field that is searched
+    assert high is not None  # for every searched field
     return int(high)
 
 
@@ -327,7 +356,7 @@ def with_value(config: RunConfig, field: str, value: int) -> RunConfig:
 
 
 def check_search(config: RunConfig, what: str) -> str:
-    """The field to search. Raises: InputError for a size that the model does not have."""
+    """Return the field to search. Raises: InputError for a size that the model does not have."""
     if what not in SEARCHES:
         raise InputError(f"--find {what!r}: expected one of {', '.join(SEARCHES)}")
     field = what.replace("-", "_")

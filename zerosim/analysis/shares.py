@@ -1,11 +1,13 @@
-"""What the ranks of one pipeline stage hold of a run's model: the formulas' numbers there, of the layout alone.
+"""The share of a model on the ranks of one pipeline stage: numbers for the formulas, from the layout alone.
 
-A rank holds a part of the model, cut by layers over pipeline stages and within weights over tensor-parallel ranks: its
-Psi is that part's. All ranks of a stage hold as much. Without a pipeline there is one stage, of all ranks.
+A rank holds a share of the model, cut by layers over pipeline stages and within weights over tensor-parallel ranks. Its
+Psi is the size of that share. All ranks of a pipeline stage hold equally much. Without a pipeline all ranks form one
+stage.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -20,15 +22,18 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.placement.layout import Layout
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import build_model
 from zerosim.train.build_strategy import layout_of
+from zerosim.train.check_quantized import check_quantized
+from zerosim.train.check_trained import check_trained
 from zerosim.train.result import RunResult
 
 
 class LaidOut(NamedTuple):
-    """A configuration with its layout, of which nothing was run."""
+    """A configuration with its layout, which has not run."""
 
     config: RunConfig
     layout: Layout
@@ -41,20 +46,22 @@ Placed = RunResult | LaidOut
 
 
 def laid_out(config: RunConfig) -> LaidOut:
-    """Lay out a configuration's model, in no memory. Raises: InputError."""
+    """Lay out a configuration's model without allocating memory. Raises: InputError."""
     model = build_model(config, Device(0, make_backend("meta")))
+    check_trained(config, model)
+    check_quantized(config, model)
     return LaidOut(config, layout_of(config, model), model.num_parameters, model.tied_numel)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One pipeline stage's part of the model, as each of its `ranks` holds it.
+    """One pipeline stage's share of the model, as each of its `ranks` holds it.
 
     numels     elements of the weights in its flat buffers, in their order
-    whole      elements of each of these buffers with its padding, as its ranks cut it
-    units      the names of the units that they belong to, in their order
-    tied       the buffer that two of its own units use, '' for none
-    ends       the buffer that the first and the last stage both hold, '' for none
+    whole      elements of each of these buffers with padding, as its ranks cut it
+    units      the names of their units, in order
+    tied       the buffer that two units of this stage share, '' for none
+    ends       the buffer that the first and the last pipeline stage both hold, '' for none
     chunks     the names of the units that run one after the other
     """
 
@@ -78,7 +85,7 @@ class Share:
 
 
 def shares_of(placed: Placed) -> list[Share]:
-    """Every pipeline stage's."""
+    """Return the share of every pipeline stage."""
     return [share_of(placed, stage) for stage in range(placed.layout.mesh.pp)]
 
 
@@ -99,7 +106,7 @@ def share_of(placed: Placed, stage: int) -> Share:
         stage=stage,
         ranks=range(stage * each, (stage + 1) * each),
         numels={name: layout.flats[name].num_parameters for name in names},
-        whole={name: _padded(config, [weight.numel for weight in layout.flats[name].weights]) for name in names},
+        whole={name: _padded(config, layout, name) for name in names},
         units=tuple(dict.fromkeys(layout.flats[name].unit for name in names)),
         tied=tied if is_alone and tied in names else "",
         ends="" if is_alone or tied not in names else tied,
@@ -107,16 +114,18 @@ def share_of(placed: Placed, stage: int) -> Share:
     )
 
 
-def _padded(config: RunConfig, tensors: Sequence[int]) -> int:
-    """Elements of a buffer of these tensors, padding included."""
-    block = OPTIMIZERS[config.optim.optimizer].block
+def _padded(config: RunConfig, layout: Layout, name: str) -> int:
+    """Return the elements of a buffer, padding included. A frozen buffer is cut as parameters are."""
+    tensors = [weight.numel for weight in layout.flats[name].weights]
+    block = 1 if layout.flats[name].weights[0].stored else OPTIMIZERS[config.optim.optimizer].block
     if block > 1:
         return formulas.blocked_numel(tensors, config.mesh.shards, block)
-    return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_sliced(config) else 1)
+    is_cut = is_sliced(config) and (layout.is_trained(name) or config.parallel.zero_stage == 3)
+    return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_cut else 1)
 
 
 def alike_stages(keys: Sequence[object]) -> list[range]:
-    """Runs of neighbouring stages with equal keys."""
+    """Yield runs of neighbouring pipeline stages with equal keys."""
     runs: list[range] = []
     for stage, key in enumerate(keys):
         if runs and keys[runs[-1].start] == key:
@@ -126,24 +135,28 @@ def alike_stages(keys: Sequence[object]) -> list[range]:
     return runs
 
 
-# -- what a parameter costs, and how states are cut ------------------------------------------------
+# -- bytes per parameter, and how states are cut ------------------------------------------------
 def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
-    """Bytes per parameter of each model state in this run: of the whole model, or of a pipeline stage's part of it."""
+    """Return the bytes per parameter of each model state in this run, for the whole model or a pipeline stage's
+    share."""
     config, layout = placed.config, placed.layout
-    moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
+    momentum = 0.0 if config.reduction.compress == "dgc" else config.optim.momentum  # the exchange's
+    moments = formulas.num_moments(config.optim.optimizer, momentum)
     moments += config.precision.rounding == "kahan"
     cast, masters = config.parallel.zero_stage == 3 and config.gathering.cast_shards, config.precision.has_masters
     cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast, masters=masters)
+    if not masters and config.offload.memory_of("optimizer") != DEVICE:  # the CPU steps a copy of the parameters
+        cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
     if config.optim.optimizer in formulas.UNIFORM:
         return cost
     names = layout.flats if stage is None else layout.stages[stage]
-    weights = [weight for name in names for weight in layout.flats[name].weights]
+    weights = [weight for name in names if layout.is_trained(name) for weight in layout.flats[name].weights]
     kept = sum(kept_bytes(config, weight, weight.numel) for weight in weights)
-    return replace(cost, optim=Fraction(kept, sum(weight.numel for weight in weights)))
+    return replace(cost, optim=Fraction(kept, sum(weight.numel for weight in weights) or 1))
 
 
 def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
-    """What a rank with `held` elements of a weight keeps of them: master and states."""
+    """Return the bytes of master and states for a rank's `held` elements of a weight."""
     name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
     return master * held + formulas.state_bytes(
         name, weight.shape, held, each, momentum, in_block=weight.in_block, embedding=weight.embedding
@@ -151,39 +164,40 @@ def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
 
 
 def kept_padding(config: RunConfig, padding: int) -> int:
-    """The same of padding at the end of a slice."""
+    """Return the same for padding at the end of a slice."""
     name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
     return master * padding + formulas.padding_bytes(name, padding, each, momentum)
 
 
 def master_bytes(config: RunConfig) -> int:
-    """What a rank holds of each of its parameters before there are optimizer states."""
+    """Return the bytes per parameter before there are optimizer states."""
     return _kept_sizes(config)[0]
 
 
 def _kept_sizes(config: RunConfig) -> tuple[int, int]:
-    """Bytes of a parameter's master, and of a number that an optimizer keeps."""
-    master = formulas.MASTER_BYTES if config.precision.has_masters else 0
+    """Return the bytes of a parameter's master, and of one number of an optimizer state."""
+    has_masters = config.precision.has_masters or config.offload.memory_of("optimizer") != DEVICE
+    master = formulas.MASTER_BYTES if has_masters else 0
     return master, compute_dtype(dtype(config.precision.stored)).itemsize
 
 
 def itemsizes(config: RunConfig) -> tuple[int, int]:
-    """Bytes of a parameter, and of a gradient."""
+    """Return the bytes of a parameter, and of a gradient."""
     return dtype(config.precision.stored).itemsize, dtype(config.precision.grad_dtype).itemsize
 
 
 def is_mesh(config: RunConfig) -> bool:
-    """Whether ranks hold parts of the model that differ in more than ZeRO's slices."""
+    """Return whether ranks' shares of the model differ in more than ZeRO's slices."""
     return config.mesh.tp > 1 or config.mesh.pp > 1
 
 
-# -- what several ranks hold ----------------------------------------------------------------------
+# -- elements on several ranks ----------------------------------------------------------------------
 class Extra(NamedTuple):
-    """Elements of a rank's share that are not its own alone, or no parameter at all.
+    """Elements of a rank's share that other ranks hold too, or that are no parameters.
 
     replicated   whole on every tensor-parallel rank: norms, positions, row-parallel biases
-    copied       key-value heads of which neighbours hold copies
-    padding      rows that a token table (or the end of a flat unit) got so that it can be cut, over all ranks
+    copied       key-value heads that neighbouring ranks hold too
+    padding      rows added to a token table (or the end of a flat unit) so that it can be cut, over all ranks
     """
 
     replicated: int
@@ -192,7 +206,7 @@ class Extra(NamedTuple):
 
 
 def extra_of(placed: Placed, stage: int) -> Extra:
-    """What of a stage's share other tensor-parallel ranks hold too."""
+    """Return the elements of a pipeline stage's share that other tensor-parallel ranks hold too."""
     size = placed.layout.mesh.tp
     if size == 1:
         return Extra(0, 0, 0)
@@ -200,17 +214,18 @@ def extra_of(placed: Placed, stage: int) -> Extra:
     for name in share_of(placed, stage).numels:
         for weight in placed.layout.flats[name].weights:
             if weight.split is None:
-                replicated += weight.numel
+                replicated += math.prod(weight.shape)
             elif weight.split.copies(size) > 1:
-                copied += weight.numel
+                copied += math.prod(weight.shape)
             elif weight.split.padding:
-                rest = weight.numel // weight.split.local_shape[weight.split.dim]
+                rest = math.prod(weight.shape) // weight.split.local_shape[weight.split.dim]
                 padding += weight.split.padding * rest
     return Extra(replicated, copied, padding)
 
 
 def shared_grads(flats: Iterable[FlatSpec], size: int) -> dict[int, int]:
-    """A rank's elements by the number of tensor-parallel ranks (of `size`) that hold shares of their gradient."""
+    """Return a rank's elements by the number of tensor-parallel ranks (of `size`) that hold shares of their
+    gradient."""
     found: dict[int, int] = {}
     for flat in flats:
         for weight in flat.weights:

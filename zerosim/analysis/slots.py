@@ -1,8 +1,8 @@
-"""A pipeline's schedule in slots: when each action runs where a forward takes one slot and a backward two, or one for
+"""A pipeline's schedule in time slots: a forward takes one slot, and a backward two, or one for
 the input's gradient and one for the weights'.
 
-Read off lists such as the engine runs (`parallel/pipeline.py`): an action starts when its stage is free and what it
-needs is there, and sending takes no time. Not seconds.
+The times come from the engine's action lists (`parallel/pipeline.py`). An action starts when its pipeline stage is free
+and its inputs are ready, and sending takes no time. Slots are not seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zerosim.placement.stages import Chunks
 
 
 class Slot(NamedTuple):
-    """One action of a stage, and the slots that it takes: [start, stop)."""
+    """One action of a pipeline stage, and its time slots: [start, stop)."""
 
     action: Action
     start: int
@@ -25,13 +25,13 @@ class Slot(NamedTuple):
 
 
 def slots_of(lists: Sequence[Sequence[Action]], lie: Chunks | None = None) -> list[list[Slot]]:
-    """By stage its actions in their order; `lie`: where chunks lie, unless in rounds.
+    """Return each pipeline stage's actions in order; `lie`: the placement of chunks, if not in rounds.
 
-    Raises: InputError for lists that get stuck.
+    Raises: InputError for lists that deadlock.
     """
     waiting, chunks = [list(actions)[::-1] for actions in lists], lie or _in_rounds(lists)
     placed: list[list[Slot]] = [[] for _ in lists]
-    ends: dict[tuple[str, int, int], int] = {}  # (letter, micro-batch, chunk of the model): when it is over
+    ends: dict[tuple[str, int, int], int] = {}  # (letter, microbatch, chunk of the model): when the action ends
     while any(waiting):
         before = sum(map(len, placed))
         for stage, actions in enumerate(waiting):
@@ -56,14 +56,15 @@ def _in_rounds(lists: Sequence[Sequence[Action]]) -> Chunks:
 
 
 def counted_bubble(slots: Sequence[Sequence[Slot]]) -> Fraction:
-    """By makespan: idle slots of a stage until the last one is done, over the slots that its actions take; the same on
-    each."""
+    """Count the bubble by makespan: a pipeline stage's idle slots until the last action ends, over its busy slots. It
+    is the same on every stage."""
     end = max(own[-1].stop for own in slots)
     return Fraction(end - _busy(slots[0]), _busy(slots[0]))
 
 
 def counted_own_span(slots: Sequence[Sequence[Slot]]) -> Fraction:
-    """By own span: idle slots of a stage between its first action and its last; of the stage that has most."""
+    """Count the bubble by own span: idle slots between a pipeline stage's first and last action, on the stage with the
+    most."""
     idle = max(own[-1].stop - own[0].start - _busy(own) for own in slots)
     return Fraction(idle, _busy(slots[0]))
 

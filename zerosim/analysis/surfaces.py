@@ -1,4 +1,4 @@
-"""Losses of two weights on which optimizers are shown: one value and one exact gradient each.
+"""Losses of two weights that show how optimizers move: each has a value and an exact gradient.
 
 A surface is drawn within `low` to `high`, and descents on it begin at `start`. Sources: Rosenbrock, The Computer
 Journal 3 (1960); Beale, On an iterative method for finding a local minimum (1958).
@@ -26,7 +26,7 @@ class Surface(NamedTuple):
     high: Point
 
     def holds(self, point: Point) -> bool:
-        """Whether a point is within what is drawn; one that is not finite is not."""
+        """Return whether a point is inside the picture. A point that is not finite is outside."""
         return all(low <= at <= high for low, at, high in zip(self.low, point, self.high, strict=True))
 
 
@@ -81,4 +81,4 @@ SURFACES: Mapping[str, Surface] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""By the name that `--surface` takes."""
+"""Surfaces by their name for `--surface`."""

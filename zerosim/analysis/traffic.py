@@ -1,7 +1,7 @@
-"""What a run counted of traffic beside what the closed forms say: numbers only, no words and no layout.
+"""Compare counted traffic with the closed forms: numbers only, no words and no layout.
 
-Ranks of one pipeline stage are compared at a time (`shares.py`). ZeRO's traffic is here, purpose `states`; what tensor
-and pipeline parallelism send: `exchanges.py`.
+The ranks of each pipeline stage are compared together (`shares.py`). This module covers ZeRO's traffic, purpose
+`states`. For tensor and pipeline parallelism see `exchanges.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zerosim.train.result import RunResult
 class TrafficCheck:
     """One operation's traffic in one step, sent bytes by rank, beside its formula.
 
-    `payload` is the first rank's, the whole tensors. `modelled`: `sent` was not seen, it is what a ring would send.
+    `payload` is the first rank's, in whole tensors. `modelled`: `sent` was not observed; it is a ring's traffic.
     """
 
     op: str
@@ -35,10 +35,10 @@ class TrafficCheck:
     sent: tuple[int, ...]
     formula: Fraction
     form: Form
-    """The elements that `formula` is of, in the letters that are not 0."""
+    """The elements in `formula`, in the letters that are not 0."""
     with_padding: Fraction
     even: bool
-    """Every rank must send the same (slices, alike shares across replicas); else the total alone is fixed."""
+    """Every rank must send the same (slices, equal shares across replicas); otherwise only the total is fixed."""
     payload: int
     modelled: bool
 
@@ -52,7 +52,7 @@ class TrafficCheck:
 
     @property
     def padding(self) -> Fraction:
-        """Per rank."""
+        """Padding in bytes per rank."""
         return self.with_padding - self.formula
 
     @property
@@ -61,18 +61,18 @@ class TrafficCheck:
 
 
 def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """What the ranks of a pipeline stage sent for model states: gradients' operation, parameters' operation, an
-    optimizer's sums, sums over replicas, over shares and over a tied table's stages, then all; an operation that should
-    not be there has a row too.
+    """Check the traffic of model states of a pipeline stage's ranks: the gradients' operation, the parameters'
+    operation, an optimizer's sums, sums over replicas, over shares and over a tied table's stages, then all. An
+    unexpected operation has a row too.
     """
     config, share = result.config, share_of(result, stage)
     ranks, replicas = config.mesh.shards, config.mesh.dp_replicate
-    expected = expect(result, share, "sent", passes_of(result, step))
+    expected = expect(result, share, "sent", passes_of(result, step), step)
     sent = sent_rows(result, step, share, "states")
     for _, row in sent:
         expected.setdefault((row.op, what_for(row.axis)), NOTHING)
     even = is_sliced(config)
-    # An all_reduce of what the replicas do not divide: they add unlike shares of a part.
+    # The replicas do not divide this buffer, so they add unequal shares in the all_reduce.
     shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
     alike = {"states": even, "replicas": shared}
     by_operation = {key: [(rank, row) for rank, row in sent if (row.op, what_for(row.axis)) == key] for key in expected}
@@ -83,7 +83,7 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
             share,
             by_operation[op, use],
             op,
-            config.mesh.axes.name(*_AXES.get(use, (use,))),
+            config.mesh.axes.name(*AXES.get(use, (use,))),
             one,
             even=alike.get(use, False) and (op, use) != odd,
         )
@@ -99,12 +99,12 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
     return [*checks, traffic_of(result, share, in_order, "total", "", whole, even=is_even)]
 
 
-_AXES = {"states": STATES, "replicas": tuple(axis for axis in DATA if axis not in STATES)}
-"""The axes of groups that are `what_for` something."""
+AXES = {"states": STATES, "replicas": tuple(axis for axis in DATA if axis not in STATES)}
+"""Return the axes of the groups that serve `what_for`."""
 
 
 class Expected(NamedTuple):
-    """Bytes per rank that a closed form gives for an operation, at Psi and at Psi padded; and its elements as shown."""
+    """Bytes per rank of an operation by its closed form, at Psi and at Psi padded; and its elements as shown."""
 
     formula: Fraction
     with_padding: Fraction
@@ -114,12 +114,14 @@ class Expected(NamedTuple):
 NOTHING = Expected(Fraction(0), Fraction(0), Form())
 
 
-def expect(result: RunResult, share: Share, subject: str, passes: int) -> dict[tuple[str, str], Expected]:
-    """By operation and what its group is for, what the forms of a subject give for a rank of the stage; those that are
-    not 0 there."""
-    held, padded = (letters_of(result, share.stage, padded=padded) for padded in (False, True))
+def expect(
+    result: RunResult, share: Share, subject: str, passes: int, step: int = 0
+) -> dict[tuple[str, str], Expected]:
+    """Return the values of a subject's forms for a rank of the pipeline stage, by operation and the group's purpose,
+    without zeros."""
+    held, padded = (letters_of(result, share.stage, padded=padded, step=step) for padded in (False, True))
     found = {}
-    for key, form in forms.of(forms.forms(result.config, passes=passes), subject).items():
+    for key, form in forms.of(forms.forms(result.config, passes=passes, step=step), subject).items():
         text = shown(form, held)
         if text.terms:
             found[key] = Expected(form.at(held), form.at(padded), text)
@@ -127,7 +129,7 @@ def expect(result: RunResult, share: Share, subject: str, passes: int) -> dict[t
 
 
 def sent_rows(result: RunResult, step: int, share: Share, purpose: str) -> list[tuple[int, TrafficRow]]:
-    """The rows of one step and purpose, with their ranks, of those ranks of a stage that were run."""
+    """Return the rows of one step and purpose, with their ranks, for the pipeline stage's ranks that ran."""
     return [
         (rank, row)
         for rank in dict.fromkeys(result.stands_for[rank] for rank in share.ranks)
@@ -146,7 +148,7 @@ def traffic_of(
     *,
     even: bool,
 ) -> TrafficCheck:
-    """What a stage's ranks `sent`, as (rank, row), beside the closed form."""
+    """Compare the rows (rank, row) that a pipeline stage's ranks `sent` with the closed form."""
     stands_for = [result.stands_for[rank] for rank in share.ranks]
     sent_bytes = dict.fromkeys(stands_for, 0)
     for rank, row in sent:

@@ -1,10 +1,10 @@
 """The contract between zerosim and an array library: about forty kernels, and nothing else.
 
-A kernel fills outputs that were allocated before it was called (all bytes come from
-`device.alloc`), so a backend never decides a shape and a shape-only backend has nothing to do. Outputs come
-last and may be of another dtype than inputs: results are computed in the compute dtype (fp32 for
-half types) and rounded ONCE, when they are stored. Outputs never alias inputs unless the text says
-"in place". A kernel returns None and chooses no path by the data.
+The caller allocates the outputs before it calls a kernel (all bytes come from
+`device.alloc`). So a backend never decides a shape, and a shape-only backend has nothing to do. Outputs come
+last and may have another dtype than the inputs. A kernel computes in the compute dtype (fp32 for
+half types) and rounds ONCE, when it stores the result. Outputs never alias inputs unless the text says
+"in place". A kernel returns None, and its control flow never depends on the data.
 
 Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M rows = B*T.
 """
@@ -27,17 +27,17 @@ QUANT_BLOCK = 256
 """Elements of a tensor that share one scale, where states are quantised."""
 
 Splits = tuple[Sequence[int], Sequence[int]]
-"""Of an all_to_all: the elements that go to each member of the group, and those that come from each."""
+"""The splits of an all_to_all: the elements sent to each member of the group, and those received from each."""
 
 GpuBytes = tuple[int, str, int]
-"""A GPU: its number, its name, and the bytes in use on it, whoever uses them."""
+"""A GPU: its number, its name, and the bytes in use on it by all processes together."""
 
 
 class Heads(NamedTuple):
     """The heads of an attention: H query heads share K heads of keys and values, H/K neighbours each.
 
-    Under tensor parallelism they are some of the whole's: its query heads are `whole` (0: these are all), these begin
-    at `first`. Dropout depends on it, and nothing else.
+    Under tensor parallelism a rank has some of the model's heads. The model has `whole` query heads (0: these are all),
+    and this rank's begin at `first`. Only dropout depends on that.
     """
 
     queries: int
@@ -47,7 +47,7 @@ class Heads(NamedTuple):
 
     @property
     def sharing(self) -> int:
-        """Query heads to a key-value head, H/K."""
+        """Query heads per key-value head, H/K."""
         return self.queries // self.keys
 
     @property
@@ -56,12 +56,12 @@ class Heads(NamedTuple):
         return self.queries + 2 * self.keys
 
     def number(self, sequence: int, head: int) -> int:
-        """Which one query head `head` of a sequence is, counted over all sequences of the whole."""
+        """Return the number of query head `head` of a sequence, counted over all sequences of the whole batch."""
         return sequence * (self.whole or self.queries) + self.first + head
 
 
 class Window(NamedTuple):
-    """Which words of a random stream an array takes: runs of `run` words, `stride` apart, from `first` on."""
+    """The words of a random stream that an array uses: runs of `run` words, `stride` apart, starting at `first`."""
 
     first: int
     run: int
@@ -69,18 +69,19 @@ class Window(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """A dropout whose mask is not kept but drawn again: the key of its random numbers, and a value's chance to go."""
+    """A dropout whose mask is recomputed, not saved: the key of its random numbers, and the probability to drop a
+    value."""
 
     key: tuple[int, int]
     chance: float
 
 
 class Probs(NamedTuple):
-    """Eager attention's probabilities (B, H, T, T), and what dropout makes of them.
+    """Eager attention's probabilities (B, H, T, T) before and after dropout.
 
     probs     the softmax BEFORE dropout, 0 above the diagonal
-    mask      dropout's, uint8 of the same shape: probabilities become probs * mask / keep. None: no dropout
-    dropped   probs * mask, not divided yet, where it is kept
+    mask      dropout's mask, uint8 of the same shape: probabilities become probs * mask / keep. None: no dropout
+    dropped   probs * mask before the division, if it is saved
     """
 
     probs: Array
@@ -115,12 +116,12 @@ class AdamStep(NamedTuple):
 
     @property
     def step_size(self) -> float:
-        """The learning rate, with the first average's correction for its start at 0."""
+        """The learning rate, corrected for a first average that starts at 0."""
         return self.lr / (1.0 - self.beta1**self.step)
 
     @property
     def correction(self) -> float:
-        """Divide the root of the second average by this: it starts at 0 too."""
+        """The divisor for the root of the second average, which starts at 0 too."""
         return math.sqrt(1.0 - self.beta2**self.step)
 
 
@@ -133,12 +134,12 @@ class Rule(NamedTuple):
 
 
 class Storing(NamedTuple):
-    """How weights are stored that have no fp32 master: see optim/rounding.py.
+    """The rounding of weights that have no fp32 master: see optim/rounding.py.
 
     kind           nearest, stochastic or kahan
-    key, first     the stream of 16-bit numbers that stochastic draws from, and the first element's number in it
+    key, first     the stream of 16-bit numbers for stochastic rounding, and the first element's position in it
     compensation   kahan's, in bf16
-    lost           (1), fp64: is added how many updates left a weight as it was
+    lost           (1), fp64: a counter of the updates that left a weight unchanged
     """
 
     kind: str
@@ -149,7 +150,7 @@ class Storing(NamedTuple):
 
 
 class Native(NamedTuple):
-    """A collective that an engine of its own performs (MPI, NCCL): `inputs[i]` to `outputs[i]`, one by one.
+    """A collective that a library performs (MPI, NCCL), from each `inputs[i]` to `outputs[i]`.
 
     `op` and `root` are the call's; `reduction` is sum, avg or max; `number` is the group's. Arrays are flat and
     contiguous. Only an all_to_all has `splits`.
@@ -165,35 +166,35 @@ class Native(NamedTuple):
 
 
 StreamEvent = Any
-"""A point in a stream: all that was queued on it so far."""
+"""An event in a stream: it marks all work queued before it."""
 
 
 class Stream(Protocol):
-    """Where one rank's kernels queue and its memory comes from, for a backend that queues them (a GPU's stream)."""
+    """One rank's queue of kernels and its memory pool, for a backend that queues work (a GPU's stream)."""
 
     def use(self) -> AbstractContextManager[object]:
         """`with stream.use():` any thread works as that rank."""
 
     def record_event(self) -> StreamEvent:
-        """All that was queued on this stream so far."""
+        """Record an event after all work queued on this stream so far."""
 
     def wait_event(self, event: StreamEvent) -> None:
-        """What is queued on this stream from here on runs after `event`, another stream's perhaps. Returns at once."""
+        """Make work that is queued from now on run after `event`, which may be another stream's. Return at once."""
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of this rank's memory pool: in use, and held."""
+        """Return the bytes of this rank's memory pool: in use, and reserved."""
 
     def synchronize(self) -> None:
-        """The host waits until the stream has nothing left to do."""
+        """Wait on the host until the stream has finished all its work."""
 
     def download(self, array: Array) -> Any:
-        """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
+        """Copy an array's bytes to the host, bit for bit, as a flat NumPy array of uint8. Wait for the copy."""
 
     def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
-        """A new array of this rank with these bytes, which may be dropped at once."""
+        """Return a new array of this rank with these bytes. The caller may free the bytes at once."""
 
     def gpu_bytes(self) -> GpuBytes:
-        """The GPU that the stream is on. Waits for it."""
+        """Wait for the stream, then return its GPU and the bytes in use there."""
 
 
 class Backend(Protocol):
@@ -202,27 +203,28 @@ class Backend(Protocol):
     name: str
 
     def open_stream(self, rank: int) -> Stream | None:
-        """The queue of one rank, or None where kernels run when they are called."""
+        """Return the queue of one rank, or None if kernels run when they are called."""
 
     def native_collective(self, streams: Sequence[Stream], calls: Sequence[Native]) -> None:
-        """One collective of a vendor's library (NCCL), for all members of a group at once: each member's part of it.
+        """Return each member's share of one collective of a vendor's library (NCCL), for all members of a group at
+        once.
 
         Raises: InputError where there is no such library or verb, or a member has no GPU of its own.
         """
 
     # -- arrays -------------------------------------------------------------------------------
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Array:
-        """A fresh array with undefined contents; half types take 2 bytes an element."""
+        """Return a new array with undefined contents; half types take 2 bytes an element."""
 
     def from_host(self, values: Any, out: Array) -> None:
         """Copy a NumPy array of out's shape into out, rounding to out's dtype."""
 
     def to_host(self, array: Array) -> Any:
-        """The values as a new NumPy array (half types as float32). Waits until they are there."""
+        """Return the values as a new NumPy array (half types as float32). Wait for the copy."""
 
     def to_host_later(self, array: Array) -> Callable[[], Any]:
-        """Ask for the values of an array that will not change until they are fetched: `to_host`, but it waits
-        only when what is returned is called."""
+        """Start `to_host` for an array that will not change until then, and return a function.
+        Only that function waits, and it returns the values."""
 
     def fill(self, out: Array, value: float) -> None:
         """out = value."""
@@ -243,7 +245,7 @@ class Backend(Protocol):
     def tanh(self, a: Array, out: Array) -> None: ...
 
     def sum_to(self, a: Array, out: Array) -> None:
-        """Sum a over the dims that out lacks (leading) or has as 1: the inverse of broadcasting."""
+        """Sum `a` over the dims that `out` lacks (leading) or has as 1: the inverse of broadcasting."""
 
     def max_to(self, a: Array, out: Array) -> None:
         """As sum_to, with the maximum."""
@@ -291,7 +293,7 @@ class Backend(Protocol):
     def gelu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
 
     def attention(self, qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
-        """Causal self-attention. Fills `kept.probs` and, where it is kept, `kept.dropped`.
+        """Causal self-attention. Fills `kept.probs` and, if it is saved, `kept.dropped`.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
         (B, T, H d); scale 1/sqrt(d).
@@ -301,8 +303,9 @@ class Backend(Protocol):
         self, grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array
     ) -> None:
         """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
-        the compute dtype. `kept.dropped` is read in place of probs * mask. workspace has the shape of probs:
-        room for the scores' gradient, which a backend may leave alone; afterwards it is undefined."""
+        the compute dtype. A backend reads `kept.dropped` in place of probs * mask if it is saved. workspace has the
+        shape of probs: room for the scores' gradient. A backend need not use it; its contents are undefined
+        afterwards."""
 
     def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
@@ -311,7 +314,7 @@ class Backend(Protocol):
     def flash_attention_backward(
         self, grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
     ) -> None:
-        """dqkv from grad, with probabilities made again from lse, and the mask from its key.
+        """dqkv from grad. Recomputes the probabilities from lse, and the mask from its key.
 
         delta (B, H, T), in the compute dtype, receives the sum of grad * out of each query and head.
         """
@@ -328,7 +331,8 @@ class Backend(Protocol):
         """dx (M, D), dweight (D). None: not wanted."""
 
     def rotary(self, x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
-        """out (B, T, C) = x with its first `heads` heads of head_dim = E columns turned by position, the rest as it is.
+        """out (B, T, C) = x with its first `heads` heads of head_dim = E columns rotated by position, and the rest
+        unchanged.
 
         Columns i and i + E/2 of a head, a pair (a, b), become (a cos - b sin, b cos + a sin) of the angle
         t * base^(-2i/E) at position t, all in the compute dtype; inverse: of minus that angle.
@@ -341,7 +345,7 @@ class Backend(Protocol):
         """dx (M, 2F) from grad (M, F)."""
 
     def embedding(self, ids: Array, weight: Array, out: Array, first: int = 0) -> None:
-        """out (..., D) = weight (V, D)[ids (...) - first]; zeros for an id outside of these V rows."""
+        """out (..., D) = weight (V, D)[ids (...) - first]; zeros for an id outside these V rows."""
 
     def embedding_backward(self, grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
         """dweight (V, D): zero, then each row of grad (..., D) added to its id's row, a fixed order of adds."""
@@ -352,8 +356,8 @@ class Backend(Protocol):
     def cross_entropy_shares(
         self, logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array
     ) -> None:
-        """Of logits (M, V) that are the columns from `first` on: sums (M) = sum(exp(logits - top)), picked (M) =
-        logits[target - first], 0 for a target that they leave out. V may be 0."""
+        """For logits (M, V) that hold the columns from `first` on: sums (M) = sum(exp(logits - top)), picked (M) =
+        logits[target - first], or 0 for a target in other columns. V may be 0."""
 
     def cross_entropy_backward(
         self, logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
@@ -371,7 +375,7 @@ class Backend(Protocol):
     def dropout_mask(self, key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
 
-        Element i (in row-major order) keeps where 32-bit word i of a stream, or the i-th of a window of it, is at
+        Element i (in row-major order) is kept if 32-bit word i of a stream, or word i of a window of it, is at
         least round(probability * 2**32). Words 8j to 8j + 7 are Philox-4x64-10 of `key` (two 64-bit words)
         and counter (j + 1, 0, 0, 0): four 64-bit outputs in their order, each cut into two words, low
         half first. The first counter is 1: NumPy's Philox(key=key, counter=0) counts before it draws.
@@ -396,7 +400,7 @@ class Backend(Protocol):
         """
 
     def finite_probe(self, a: Array, out: Array) -> None:
-        """out (1), fp64: 0 where every value of a (1-D) is finite, else nan. Probes may be added up."""
+        """out (1), fp64: 0 where every value of a (1-D) is finite, else nan. Probes may be summed."""
 
     def adam(self, param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: AdamStep) -> None:
         """One step of Adam (Kingma and Ba) on flat arrays of one length, in place; see optim/adam.py.
@@ -404,29 +408,39 @@ class Backend(Protocol):
         g = grad * grad_scale; decoupled: param *= 1 - lr*weight_decay (AdamW), else g += weight_decay*param;
         m = m + (g - m)(1 - beta1); v = v*beta2 + g*g*(1 - beta2);
         param -= lr/(1 - beta1^step) * m / (sqrt(v)/sqrt(1 - beta2^step) + eps).
-        grad may be a half type, the rest is in the compute dtype; elementwise, so that slices give the whole's bits.
+        grad may be a half type, the rest is in the compute dtype; elementwise, so a slice gets the same bits as the
+        whole array.
         """
 
     def adam8bit(self, param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
         """`adam` on (n), n >= 1, whose states are in 8 bits. In place.
 
-        A part that begins at a block gives the whole's bits.
+        A slice that begins at a quantisation block gets the same bits as the whole array.
         """
+
+    def dequantize_nf4(self, stored: Array, out: Array) -> None:
+        """out = the values of a weight in NF4; `placement/nf4.py` gives the layout of its bytes (uint8).
+
+        Each value is an fp32 product, an entry of the table times its block's absmax, rounded to out's dtype.
+        """
+
+    def coded(self, rule: Callable[..., None], *arrays: Array) -> None:
+        """Call rule(xp, *arrays), which fills some of the arrays in place; `xp` has NumPy's functions for them."""
 
     def elementwise(
         self, rule: Rule, grad: Array, param: Array, *states: Array, storing: Storing | None = None
     ) -> None:
         """Run a rule on flat arrays of one length, in place.
 
-        `xp` has NumPy's functions for these arrays. Any may be a half type: the rule sees fp32 values, which are
-        rounded once; with `storing` all are bf16, and it says how the weights are.
+        `xp` has NumPy's functions for these arrays. Any of them may be a half type: the rule sees fp32 values, which
+        are rounded once. With `storing` all are bf16, and `storing` says how the weights are rounded.
         """
 
 
 def made_of(
     *modules: ModuleType, method: Callable[[Callable[..., None]], object] = staticmethod
 ) -> Callable[[type[T]], type[T]]:
-    """Give a backend's class each kernel of the contract that it does not define itself, from the module that does.
+    """Give a backend's class each kernel that it does not define itself, from the module that does.
 
     Raises: ValueError where a kernel is in none of the modules, or in several.
     """

@@ -1,7 +1,7 @@
-"""The shape-only backend: arrays that have a shape and a size and hold nothing, kernels that do nothing.
+"""The shape-only backend: arrays with a shape and a size but no values, and kernels that do nothing.
 
-A run on it makes every call of a real one (allocations, kernels, collectives), so the same bytes are
-counted; no values are there to be computed. What a program reads from its device is 0.
+A run on this backend makes every call of a real run (allocations, kernels, collectives), so the same bytes are
+counted. It computes no values: a program that reads from its device gets 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zerosim.dtypes import DType
 
 
 class Flags(NamedTuple):
-    """What of NumPy's `flags` the program asks for."""
+    """The part of NumPy's `flags` that the program asks for."""
 
     c_contiguous: bool
 
@@ -25,9 +25,9 @@ CONTIGUOUS = Flags(True)
 
 
 class MetaArray:
-    """A window of bytes that are not there: `shape` and `strides` in elements, `itemsize` in bytes.
+    """A view of imaginary memory: `shape` and `strides` in elements, `itemsize` in bytes.
 
-    It never changes, and nothing tells two that are alike apart: those of a program are made once (`_array`).
+    An array never changes, and equal arrays are interchangeable: `_array` makes each of them once.
     """
 
     __slots__ = ("flags", "itemsize", "nbytes", "shape", "size", "strides")
@@ -45,13 +45,13 @@ class MetaArray:
         return len(self.shape)
 
     def _is_contiguous(self, contiguous: tuple[int, ...]) -> bool:
-        """Whatever the strides of dims of one element, and of nothing at all."""
+        """Ignore the strides of dims of one element, and all strides of an empty array."""
         dims = zip(self.shape, self.strides, contiguous, strict=True)
         return self.size == 0 or all(length == 1 or stride == expected for length, stride, expected in dims)
 
     def __getitem__(self, window: Any) -> MetaArray:
         """Basic slicing, as NumPy's: whole numbers, slices and one Ellipsis."""
-        if isinstance(window, slice) and self.shape:  # rows, or a part of what is flat: by far the most frequent
+        if isinstance(window, slice) and self.shape:  # rows, or a slice of a flat array: by far the most frequent case
             return _rows(self, window.start, window.stop, window.step)
         parts = window if isinstance(window, tuple) else (window,)
         if Ellipsis in parts:
@@ -73,7 +73,7 @@ class MetaArray:
         return _array(tuple(shape), self.itemsize, tuple(strides))
 
     def reshape(self, *shape: Any) -> MetaArray:
-        """Another shape of as many elements; one length may be -1. Where NumPy would copy, it is refused."""
+        """Return a view of another shape with as many elements; one length may be -1. Refuse where NumPy would copy."""
         return _reshaped(self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape)
 
     def transpose(self, *order: int) -> MetaArray:
@@ -92,7 +92,7 @@ class MetaArray:
         return f"MetaArray({self.shape}, {self.itemsize} bytes each)"
 
 
-# A program has few shapes, and asks for each of them again and again.
+# A program has few shapes and asks for each of them many times.
 @lru_cache(maxsize=16384)
 def _array(shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None = None) -> MetaArray:
     return MetaArray(shape, itemsize, strides)
@@ -127,7 +127,7 @@ def _transposed(array: MetaArray, order: tuple[int, ...]) -> MetaArray:
 
 @lru_cache(maxsize=4096)
 def _size_and_strides(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """How many elements there are, and the strides of an array that holds them side by side."""
+    """Return the number of elements, and the strides of a contiguous array of that shape."""
     strides: list[int] = []
     stride = 1
     for length in reversed(shape):
@@ -137,7 +137,7 @@ def _size_and_strides(shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
 
 
 class MetaBackend(Backend):
-    """The kernels as the contract declares them: their bodies do nothing."""
+    """The kernels exactly as the protocol declares them, with empty bodies."""
 
     name = "meta"
 
@@ -145,7 +145,7 @@ class MetaBackend(Backend):
         return _array(tuple(shape), dtype.itemsize)
 
     def to_host(self, array: MetaArray) -> Any:
-        """Zeros, all of them one: a view that takes no memory."""
+        """Return zeros: a view of a single one, which takes no memory."""
         import numpy as np
 
         return np.broadcast_to(np.float64(0.0), array.shape)

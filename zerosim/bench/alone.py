@@ -1,6 +1,6 @@
-"""One rank alone: what each kernel of its training takes, bare products and copies, and what its host does between.
+"""Time one rank alone: each kernel of its training, bare products and copies, and the host's work between kernels.
 
-All in the CPU time of the thread that does it.
+All times are CPU time of the working thread.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import wraps
 from statistics import median
 from typing import Any, ParamSpec
 
+from zerosim.backends.kernels import AdamStep
 from zerosim.bench.training import TIMEOUT_S, initial_weights, random_tokens, train_from
 from zerosim.comm.runtime import Context, assemble, make_backend
 from zerosim.config import RunConfig
@@ -22,6 +23,7 @@ from zerosim.device.work import MATMUL, KernelWork, work_of
 from zerosim.dtypes import dtype
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
+from zerosim.optim.adam import Adam
 from zerosim.train.build import world_of
 
 P = ParamSpec("P")
@@ -30,7 +32,7 @@ Samples = dict[tuple[str, float], list[float]]
 
 
 class Stopwatch(Device):
-    """A device that takes the CPU time of each kernel: `seen` has what it was, in parts, and its seconds."""
+    """A device that measures the CPU time of each kernel: `seen` lists the kernel's work and its seconds."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -55,7 +57,8 @@ class Stopwatch(Device):
 
 
 def _alone(config: RunConfig, steps: int, make: type[Device]) -> list[tuple[float, Any]]:
-    """A rank's own training: by step its CPU seconds and, of a Stopwatch, what was seen. Two steps more go before."""
+    """Train on one rank. Return each step's CPU seconds and the kernels that a Stopwatch saw. Two warm-up steps go
+    first."""
     weights, tokens = initial_weights(config), random_tokens(config)
     done: list[tuple[float, Any]] = []
 
@@ -76,8 +79,8 @@ def _alone(config: RunConfig, steps: int, make: type[Device]) -> list[tuple[floa
 
 
 def kernels_of(config: RunConfig, steps: int, product: Measured, memory: Measured) -> Samples:
-    """What each kernel of a rank took that trains alone. What NumPy runs as one and a GPU as several is shared out
-    among those as the machine's products and copies would take them."""
+    """Time each kernel of a rank that trains alone. Where NumPy runs one kernel and a GPU several, divide the time
+    among them in proportion to the machine's times for products and copies."""
     found: Samples = {}
     for _, seen in _alone(config, steps, Stopwatch):
         for parts, seconds in seen:
@@ -100,7 +103,7 @@ def _ideal(part: KernelWork, product: Measured, memory: Measured) -> float:
 
 
 def host_seconds(config: RunConfig, steps: int) -> float:
-    """For each kernel of a program what its host does besides: autograd, allocation, the record, its readers (and
+    """Measure the host's seconds per kernel of a program: autograd, allocation, recording and readers (and
     the stopwatch, a few microseconds)."""
     done = _alone(config, steps, Stopwatch)
     count = sum(len(parts) for parts, _ in done[0][1])
@@ -109,7 +112,7 @@ def host_seconds(config: RunConfig, steps: int) -> float:
 
 
 def products(sides: Sequence[int], precision: str, least: int) -> Samples:
-    """Square products of the backend, by operations."""
+    """Time square products of the backend, by operations."""
     backend, found = make_backend("numpy"), {}
     for side in sides:
         left, right, out = (_filled(backend, (side, side), precision) for _ in range(3))
@@ -119,13 +122,22 @@ def products(sides: Sequence[int], precision: str, least: int) -> Samples:
 
 
 def copies(sizes: Sequence[int], precision: str, least: int) -> Samples:
-    """Copies of the backend, by bytes read and written."""
+    """Time copies of the backend, by bytes read and written."""
     backend, found = make_backend("numpy"), {}
     for nbytes in sizes:
         source, out = (_filled(backend, (nbytes // dtype(precision).itemsize,), precision) for _ in range(2))
         repeats = max(least, min(200, 2**22 // nbytes))
         found["copy", 2.0 * nbytes] = [_cpu(backend.copy, source, out) for _ in range(repeats)]
     return found
+
+
+def adam_rate(numel: int, least: int) -> float:
+    """Bytes per second that CPU-Adam reads and writes, of one rank: a step over so many fp32 masters and states."""
+    backend = make_backend("numpy")
+    arrays = [_filled(backend, (numel,), "fp32") for _ in range(4)]
+    hyper = AdamStep(1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0, False, 1)
+    work = work_of("adam", Adam.flops * numel, (*arrays, hyper))
+    return (work.bytes_read + work.bytes_written) / median(_cpu(backend.adam, *arrays, hyper) for _ in range(least))
 
 
 def _filled(backend: Any, shape: tuple[int, ...], precision: str) -> Any:

@@ -1,12 +1,12 @@
-"""This machine as the clock takes it: kernels of ranks that work alone, single collectives, and the host's share.
+"""Measure this machine for the clock: kernels of ranks that work alone, single collectives, and the host's share.
 
-Nothing is fitted to a step of several ranks. A rank alone trains small models, and each of its kernels is timed by
-itself; as many such ranks as will work together do so at the same time, without a word to each other, because they
-share caches and memory. BLAS has one thread, as a rank has.
+Nothing is fitted to a step of several ranks. One rank trains small models, and each of its kernels is timed
+alone. Several such ranks do this at the same time without communicating, because they
+share caches and memory. BLAS has one thread, as in a rank.
 
-Kernels and the host are timed by their thread's CPU time: the clock gives a rank a core of its own, and what other
-programs take of this one is no part of that. Waiting is part of a collective: it is timed on the wall clock, and the
-least of several loops counts, for others can only add to it.
+Kernels and the host are timed by their thread's CPU time: the clock gives each rank its own core, so the load of other
+programs must not count. A collective includes waiting, so it is timed on the wall clock. The
+fastest of several loops counts, because other programs can only add time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
-from zerosim.bench.alone import Samples, copies, host_seconds, kernels_of, products
+from zerosim.bench.alone import Samples, adam_rate, copies, host_seconds, kernels_of, products
 from zerosim.bench.contest import Progress
 from zerosim.bench.training import TIMEOUT_S, one_thread
 from zerosim.comm.runtime import Context, World, launch
@@ -34,22 +34,23 @@ from zerosim.verbs import MEASURED, find_verb
 
 T = TypeVar("T")
 Gather = Callable[[Any], list[Any]]
-"""What every process brings, on all of them."""
+"""The values of every process, on all processes."""
 NEAR = 1.25
-"""Points whose work differs by less are one."""
+"""Points whose work differs by less than this factor are merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured. `programs`: what ranks train alone. `host`: a model that has large activations, between which
-    the host finds its caches cold, and next to no parameters, which a rank alone would send to itself. Sides of
-    square products; bytes of copies and of collectives' payloads."""
+    """The sizes to measure. `programs`: models that ranks train alone. `host`: a model with large activations, so that
+    the host's caches are cold, and almost no parameters, which a single rank would send to itself. Sides of
+    square products; bytes of copies and of collectives' payloads; parameters that a rank's Adam steps."""
 
     programs: tuple[RunConfig, ...]
     host: RunConfig
     sides: tuple[int, ...]
     copies: tuple[int, ...]
     payloads: tuple[int, ...]
+    adam: int
     steps: int
     repeats: int
 
@@ -71,12 +72,13 @@ FULL = Sizes(
     sides=(16, 32, 64, 128, 256, 512, 1024),
     copies=(2**10, 2**14, 2**17, 2**20, 2**23, 2**26),
     payloads=(2**6, 2**12, 2**16, 2**19, 2**22, 2**25),
+    adam=2**23,
     steps=5,
     repeats=5,
 )
 QUICK = replace(
     FULL, programs=(_TINY,), host=_TINY, sides=(16, 64, 256), copies=(2**10, 2**17, 2**22), payloads=(2**6, 2**16),
-    steps=2, repeats=2,
+    adam=2**16, steps=2, repeats=2,
 )  # fmt: skip
 
 
@@ -89,9 +91,10 @@ def measure_machine(
     transport: str = "threads",
     gather: Gather | None = None,
 ) -> Hardware:
-    """This machine as a device, `ranks` ranks at work; over MPI every process calls it, with the session's `gather`.
+    """Measure this machine as a device with `ranks` working ranks. Over MPI every process calls this, with the
+    session's `gather`.
 
-    Its memory is a rank's part; peaks are the best that was measured. Not held against measured steps yet.
+    Its memory is one rank's share, and its peaks are the best measured values. No measured step is compared here.
     """
     everyone = gather or (lambda value: [value])
     here = ranks if transport == "threads" else 1
@@ -109,6 +112,8 @@ def measure_machine(
         host = sizes.host.replace(precision=precision)
         progress("what the host does between kernels")
         kernel_s = median(_together(here, partial(host_seconds, host, 4 * sizes.steps), everyone))
+        progress("Adam of all ranks on the host, over states that caches do not hold")
+        adam = sum(_together(here, partial(adam_rate, sizes.adam, sizes.repeats), everyone))
         progress(f"collectives among {ranks} ranks, {transport}")
         world = World(ranks, max_running=here, transport=transport, timeout_s=TIMEOUT_S)
         own = launch(lambda ctx: _collectives(ctx, sizes, dtype(precision).name), world)[0]
@@ -129,11 +134,12 @@ def measure_machine(
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
     link = int(machine.collectives["all_gather"].best)
     name, sources = platform.node() or "this machine", Sources(*["measured"] * 4)
-    return Hardware(name, memory_bytes, int(product.best), int(memory.best), link, sources, machine=machine)
+    best = int(product.best), int(memory.best)
+    return Hardware(name, memory_bytes, *best, link, sources, machine=machine, cpu_bytes_per_s=int(adam))
 
 
 def _together(here: int, work: Callable[[], T], everyone: Gather) -> list[T]:
-    """`work` of so many ranks of this process at the same time, and of those in other processes."""
+    """Run `work` on this process's ranks at the same time, together with the ranks of other processes."""
     results: list[T] = []
     failures: list[BaseException] = []
 
@@ -143,7 +149,7 @@ def _together(here: int, work: Callable[[], T], everyone: Gather) -> list[T]:
         except BaseException as error:
             failures.append(error)
 
-    everyone(None)  # all begin together
+    everyone(None)  # all ranks begin together
     threads = [threading.Thread(target=one, name="calibrate", daemon=True) for _ in range(here)]
     for thread in threads:
         thread.start()
@@ -156,7 +162,7 @@ def _together(here: int, work: Callable[[], T], everyone: Gather) -> list[T]:
 
 # -- ranks together ---------------------------------------------------------------------------------------------------
 def _collectives(ctx: Context, sizes: Sizes, precision: str) -> dict[str, Samples]:
-    """Each verb alone, by bytes of payload: the least seconds of a call over several loops of them."""
+    """Time each verb alone, by bytes of payload: the least seconds per call over several loops."""
     found: dict[str, Samples] = {verb: {} for verb in MEASURED}
     for payload in sizes.payloads:
         payload = -(-payload // (8 * ctx.world_size)) * 8 * ctx.world_size
@@ -184,7 +190,7 @@ def _call(ctx: Context, verb: str) -> Callable[[Buffer], object]:
 
 
 def _message(ctx: Context, buffer: Buffer) -> None:
-    """From the first rank to the second."""
+    """Send a message from the first rank to the second."""
     if ctx.rank == 0:
         ctx.comm.send(buffer, 1)
     elif ctx.rank == 1:
@@ -192,7 +198,7 @@ def _message(ctx: Context, buffer: Buffer) -> None:
 
 
 def _loop(ctx: Context, call: Callable[[Buffer], object], buffers: Sequence[Buffer], calls: int) -> float:
-    """Seconds of a call, from one barrier to the next."""
+    """Return the seconds of a call, from one barrier to the next."""
     ctx.comm.barrier()
     began = time.perf_counter()
     for number in range(calls):
@@ -212,7 +218,7 @@ def _pooled(samples: Iterable[Samples]) -> Samples:
 
 
 def _curve(samples: Mapping[tuple[str, float], Sequence[float]]) -> Measured:
-    """The medians by work, near ones as one; where more work took less time, all of those take their average."""
+    """Return the medians by work, with near points merged. Points where more work took less time get their average."""
     groups: list[list[tuple[float, float]]] = []
     for (_, work), seconds in sorted(samples.items()):
         if groups and work < NEAR * groups[-1][0][0]:
@@ -220,7 +226,7 @@ def _curve(samples: Mapping[tuple[str, float], Sequence[float]]) -> Measured:
         else:
             groups.append([(work, median(seconds))])
     points = [tuple(sum(column) / len(group) for column in zip(*group, strict=True)) for group in groups]
-    runs: list[list[float]] = []  # seconds, and how many points have them
+    runs: list[list[float]] = []  # seconds, and the number of points with that value
     for _, seconds in points:
         runs.append([seconds, 1])
         while len(runs) > 1 and runs[-2][0] > runs[-1][0]:

@@ -1,8 +1,8 @@
-"""How contestants are timed: in turn, on one machine that others use too.
+"""Time contestants in turn, on a machine that other programs use too.
 
-A contestant is anything with a `step`. In each round every contestant takes one turn, in an order that is reversed
-from one round to the next (A B C, C B A, ...): what slows the machine for a while hits all of them alike, and nobody
-always follows the same neighbour.
+A contestant is anything with a `step`. In each round every contestant takes one turn. The order is reversed
+from one round to the next (A B C, C B A, ...). So a slow phase of the machine hits all contestants alike, and none of
+them always follows the same neighbour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple, Protocol
 
 Progress = Callable[[str], None]
-"""Takes one line of progress."""
+"""A callable that prints one line of progress."""
 
 
 class Timing(NamedTuple):
@@ -34,7 +34,7 @@ class Timer(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> float:
-        """Seconds from `start` to the end of the work that the stream was given. Waits for that end."""
+        """Wait for the stream's work to end, and return the seconds since `start`."""
         ...
 
 
@@ -52,27 +52,28 @@ def timed(work: Callable[[], object], timer: Timer | None = None) -> Timing:
 
 
 class Contestant(ABC):
-    """One of those compared."""
+    """One of the things compared."""
 
     @abstractmethod
     def step(self) -> Timing:
         """Do the work once, from an idle device to an idle device."""
 
     def release(self) -> None:  # noqa: B027 (most contestants hold nothing)
-        """Give back the GPU memory that is held and not used, so that nobody works in another's memory."""
+        """Free cached GPU memory, so that the next contestant has room."""
 
     @property
     def flops(self) -> Mapping[str, int]:
-        """Those of the last step by kernel; empty where nobody counts them."""
+        """The last step's flops by kernel; empty if they are not counted."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to measure: rounds until `seconds` have passed, but at least `min_rounds` and at most `max_rounds`.
+    """The length of a measurement: rounds until `seconds` have passed, but at least `min_rounds` and at most
+    `max_rounds`.
 
-    Before them up to `warm_ups` rounds that do not count, more than one only while they are short. A contestant's turn
-    in a round is `untimed_steps`, in which memory is taken again, and then the median of `timed_steps`.
+    Up to `warm_ups` rounds before them do not count; there is more than one only while they are short. A contestant's
+    turn in a round takes `untimed_steps`, which allocate memory again, and then the median of `timed_steps`.
     """
 
     seconds: float
@@ -85,7 +86,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What one contestant did in the rounds that count: one timing each, and the flops of one step by kernel."""
+    """One contestant's results in the rounds that count: one timing per round, and the flops of one step by kernel."""
 
     timings: tuple[Timing, ...]
     flops: Mapping[str, int]
@@ -102,7 +103,7 @@ class Rounds:
 def interleave(
     contestants: Mapping[str, Contestant], budget: Budget, progress: Progress, title: str
 ) -> dict[str, Rounds]:
-    """All contestants in turn; what each did, round by round. The warm-up rounds are not in it."""
+    """Run all contestants in turn. Return each one's results, round by round, without the warm-up rounds."""
     progress(f"{title}: warming up {', '.join(contestants)}")
     started = time.perf_counter()
     for done in range(budget.warm_ups):

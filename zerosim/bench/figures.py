@@ -1,13 +1,13 @@
-"""From the rounds of a benchmark to its figures, beside their goals, as text and as JSON. Measures nothing.
+"""Turn the rounds of a benchmark into figures beside their goals, as text and as JSON. This module measures nothing.
 
 A figure compares two contestants that took turns, A B B A A B ..., in one process. Its value is the MEDIAN
-of the ratios of single rounds: what slows a shared machine for a while slows both halves of a round.
-Two copies of one contestant came out 1.0 % apart so (standard deviation over six tries of 21
-rounds on a shared machine with two cores), 2.1 % apart as a ratio of minima. The spread beside it is the
-middle half of the rounds. Only where a contestant needs both cores is its value the ratio of minima: other
-programs then change what is measured, and its least time is the one in which they let it be.
+of the ratios of single rounds: a slow phase of a shared machine slows both halves of a round.
+Two copies of one contestant differed by 1.0 % this way (standard deviation over six tries of 21
+rounds on a shared machine with two cores), and by 2.1 % as a ratio of minima. The spread beside a figure is the
+middle half of the rounds. If a contestant needs both cores, its value is the ratio of minima instead: other
+programs then disturb the measurement, and the least time is the undisturbed one.
 
-Flops are those that the run's kernels were recorded with, of all ranks together.
+Flops are the recorded flops of the run's kernels, of all ranks together.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PRODUCTS = MATMULS | {name for name in EAGER_PARTS if name.startswith("attention
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure. `value` is a ratio ('x'), seconds ('s'), or what its unit says (on GPUs 'ms', 'TFLOP/s', '%');
-    None: it could not be measured, `note` says why.
+    None means not measured, and `note` says why.
 
-    `goal` is the most that it should be; `low` and `high` are the spread, `seconds` the least time of
+    `goal` is an upper limit; `low` and `high` are the spread, and `seconds` is the least time of
     each contestant.
     """
 
@@ -67,7 +67,8 @@ def of_rounds(
     seconds: Mapping[str, float] | None = None,
     note: str = "",
 ) -> Figure:
-    """The median of one value per round, with the middle half of them; of a single value, that value."""
+    """Return the median of one value per round, with the middle half of the values; a single value stands for
+    itself."""
     low = middle = high = values[0]
     if len(values) > 1:
         low, middle, high = quantiles(values, n=4, method="inclusive")
@@ -84,7 +85,7 @@ def ratio(
     note: str = "",
     of_minima: bool = False,
 ) -> Figure:
-    """The figure `over / under` of contestants timed in the same rounds; `note` says why where `under` is missing."""
+    """Return the figure `over / under` of contestants timed in the same rounds; `note` explains a missing `under`."""
     if under not in measured:
         return Figure(model, name, None, goal=goal, note=note)
     above, below = measured[over].device_s, measured[under].device_s
@@ -94,14 +95,14 @@ def ratio(
 
 
 def difference(model: str, name: str, measured: Mapping[str, Rounds], more: str, less: str, goal: float) -> Figure:
-    """As `ratio`, in seconds: `more - less`."""
+    """Return the difference `more - less` in seconds, otherwise as `ratio`."""
     above, below = measured[more].device_s, measured[less].device_s
     values = [a - b for a, b in zip(above, below, strict=True)]
     return of_rounds(model, name, values, "s", goal, {more: min(above), less: min(below)})
 
 
 def same_losses(ours: Sequence[float], theirs: Sequence[float], within: float) -> str:
-    """'' if both computed the same first losses, else a warning: then the figure compares different things."""
+    """Return '' if both computed the same first losses, else a warning that the figure compares different things."""
     gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     return "" if gap < within else f"NOT the same computation: first losses differ by {gap:.2g}"
 
@@ -111,20 +112,22 @@ def product_flops(flops: Mapping[str, int]) -> int:
 
 
 def step_time(model: str, name: str, rounds: Rounds) -> Figure:
-    """Milliseconds of one step between device events; beside it the least of them and of the host's clock."""
+    """Return the milliseconds of one step between device events, beside the least value of those and of the host's
+    clock."""
     seconds = {"device": min(rounds.device_s), "host": min(rounds.host_s)}
     return of_rounds(model, name, [1e3 * s for s in rounds.device_s], "ms", seconds=seconds)
 
 
 def speed(model: str, name: str, rounds: Rounds) -> Figure:
-    """TFLOP/s over the whole step: all recorded flops of it by its seconds."""
+    """Return TFLOP/s over the whole step: all its recorded flops divided by its seconds."""
     total, products = sum(rounds.flops.values()), product_flops(rounds.flops)
     note = f"{total / 1e12:.4g} TFLOP a step, {100 * products / max(1, total):.1f} % of it in matrix products"
     return of_rounds(model, name, [total / s / 1e12 for s in rounds.device_s], "TFLOP/s", note=note)
 
 
 def share_of_peak(model: str, name: str, rounds: Rounds, hardware: Hardware | None, gpu: str | None) -> Figure:
-    """The step's matrix products by its seconds, as a share of the device's published dense 16-bit peak."""
+    """Return the flops of the step's matrix products per second, as a share of the device's published dense 16-bit
+    peak."""
     if hardware is None:
         return Figure(model, name, None, "%", note=f"no published peak is known here for {gpu}")
     products = product_flops(rounds.flops)
@@ -133,7 +136,7 @@ def share_of_peak(model: str, name: str, rounds: Rounds, hardware: Hardware | No
 
 
 def share_of_square(model: str, name: str, rounds: Rounds, square: Rounds) -> Figure:
-    """The same share of what a large square product reached in the same round."""
+    """Return the same rate as a share of a large square product's rate in the same round."""
     ours, bare = product_flops(rounds.flops), sum(square.flops.values())
     shares = [100 * (ours / s) / (bare / t) for s, t in zip(rounds.device_s, square.device_s, strict=True)]
     return of_rounds(model, name, shares, "%")
@@ -143,7 +146,7 @@ HEADER = ("model", "what", "measured", "goal", "", "spread", "rounds", "least ti
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """Aligned lines, one per figure."""
+    """Return aligned lines, one per figure."""
     rows = [HEADER, *(_cells(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
     return "\n".join(
@@ -173,7 +176,7 @@ def _time(seconds: float) -> str:
 
 
 def summary(figures: Sequence[Figure]) -> str:
-    """One line: how many goals were met, and which were not."""
+    """Return one line: the number of goals met, and the names of those missed."""
     missed = [f"{figure.model} {figure.name}".strip() for figure in figures if figure.verdict == "missed"]
     met = sum(figure.verdict == "met" for figure in figures)
     text = f"{met} of {met + len(missed)} goals met"
@@ -183,7 +186,7 @@ def summary(figures: Sequence[Figure]) -> str:
 def to_json(
     figures: Sequence[Figure], machine: Mapping[str, Any], method: str, groups: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """Strict JSON: non-finite numbers do not occur, or this raises. `groups`, if any: every single round."""
+    """Return strict JSON. Raises on non-finite numbers. `groups`, if given, adds every single round."""
     for figure in figures:
         assert figure.value is None or math.isfinite(figure.value), figure
     body = {"schema": 1, "machine": dict(machine), "method": method, "figures": [f.to_dict() for f in figures]}

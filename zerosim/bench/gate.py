@@ -1,4 +1,4 @@
-"""The gate through which the ranks of a training run go, one step at a time (`training.py`)."""
+"""A gate that lets the ranks of a training run go on one step at a time (`training.py`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Gate:
-    """Where ranks stand between two steps; opened for one step at a time."""
+    """Ranks wait here between two steps. `open` lets them do one."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -15,7 +15,8 @@ class Gate:
         self.closed = False
 
     def arrive(self, step: int) -> bool:
-        """On a rank's thread, once all ranks have done `step` steps: wait for one more. False: there is none."""
+        """Wait for one more step, on a rank's thread, after all ranks have done `step` steps. Return False if there is
+        none."""
         with self._change:
             self._arrived = max(self._arrived, step)
             self._change.notify_all()
@@ -23,7 +24,7 @@ class Gate:
             return not self.closed
 
     def open(self) -> None:
-        """On the benchmark's thread: let all ranks do one step, and wait until the first saw that all had done it."""
+        """Let all ranks do one step, on the benchmark's thread, and wait until rank 0 saw all of them finish it."""
         with self._change:
             self._change.wait_for(lambda: self._arrived == self._allowed or self.closed)
             self._allowed += 1
@@ -31,7 +32,7 @@ class Gate:
             self._change.wait_for(lambda: self._arrived == self._allowed or self.closed)
 
     def close(self) -> None:
-        """No more steps: whoever waits goes on and ends."""
+        """End the steps: waiting ranks go on and finish."""
         with self._change:
             self.closed = True
             self._change.notify_all()

@@ -1,6 +1,6 @@
-"""The machine that a benchmark runs on: what it is, how much of it others took meanwhile, and what fits on its GPU.
+"""The machine of a benchmark: its hardware, the load of other programs meanwhile, and the sizes that fit on its GPU.
 
-Whether there is a GPU that can be used at all is `backends/cuda/check.py`'s question.
+`backends/cuda/check.py` checks whether a GPU can be used at all.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from zerosim.errors import InputError
 from zerosim.train.plan import plan
 from zerosim.units import format_bytes
 
-JIFFIES_PER_S = 100  # what /proc/stat counts in (USER_HZ), whatever the kernel's own clock
+JIFFIES_PER_S = 100  # the unit of /proc/stat (USER_HZ), which does not depend on the kernel's clock
 
 ROWS = (8, 4)
-"""Rows of the global batch on a GPU, tried in this order: whole numbers of them for each of four ranks."""
+"""Rows of the global batch on a GPU, tried in this order. Each is a multiple of four, for four ranks."""
 
 LIBRARIES_BYTES = 10**9
-"""For CUDA's context, kernels, and cuBLAS's workspaces of both frameworks."""
+"""Bytes for CUDA's context, kernels, and cuBLAS's workspaces of both frameworks."""
 
 STATE_BYTES = 20
-"""Per parameter: what the side that keeps most keeps between steps (PyTorch: 2 + 2, and 16 in fp32)."""
+"""Bytes per parameter between steps on the larger side (PyTorch: 2 + 2, and 16 in fp32)."""
 
 SPARE = 1.5
-"""What a step may take beyond the bytes that zerosim counts: PyTorch's own temporaries, and gaps in pools."""
+"""A step's allowance beyond the bytes that zerosim counts: PyTorch's temporaries, and gaps in pools."""
 
 
 class OtherLoad:
-    """How much of the machine other processes took since this was made: a figure taken beside a compiler is worth less.
+    """The load of other processes since this object was made. A figure measured beside a busy program is worth less.
 
-    Reads /proc/stat; elsewhere nothing is known.
+    Reads /proc/stat; without it the load is unknown.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class OtherLoad:
         self._own_s = own_s()
 
     def share(self) -> float | None:
-        """The share of all cores' time that other processes took, 0 to 1."""
+        """Return the share of all cores' time that other processes used, 0 to 1."""
         busy = busy_s()
         if busy is None or self._busy_s is None:
             return None
@@ -62,7 +62,7 @@ class OtherLoad:
 
 
 def busy_s() -> float | None:
-    """Seconds of all cores since boot that were not idle."""
+    """Return the busy seconds of all cores since boot."""
     try:
         words = Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()
         user, nice, system, _idle, _wait, *interrupts_and_steal = map(int, words[1:9])
@@ -72,13 +72,13 @@ def busy_s() -> float | None:
 
 
 def own_s() -> float:
-    """Seconds that this process and its children that have ended have used."""
+    """Return the CPU seconds of this process and its finished children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def describe(backend: str) -> dict[str, Any]:
-    """What the figures are measured on: the processor, or GPU 0 (memory in bytes); versions as text."""
+    """Describe the hardware of the figures: the processor, or GPU 0 (memory in bytes); versions as text."""
     if backend == "numpy":
         pools = threadpool_info()
         return {
@@ -105,7 +105,7 @@ def describe(backend: str) -> dict[str, Any]:
 
 
 def described(machine: dict[str, Any]) -> str:
-    """'Device: NVIDIA H100 80GB HBM3 (compute capability 9.0), driver 580.65.06 for CUDA 13.0, CuPy ...'."""
+    """Return 'Device: NVIDIA H100 80GB HBM3 (compute capability 9.0), driver 580.65.06 for CUDA 13.0, CuPy ...'."""
     if "gpu" not in machine:
         return f"Machine: {', '.join(f'{key} {value}' for key, value in machine.items())}"
     driver = " ".join(part for part in ("driver", machine["driver"]) if part)
@@ -121,7 +121,7 @@ def _version(number: int | None) -> str | None:
 
 
 def _driver() -> str | None:
-    """'580.65.06' of the kernel's module; None where it does not say."""
+    """Return '580.65.06' from the kernel module; None if it does not say."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text("utf-8")
     except OSError:
@@ -131,7 +131,7 @@ def _driver() -> str | None:
 
 
 def published(name: str | None) -> Hardware | None:
-    """The device of that name with its published peak, None where it is not one that zerosim knows."""
+    """Return the device of that name with its published peak, None if zerosim does not know it."""
     try:
         return find_hardware(name) if name and "/" not in name else None
     except InputError:
@@ -139,7 +139,7 @@ def published(name: str | None) -> Hardware | None:
 
 
 def precision_fault(precision: str) -> str:
-    """'' where this GPU and this CuPy multiply that type on tensor cores, else why it is left out."""
+    """Return '' if this GPU and CuPy multiply that dtype on tensor cores, else the reason to leave it out."""
     try:
         check_precision(precision)
     except InputError as error:
@@ -151,9 +151,9 @@ def precision_fault(precision: str) -> str:
 
 
 def fitting(model: str, config: RunConfig, square: int) -> RunConfig:
-    """`config` with the most rows that GPU 0 has room for.
+    """Return `config` with the most rows that fit on GPU 0.
 
-    Raises: InputError with what is needed and what is free, where the fewest do not fit.
+    Raises: InputError with the needed and the free memory, if the fewest rows do not fit.
     """
     gpu = find_gpu(0)
     if gpu is None:
@@ -170,8 +170,8 @@ def fitting(model: str, config: RunConfig, square: int) -> RunConfig:
 
 
 def needed_bytes(config: RunConfig, square: int) -> int:
-    """What all that is alive at once takes, while the largest contestant works: two runs' states beside four ranks,
-    four beside one rank. Counted on shapes."""
+    """Count on shapes the bytes alive at once while the largest contestant works: two runs' states beside four ranks,
+    or four beside one rank."""
     alone, shared = plan(config), plan(over_ranks(config))
     states = STATE_BYTES * alone.num_parameters
     one = int(SPARE * alone.memory[0].peak.total_bytes) + 4 * states + 6 * square**2

@@ -1,4 +1,4 @@
-"""How long plans take that an engineer waits for, as ratios to a plan of one block."""
+"""Time the plans that an engineer waits for, as ratios to a plan of one block."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PLANS: Mapping[str, tuple[Mapping[str, Any], float]] = MappingProxyType(
         "llama3-8b with Muon on 64 ranks": (dict(model="llama3-8b", ranks=64, stage=2, optimizer="muon"), 360),
     }
 )
-"""Configurations, and goals: 3, 4, 2 and 1.5 s where a plan of one block takes 4.2 ms."""
+"""Configurations and goals: 3, 4, 2 and 1.5 s on a machine where a plan of one block takes 4.2 ms."""
 
 
 class Plans(Contestant):
-    """A contestant: plans of one configuration."""
+    """A contestant that plans one configuration."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -42,7 +42,7 @@ class Plans(Contestant):
 
 
 def plan_times(budget: Budget, progress: Progress) -> Iterator[Figure]:
-    """Each plan over that of one block, gathered and recomputed."""
+    """Return each plan's time over that of one block, gathered and recomputed."""
     one = plan_config(model="llama3-8b", layers=1, stage=3, ranks=64, recompute="full")
     for name, (fields, goal) in PLANS.items():
         contestants = {name: Plans(plan_config(**fields)), ONE: Plans(one)}

@@ -1,7 +1,7 @@
-"""Steps of several ranks on this machine beside what the clock says of them. Nothing here is fitted to anything.
+"""Compare measured steps of several ranks on this machine with the clock's predictions. Nothing here is fitted.
 
-Configurations take turns, several times; a step lies between two barriers on the wall clock. What counts is the median
-of the steps in which other programs left the cores alone or, where they rarely did, of the quietest ones.
+Configurations take turns several times. A step is timed on the wall clock between two barriers. The result is the
+median of the steps without load from other programs or, if those are rare, of the quietest steps.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
 from zerosim.train.build import world_of
-from zerosim.train.plan import plan
+from zerosim.train.plan import one_step, plan
 
 STAGES = (1, 2, 3)
 QUIET, FEWEST = 0.1, 3
-"""The share of the cores that others may take in a step that counts, and how many of those there should be."""
+"""The most that other programs may use of the cores in a step that counts, and the number of such steps to collect."""
 
 _STEP: dict[str, Any] = {"lr": 1e-4, "vocab": 256}
 MODELS: Mapping[str, RunConfig] = {
@@ -38,16 +38,16 @@ MODELS: Mapping[str, RunConfig] = {
     "3.3M": RunConfig(**_STEP, layers=4, hidden=256, heads=4, seq=256, micro_batch=4),
     "10.7M": RunConfig(**_STEP, layers=6, hidden=384, heads=6, seq=256, micro_batch=8),
 }
-"""Rows are a rank's."""
+"""Rows per rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A step of `ranks` ranks: modelled and measured seconds, the latter over `counted` of `steps`, in which others
-    took at most `others` of the cores' time (None: not known).
+    """A step of `ranks` ranks: modelled and measured seconds. The measured value is over `counted` of `steps`, in which
+    other programs used at most `others` of the cores' time (None: unknown).
 
-    `modelled_cpu_s` and `cpu_s` are a rank's CPU time, which others' load does not touch: of threads, of which one
-    copies while the rest sleep; None over MPI, where waiting takes CPU time too.
+    `modelled_cpu_s` and `cpu_s` are a rank's CPU time, which does not depend on other programs' load. One thread
+    copies while the rest sleep. They are None over MPI, where waiting uses CPU time too.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Modelled over measured, less 1."""
+        """Modelled seconds over measured seconds, minus 1."""
         return self.modelled_s / self.measured_s - 1
 
     @property
@@ -79,7 +79,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Seconds of one step, the CPU seconds of all its ranks, and the share of all cores' time that other programs took
+    """Seconds of one step, the CPU seconds of all its ranks, and the share of all cores' time that other programs used
     meanwhile."""
 
     seconds: float
@@ -97,7 +97,7 @@ def compare(
     stages: tuple[int, ...] = STAGES,
     gather: Gather | None = None,
 ) -> list[Compared]:
-    """Every model at every stage. Raises: ValueError for a cluster that was not measured."""
+    """Compare every model at every ZeRO stage. Raises: ValueError for a cluster that was not measured."""
     machine = cluster.measured
     if not isinstance(machine, Machine):
         raise ValueError(f"{cluster.name} was not measured")
@@ -121,8 +121,8 @@ def compare(
 
 
 def modelled(config: RunConfig, cluster: Cluster) -> StepTime:
-    """A step by the clock."""
-    found = plan(config.replace(world="threads", steps=1), cluster=cluster).time
+    """Return the seconds of a step by the clock."""
+    found = plan(one_step(config.replace(world="threads")), cluster=cluster).time
     assert found is not None
     return found
 
@@ -153,7 +153,7 @@ def _compared(model: str, config: RunConfig, steps: list[Step], cluster: Cluster
 
 
 def steps_of(config: RunConfig, steps: int, gather: Gather | None = None) -> list[Step]:
-    """So many steps of a real run, after one that does not count; over MPI on every process, the same."""
+    """Measure that number of steps of a real run, after one warm-up step. Over MPI every process returns the same."""
     weights, tokens = initial_weights(config), random_tokens(config)
     stamps: list[tuple[float, float, float]] = []
 
@@ -179,7 +179,7 @@ def steps_of(config: RunConfig, steps: int, gather: Gather | None = None) -> lis
 
 
 def _step(everyone: list[list[tuple[float, float, float]]], number: int) -> Step:
-    """By the first process's clock; what all processes used is no other program's."""
+    """Measure one step by the first process's clock. CPU time of any of our processes is not another program's."""
     (began, busy, _), (ended, later, _) = everyone[0][number : number + 2]
     own = sum(stamps[number + 1][2] - stamps[number][2] for stamps in everyone)
     if busy_s() is None:
@@ -189,8 +189,8 @@ def _step(everyone: list[list[tuple[float, float, float]]], number: int) -> Step
 
 
 def said_error(compared: list[Compared]) -> str:
-    """What a file says of how far off the clock was: '-7 to +4 % of 9 measured steps of 2 ranks', and what disturbed
-    them."""
+    """Describe the clock's error for a file: '-7 to +4 % of 9 measured steps of 2 ranks', and the disturbances
+    of those steps."""
     text = f"{_span([one.error for one in compared])} of {len(compared)} measured steps of {compared[0].ranks} ranks"
     others = max(one.others or 0.0 for one in compared)
     if others > QUIET:

@@ -1,7 +1,7 @@
-"""Figures of processes, timed from start to end: start-up, plans, and training against FSDP2.
+"""Figures of whole processes, from start to end: start-up, plans, and training against FSDP2.
 
-Every process is started in a session of its own and killed with all it started, at its time limit or when
-the benchmark ends for whatever reason.
+Every process gets its own process group. It is killed with its children at its time limit, or when
+the benchmark ends for any reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START_UP_LIMIT_S = 30.0
 START_UP_GOAL_S = 0.15
 
 PLANS = {"gpt3-175b": "16GB", "1t": "32GB"}
-"""Models, and bytes per device that they do not fit."""
+"""Models, and limits per device that they exceed."""
 PLAN_GOAL_S = 1.5
 RANKS_GOAL = 1.1
 
@@ -42,13 +42,13 @@ FLAGS = ("stage", "ranks", "layers", "hidden", "heads", "seq", "vocab", "micro_b
 
 
 class ProcessFailed(ZerosimError):
-    """A contestant's process failed or took longer than it may: this figure cannot be had."""
+    """A contestant's process failed or exceeded its time limit, so this figure is missing."""
 
 
 class Processes(Contestant):
-    """A contestant: commands started together; a step ends when all have.
+    """A contestant: commands started together. A step ends when all of them have ended.
 
-    exit_code: what each of them ends with; store: a file over which they meet, which must not be there yet.
+    exit_code: the expected exit code of each; store: a file for their rendezvous, which must not exist yet.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Processes(Contestant):
         self._store = store
 
     def step(self) -> Timing:
-        """Raises: ProcessFailed, with the last line that a failed one wrote."""
+        """Run the commands. Raises: ProcessFailed, with the last line of a failed one."""
         if self._store is not None:
             self._store.unlink(missing_ok=True)
         return timed(self._run)
@@ -95,10 +95,11 @@ def _shown(command: Any) -> str:
 
 
 def cold_starts(budget: Budget, progress: Progress) -> Iterator[Figure]:
-    """`zerosim --help`, and plans from a cold start, less Python's own; and what a thousand ranks cost over eight.
+    """Time `zerosim --help` and plans from a cold start, minus Python's own start, and a plan of 1,000 ranks over one
+    of eight.
 
-    A plan is of stage 3 with full recompute, for no device or for one that it does not fit (where something is looked
-    for that does).
+    A plan is of ZeRO-3 with full recompute, without a device or for one that is too small (then the plan searches for a
+    change that fits).
     """
 
     def over_python(title: str, name: str, goal: float, contestants: dict[str, Processes]) -> Figure:
@@ -132,9 +133,9 @@ def cold_starts(budget: Budget, progress: Progress) -> Iterator[Figure]:
 
 
 def against_fsdp(model: str, config: RunConfig, budget: Budget, progress: Progress) -> Figure:
-    """Process start to process end of 20 steps: `zerosim run` and four processes of FSDP2 on gloo.
+    """Time 20 steps from process start to process end: `zerosim run` and four processes of FSDP2 on gloo.
 
-    Both train alike: same weights, tokens (steps, rows, seq + 1), Adam, ranks.
+    Both train alike: same weights, tokens (steps, rows, seq + 1), Adam and ranks.
     """
     name, goal = f"{FSDP_STEPS} steps start to finish / FSDP2, 4 processes", FSDP_GOALS.get(model)
     if why := pytorch.unusable("cpu"):

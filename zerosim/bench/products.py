@@ -1,7 +1,7 @@
 """Bare matrix products: those of a training step, the floor under it, and one large square product on a GPU.
 
-Which products a step makes is not worked out but seen: for one step `np.matmul` is replaced by one that notes
-the shapes, types and memory layouts of its operands. They are then run again, in that order,
+The products of a step are observed, not derived: for one step a wrapper replaces `np.matmul` and notes
+the shapes, dtypes and memory layouts of its operands. The benchmark then repeats the products in that order,
 on arrays of the same shapes and layouts, with nothing in between.
 """
 
@@ -19,7 +19,7 @@ from zerosim.dtypes import dtype
 
 
 class Layout(NamedTuple):
-    """All that a product's speed depends on in an operand. `strides` in bytes."""
+    """The properties of an operand that decide a product's speed. `strides` in bytes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -41,12 +41,12 @@ class Product(NamedTuple):
 
 
 def watch(step: Callable[[], object]) -> list[Product]:
-    """The products that `step` calls, in order."""
+    """Record the products that `step` calls, in order."""
     seen: list[Product] = []
     matmul: Callable[..., Any] = np.matmul
 
     def noting(left: Any, right: Any, out: Any = None) -> Any:
-        if min(left.ndim, right.ndim) >= 2:  # a vector of ones is how kernels add rows: no product of the model
+        if min(left.ndim, right.ndim) >= 2:  # kernels add rows as a product with ones, which is no product of the model
             seen.append(Product(_layout(left), _layout(right), None if out is None else _layout(out)))
         return matmul(left, right, out=out)
 
@@ -89,7 +89,7 @@ class BareProducts(Contestant):
 
 
 def _filled(layout: Layout, seed: int) -> Any:
-    """Normals in an array of that layout, gaps between its rows included."""
+    """Return an array of that layout with normal random numbers, gaps between rows included."""
     shape, strides, type_ = layout
     itemsize = np.dtype(type_).itemsize
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) // itemsize + 1
@@ -100,7 +100,7 @@ def _filled(layout: Layout, seed: int) -> Any:
 class SquareProduct(Contestant):
     """A contestant: `repeats` products of two (n, n) matrices of normals, through the same backend and nothing else.
 
-    Takes three matrices on GPU 0 until it is dropped: 6 n² bytes.
+    Holds three matrices on GPU 0 while it lives: 6 n² bytes.
     """
 
     def __init__(self, n: int, precision: str, repeats: int) -> None:

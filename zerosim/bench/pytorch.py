@@ -1,14 +1,14 @@
 """PyTorch's side: the same GPT in eager PyTorch, and a worker that trains it with FSDP2 over gloo.
 
-The one file that needs torch, imported only when something here is called. The model is the one that a
-PyTorch user would write: nn.Linear, scaled_dot_product_attention ('flash') or scores, mask, softmax and product
-('eager'), torch.optim.Adam as it comes. Its weights are zerosim's, by name, so that the first losses can be compared:
-both train the same model.
+The only file that needs torch, which is imported only when a function here is called. The model is as a
+PyTorch user would write it: nn.Linear, scaled_dot_product_attention ('flash') or scores, mask, softmax and product
+('eager'), torch.optim.Adam with its defaults. Its weights are zerosim's, by name, so that the first losses can be
+compared: both train the same model.
 
-Half precision is as it usually is there: all parameters and gradients in the half type; fp32 masters, gradients of
-the masters and Adam's two moments; gradients are copied to fp32, Adam takes its step on the masters, and these are
+Half precision is as usual in PyTorch: all parameters and gradients in the half type, and fp32 masters with their
+gradients and Adam's two moments. Gradients are copied to fp32, Adam steps the masters, and the masters are
 copied back, each copy for all parameters at once (`_foreach_copy_`). fp16 scales its loss with a GradScaler, which
-waits once a step for the overflow flag; bf16 waits for nothing. The loss is computed on half-precision logits, which is
+waits once a step for the overflow flag. bf16 never waits. The loss is computed on half-precision logits, which is
 faster than on fp32 copies of them. No norm of the gradients is computed; zerosim computes one at each step.
 
 Run as `python -m zerosim.bench.pytorch RANK WORLD FOLDER` it is one FSDP2 process of `processes.py`.
@@ -37,12 +37,12 @@ TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "ml
 
 
 def version() -> str | None:
-    """PyTorch's version; None where it is not installed."""
+    """Return PyTorch's version, None if it is not installed."""
     return None if find_spec("torch") is None else metadata.version("torch")
 
 
 def unusable(device: str) -> str:
-    """'' where PyTorch can use `device`, else why it cannot."""
+    """Return '' if PyTorch can use `device`, else the reason why not."""
     if version() is None:
         return "PyTorch is not installed"
     if device == "cuda" and not import_module("torch").cuda.is_available():
@@ -51,7 +51,8 @@ def unusable(device: str) -> str:
 
 
 def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash") -> Any:
-    """The GPT of `config` with those weights (by name, GPT-2's layouts), as an nn.Module. Tied head, no dropout."""
+    """Build the GPT of `config` with those weights (by name, GPT-2's layouts) as an nn.Module. Tied head, no
+    dropout."""
     torch = import_module("torch")
     nn, functional = torch.nn, torch.nn.functional
     Module: Any = nn.Module
@@ -103,7 +104,7 @@ def build(config: RunConfig, weights: Mapping[str, Any], attention: str = "flash
             self.register_buffer("positions", torch.arange(seq), persistent=False)
 
         def forward(self, tokens: Any) -> Any:
-            """The mean loss of tokens (B, T + 1)."""
+            """Return the mean loss of tokens (B, T + 1)."""
             inputs, targets = tokens[:, :-1], tokens[:, 1:]
             x = self.wte(inputs) + self.wpe(self.positions)
             for block in self.h:
@@ -142,7 +143,7 @@ class EventTimer:
 
 
 class TorchTraining(Contestant):
-    """A contestant: one step of eager PyTorch, on one thread where `device` is the CPU. Lives until `close`.
+    """A contestant: one step of eager PyTorch, on one thread if `device` is the CPU. Lives until `close`.
 
     weights: full weights by name, fp32; tokens: (rows, seq + 1), int64.
     """
@@ -173,7 +174,7 @@ class TorchTraining(Contestant):
 
     @property
     def losses(self) -> list[float]:
-        """Every step's, rounded to the type in which it was computed. Waits for the device."""
+        """The losses of all steps, rounded to their compute dtype. Waits for the device."""
         return [float(loss) for loss in self._losses]
 
     def step(self) -> Timing:
@@ -183,13 +184,13 @@ class TorchTraining(Contestant):
         release(self._device)
 
     def close(self) -> None:
-        """Drop everything that takes memory, and give it back."""
+        """Free all memory of the run."""
         self._params, self._masters, self._losses = [], [], []
         self._model = self._optimizer = self._tokens = None
         self.release()
 
     def _train(self) -> None:
-        """One step, nothing of it awaited but what GradScaler awaits."""
+        """Take one step without waiting, except where GradScaler waits."""
         torch, scaler = self._torch, self._scaler
         self._model.zero_grad(set_to_none=True)
         loss = self._model(self._tokens)
@@ -209,13 +210,14 @@ class TorchTraining(Contestant):
 
 
 def release(device: str) -> None:
-    """Give back what PyTorch holds on `device` and does not use."""
+    """Free PyTorch's unused memory on `device`."""
     if device == "cuda":
         import_module("torch").cuda.empty_cache()
 
 
 def fsdp_worker(rank: int, world_size: int, folder: Path) -> list[float]:
-    """Train what `folder` holds on this rank's rows, every block and the root wrapped by fully_shard; its losses."""
+    """Train the model in `folder` on this rank's rows, with every block and the root wrapped by fully_shard. Return the
+    losses."""
     torch = import_module("torch")
     dist = import_module("torch.distributed")
     fully_shard = import_module("torch.distributed.fsdp").fully_shard
@@ -227,7 +229,7 @@ def fsdp_worker(rank: int, world_size: int, folder: Path) -> list[float]:
         model = build(config, numpy.load(folder / "weights.npz"))
         for block in model.h:
             fully_shard(block)
-        fully_shard(model)  # the tied table is used at both ends: it belongs to the root
+        fully_shard(model)  # both ends use the tied table, so it belongs to the root
         optimizer = adam(config, model.parameters())
         tokens = torch.from_numpy(numpy.load(folder / "tokens.npz")["tokens"])
         rows = tokens.shape[1] // world_size
@@ -244,7 +246,7 @@ def fsdp_worker(rank: int, world_size: int, folder: Path) -> list[float]:
 
 
 def _die_with_parent() -> None:
-    """No orphans: when whoever started this process is gone, however it went, so is this."""
+    """End this process when its parent ends, for any reason."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,10 +1,10 @@
-"""What is measured on a backend, in which order, against which goals.
+"""The benchmark of a backend: its figures, their order and their goals.
 
 numpy: two models, 2,048 tokens a step each. Single-rank figures: one BLAS thread, fp32 unless named.
 
 cuda: GPT-2's shape (124M parameters, its own vocabulary of 50,257) in bf16 and fp16, with eager and with flash
 attention on one rank, and stage 3 over four ranks on the same global batch. Tokens are random ids, the same at each
-step; no dropout. Two groups of contestants for each precision, one after the other, so that few are alive at once.
+step; no dropout. Each precision has two groups of contestants, one after the other, so that few are alive at once.
 
 Every group of contestants is alive at once and takes turns (`contest.py`).
 """
@@ -53,15 +53,15 @@ GOALS = {"turns": 1.15, "side by side": 0.75, "meshes": 1.3, "bf16": 1.5, "fp16"
 ATTENTIONS = ("eager", "flash")
 
 FEW = {"micro_batch": 1, "seq": 16}
-"""A batch on which the same kernels have next to nothing to do: what is left is launching them, and the optimizer."""
+"""A batch with almost no work for the same kernels. The remaining time is launches and the optimizer."""
 
 NOTHING = Budget(0.0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """How much is measured, by group of contestants. `square`: the side of the GPU's bare product, `repeats` of it;
-    `clock`: what the clock is told of this machine, None to leave it out."""
+    """The amount of measuring per group of contestants. `square`: the side of the GPU's bare product, `repeats` of it;
+    `clock`: the clock's calibration on this machine, None to leave it out."""
 
     one_rank: Budget
     ranks: Budget
@@ -75,13 +75,13 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All that depends on the backend.
+    """Everything that depends on the backend.
 
     models           the small one, then the large one
-    default          which of them without --model, unless it is to be quick
+    default          the one without --model, unless --quick is given
     pytorch_goal     for models of at least `goal_from` parameters
-    same_loss        how far apart the first `num_losses` losses may be that zerosim and PyTorch compute
-    method           how it is measured, as JSON has it; explanation: the lines that are printed
+    same_loss        the tolerance between the first `num_losses` losses of zerosim and PyTorch
+    method           the method of measurement, for JSON; explanation: the printed lines
     """
 
     backend: str
@@ -102,11 +102,11 @@ class Suite:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model in one precision: what every contestant begins with and trains on, and how it is measured."""
+    """One model in one precision: the weights and tokens of every contestant, and the method of measurement."""
 
     suite: Suite
     budgets: Budgets
-    device: Mapping[str, Any]  # as `machine.describe` has it
+    device: Mapping[str, Any]  # as `machine.describe` returns it
     progress: Progress
     label: str
     config: RunConfig
@@ -122,11 +122,11 @@ class Case:
         return TrainingRun(config, self.weights, self.tokens, record=record)
 
     def interleave(self, contestants: Mapping[str, Contestant], budget: Budget, title: str) -> dict[str, Rounds]:
-        """The rounds of contestants that are already running."""
+        """Return the rounds of contestants that are already running."""
         return interleave(contestants, budget, self.progress, f"{self.label}, {title}")
 
     def race(self, runs: Mapping[str, TrainingRun], budget: Budget, title: str) -> dict[str, Rounds]:
-        """The rounds of training runs, which begin and end here."""
+        """Run training runs in turn and return their rounds. The runs begin and end here."""
         self.progress(f"{self.label}, {title}: first steps")
         with ExitStack() as running:
             for run in runs.values():
@@ -151,9 +151,9 @@ def measure(
     *,
     torch_distributed: bool = False,
 ) -> Iterator[Group]:
-    """Every figure of every model, as they are had; `device` as `machine.describe` has it.
+    """Yield every figure of every model as soon as it is measured; `device` is as `machine.describe` returns it.
 
-    Raises: InputError where a GPU's memory is short, before anything is measured.
+    Raises: InputError if a GPU's memory is too small, before anything is measured.
     """
     on_gpu = suite.backend == "cuda"
     if on_gpu:
@@ -182,7 +182,7 @@ def measure(
 
 
 def one_rank(case: Case) -> Group:
-    """The step against its products, against PyTorch, and the half types against fp32."""
+    """Compare the step with its products, with PyTorch, and the half types with fp32."""
     label, config = case.label, case.config
     with ExitStack() as running:
         fp32, bf16, fp16 = (
@@ -204,7 +204,7 @@ def one_rank(case: Case) -> Group:
 
 
 def four_ranks(case: Case) -> Group:
-    """Stage 3 over four ranks against one, on the same global batch."""
+    """Compare ZeRO-3 over four ranks with one rank, on the same global batch."""
     sharded = over_ranks(case.config)
     runs = {"N=1": case.config, "in turn": sharded, "side by side": sharded.replace(parallel=2)}
     contestants = {name: case.run(config) for name, config in runs.items()}
@@ -219,7 +219,7 @@ def four_ranks(case: Case) -> Group:
 
 
 def meshes(case: Case) -> Group:
-    """Two ranks of a mesh, in turn, against one rank, on the same global batch."""
+    """Compare two ranks of each mesh with one rank, on the same global batch."""
     runs = {name: case.run(config) for name, config in {"N=1": case.config, **on_meshes(case.config)}.items()}
     measured = case.race(runs, case.budgets.ranks, "meshes")
     names = {"tp 2": "tp 2, in turn / N = 1", "pp 2": f"pp 2, {MICRO_BATCHES} micro-batches, in turn / N = 1"}
@@ -231,7 +231,7 @@ def meshes(case: Case) -> Group:
 
 
 def recording(case: Case) -> Group:
-    """Events and ledgers on against off, where there are most events: four ranks at stage 3."""
+    """Compare events and ledgers on with off, where there are most events: four ranks at ZeRO-3."""
     sharded = over_ranks(case.config)
     runs = {"on": case.run(sharded), "off": case.run(sharded, record=False)}
     measured = case.race(runs, case.budgets.recording, "recording")
@@ -240,7 +240,7 @@ def recording(case: Case) -> Group:
 
 
 def modelled(sizes: Sizes, progress: Progress) -> Group:
-    """How far off the clock is from steps of two ranks, once it has been told of this machine (`calibrate.py`)."""
+    """Compare the clock with steps of two ranks, after it was calibrated on this machine (`calibrate.py`)."""
     device = measure_machine(sizes, "fp32", 2, progress)
     figures = []
     for one in compare(MODELS, cluster_of(device), progress):
@@ -253,7 +253,7 @@ def modelled(sizes: Sizes, progress: Progress) -> Group:
 
 
 def one_rank_on_gpu(case: Case) -> Group:
-    """Both attentions against PyTorch's, against the peak, and against their launches alone."""
+    """Compare both attentions with PyTorch's, with the peak, and with their launches alone."""
     label, config, budgets = case.label, case.config, case.budgets
     hardware = machine.published(case.device["gpu"])
     case.progress(f"{label}, one rank: first steps, in which kernels are compiled")
@@ -287,7 +287,7 @@ def one_rank_on_gpu(case: Case) -> Group:
 
 
 def four_ranks_on_gpu(case: Case) -> Group:
-    """Stage 3 over four ranks on one GPU against one rank on the same global batch; recording on and off."""
+    """Compare ZeRO-3 over four ranks on one GPU with one rank on the same global batch, with recording on and off."""
     label, num_gpus, sharded = case.label, case.device["gpus"], over_ranks(case.config)
     runs = {"N=1": case.run(case.config), "on": case.run(sharded), "off": case.run(sharded, record=False)}
     measured = case.race(runs, case.budgets.ranks, f"{RANKS} ranks")
@@ -312,9 +312,9 @@ def to_json(title: str, config: RunConfig, measured: Mapping[str, Rounds]) -> di
 def torch_runs(
     case: Case, kinds: Mapping[str, str], running: ExitStack
 ) -> tuple[dict[str, pytorch.TorchTraining], dict[str, str]]:
-    """PyTorch's runs, by name with the attention named, after a first step; and why there is none.
+    """Return PyTorch's runs after a first step, by name with the attention named, or the reason why there is none.
 
-    What PyTorch raises ends no benchmark.
+    An error in PyTorch does not end the benchmark.
     """
     device = case.suite.torch_device
     if why := pytorch.unusable(device):
@@ -336,13 +336,13 @@ def torch_runs(
 def compared_losses(
     case: Case, ours: Mapping[str, TrainingRun], theirs: Mapping[str, pytorch.TorchTraining]
 ) -> dict[str, str]:
-    """By name: '' where both computed the same first losses, else a warning."""
+    """Return '' by name if both computed the same first losses, else a warning."""
     num, within = case.suite.num_losses, case.suite.same_loss
     return {name: same_losses(ours[name].losses[0][:num], run.losses[:num], within) for name, run in theirs.items()}
 
 
 def check_products(config: RunConfig, bare: BareProducts) -> None:
-    """The products seen must be at least those of the linear maps, three per weight and token."""
+    """Check that the observed products include those of the linear maps, three per weight and token."""
     weights = 12 * config.model.layers * config.model.hidden**2 + config.model.vocab * config.model.hidden
     needed, seen = 6 * weights * config.global_batch * config.model.seq, sum(bare.flops.values())
     if seen < needed:
@@ -427,7 +427,7 @@ SUITES = {
         pytorch_goal=1.3,
         goal_from=10**8,
         num_losses=3,
-        same_loss=0.1,  # PyTorch's are rounded to bf16, 0.03 at 10
+        same_loss=0.1,  # PyTorch's losses are rounded to bf16, 0.03 at 10
         method=f"{_GPU_METHOD}. PyTorch: {_GPU_PYTORCH}",
         explanation=(f"Method: {_GPU_METHOD}.", f"PyTorch: {_GPU_PYTORCH}."),
     ),

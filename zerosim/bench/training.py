@@ -1,13 +1,13 @@
-"""A training run that is held between its steps, so that a benchmark can let it take one at a time.
+"""A training run that stops between its steps, so that a benchmark can let it take one step at a time.
 
-The run is zerosim's own: `engine.train` over ranks that `launch` starts, as in `train/run.py`. Only its batches come
-through a gate: every rank first meets the others in a barrier (so the step of all is over), then waits until the
-benchmark asks for one step more. What is timed is the time from there to the next barrier: all ranks' forward,
+The run is zerosim's own: `engine.train` over ranks that `launch` starts, as in `train/run.py`. But its batches come
+through a gate. There every rank first meets the others in a barrier, so the step of all is over. Then it waits until
+the benchmark asks for one more step. The timed interval goes from there to the next barrier: all ranks' forward,
 backward, optimizer, and the reading of their events.
 
-On GPUs an event is recorded in rank 0's stream before the gate opens, while the GPU has nothing to do. The barrier
-behind the step makes every rank's stream wait for all others, so that the event which then goes into rank 0's stream
-is behind the work of all ranks.
+On GPUs an event is recorded in rank 0's stream before the gate opens, while the GPU is idle. The barrier
+after the step makes every rank's stream wait for all others. So the next event in rank 0's stream
+comes after the work of all ranks.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ from zerosim.train.build_updater import build_updater
 RANKS = 4
 
 MICRO_BATCHES = 4
-"""Of a pipeline: each of its two stages works on as many."""
+"""Microbatches for each of the two stages of a pipeline."""
 
 TIMEOUT_S = 3600.0
-"""A run that waits for its turn at a gate is not late."""
+"""A long limit: a run that waits at a gate for its turn is not late."""
 
 END_S = 60.0
 
 
 def over_ranks(config: RunConfig) -> RunConfig:
-    """The same global batch over four ranks at stage 3."""
+    """Return the configuration with the same global batch over four ranks at ZeRO-3."""
     return config.replace(stage=3, ranks=RANKS, micro_batch=config.data.micro_batch // RANKS)
 
 
 def on_meshes(config: RunConfig) -> dict[str, RunConfig]:
-    """The same global batch on two ranks: cut within each layer, and between layers into micro-batches."""
+    """Return configurations with the same global batch on two ranks: tensor parallel, and a pipeline with
+    microbatches."""
     rows = config.data.micro_batch // MICRO_BATCHES
     return {
         "tp 2": config.replace(ranks=2, tp=2),
@@ -64,7 +65,7 @@ def on_meshes(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def initial_weights(config: RunConfig) -> dict[str, Any]:
-    """What zerosim begins with, by name."""
+    """Return zerosim's initial weights, by name."""
     model = build_model(config, Device(0, make_backend("numpy")))
     return {
         weight.name: initial_values(weight, config.data.seed) for flat in model.flats for weight in flat.spec.weights
@@ -72,13 +73,14 @@ def initial_weights(config: RunConfig) -> dict[str, Any]:
 
 
 def text_tokens(config: RunConfig) -> Any:
-    """One global batch (rows, seq + 1) of the primer, the same whatever N; ids are folded into a small vocabulary."""
+    """Return one global batch (rows, seq + 1) of the primer, the same for every N; ids are folded into a small
+    vocabulary."""
     text = data.read_text(None, config.model.seq, 256)
     return data.sample_batch(text, config.data.seed, 0, config.global_batch, config.model.seq) % config.model.vocab
 
 
 def random_tokens(config: RunConfig) -> Any:
-    """One global batch (rows, seq + 1), int64: ids spread over the vocabulary."""
+    """Return one global batch (rows, seq + 1), int64, with ids spread over the vocabulary."""
     return np.random.default_rng(config.data.seed).integers(
         0, config.model.vocab, (config.global_batch, config.model.seq + 1), np.int64
     )
@@ -86,8 +88,8 @@ def random_tokens(config: RunConfig) -> Any:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """BLAS on one thread, for every contestant of this process."""
-    NumpyBackend()  # as in a run, before any thread is there: it settles how memory is kept for those to come
+    """Set BLAS to one thread, for every contestant of this process."""
+    NumpyBackend()  # as in a run, before any thread starts: this decides how later threads' memory is cached
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
@@ -95,7 +97,7 @@ def one_thread() -> Iterator[None]:
 def train_from(
     ctx: Context, config: RunConfig, weights: Mapping[str, Any], batches: Iterator[list[Any]]
 ) -> Iterator[list[float]]:
-    """Build this rank's program, place whole weights in it by name, and train: the losses of each step."""
+    """Build this rank's program, place whole weights in it by name, and train. Return the losses of each step."""
     model, strategy, pipeline = build_rank(ctx, config, build_updater(config, 1))
     place_rank(ctx, model, strategy, lambda flat, group: load_flat(flat, weights, group, exact_master=False))
     return engine.train(model, batches, strategy, ctx.device, pipeline=pipeline)
@@ -108,23 +110,23 @@ def own_rows(ctx: Context, config: RunConfig, tokens: Any) -> list[Any]:
 
 
 class LastStep:
-    """A reader that keeps the events of the last step, and reads no more of them than their first kernel."""
+    """A reader that keeps the events of the last step and inspects only their first kernel."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
 
     def read(self, events: list[Event]) -> None:
-        if any(isinstance(event, Kernel) for event in events):  # behind the last step comes what a run leaves
+        if any(isinstance(event, Kernel) for event in events):  # events of the run's end follow the last step
             self.events = events
 
 
 class TrainingRun(Contestant):
     """A contestant: one step of `config` per `step`. Begins and ends with its `with` block.
 
-    The first step, in which a GPU's kernels are compiled, is taken on entering; without `record` no flops are known.
+    Entering takes the first step, which compiles a GPU's kernels. Without `record` flops are unknown.
     weights: full weights by name, fp32; tokens: (rows, seq + 1).
 
-    Raises: on entering and in `step`, whatever a rank failed with.
+    Raises: a failed rank's error, on entering and in `step`.
     """
 
     def __init__(self, config: RunConfig, weights: Mapping[str, Any], tokens: Any, *, record: bool = True) -> None:
@@ -147,7 +149,7 @@ class TrainingRun(Contestant):
             if self._streams:
                 timer = self._timer = self._streams[0].timer()
                 timer.start()
-                timer.stop()  # the first step's work is done: the next one finds an idle device
+                timer.stop()  # the first step's work is done, so the next step starts on an idle device
             self.release()
         except BaseException:
             self._end()
@@ -164,8 +166,8 @@ class TrainingRun(Contestant):
 
     @property
     def first_loss(self) -> float:
-        """Of the first step's global batch, which every data rank has an equal share of."""
-        steps = [losses[: self.config.data.accumulate] for losses in self.losses if losses]  # they come out at the end
+        """The loss of the first step's global batch, of which every data rank has an equal share."""
+        steps = [losses[: self.config.data.accumulate] for losses in self.losses if losses]  # losses arrive at the end
         return sum(map(sum, steps)) / sum(map(len, steps))
 
     def release(self) -> None:
@@ -175,7 +177,7 @@ class TrainingRun(Contestant):
 
     @property
     def flops(self) -> Mapping[str, int]:
-        """All ranks' flops of the last step, by kernel."""
+        """The flops of all ranks in the last step, by kernel."""
         found: dict[str, int] = {}
         for last in self._last:
             for event in last.events:
@@ -203,7 +205,7 @@ class TrainingRun(Contestant):
             self._gate.close()
 
     def _readers(self, rank: int) -> tuple[Reader, ...]:
-        """Those of a real run, whose cost belongs to recording, and the one that flops are read from."""
+        """Return the readers of a real run, whose cost belongs to recording, and the reader for flops."""
         return (MemoryLedger(), CommLedger(), self._last[rank]) if self._record else ()
 
     def _program(self, ctx: Context) -> None:

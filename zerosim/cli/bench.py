@@ -1,4 +1,4 @@
-"""`zerosim bench`: what a step costs, as ratios measured on this machine, beside their goals."""
+"""`zerosim bench`: the cost of a step, as ratios measured on this machine, beside their goals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and print. Returns 0 whether goals are met or not: they are goals, not checks.
+    """Measure and print. Return 0 even if goals are missed: they are goals, not checks.
 
     Raises: InputError for an output that cannot be written and, on cuda, a GPU that cannot be used, before anything
     is measured.

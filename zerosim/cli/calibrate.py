@@ -1,8 +1,10 @@
-"""`zerosim calibrate`: measure this machine for the clock, and print how well it then predicts measured steps."""
+"""`zerosim calibrate`: measure this machine for the clock, and print how well the clock then predicts measured
+steps."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Returns 0 however far off the clock is: that is a figure, not a check.
+    """Measure and print. Return 0 whatever the clock's error is: it is a figure, not a check.
 
     Raises: InputError for files that cannot be written and for less than two ranks, before anything is measured.
     """
@@ -47,9 +49,11 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"--ranks {args.ranks}: expected at least 2, for a collective has two ends")
     if args.passes < 1:
         raise InputError(f"--passes {args.passes}: expected at least 1")
+    if not hasattr(os, "sysconf"):
+        raise InputError("calibrate: this platform does not say how much memory it has; calibrate on Linux or macOS")
     with one_voice(args.world) as is_first:
         file = output(args, "out") if is_first else None
-        figures = output(args, "json", apart=file) if is_first else None
+        figures = output(args, "json", apart=[file]) if is_first else None
         from zerosim.bench.calibrate import FULL, QUICK, measure_machine
         from zerosim.bench.machine import OtherLoad
         from zerosim.bench.predict import MODELS, compare, said_error
@@ -92,7 +96,7 @@ def main(args: argparse.Namespace) -> int:
 def _keys(device: Hardware) -> dict[str, Any]:
     from zerosim.config.presets.hardware import NEEDED
 
-    return {key: getattr(device, key) for key in (*NEEDED, "link_bytes_per_s")}
+    return {key: getattr(device, key) for key in (*NEEDED, "link_bytes_per_s", "cpu_bytes_per_s")}
 
 
 def _values(machine: Machine) -> dict[str, Any]:
@@ -114,7 +118,8 @@ def _report(device: Hardware, machine: Machine, compared: list[Compared], others
     sentence = (
         f"A rank multiplies at up to {device.peak_flops / 1e9:.1f} GFLOP/s and copies at up to "
         f"{device.hbm_bytes_per_s / 1e9:.1f} GB/s, read and written; its host takes "
-        f"{1e6 * machine.kernel_s:.0f} µs for each kernel. {len(machine.kernels)} kernels have curves of their own."
+        f"{1e6 * machine.kernel_s:.0f} µs for each kernel. {len(machine.kernels)} kernels have curves of their own. "
+        f"Adam of {machine.ranks} ranks on the host reads and writes {device.cpu_bytes_per_s / 1e9:.2f} GB/s."
     )
     parts = [titled(f"{device.name}, {machine.source}", Adaptive(links), sentence)]
     if compared:
@@ -139,7 +144,7 @@ def _report(device: Hardware, machine: Machine, compared: list[Compared], others
 
 
 def _beside(modelled_s: float | None, measured_s: float | None, error: float | None) -> tuple[str, str, str]:
-    """Three cells, empty where something was not measured."""
+    """Return three cells, empty where something was not measured."""
     if modelled_s is None or measured_s is None or error is None:
         return "", "", ""
     return f"{modelled_s:.3f} s", f"{measured_s:.3f} s", f"{100 * error:+.1f} %"

@@ -1,4 +1,4 @@
-"""`zerosim check`: scenarios' printed figures against what is counted and what formulas say.
+"""`zerosim check`: compare scenarios' printed figures with counts and formulas.
 
 Every file is read and validated before anything runs.
 """
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def scenario_paths(words: list[str]) -> tuple[set[str], list[str]]:
-    """The files that were named one by one, and all files: folders give their *.toml in order, each file once.
+    """Return the files named one by one, and all files: a folder stands for its *.toml in order, each file once.
 
     Raises: InputError for a folder without any.
     """

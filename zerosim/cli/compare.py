@@ -1,15 +1,16 @@
-"""`zerosim compare`: the same run in several ZeRO stages, side by side, and whether their weights are the same.
+"""`zerosim compare`: run the same configuration at several ZeRO stages, side by side, and compare their weights.
 
 A model that is too large to train here is planned on shapes alone (`compare_plans.py`); so are two files. With
---optimizers: the same batches with several optimizers, what each keeps, and how far it comes; with --precisions: in
-several number formats. A run that is out of memory has its place all the same.
+--optimizers it trains on the same batches with several optimizers, and shows each one's states and loss. With
+--precisions it compares number formats, with --compressions ways to send gradients. A run that is out of memory
+keeps its row.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from zerosim.cli.compare_plans import compare_files, compare_stages, goes_by_shapes
 from zerosim.cli.options import add_run_flags, training_config
@@ -22,10 +23,11 @@ from zerosim.config import RunConfig
 from zerosim.config.option import known_word
 from zerosim.config.parts import FLOATS, PURE, ROUNDINGS
 from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.config.zero import COMPRESSION_OPTIONS, COMPRESSIONS
 from zerosim.errors import DIFFERENCE, InputError, OutOfMemory
 
 if TYPE_CHECKING:
-    from zerosim.report.compare import Comparison, OptimizerComparison, PrecisionComparison
+    from zerosim.report.compare import Comparison, CompressionComparison, OptimizerComparison, PrecisionComparison
     from zerosim.train.result import RunResult
 
 K = TypeVar("K")
@@ -42,7 +44,9 @@ def add_arguments(parser: Parser) -> None:
     add("--optimizers", metavar="adam,lion,...", type=optimizer_names, help="several optimizers, at one --stage")
     formats = "several number formats, bf16-pure with a rounding after a colon, at one --stage"
     add("--precisions", metavar="bf16,bf16-pure:kahan,...", type=precision_names, help=formats)
-    one = "with --optimizers or --precisions: the ZeRO stage (default: 3)"
+    sent = "several compressions of gradients, none among them, at one --stage"
+    add("--compressions", metavar="none,int8,top-k,...", type=compression_names, help=sent)
+    one = "with --optimizers, --precisions or --compressions: the ZeRO stage (default: 3)"
     names = "--stage", "--zero-stage", "-z"
     add(*names, metavar="0..3", type=whole_number, default=argparse.SUPPRESS, help=one)
     group = parser.add_argument_group("time, modelled")
@@ -57,10 +61,11 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     if args.other is not None:
         return compare_files(args)
-    flag = next((flag for flag in ("optimizers", "precisions") if getattr(args, flag) is not None), "stages")
+    flag = next((flag for flag in _COMPARED if flag != "stages" and getattr(args, flag) is not None), "stages")
     _check(args, flag)
     if flag == "stages" and goes_by_shapes(args):
         return compare_stages(args)
+    args.of_compressions = _taken(args) if flag == "compressions" else {}
     base = training_config(args)
     with one_voice(base.world.transport) as is_first:
         figures = output(args, "json", base) if is_first else None  # the first process writes for all
@@ -71,14 +76,20 @@ def main(args: argparse.Namespace) -> int:
     return DIFFERENCE if getattr(comparison, "contradictions", ()) else 0
 
 
+def _taken(args: argparse.Namespace) -> dict[str, Any]:
+    """Take options of single compressions out of `args`: without a compression they have no meaning."""
+    return {name: vars(args).pop(name) for name in COMPRESSION_OPTIONS if hasattr(args, name)}
+
+
 def _check(args: argparse.Namespace, flag: str) -> None:
-    """Raises: InputError for flags that do not go with the one that says what is compared."""
+    """Check the flags. Raises: InputError for flags that do not go with the kind of comparison."""
     if flag == "stages":
         if hasattr(args, "stage"):
-            several = "compare shows several, --stages 0,1,2,3; one is for --optimizers and --precisions"
+            several = "compare shows several, --stages 0,1,2,3; one is for --optimizers and the like"
             raise InputError(f"--stage {args.stage}: {several}")
         return
-    for name in ("optimizer", "precisions") if flag == "optimizers" else ("precision", "rounding"):
+    apart = {"optimizers": ("optimizer", "precisions", "compressions"), "precisions": ("precision", "rounding")}
+    for name in apart.get(flag, ("compress",)):
         if getattr(args, name, None) is not None:
             raise InputError(f"--{name} and --{flag} are both given: choose one")
     if args.shapes:
@@ -86,14 +97,14 @@ def _check(args: argparse.Namespace, flag: str) -> None:
     for name in ("gpu", "node"):
         if (value := getattr(args, name)) is not None:
             raise InputError(f"--{name} {value}: of --stages; zerosim plan times a step of any other run")
-    device_cluster(args, None)  # of a clock that is not there nothing may be said either
+    device_cluster(args, None)  # without a clock its flags are errors too
     if args.stages is not None:
         raise InputError(f"--stages: with --{flag} one stage, such as --stage 2")
 
 
 def _stages(base: RunConfig, args: argparse.Namespace) -> Comparison:
-    """With --gpu also how long a step of each stage that was run takes by the clock: a plan of the same configuration
-    on shapes, whose record is the run's."""
+    """Run each ZeRO stage. With --gpu also plan each stage on shapes for the clock's step time; the plan's
+    record equals the run's."""
     from zerosim.report.compare import Comparison
     from zerosim.train.plan import plan
 
@@ -106,14 +117,14 @@ def _stages(base: RunConfig, args: argparse.Namespace) -> Comparison:
 
 
 def _optimizers(base: RunConfig, args: argparse.Namespace) -> OptimizerComparison:
-    """The same batches with each optimizer, with its own learning rate unless one is given."""
+    """Train on the same batches with each optimizer, with its own learning rate unless one is given."""
     from zerosim.report.compare import OptimizerComparison
 
     return OptimizerComparison(base, train_optimizers(base, args.optimizers, args))
 
 
 def _precisions(base: RunConfig, args: argparse.Namespace) -> PrecisionComparison:
-    """The same batches in each precision: 'bf16-pure:kahan' is one with its rounding."""
+    """Train on the same batches in each precision; 'bf16-pure:kahan' names one with its rounding."""
     from zerosim.report.compare import PrecisionComparison
 
     configs = {}
@@ -123,18 +134,40 @@ def _precisions(base: RunConfig, args: argparse.Namespace) -> PrecisionCompariso
     return PrecisionComparison(base, _train_each(configs, args, dict(zip(configs, configs, strict=True))))
 
 
+def _compressions(base: RunConfig, args: argparse.Namespace) -> CompressionComparison:
+    """Train on the same batches with each way to send gradients, and model a step over a slow and a fast link."""
+    from zerosim.config.presets.cluster import cluster_of
+    from zerosim.config.presets.hardware import find_hardware
+    from zerosim.report.compare import LINKS, CompressionComparison
+    from zerosim.train.plan import plan
+
+    configs = {}
+    for name in args.compressions:
+        own = {option: value for option, value in args.of_compressions.items() if name in COMPRESSION_OPTIONS[option]}
+        configs[name] = base.replace(compress=name, **own)
+    outcomes = _train_each(configs, args, {name: name for name in configs})
+    clusters = [cluster_of(find_hardware("a100-80"), node_gpus=1, nic_bytes_per_s=rate) for rate in LINKS.values()]
+    times = {
+        name: [plan(config.replace(steps=1 + config.reduction.warmup), cluster=one).time for one in clusters]
+        for name, config in configs.items()
+        if name not in ("powersgd", "onebit-adam") or not config.reduction.warmup
+    }
+    return CompressionComparison(base, outcomes, times)
+
+
 _COMPARED: Mapping[str, Callable[[RunConfig, argparse.Namespace], Comparison | OptimizerComparison]] = {
     "stages": _stages,
     "optimizers": _optimizers,
     "precisions": _precisions,
+    "compressions": _compressions,
 }
-"""What each flag compares."""
+"""The comparison of each flag."""
 
 
 def train_optimizers(
     base: RunConfig, names: Iterable[str], args: argparse.Namespace
 ) -> dict[str, RunResult | OutOfMemory]:
-    """A run with each optimizer, with progress for people; an OutOfMemory stands for one that did not fit."""
+    """Run with each optimizer and show progress. An OutOfMemory stands for a run that did not fit."""
     configs = {name: base.replace(optimizer=name) for name in names}
     return _train_each(configs, args, {name: OPTIMIZERS[name].title for name in configs})
 
@@ -154,22 +187,28 @@ def _train_each(
 
 
 def optimizer_names(text: str) -> tuple[str, ...]:
-    """'adam,lion': known optimizers, each once."""
+    """Parse 'adam,lion': known optimizers, each once."""
     return _names(text, "optimizer", OPTIMIZERS)
 
 
 def precision_names(text: str) -> tuple[str, ...]:
-    """'bf16,bf16-pure:kahan': known number formats and ways to round, each once."""
+    """Parse 'bf16,bf16-pure:kahan': known number formats and ways to round, each once."""
     return _names(text, "precision", [*FLOATS, PURE, *(f"{PURE}:{kind}" for kind in ROUNDINGS)])
 
 
+def compression_names(text: str) -> tuple[str, ...]:
+    """Parse 'none,int8,top-k': known compressions, each once."""
+    return _names(text, "compression", COMPRESSIONS)
+
+
 def _names(text: str, what: str, known: Collection[str]) -> tuple[str, ...]:
-    """Known names with commas between, each once. Raises: ArgumentTypeError with the nearest for an unknown one."""
+    """Parse known names with commas between, each once. Raises: ArgumentTypeError with the nearest for an unknown
+    one."""
 
     def meant(word: str) -> str:
         if name := known_word(word, known):
             return name
-        near = nearest(word.strip(), known, "zerosim run --help")
+        near = nearest(word.strip(), known, "zerosim run --help-all")
         raise argparse.ArgumentTypeError(f"unknown {what} {word.strip()!r}{near}")
 
     return tuple(dict.fromkeys(map(meant, text.split(","))))

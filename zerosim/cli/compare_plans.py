@@ -1,4 +1,4 @@
-"""What `zerosim compare` plans and does not train: stages of a model on shapes alone, and two plans."""
+"""The comparisons that `zerosim compare` plans: ZeRO stages of a model on shapes alone, and two plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS_TRAINING = [name for name in WITH_VALUES.split() if name != "capacity"]
 
 
 def goes_by_shapes(args: argparse.Namespace) -> bool:
-    """Whether stages are planned: as --shapes says, else where the run is too large to train here.
+    """Return whether to plan the stages: as --shapes says, else if the run is too large to train here.
 
     Raises: InputError for --shapes beside a flag of a run that trains, and as `training_config` does.
     """
@@ -39,8 +39,8 @@ def goes_by_shapes(args: argparse.Namespace) -> bool:
 
 
 def at_a_stage(args: argparse.Namespace, make: Callable[[argparse.Namespace], RunConfig]) -> RunConfig:
-    """The configuration of the flags at the last of the stages that it can have, the default first: another one may be
-    refused, and stands beside them then. Raises: InputError where all are refused, the first one's."""
+    """Return the configuration of the flags at the last ZeRO stage that accepts them; the default stage is tried first.
+    A refused stage gets its error in its place. Raises: the first stage's InputError, if all are refused."""
     errors = []
     for stage in (None, *reversed(args.stages or (0, 1, 2, 3))):
         try:
@@ -51,8 +51,8 @@ def at_a_stage(args: argparse.Namespace, make: Callable[[argparse.Namespace], Ru
 
 
 def compare_stages(args: argparse.Namespace) -> int:
-    """0 if a stage fits, or no device is named; 3 if none does."""
-    args.limit = getattr(args, "capacity", None)  # of a plan it is the device's memory
+    """Plan the stages. Return 0 if one fits or no device is named, 3 if none fits."""
+    args.limit = getattr(args, "capacity", None)  # in a plan it is the device's memory
     base = at_a_stage(args, partial(planned_config, one_recipe=True))
     limit, figures = device_limit(args, base.memory.capacity), output(args, "json", base)
     page = _planned_stages(args, base.replace(capacity=None), limit, device_cluster(args, limit))
@@ -61,7 +61,7 @@ def compare_stages(args: argparse.Namespace) -> int:
 
 
 def _planned_stages(args: argparse.Namespace, base: RunConfig, limit: Any, cluster: Any) -> StagePlans:
-    """Raises: InputError where no stage can be planned."""
+    """Plan each stage. Raises: InputError if no stage can be planned."""
     from zerosim.report.stages import StagePlans
     from zerosim.report.verdict import Planned
 
@@ -82,7 +82,7 @@ def _planned_stages(args: argparse.Namespace, base: RunConfig, limit: Any, clust
 
 
 def compare_files(args: argparse.Namespace) -> int:
-    """Plan both files as they are, with the given flags over both."""
+    """Plan both files, with the given flags over both."""
     for name in ("stages", "optimizers", "precisions", "shapes"):
         if getattr(args, name) is not None:
             raise InputError(f"{flag_of(name)}: of one run, here are two files, {args.scenario} and {args.other}")
@@ -106,7 +106,7 @@ def compare_files(args: argparse.Namespace) -> int:
 
 
 def changes_values(page: Changes) -> dict[str, Any]:
-    """The JSON form: of both what `zerosim plan --json` writes, then the changes."""
+    """Return the JSON form: for both files the values of `zerosim plan --json`, then the changes."""
     plans = {
         side.name.lower(): plan_values(side.plan.result, side.limit, side.plan.fits(side.limit), None, page.cluster)
         for side in (page.a, page.b)
@@ -115,7 +115,7 @@ def changes_values(page: Changes) -> dict[str, Any]:
 
 
 def stages_values(page: StagePlans) -> dict[str, Any]:
-    """The JSON form: of every stage what `zerosim plan --json` writes, or the error in its place."""
+    """Return the JSON form: for every ZeRO stage the values of `zerosim plan --json`, or the error in its place."""
     plans: dict[str, Any] = {}
     for stage, out in page.outcomes.items():
         if isinstance(out, InputError):

@@ -1,4 +1,4 @@
-"""`zerosim doctor`: what this machine has, what is missing, and the command that mends it."""
+"""`zerosim doctor`: list what this machine has and lacks, and the commands to install the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Returns 0 whatever is missing: it reports. Raises: InputError for a file that cannot be written."""
+    """Report. Return 0 whatever is missing. Raises: InputError for a file that cannot be written."""
     figures = output(args, "json")
     from zerosim.report.doctor import doctor_report
     from zerosim.train.diagnosis import diagnose

@@ -1,4 +1,4 @@
-"""`zerosim explain`: a run's closed forms with its numbers put in. Nothing is run and nothing is counted."""
+"""`zerosim explain`: a run's closed forms with its numbers put in. It runs and counts nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zerosim.cli.plan import planned_config
 from zerosim.errors import InputError
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "tie_embeddings")
-"""Of a model of blocks: with one of them `--params` says nothing."""
+"""Options of a model with blocks. With any of them `--params` has no meaning."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -34,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises: InputError where a stage, ranks or a model are not said, or where two are."""
+    """Check the flags. Raises: InputError if the stage, the ranks or the model are missing, or given twice."""
     if args.scenario is None and not hasattr(args, "model"):
         sized = [name for name in SIZES if hasattr(args, name)]
         if hasattr(args, "params") and sized:

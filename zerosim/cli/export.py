@@ -1,4 +1,4 @@
-"""`zerosim export`: files that other programs open. Which format takes which flags, what is run for it, what is said.
+"""`zerosim export`: write files for other programs. This module says which flags a format takes, and what runs for it.
 
 The files are made in `report/export/`.
 """
@@ -24,13 +24,13 @@ from zerosim.units import format_bytes
 if TYPE_CHECKING:
     from zerosim.report.export.memory_snapshot import DeviceSnapshot
 
-MOST_BYTES = 500_000_000  # of text, a browser holds no more
-PICKLE_PROTOCOL = 4  # the viewer reads 2 to 4
+MOST_BYTES = 500_000_000  # of text: a browser opens no more
+PICKLE_PROTOCOL = 4  # the viewer reads formats 2 to 4
 MOST_NAMED = 8
 
 
 class Format(NamedTuple):
-    """A format: what it is, how its files' names may end, its flags, and what writes it."""
+    """A format: its description, its file name's endings, its flags, and its writer."""
 
     words: str
     forms: tuple[str, ...]
@@ -86,7 +86,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     found = step_interval(config, step_time(timeline, result.stands_for), cluster)
     data = _json(chrome_trace(timeline, cluster.name))
     with written((file, lambda out: out.write(data))):
-        pass  # what is said below is only true where nothing failed
+        pass  # the text below is only true if nothing failed
     ranks = f"{len(timeline.tracks):,} of {config.mesh.ranks:,} ranks, one of each kind that can differ"
     print(
         f"{printable(args.out)}, {format_bytes(len(data))}: a step of {timeline.seconds:.4g} s on {cluster.name}; "
@@ -122,7 +122,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     from zerosim.report.export.memory_snapshot import DeviceSnapshot, file_bytes, memory_snapshot, moments_of
     from zerosim.train.plan import plan
 
-    make_allocator(name, capacity, memory.allocator_conf)  # what it refuses, it refuses before anything is run
+    make_allocator(name, capacity, memory.allocator_conf)  # refuse before anything runs
     result = plan(config.replace(allocator="exact", allocator_conf=None, capacity=None), keep_events=True)
     ranks = [rank] if rank is not None else list(range(total) if args.every_rank else result.ran)
     alike = Counter(result.stands_for[rank] for rank in ranks)
@@ -140,7 +140,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     snapshot = memory_snapshot(devices, total)
     data = _json(snapshot) if form == "json" else pickle.dumps(snapshot, protocol=PICKLE_PROTOCOL)
     with written((file, lambda out: out.write(data))):
-        pass  # what is said below is only true where nothing failed
+        pass  # the text below is only true if nothing failed
     print(_memory_words(args.out, len(data), config, name, devices, cluster))
 
 
@@ -152,7 +152,7 @@ def _memory_words(
     devices: Mapping[int, DeviceSnapshot],
     cluster: Cluster | None,
 ) -> str:
-    """What is in the file, and what opens it."""
+    """Say what is in the file, and which program opens it."""
     from zerosim.report.names import ALLOCATORS, counted, listed
 
     ranks, total = sorted(devices), config.mesh.ranks

@@ -1,6 +1,6 @@
-"""`zerosim fit`: the largest size that fits on a device, the fewest ranks, the best meshes.
+"""`zerosim fit`: find the largest size that fits on a device, the fewest ranks, or the best meshes.
 
-All are found by running on tensor shapes only.
+All answers come from runs on tensor shapes only.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from zerosim.train.plan import Figures
 
 MOST_BYTES = 10**18
-"""Of devices without a limit."""
+"""For devices without a limit."""
 SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
-"""What a search of meshes finds, and may not be given."""
+"""The options that a search of meshes finds. They may not be given."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -85,7 +85,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 if something fits, 3 if nothing does."""
+    """Search. Return 0 if something fits, 3 if nothing does."""
     args.find = known_word(args.find, SEARCHES) or args.find
     if args.global_batch is not None and args.find != "mesh":
         raise InputError("--global-batch: of --find mesh; here --micro-batch and --accumulate say it")
@@ -93,13 +93,19 @@ def main(args: argparse.Namespace) -> int:
         raise InputError("--time-limit: of --find mesh; the other searches take seconds")
     if args.time_limit is not None and not args.time_limit > 0:
         raise InputError(f"--time-limit {args.time_limit:g}: expected more than 0 seconds")
-    return find_meshes(args) if args.find == "mesh" else find_size(args)
+    if args.find == "offload":
+        from zerosim.cli.fit_offload import find_offload
+
+        return find_offload(args)
+    searches = {"mesh": find_meshes, "model": find_model}
+    return searches.get(args.find, find_size)(args)
 
 
-def _asked(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> tuple[Search, Output | None]:
-    """What is searched, and where the figures go.
+def search_of(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> tuple[Search, Output | None]:
+    """Return the search and the output of its figures.
 
-    Raises: InputError without a device, and where the figures cannot be written.
+
+    Raises: InputError without a device, and if the figures cannot be written.
     """
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
@@ -109,16 +115,16 @@ def _asked(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> t
     return Search(args.find, config.replace(capacity=None), limit, device_cluster(args, limit), args.all), figures
 
 
-def _told(args: argparse.Namespace) -> Callable[[str], None]:
-    """Say what was run on stderr, with the seconds since now, where a person waits."""
+def told_on(args: argparse.Namespace) -> Callable[[str], None]:
+    """Print progress on stderr, with the seconds since now, if a person waits."""
     return stopwatch(quiet=args.quiet or not sys.stderr.isatty())
 
 
-def _leave(
+def leave_found(
     args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, taken: int | None,
     found: dict[str, Any], report: Callable[[], RenderableType],
 ) -> int:  # fmt: skip
-    """Write what was `found` and show the report; 0 if something fits, 3 if nothing does.
+    """Write what was `found` and show the report. Return 0 if something fits, 3 if nothing does.
     `taken`: bytes of the best."""
     outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
     about = {"warnings": search.warnings(best, taken), "config": search.config.to_dict()}
@@ -127,8 +133,8 @@ def _leave(
     return 3 if best is None else 0
 
 
-def _refuse(args: argparse.Namespace, *names: str) -> None:
-    """Raises: InputError where what is looked for was given."""
+def refuse(args: argparse.Namespace, *names: str) -> None:
+    """Raises: InputError if the searched option was given."""
     for name in names:
         if hasattr(args, name):
             value = getattr(args, name)
@@ -141,21 +147,25 @@ def _refuse(args: argparse.Namespace, *names: str) -> None:
 
 def find_size(args: argparse.Namespace) -> int:
     """Find the largest value of one size that fits, or the fewest ranks."""
+    is_rank = args.find == "lora-rank"
+    if is_rank:
+        refuse(args, "lora_rank")
+        args.lora_rank = 1  # so that the other adapter options can be checked
     config = planned_config(args, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
-    _refuse(args, field)
-    search, figures = _asked(args, config)
+    refuse(args, *([] if is_rank else [field]))
+    search, figures = search_of(args, config)
     from zerosim.report.fit import fit_report
     from zerosim.report.time import time_values
     from zerosim.train.plan import judged, peak_of, plan
 
-    told = _told(args)
+    told = told_on(args)
 
     def say(tried: Tried) -> None:
-        told(f"{args.find} {tried.value:,}: {format_bytes(tried.peak_bytes)}")
+        told(f"{args.find} {tried.value:,}: {tried.too_small or format_bytes(tried.peak_bytes)}")
 
     def trial(tried: RunConfig) -> int:
-        return peak_of(tried, search.room(tried))
+        return peak_of(tried, search.room(tried), search.cluster)
 
     nbytes, reserve, config = search.limit.nbytes, search.limit.reserve, search.config
     if field == "ranks":
@@ -176,11 +186,34 @@ def find_size(args: argparse.Namespace) -> int:
         "time": timed and time_values(timed, search.cluster),
     }
     taken = None if found.best is None else found.best.peak_bytes
-    return _leave(args, search, figures, best, taken, values, lambda: fit_report(search, found, timed))
+    return leave_found(args, search, figures, best, taken, values, lambda: fit_report(search, found, timed))
+
+
+def find_model(args: argparse.Namespace) -> int:
+    """Find the largest named models that fit, from the largest down."""
+    from zerosim.analysis.models import SIZES, largest_models
+    from zerosim.report.fit import models_report
+    from zerosim.train.plan import peak_of
+
+    refuse(args, "model", *SIZES)
+    search, figures = search_of(args, planned_config(args))
+    told = told_on(args)
+
+    def trial(tried: RunConfig) -> int:
+        nbytes = peak_of(tried, search.room(tried), search.cluster)
+        told(f"{tried.model.name}: {format_bytes(nbytes)}")
+        return nbytes
+
+    tried = largest_models(search.config, search.limit.nbytes, trial, search.limit.reserve)
+    found = [one for one in tried if one.fits]
+    best = search.config.replace(model=found[0].name) if found else None
+    values = {"best": found[0]._asdict() if found else None, "tried": [one._asdict() for one in tried]}
+    taken = found[0].peak_bytes if found else None
+    return leave_found(args, search, figures, best, taken, values, lambda: models_report(search, tried, best))
 
 
 def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
-    """What every pipeline of a mesh search has, taken out of `args`: on one rank there is none to check it with."""
+    """Take the options of all pipelines in a mesh search out of `args`: one rank has no pipeline to check them with."""
     names = ("pipeline", "virtual_stages", "micro_batch_group")
     asked = {name: vars(args).pop(name) for name in names if hasattr(args, name)}
     checked = RunConfig(pp=2, layers=4096, accumulate=4096, **asked)
@@ -188,12 +221,12 @@ def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_meshes(args: argparse.Namespace) -> int:
-    """Find meshes, ZeRO stages, microbatches, recompute and schedules, by tokens/s or, without a GPU, by memory: of
-    --ranks ranks, or of the fewest that fit.
+    """Find meshes, ZeRO stages, microbatches, recompute and schedules, ranked by tokens/s or, without a GPU, by memory.
+    Search --ranks ranks, or the fewest that fit.
 
     Ctrl-C and --time-limit show the best so far.
     """
-    _refuse(args, *SEARCHED, "sequence_parallel")
+    refuse(args, *SEARCHED, "sequence_parallel")
     for name in ("micro_batch", "accumulate"):
         if args.global_batch is not None and hasattr(args, name):
             raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
@@ -205,13 +238,13 @@ def find_meshes(args: argparse.Namespace) -> int:
         raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
     if args.global_batch is not None and args.global_batch < 1:
         raise InputError(f"--global-batch {args.global_batch}: expected at least 1 row")
-    search, figures = _asked(args, config)
+    search, figures = search_of(args, config)
     from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, Trials, best_meshes, least_seconds
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
     from zerosim.train.plan import figures_within
 
-    told, cluster, began = _told(args), search.cluster, time.monotonic()
+    told, cluster, began = told_on(args), search.cluster, time.monotonic()
 
     def check_time() -> None:
         if args.time_limit is not None and time.monotonic() - began > args.time_limit:
@@ -224,8 +257,10 @@ def find_meshes(args: argparse.Namespace) -> int:
         speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
         told(f"{which}, recompute {tried.memory.recompute}: {how}{speed}")
 
+    free = cluster and cluster.without_limits()
+
     def unlimited(tried: RunConfig) -> Figures:
-        figures = figures_within(tried, MOST_BYTES, cluster)
+        figures = figures_within(tried.replace(host_memory=None), MOST_BYTES, free)
         assert figures is not None
         return figures
 
@@ -257,7 +292,7 @@ def find_meshes(args: argparse.Namespace) -> int:
         **{name: getattr(result, name) for name in ("candidates", "estimated", "planned", "too_much", "ended")},
     }
     best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
-    code = _leave(args, search, figures, best, taken, values, lambda: mesh_report(search, batch, result))
+    code = leave_found(args, search, figures, best, taken, values, lambda: mesh_report(search, batch, result))
     if not result.ended and args.time_limit is None:
-        raise KeyboardInterrupt  # what was found has been shown
+        raise KeyboardInterrupt  # the answers so far were shown
     return code

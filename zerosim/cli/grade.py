@@ -1,13 +1,21 @@
-"""`zerosim grade`: the answers in a file that is handed in, graded. 0: all are solved; 7: not all."""
+"""`zerosim grade`: grade the answers in a file. Exit code 0: all are solved; 7: not all."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import shutil
 import sys
+import textwrap
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from zerosim.cli.outputs import as_json, human_stream, output, written
 from zerosim.cli.parser import Parser
-from zerosim.errors import UNSOLVED, InputError
+from zerosim.cli.pictures import form_of, no_backend
+from zerosim.errors import UNSOLVED, InputError, printable
+
+if TYPE_CHECKING:
+    from zerosim.grading.report import Grade
 
 
 def add_arguments(parser: Parser) -> None:
@@ -23,6 +31,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--similar", action="store_true", help="for instructors: likeness to zerosim and to solutions")
     parser.add_argument("--published", metavar="DIR", help="published solutions (default: a checkout's)")
     parser.add_argument("--verbose", "-v", action="store_true", help="every check in full")
+    parser.add_argument("--plot", metavar="OUT.svg", help="the first failed run beside the reference's; or .png")
+    parser.add_argument(
+        "--html", metavar="OUT.html", help="the same two runs as a page that plays, from the failure's event on"
+    )
     parser.add_argument("--json", metavar="OUT.json", help="every check; - for stdout")
     parser.add_argument("--gradescope", metavar="OUT.json", help="results as Gradescope's autograder reads them")
 
@@ -32,6 +44,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.grading.classroom import class_table
     from zerosim.grading.handin import graded, read
     from zerosim.grading.paths import FULL, find_path, number
+    from zerosim.grading.picture import drawable
     from zerosim.grading.report import brief
     from zerosim.grading.results import gradescope, values
     from zerosim.grading.similar import hand_in_parts, likenesses, own_parts, published_parts
@@ -42,29 +55,71 @@ def main(args: argparse.Namespace) -> int:
     wanted = find_exercise(args.exercise) if args.exercise else None
     path = find_path(args.path) if args.path else None
     if args.folder is not None:
-        if args.json or args.gradescope:
-            raise InputError("--class writes CSV on stdout: leave out --json and --gradescope")
+        if args.json or args.gradescope or args.plot or args.html:
+            raise InputError("--class writes CSV on stdout: leave out --json, --gradescope, --plot and --html")
         variant(EXERCISES[0], args.seed)
         sys.stdout.write(class_table(args.folder, wanted, args.seed, args.published, path))
         return 0
-    hand_in = read(args.file, wanted)
-    for one in hand_in.exercises:
-        variant(one, args.seed)
+    hand_in = read(args.file, wanted, args.seed)
     likely = list[str]()
     if args.similar or args.published:
         mine = hand_in_parts(hand_in.source, hand_in.exercises, args.file)
         likely = likenesses(mine, (own_parts(), published_parts(args.published))) or ["nothing"]
+    form = form_of("--plot", args.plot) if args.plot else ""
+    for flag, path_given in (("--plot", args.plot), ("--html", args.html)):
+        if path_given and not any(one.cases for one in hand_in.exercises):
+            names = ", ".join(one.name for one in hand_in.exercises)
+            raise InputError(
+                f"{flag} {path_given}: nothing is run in {names}: leave {flag} out, or name another --exercise"
+            )
     figures = output(args, "json", also=[args.file])
-    scores = output(args, "gradescope", also=[args.file], apart=figures if args.json != "-" else None)
-    grades = graded(hand_in, args.seed)
-    stream, rows = human_stream(args), values(hand_in, grades, args.seed, path)
-    with written((figures, as_json(lambda: rows)), (scores, as_json(lambda: gradescope(grades, path)))):
-        if hand_in.magics:
-            print(f"skipped: {', '.join(hand_in.magics)}", file=stream)
+    scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])
+    picture = output(args, "plot", also=[args.file], apart=[figures if args.json != "-" else None, scores])
+    before = [figures if args.json != "-" else None, scores, picture]
+    web_page = output(args, "html", also=[args.file], apart=before)
+    grades = graded(hand_in)
+    chosen = drawable(grades)
+    stream, rows = human_stream(args), values(hand_in, grades, path)
+    with written(
+        (figures, as_json(lambda: rows)),
+        (scores, as_json(lambda: gradescope(grades, path))),
+        (picture if chosen else None, lambda file: _draw(chosen, file, form)),
+        (web_page if chosen else None, lambda file: _play(chosen, file)),
+    ):
+        if hand_in.skipped:
+            print(f"skipped: {', '.join(hand_in.skipped)}", file=stream)
         for grade in grades:
-            print(grade if args.verbose else brief(grade), file=stream)
+            print(_fitted(str(grade) if args.verbose else brief(grade), stream), file=stream)
         if path:
             print(f"{path.title}: {number(path.total(grades))} of {FULL}", file=stream)
         if likely:
             print(f"similar, for instructors: {'; '.join(likely)}", file=stream)
+        for did, what, path_given in (("drew", "picture", args.plot), ("recorded", "page", args.html)):
+            if path_given:
+                into = f"{did} {chosen.exercise.name} into {printable(path_given)}" if chosen else ""
+                print(into or f"no {what}: no answer's run began", file=stream)
     return 0 if all(grade.passed for grade in grades) else UNSOLVED
+
+
+def _draw(grade: Grade | None, file: BinaryIO, form: str) -> None:
+    with no_backend():
+        from zerosim.report.plots.page import write_figure
+    assert grade is not None  # else no output file was requested
+    write_figure(grade.plot(), file, form)
+
+
+def _play(grade: Grade | None, file: BinaryIO) -> None:
+    assert grade is not None
+    file.write(grade.player().html.encode())
+
+
+def _fitted(text: str, stream: TextIO) -> str:
+    """Wrap long lines on a terminal, with the text's indent; leave them alone in a file or a pipe."""
+    if not stream.isatty():
+        return text
+    width, lines = shutil.get_terminal_size().columns - 1, list[str]()
+    for line in text.splitlines():
+        indent = re.match(r" *(\[..\] \w+ *|\w+: +)?", line)
+        room = len(indent[0]) if indent and line.startswith(" ") and len(indent[0]) < width // 2 else 2
+        lines += textwrap.wrap(line, width, subsequent_indent=" " * room, drop_whitespace=True) or [""]
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`zerosim homework`: an exercise as a file to begin with, its text above it, on stdout."""
+"""`zerosim homework`: print an exercise as a skeleton file, with its text at the top."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `zerosim` command: which verb runs, and what the shell sees of an error.
+"""The `zerosim` command: it runs a verb and reports errors to the shell.
 
 An error is one line on stderr, and a traceback only with `--debug`; `errors.py` lists the exit codes. A verb is a
 module of this folder with `add_arguments(parser)` and `main(args) -> int`, imported when it is called; `--help`
@@ -12,6 +12,7 @@ import gc
 import importlib
 import itertools
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zerosim import __version__
+from zerosim.cli.help import USUAL, wrapped
 from zerosim.cli.parser import Parser, nearest, sentence
 from zerosim.cli.streams import heard, never_silent, standard_streams
 from zerosim.comm.collective_errors import failure_of_all
@@ -47,6 +49,7 @@ VERBS = {
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
     "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
+    "course": "the course's notebooks, scenarios and exercises in a folder of your own; --check runs them",
     "homework": "an exercise as a file to begin with: its text, what it needs, what is to be written",
     "grade": "the answers in a script or notebook, graded: which rank at which event held what",
     "calibrate": "measure this machine for the clock, and how well it then predicts measured steps",
@@ -54,13 +57,13 @@ VERBS = {
 }
 
 
-WITH_A_VOICE = ("step", "grade", "doctor", "calibrate", "bench")
-"""Verbs that wait for keys, end within seconds, or measure and say what."""
+WITH_A_VOICE = ("step", "grade", "course", "doctor", "calibrate", "bench")
+"""Verbs that wait for keys, end within seconds, or report their own progress."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line; the exit code (`errors.py` lists them)."""
-    # A record is many small tuples, none of them in a cycle: to look for garbage less often spares a tenth.
+    """Run one command line and return the exit code (`errors.py` lists them)."""
+    # A record is many small tuples, none in a cycle. Fewer garbage collections save a tenth of the time.
     gc.set_threshold(50_000, 20, 50)
     words = list(sys.argv[1:] if argv is None else argv)
     before = signal.getsignal(signal.SIGINT)
@@ -75,7 +78,7 @@ def _main(words: list[str]) -> int:
     with standard_streams() as stdout:
         try:
             code = _run(words)
-        except KeyboardInterrupt as again:  # while another error was being reported
+        except KeyboardInterrupt as again:  # an interrupt while another error was being reported
             code = _report(again)
         if stdout.failure is None:
             return code
@@ -101,7 +104,7 @@ def _run(words: list[str]) -> int:
 
 
 def _is_for_mpi(words: list[str]) -> bool:
-    """Whether a world of processes is asked for, in words that were not checked."""
+    """Return whether the words, not yet checked, ask for a world of processes."""
     pairs = set(itertools.pairwise(words))
     return any(f"{flag}=mpi" in words or (flag, "mpi") in pairs for flag in ("--world", "--transport"))
 
@@ -118,13 +121,13 @@ def _dispatch(words: list[str]) -> int:
         what = "flag" if name.startswith("-") else "command"
         raise InputError(f"unknown {what} {name!r}{nearest(name, [*VERBS, '--help', '--version'], 'zerosim --help')}")
     verb: Any = importlib.import_module(f"zerosim.cli.{name}")
-    parser = Parser(f"zerosim {name}", sentence(VERBS[name]))
+    parser = Parser(f"zerosim {name}", sentence(VERBS[name]), USUAL.get(name, "").split())
     verb.add_arguments(parser)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     args = parser.parse(rest)
     try:
         os.getcwd()
-    except FileNotFoundError:  # no file has a place from there
+    except FileNotFoundError:  # no file can be opened from there
         raise InputError("the working directory does not exist any more: cd to one that does") from None
     speaks = name in WITH_A_VOICE or getattr(args, "quiet", False) or {"-q", "--quiet"} & set(rest) or _is_for_mpi(rest)
     with parser.naming_as_typed(rest), contextlib.nullcontext() if speaks else never_silent(f"zerosim {name}"):
@@ -132,26 +135,28 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {name:10}{text}" for name, text in VERBS.items())
-    return (
+    verbs = "\n".join(f"  {name:11}{text}" for name, text in VERBS.items())
+    words = (
         "usage: zerosim COMMAND [FLAGS]\n\n"
         "Train a real GPT over N virtual ranks with DDP and ZeRO-1, 2, 3, and see every byte.\n\n"
         f"commands:\n{verbs}\n\n"
-        "  zerosim COMMAND --help   its flags\n"
-        "  zerosim --version        the version\n\n"
+        "  zerosim COMMAND --help       its flags\n"
+        "  zerosim COMMAND --help-all   all of them, for run, plan and step\n"
+        "  zerosim --version            the version\n\n"
         "To begin: zerosim run --stage 3 --ranks 4"
     )
+    return wrapped(words, shutil.get_terminal_size().columns)
 
 
 def _report(error: BaseException, *, debug: bool = False) -> int:
-    """Say on stderr how the run ended; the exit code. After one Ctrl-C the others change nothing."""
+    """Report on stderr how the run ended, and return the exit code. After one Ctrl-C further ones change nothing."""
     if isinstance(error, KeyboardInterrupt):
         _on_interrupt(signal.SIG_IGN)
     code = exit_code(error)
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+    with contextlib.suppress(BrokenPipeError):  # the reader is gone
         if debug:
             traceback.print_exception(error)
-        if code != BROKEN_PIPE:  # that is how SIGPIPE ends a program: without a word
+        if code != BROKEN_PIPE:  # SIGPIPE would end a program silently too
             print(f"zerosim: {_in_words(error)}", file=sys.stderr, flush=True)
             if isinstance(error, OutOfMemory):
                 from zerosim.report.failures import out_of_memory
@@ -162,7 +167,7 @@ def _report(error: BaseException, *, debug: bool = False) -> int:
 
 
 def _on_interrupt(handler: Any) -> None:
-    """Handle SIGINT so from here on, where it is for this thread to say and `handler` is one of Python's."""
+    """Install this SIGINT handler, if this is the main thread and `handler` is a Python handler."""
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
 

@@ -1,8 +1,8 @@
-"""The flags of a run, and the RunConfig that they and a scenario file make.
+"""The flags of a run, and the RunConfig built from them and a scenario file.
 
 Every flag is a field of a part of `RunConfig`, which declares its type, help and default; this module groups them.
-Only flags that were given override the scenario. Values are checked by `RunConfig`; an error is given the flag or the
-file that a bad one came from.
+Only flags that were given override the scenario. `RunConfig` checks values; an error names the flag or the
+file of the bad value.
 """
 
 from __future__ import annotations
@@ -30,32 +30,37 @@ from zerosim.errors import InputError
 from zerosim.units import parse_bytes, parse_count
 
 GROUPS: Mapping[str, str] = {
-    "ranks and stage": "stage ranks dp_replicate tp sequence_parallel keep_gathered pad_vocab replica_reduction "
-    "partition collective bucket_bytes reshard_after_forward keep_last_unit capacity allocator allocator_conf parallel "
-    "backend world ranks_per_process",
+    "ranks and stage": "stage ranks dp_replicate ranks_per_node tp sequence_parallel keep_gathered pad_vocab "
+    "replica_reduction partition collective bucket_bytes reshard_after_forward keep_last_unit capacity allocator "
+    "allocator_conf parallel backend world ranks_per_process",
     "pipeline": "pp pipeline virtual_stages micro_batch_group stage_layers balance_ends keep_last_inputs",
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
-    "activations": "recompute partition_activations cpu_checkpointing saves attention fp32_softmax loss",
-    "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction compress "
+    "activations": "recompute partition_activations cpu_checkpointing stash_window saves attention fp32_softmax loss",
+    "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction compress compress_block "
+    "compress_ratio compress_rank compress_warmup "
     "reduce_bucket reduce_buffers overlap_reduction allgather_bucket overlap_param_gather grad_buckets "
     "persistent_grads param_dtype_grads own_grads_only grad_sync upcast_grads keep_upcast "
     "sub_group foreach keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements max_live",
+    "ZeRO++ and MiCS": "secondary_shard quantized_weights quantized_gradients hierarchical_gather",
+    "offload": "offload delayed_update nvme host_memory",
     "training": "steps micro_batch accumulate optimizer lr relative_step aux_lr betas eps momentum nesterov "
     "momentum_form scale_parameter weight_decay decay schedule warmup min_lr clip_norm lazy_states seed",
+    "what is trained": "freeze lora_rank lora_alpha lora_target lora_dropout base adapters",
     "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "
     "hysteresis min_loss_scale skip_nonfinite",
     "data and weights": "data tokens weights sample sample_tokens",
 }
-"""Titles in a verb's help, and the options under each. The clock's are under "time", in verbs that have one."""
+"""Titles in a verb's help, and the options under each. Options of the clock are under "time", in verbs with a clock."""
 
 _PLANNED = {
     "accumulate": "1; with --pp P 4P",
     "attention": "eager; with --gpu or --limit flash",
     "recipe": "paper; with --gpu usual, of several stages paper",
 }
-"""Defaults of a plan that depend on other flags, in words."""
+"""Defaults of a plan that depend on other flags, as text."""
 
+_LONGEST_CHOICES = 44  # letters: a longer placeholder goes into the help text
 _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "sample": utf8,
     "loss_scale": or_none(dynamic_or_number),
@@ -67,14 +72,14 @@ _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "str": str,
     "tuple[float, float]": number,
 }
-"""How a word becomes a value: by the option's name, by how it reads text, or by its type."""
+"""The parser of a word: by the option's name, by its text form, or by its type."""
 
 
 def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False) -> None:
-    """Every field of RunConfig as a flag; `stage` apart, for a verb that runs several stages.
+    """Add every field of RunConfig as a flag; `stage` separately, for verbs that run several ZeRO stages.
 
-    Those of the clock stand beside --gpu (`plan.add_time_flags`), in verbs that have one.
-    With `planning`, a plan's defaults, and without what needs values (files, a sample) or threads.
+    Flags of the clock are beside --gpu (`plan.add_time_flags`), in verbs with a clock.
+    With `planning`, use a plan's defaults, and leave out flags that need values (files, a sample) or threads.
     """
     defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none", **_PLANNED} if planning else {}
     left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}
@@ -87,7 +92,7 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
 
 
 def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Add the flag of one field. Without it the field is not given."""
+    """Add the flag of one field. A missing flag leaves the field unset."""
     common = {"dest": option.flat, "default": argparse.SUPPRESS}
     if option.kinds[0] == "bool":
         state = option.shown or ("on" if option.default else "off")
@@ -96,11 +101,14 @@ def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any
         add(*names, help=help, action=argparse.BooleanOptionalAction, **common)
         return
     default = defaults.get(option.flat, option.default if option.shown is None else option.shown)
+    value, words = "|".join(option.choices) or option.metavar, option.help
+    if len(value) > _LONGEST_CHOICES:
+        value, words = "NAME", f"{words}: {', '.join(option.choices)}"
     add(
         flag_of(option.flat),
         *option.also,
-        metavar="|".join(option.choices) or option.metavar,
-        help=f"{option.help} (default: {default})".replace("%", "%%"),
+        metavar=value,
+        help=f"{words} (default: {default})".replace("%", "%%"),
         type=next(_CONVERT[key] for key in (option.flat, option.parse, option.kinds[0]) if key in _CONVERT),
         nargs=2 if isinstance(option.metavar, tuple) else None,
         **common,
@@ -108,7 +116,7 @@ def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any
 
 
 def scenario_values(args: argparse.Namespace) -> dict[str, Any]:
-    """The values of the scenario that was named; none without one. Raises: InputError for a bad file."""
+    """Return the values of the named scenario; none without one. Raises: InputError for a bad file."""
     if args.scenario is None:
         return {}
     from zerosim.config import read_scenario
@@ -123,10 +131,10 @@ def run_config(
     any_ranks: bool = False,
     scenario: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """`defaults` (a verb's own), the scenario's values over them, and the given flags over both.
+    """Build the configuration: a verb's `defaults`, then the scenario's values, then the given flags.
 
-    `scenario`: its values, where they were read. `any_ranks`: where no number of ranks is given, as few as the mesh
-    takes, which divide any number that is tried.
+    `scenario`: its values, if already read. `any_ranks`: without --ranks, take as few ranks as the mesh
+    needs, which divide any number that is tried.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
@@ -149,7 +157,7 @@ def run_config(
 
 
 def training_config(args: argparse.Namespace) -> RunConfig:
-    """`run_config` for a verb that trains: not as many times over as mpirun started processes.
+    """Build `run_config` for a verb that trains, and refuse to train once per process of mpirun.
 
     Raises: InputError as `run_config` does.
     """

@@ -1,8 +1,9 @@
-"""What a command leaves behind: files, checked before training, complete or not there after it; JSON on stdout.
+"""A command's outputs: files, which are checked before training and are complete or absent after it, and JSON on
+stdout.
 
-A file is written beside its place under another name and then moved there in one step, so that an
-existing one stays until the new one is whole. What is open already (/dev/stdout, >(a command)) and
-devices that take anything (/dev/null) cannot be moved over: they are written to. Nothing else is.
+A file is written under another name in its folder and then renamed in one step. So an
+existing file stays until the new one is complete. Open descriptors (/dev/stdout, >(a command)) and
+devices (/dev/null) cannot be replaced, so they are written directly.
 """
 
 from __future__ import annotations
@@ -31,40 +32,60 @@ Fill = Callable[[BinaryIO], object]
 
 
 def output(
-    args: argparse.Namespace, name: str, *configs: RunConfig, also: Iterable[str] = (), apart: Output | None = None
+    args: argparse.Namespace,
+    name: str,
+    *configs: RunConfig,
+    also: Iterable[str] = (),
+    apart: Iterable[Output | None] = (),
 ) -> Output | None:
-    """What --name asks for: a file, stdout (--json -), or nothing. A file was found to be writable; to be none of those
-    that are read, by the configurations or `also`; and not the one that is written `apart`."""
+    """Return the output of --name: a file, stdout (--json -), or nothing. Check that a file is writable, that neither
+    the configurations nor `also` read it, and that it is none of the outputs in `apart`."""
     path = getattr(args, name)
     if path is None:
         return None
     if path == "-" and name == "json":
         return Stdout("--json", path)
-    # Names of presets are among the paths, which are no files.
+    # Some paths are names of presets, not files.
     paths = [*also, getattr(args, "scenario", None), getattr(args, "gpu", None)]
     for config in configs:
-        paths += [config.model.name, config.data.file, config.data.tokens, config.data.weights]
+        paths += [config.model.name, config.data.file, config.data.tokens, config.data.weights, config.tuning.adapters]
     file = Output(flag_of(name), path)
     file.check(dict.fromkeys(paths))
-    if apart is not None and (file.path == apart.path or _is_one_file(file.path, apart.path)):
-        raise InputError(f"{apart.name}: {flag_of(name)} names the same file: name another")
+    for other in apart:
+        if other is not None and (file.path == other.path or _is_one_file(file.path, other.path)):
+            raise InputError(f"{other.name}: {flag_of(name)} names the same file: name another")
     return file
 
 
+def made_folder(flag: str, path: str) -> Path:
+    """Return the folder that `flag` names; create it if missing. Raises: InputError if it is not writable."""
+    folder = Path(path)
+    try:
+        folder.mkdir(exist_ok=True)
+        (probe := folder / f".zerosim-{secrets.token_hex(6)}.tmp").touch(exist_ok=False)
+        probe.unlink()
+    except FileExistsError:
+        raise InputError(f"{flag} {path}: is a file: name a folder") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror or str(error) if isinstance(error, OSError) else "no folder has such a name"
+        raise InputError(f"{flag} {path}: cannot be written: {why}: name another folder") from None
+    return folder
+
+
 def human_stream(args: argparse.Namespace) -> TextIO:
-    """Where words go: stdout, unless JSON goes there."""
+    """Return the stream for text: stdout, unless JSON goes there."""
     return sys.stderr if args.json == "-" else sys.stdout
 
 
 def show(args: argparse.Namespace, report: RenderableType) -> None:
-    """Print a report where words go."""
+    """Print a report on the stream for text."""
     from zerosim.report.look import emit
 
     emit(report, human_stream(args))
 
 
 def as_json(values: Callable[[], dict[str, Any]]) -> Fill:
-    """What writes values as strict JSON, on one line; they are asked for then."""
+    """Return a function that writes values as strict JSON on one line; it computes the values only then."""
     return lambda file: file.write((json.dumps(values(), allow_nan=False) + "\n").encode())
 
 
@@ -76,8 +97,8 @@ def leave(
     *,
     after_progress: bool = False,
 ) -> None:
-    """Write the values as JSON where they were asked for, then show the report, unless --quiet: a line below what told
-    of progress."""
+    """Write the values as JSON if requested, then show the report, unless --quiet, one line below the
+    progress messages."""
     with written((figures, as_json(values))):
         if not getattr(args, "quiet", False):
             print(end="\n" * after_progress, file=human_stream(args))
@@ -86,9 +107,9 @@ def leave(
 
 @contextmanager
 def written(*files: tuple[Output | None, Fill]) -> Iterator[None]:
-    """A block that shows what is in the files, after each was written, where there is one.
+    """Write each file, then run the block, which reports their contents.
 
-    A failure costs neither the other files nor the block. Raises: OutputError, the first one, after the block.
+    A failed file stops neither the other files nor the block. Raises: the first OutputError, after the block.
     """
     failures = []
     for output, fill in files:
@@ -109,13 +130,13 @@ class Output:
         self.name = f"{flag} {path}"
         if not path:
             raise InputError(f"{flag}: expected a file name")
-        if path.endswith(os.sep):
+        if path.endswith(("/", os.sep)):
             raise InputError(f"{self.name}: is a folder: name a file")
         self.path = Path(path)
         self.is_regular = True
 
     def check(self, inputs: Iterable[str | None] = ()) -> None:
-        """Raises: InputError when the file could not be written, or is one of those that are read."""
+        """Check the file. Raises: InputError if it is not writable, or is one of the inputs."""
         for path in inputs:
             if path is not None and _is_one_file(self.path, path):
                 raise InputError(f"{self.name}: would be written over the file that is read: name another file")
@@ -129,7 +150,7 @@ class Output:
             raise self._refusal(error) from None
         if not self.is_regular:
             return
-        self.path = Path(os.path.realpath(self.path))  # through a link: the link stays
+        self.path = Path(os.path.realpath(self.path))  # follow a symbolic link, so that the link stays
         if not self.path.parent.is_dir():
             raise InputError(f"{self.name}: folder {self.path.parent} does not exist: make it first")
         try:
@@ -162,7 +183,7 @@ class Output:
             if self.path.exists():
                 temporary.chmod(stat.S_IMODE(self.path.stat().st_mode))
             temporary.replace(self.path)
-        except BaseException:  # an interrupt too leaves nothing half written
+        except BaseException:  # also after an interrupt: leave nothing half written
             temporary.unlink(missing_ok=True)
             raise
 
@@ -177,7 +198,7 @@ class Output:
         self.is_regular = stat.S_ISREG(there.st_mode)
 
     def _open_beside(self) -> tuple[int, Path]:
-        """A new file in the same folder, with the modes that a new file has."""
+        """Open a new file in the same folder, with a new file's permissions."""
         temporary = self.path.with_name(f".zerosim-{secrets.token_hex(6)}.tmp")
         return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
 
@@ -187,7 +208,7 @@ class Output:
 
 
 class Stdout(Output):
-    """sys.stdout, written to as if it were a file."""
+    """sys.stdout as a file."""
 
     def write(self, fill: Fill) -> None:
         text = io.BytesIO()
@@ -196,7 +217,7 @@ class Stdout(Output):
 
 
 def _is_one_file(path: Path, other: str | Path) -> bool:
-    """Whether both are there and one: by another spelling, a symbolic link or a hard one."""
+    """Return whether both paths exist and are the same file: by spelling, symbolic link or hard link."""
     try:
         return os.path.samefile(path, other)
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The command line's grammar: argparse with one-line errors and a guess at what was meant.
+"""The command line's grammar: argparse with one-line errors and suggestions for typos.
 
-How a word on the command line becomes a value, and the error when it cannot. A run's flags are in `options.py`. Imports
-nothing heavy.
+This module parses the words of a command line into values, or into an error. A run's flags are in `options.py`. It
+imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
+from zerosim.cli.help import HelpAll, Layout, short_help
 from zerosim.config.not_modelled import not_modelled
 from zerosim.config.option import known_word
 from zerosim.errors import InputError, did_you_mean
@@ -22,20 +23,31 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises InputError instead of printing a usage; takes no abbreviations, but suggests."""
+    """A parser that raises InputError instead of printing a usage. It accepts no abbreviations, but suggests names.
 
-    def __init__(self, prog: str, description: str) -> None:
-        layout = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=layout)
+    With `usual`, names of flags, `--help` shows only those and `--help-all` shows all flags.
+    """
+
+    def __init__(self, prog: str, description: str, usual: Sequence[str] = ()) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=Layout)
+        self.usual = usual
+        self.add_argument("--help-all", action=HelpAll, help="show them all" if usual else argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        return short_help(self, self.usual) if self.usual else super().format_help()
+
+    def format_all(self) -> str:
+        """Return the help with every flag."""
+        return super().format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """The flags in `words`; errors name a flag as it is spelled there. Raises: InputError, in one line."""
+        """Parse the flags in `words`; errors name a flag as it is spelled there. Raises: InputError, in one line."""
         joined = _joined(words)
         with self.naming_as_typed(joined):
             args, left = self.parse_known_args(joined)
             if not left:
                 return args
-            flag, help = left[0].split("=", 1)[0], f"{self.prog} --help"
+            flag, help = left[0].split("=", 1)[0], f"{self.prog} --help{'-all' if self.usual else ''}"
             if not flag.startswith("-"):
                 raise InputError(f"unexpected {left[0]!r}: see {help}")
             lacking = not_modelled(flag)
@@ -44,12 +56,12 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """argparse's error, short: 'argument --stage/-z: expected one argument' is of --stage."""
+        """Shorten argparse's error: 'argument --stage/-z: expected one argument' becomes one about --stage."""
         match = re.fullmatch(r"argument ([^\s/:]+)[^\s:]*: (.*)", message, re.DOTALL)
         raise InputError(f"{match[1]}: {match[2]}" if match else message)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """argparse's; one of the action's choices is taken in any case."""
+        """Override argparse's: accept one of the action's choices in upper or lower case."""
         value: Any = super()._get_value(action, arg_string)
         if action.choices is not None and isinstance(value, str):
             return known_word(value, action.choices) or value
@@ -61,9 +73,9 @@ class Parser(argparse.ArgumentParser):
 
     @contextmanager
     def naming_as_typed(self, words: Sequence[str]) -> Iterator[None]:
-        """A block whose InputErrors name flags as `words` spell them: --capacity where --limit is the first name.
+        """Make InputErrors in the block name flags as `words` spell them: --capacity where --limit is the first name.
 
-        An error that begins with its field begins with that flag, if one was typed: '--dp-replicate 3 does not ...'.
+        An error that begins with its field begins with that flag, if it was typed: '--dp-replicate 3 does not ...'.
         """
         try:
             yield
@@ -84,14 +96,14 @@ class Parser(argparse.ArgumentParser):
             if action is None or action.dest not in typed or match[0] != action.option_strings[0]:
                 return match[0]
             flag = typed[action.dest]
-            # What is advised in a message keeps its sense: --no-x stands only where the message is about it.
+            # Advice in a message keeps its meaning: --no-x appears only where the message is about it.
             return flag if match.start() == 0 or not flag.startswith("--no-") else match[0]
 
         return re.sub(r"--[a-z][\w-]*", spelled, message)
 
 
 def add_kinds(parser: Parser, noun: str, known: Mapping[str, str], *, width: int) -> None:
-    """The grammar of a verb with a word of its own, `noun`, after which come flags of that kind."""
+    """Add the grammar of a verb whose first word, `noun`, decides the flags after it."""
     shown = "\n".join(f"  {name:{width}}{text}" for name, text in known.items())
     more = f"  {parser.prog} {noun.upper()} --help   its flags, those of a run among them"
     parser.epilog = f"{noun}s:\n{shown}\n\n{more}"
@@ -100,7 +112,7 @@ def add_kinds(parser: Parser, noun: str, known: Mapping[str, str], *, width: int
 
 
 def kind_parser(verb: str, noun: str, known: Mapping[str, str], typed: str | None) -> tuple[str, Parser]:
-    """The kind that was typed, and a parser without its flags yet. Raises: InputError for none, and an unknown one."""
+    """Return the typed kind, and a parser without its flags yet. Raises: InputError for a missing or unknown kind."""
     if typed is None:
         raise InputError(f"expected a {noun}: one of {', '.join(known)}")
     name = known_word(typed, known)
@@ -110,12 +122,12 @@ def kind_parser(verb: str, noun: str, known: Mapping[str, str], typed: str | Non
 
 
 def sentence(words: str) -> str:
-    """Words with a capital and a full stop."""
+    """Return the words with a capital and a full stop."""
     return f"{words[0].upper()}{words[1:]}."
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """'--limit -4GB' as '--limit=-4GB': what looks like a negative number is a value, never a flag."""
+    """Turn '--limit -4GB' into '--limit=-4GB': a word like a negative number is a value, never a flag."""
     found: list[str] = []
     for word in words:
         if found and re.match(r"-\.?\d", word) and re.fullmatch(r"--[\w-]+", found[-1]):
@@ -126,12 +138,13 @@ def _joined(words: Sequence[str]) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str], instead: str) -> str:
-    """': did you mean ...?', or where to look."""
+    """Return ': did you mean ...?', or a pointer to the list of names."""
     return f": {did_you_mean(word, known, f'see {instead}', quote=str)}"
 
 
 def reader(parse: Callable[[str], T], expected: str = "") -> Callable[[str], T]:
-    """What reads a word, and names it in argparse's error beside what was expected, unless the error is in words."""
+    """Return a reader of a word. Its error names the word beside what was expected, unless the error is already a
+    sentence."""
 
     def read(text: str) -> T:
         try:
@@ -157,14 +170,14 @@ def _loss_scale(text: str) -> str | float:
 whole_number = reader(_int, "a whole number")
 number = reader(float, "a number")
 size = reader(parse_bytes)
-"""Bytes, such as 32GB or 512MiB."""
+"""Parse bytes, such as 32GB or 512MiB."""
 count = reader(parse_count)
-"""A whole number, such as 7.5B or 350M."""
+"""Parse a whole number, such as 7.5B or 350M."""
 dynamic_or_number = reader(_loss_scale, "'dynamic' or a number")
 
 
 def utf8(word: str) -> str:
-    """A word that was typed in UTF-8, also where the locale knows ASCII alone; any other as it is."""
+    """Decode a word typed in UTF-8, even in an ASCII locale; return any other word unchanged."""
     try:
         return os.fsencode(word).decode()
     except UnicodeError:
@@ -172,7 +185,7 @@ def utf8(word: str) -> str:
 
 
 def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
-    """Takes 'none' too, so that a flag can undo what a scenario sets."""
+    """Accept 'none' too, so that a flag can undo a scenario's value."""
 
     def converted(text: str) -> T | None:
         return None if text.lower() == "none" else convert(text)
@@ -181,7 +194,7 @@ def or_none(convert: Callable[[str], T]) -> Callable[[str], T | None]:
 
 
 def stages(text: str) -> tuple[int, ...]:
-    """'0,1,3': ZeRO stages, each once, in the order given."""
+    """Parse '0,1,3': ZeRO stages, each once, in the given order."""
     words = [word.strip() for word in text.split(",")]
     if not all(word in ("0", "1", "2", "3") for word in words):
         raise argparse.ArgumentTypeError(f"{shown(text)}: expected stages 0 to 3 with commas between, such as 0,1,2,3")
@@ -189,5 +202,5 @@ def stages(text: str) -> tuple[int, ...]:
 
 
 def flag_of(name: str) -> str:
-    """'micro_batch' as '--micro-batch'."""
+    """Return '--micro-batch' for 'micro_batch'."""
     return "--" + name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""`zerosim plan`: one step on shapes alone; bytes per rank, what the peak is made of, whether it fits."""
+"""`zerosim plan`: one step on shapes alone: bytes per rank, the contents of the peak, and whether it fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zerosim.train.result import RunResult
 
 MICRO_BATCHES_A_STAGE = 4
-"""Of a pipeline whose micro-batches nobody counted: its bubble is then less than a quarter."""
+"""Microbatches per pipeline stage if none are given: the bubble is then less than a quarter."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -38,12 +38,13 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("what it leaves")
     group.add_argument("--all", action="store_true", help="every table after the first page")
     group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
+    group.add_argument("--html", metavar="OUT.html", help="the first step as a page that plays in any browser")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no tables")
 
 
 def add_time_flags(add: Any) -> None:
-    """--node, --node-gpus, --nic and the fields of the clock, by an `add_argument`."""
+    """Add --node, --node-gpus, --nic and the fields of the clock, with this `add_argument`."""
     add(
         "--node", metavar="NAME", help="a node by name, which has its GPUs: dgx-h100, 4xrtx4090 ... (zerosim zoo nodes)"
     )
@@ -59,7 +60,7 @@ def add_time_flags(add: Any) -> None:
 
 
 def add_device_flags(group: Any) -> None:
-    """--gpu, --limit and --reserve."""
+    """Add --gpu, --limit and --reserve."""
     group.add_argument(
         "--gpu", metavar="NAME", help="v100-32, a100-80, h100-80, b200, rtx4090 ... (zerosim zoo gpus), or a TOML file"
     )
@@ -78,13 +79,14 @@ def add_reserve_flag(add: Callable[..., Any]) -> None:
 
 
 def node_of(args: argparse.Namespace) -> Node | None:
-    """What --node names. Raises: InputError for an unknown node."""
+    """Return the node of --node. Raises: InputError for an unknown node."""
     name = getattr(args, "node", None)
     return None if name is None else find_node(name)
 
 
 def device_of(args: argparse.Namespace) -> Hardware | None:
-    """What --gpu names, or --node has. Raises: InputError for an unknown device, and for two unlike ones."""
+    """Return the device of --gpu, or of --node. Raises: InputError for an unknown device, and for two different
+    ones."""
     node, name = node_of(args), getattr(args, "gpu", None)
     device = None if name is None else find_hardware(name)
     if node is None:
@@ -101,10 +103,10 @@ def planned_config(
     one_recipe: bool = False,
     scenario: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """`run_config` with a plan's defaults; without a scenario, which says what it runs, also with what people run.
+    """Build `run_config` with a plan's defaults and, without a scenario, with what people usually run.
 
-    That is four micro-batches a pipeline stage, attention that keeps no scores where a GPU or a limit is given, and
-    with --gpu the recipe that is usual at this stage. `one_recipe`: the paper's, for what compares several stages.
+    That is four microbatches per pipeline stage, attention without saved scores if a GPU or a limit is given, and
+    with --gpu the usual recipe of this ZeRO stage. `one_recipe`: the paper's recipe, to compare several ZeRO stages.
 
     Raises: InputError as `run_config` does, and for an unknown device.
     """
@@ -115,7 +117,7 @@ def planned_config(
         defaults["accumulate"] = MICRO_BATCHES_A_STAGE * min(pp, int(OPTIONS["pp"].high or pp))
     config = run_config(args, defaults, any_ranks=any_ranks)
     device = device_of(args)
-    is_machine = device is not None and device.machine is not None  # that trains with zerosim itself
+    is_machine = device is not None and device.machine is not None  # this one trains with zerosim itself
     if not config.model.has_blocks or is_machine or (device is None and getattr(args, "limit", None) is None):
         return config
     defaults["attention"] = "flash"
@@ -127,8 +129,8 @@ def planned_config(
 
 
 def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: RunConfig) -> str:
-    """Name the values that `zerosim run` has with the same flags and this plan has not; nothing where a GPU was named,
-    or where a run refuses the flags."""
+    """Name the values in which `zerosim run` with the same flags differs from this plan; nothing if a GPU was named,
+    or if a run refuses the flags."""
     if device_of(args) is not None:
         return ""
     try:
@@ -144,9 +146,9 @@ def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: Ru
 
 
 def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None:
-    """The memory that --gpu and --limit name, or a scenario's capacity, and what is kept of it; None without any.
+    """Return the memory limit of --gpu, --limit or a scenario's capacity, with its reserve; None without any.
 
-    Raises: InputError for an unknown device, and for a reserve of nothing.
+    Raises: InputError for an unknown device, and for a reserve without a limit.
     """
     from zerosim.report.verdict import Limit
 
@@ -167,12 +169,18 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
 
 
 def main(args: argparse.Namespace) -> int:
-    """0 if it fits, or no device is named; 3 if it does not."""
+    """Plan. Return 0 if the run fits or no device is named, 3 if it does not fit."""
     scenario = scenario_values(args)
     config = planned_config(args, scenario=scenario)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
+    html = output(args, "html", config, apart=[figures])
     from zerosim.report.plan import plan_report
+
+    if html is not None:
+        from zerosim.cli.pages import plan_page
+
+        plan_page(args, html, config)
 
     cluster = device_cluster(args, limit)
     planned = plan_on(config, limit, cluster=cluster, every_rank=args.every_rank)
@@ -180,10 +188,12 @@ def main(args: argparse.Namespace) -> int:
     fitting, advice = planned.fits(limit), None
     found: list[str] = []
     if limit is not None and not fitting:
+        from zerosim.analysis.offload_ways import other_memories
         from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
 
-        found = cheapest_fits(config, limit.nbytes, peak_within, reserve=limit.reserve)
+        trial, memories = partial(peak_within, cluster=cluster), other_memories(config, cluster)
+        found = cheapest_fits(config, limit.nbytes, trial, reserve=limit.reserve, memories=memories)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
     unlike = unlike_run(args, scenario, config)
     page = partial(plan_report, result, limit, found, refusal, cluster, unlike_run=unlike, all=args.all)
@@ -192,9 +202,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | None:
-    """The devices of --gpu in nodes, as --node-gpus and --nic say; None without --gpu.
+    """Return the devices of --gpu in nodes, as --node-gpus and --nic say; None without --gpu.
 
-    Raises: InputError for nodes of no GPU, and for a flag of the clock where there is no device.
+    Raises: InputError for nodes without GPUs, and for a flag of the clock without a device.
     """
     if limit is not None and limit.device is not None:
         return cluster_of(limit.device, node=node_of(args), node_gpus=args.node_gpus, nic_bytes_per_s=args.nic)
@@ -206,7 +216,7 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
 
 
 def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, every_rank: bool = False) -> Planned:
-    """What the configuration takes on devices without a limit. An allocator has to live with one, and may refuse."""
+    """Plan the configuration on devices without a limit. With an allocator the limit applies, and it may refuse."""
     from zerosim.report.verdict import Planned
     from zerosim.train.plan import plan
 
@@ -223,7 +233,7 @@ def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, 
 def plan_values(
     result: RunResult, limit: Limit | None, fitting: bool, advice: str | None, cluster: Cluster | None = None
 ) -> dict[str, Any]:
-    """The JSON form: that of a run without what has values, each class of ranks once, and the verdict."""
+    """Return the JSON form: that of a run without values, with each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
     with_values = ("losses", "losses_by_data_rank", "grad_norm", "loss_scale")
     from zerosim.report.time import time_values
@@ -245,7 +255,7 @@ def plan_values(
 
 
 def outside_values(config: RunConfig, limit: Limit | None) -> dict[str, Any]:
-    """The JSON form of what is outside the program: each line's bytes, and what is kept of the device for it."""
+    """Return the JSON form of memory outside the program: each line's bytes, and the reserve for it."""
     return {
         "outside": {} if limit is None else {one.name: one.nbytes for one in limit.outside(config)},
         "reserve_bytes": 0 if limit is None else limit.reserve(config),

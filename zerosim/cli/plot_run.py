@@ -1,6 +1,7 @@
-"""What is run for `zerosim plot`'s figures of one run, and their numbers: a step's memory and time, slots, gradients.
+"""The runs of `zerosim plot`'s figures of one run, and their numbers: a step's memory and time, microbatches,
+gradients.
 
-The pictures are drawn in `report/plots/`. Figures of several runs: `plot_runs.py`.
+`report/plots/` draws the pictures. Figures of several runs are in `plot_runs.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST_SLOTS = 20_000
 
 
 class Asked(NamedTuple):
-    """What the flags ask for: the run, if any, the device's memory, and in what world the run trains."""
+    """The request of the flags: the run, if any, the device's memory, and the world of a training run."""
 
     config: RunConfig | None
     limit: Limit | None = None
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """matplotlib's Figure, its numbers, what is said of them, and the exit code."""
+    """matplotlib's Figure, its numbers, the text beside them, and the exit code."""
 
     figure: Any
     numbers: dict[str, Any]
@@ -42,7 +43,8 @@ class Drawn(NamedTuple):
 
 # -- plans ------------------------------------------------------------------------------------------
 def planned(args: argparse.Namespace) -> Asked:
-    """The run of a figure of plans. A capacity is a line: a stage that does not fit is drawn beyond it, not refused.
+    """Build the run for a figure of plans. A capacity becomes a line: a ZeRO stage that does not fit is drawn beyond
+    it, not refused.
 
     Raises: InputError as `planned_config` does, for flags that exclude one another, and for too large a plan.
     """
@@ -58,14 +60,14 @@ def planned(args: argparse.Namespace) -> Asked:
     config = config.replace(capacity=None)
     from zerosim.train.plan import check_plan_of
 
-    if hasattr(args, "stages"):  # every stage before the first is run: some cost much less than others
+    if hasattr(args, "stages"):  # build every stage before the first run: some cost much less than others
         for stage in stages_asked(args, config):
             check_plan_of(config.at_stage(stage).replace(steps=getattr(args, "steps", 1)))
     return Asked(config, limit)
 
 
 def planned_exact(args: argparse.Namespace) -> Asked:
-    """`planned`, without an allocator that a scenario names. Raises: InputError for one among the flags too."""
+    """Build `planned`, without a scenario's allocator. Raises: InputError for an allocator among the flags too."""
     asked = planned(args)
     if hasattr(args, "allocator"):
         why = f"of plot addresses; {args.figure} draws what is live in any case"
@@ -74,12 +76,12 @@ def planned_exact(args: argparse.Namespace) -> Asked:
 
 
 def stages_asked(args: argparse.Namespace, config: RunConfig) -> tuple[int, ...]:
-    """Those that were asked for, or all."""
+    """Return the requested ZeRO stages, or all."""
     return args.stages or ((config.parallel.zero_stage,) if hasattr(args, "stage") else (0, 1, 2, 3))
 
 
 def clock_of(args: argparse.Namespace, limit: Limit | None) -> Cluster:
-    """The devices of --gpu or --node, where one of them is required. Raises: InputError without."""
+    """Return the devices of --gpu or --node; one of them is required. Raises: InputError without."""
     cluster = device_cluster(args, limit)
     if cluster is None:
         raise InputError("whose times? pass --gpu NAME or --node NAME")
@@ -87,7 +89,7 @@ def clock_of(args: argparse.Namespace, limit: Limit | None) -> Cluster:
 
 
 def _step_of(args: argparse.Namespace, config: RunConfig) -> int | None:
-    """--step as a number; None for all. Raises: InputError for one that the run does not have."""
+    """Return --step as a number; None for all. Raises: InputError for a step that the run does not have."""
     if args.step == "all":
         return None
     steps, step = config.optim.steps or 1, int(args.step)
@@ -97,7 +99,7 @@ def _step_of(args: argparse.Namespace, config: RunConfig) -> int | None:
 
 
 def _recorded(config: RunConfig, step: int | None) -> RunResult:
-    """The plan with its events, up to that step or of all steps."""
+    """Return the plan with its events, up to that step or of all steps."""
     from zerosim.train.plan import plan
 
     steps = config.optim.steps or 1 if step is None else step + 1
@@ -153,7 +155,7 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 
 
 def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
-    """A step's lanes."""
+    """Draw a step's streams."""
     from zerosim.analysis.interval import step_interval
     from zerosim.ledger.clock import step_time
     from zerosim.report.interval import trust
@@ -161,14 +163,16 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     from zerosim.report.plots.streams import MOST_RANKS
     from zerosim.report.plots.words import run_words
     from zerosim.report.time import track_values
-    from zerosim.train.plan import plan_first_step, timeline_of
+    from zerosim.train.plan import plan_first_step, timed_step, timeline_of
 
     cluster, result = clock_of(args, limit), plan_first_step(config)
     track_of = timeline_of(result, cluster)
     ranks = sorted(track_of.tracks)[:MOST_RANKS] if args.rank == "all" else [args.rank]
     found = step_interval(config, step_time(track_of, result.stands_for), cluster)
     subtitle = f"{run_words({'': result})}, on {cluster.name}. {trust(cluster, found)}"
-    figure = streams_figure(track_of, ranks, subtitle=subtitle, theme=args.theme, size=args.size)
+    looks = {"subtitle": subtitle, "theme": args.theme, "size": args.size}
+    step = timed_step(result.config)
+    figure = streams_figure(track_of, ranks, events=result.events[ranks[0]], step=step, **looks)
     return Drawn(figure, {"step_s": track_of.seconds, "ranks": [track_values(track_of.tracks[rank]) for rank in ranks]})
 
 
@@ -205,7 +209,7 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
 
 # -- a real run -------------------------------------------------------------------------------------
 def on_one_rank(args: argparse.Namespace) -> Asked:
-    """The run whose gradients are counted. Raises: InputError for flags of what counting has fixed."""
+    """Build the run whose gradients are counted. Raises: InputError for flags that counting fixes."""
     from zerosim.train import gradients
 
     for name, value in gradients.FIXED.items():

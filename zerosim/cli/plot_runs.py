@@ -1,6 +1,6 @@
-"""What is run for `zerosim plot`'s figures of several runs, and their numbers: by stage, size, bandwidth, optimizer.
+"""The runs of `zerosim plot`'s figures of several runs, and their numbers: by ZeRO stage, size, bandwidth, optimizer.
 
-The pictures are drawn in `report/plots/`.
+`report/plots/` draws the pictures.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def memory(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> 
     from zerosim.report.plots.by_stage import memory_bars
 
     results, mark = _by_stage(args, config), args.mark
-    # A flat model is there for the papers' figures, which show model states alone.
+    # A flat model serves the papers' figures, which show model states alone.
     line, reserve = limit and limit.line, None if limit is None or config.model.family == "flat" else limit.reserve
     figure = memory_figure(results, limit=line, mark=mark, theme=args.theme, size=args.size, reserve=reserve)
     bars = [bar.to_dict() for bar in memory_bars(results, mark, reserve)]
@@ -67,7 +67,7 @@ def scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 
 
 def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
-    """TFLOP/s of a GPU, by size or by number of GPUs: every point is a plan."""
+    """Draw TFLOP/s per GPU, by size or by number of GPUs. Every point is a plan."""
     from zerosim.analysis.interval import step_interval
     from zerosim.report.interval import trust
     from zerosim.report.plots import throughput_figure
@@ -78,7 +78,7 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
     from zerosim.train.plan import plan
 
     cluster, along = clock_of(args, limit), "ranks" if args.sizes is None else "parameters"
-    assert limit is not None  # as --gpu is
+    assert limit is not None  # as for --gpu
     points: dict[str, list[dict[str, Any]]] = {}
     shown, intervals = {}, []
     for asked in _sizes(args, config):
@@ -115,7 +115,7 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
 
 
 def _band(time: Mapping[str, Any]) -> tuple[float, float] | None:
-    """TFLOP/s at the ends of a step's interval."""
+    """Return TFLOP/s at the ends of a step's interval."""
     if time["step_s_low"] is None:
         return None
     work: float = time["model_tflops"] * time["step_s"]
@@ -123,7 +123,7 @@ def _band(time: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
-    """A step's time by bandwidth: a line a stage."""
+    """Draw a step's time by bandwidth, one line per ZeRO stage."""
     from zerosim.analysis.break_even import hides_from, link_of, record_step, times_by_bandwidth
     from zerosim.analysis.interval import step_interval
     from zerosim.report.interval import band, trust
@@ -151,19 +151,19 @@ def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 
 
 def _by_stage(args: argparse.Namespace, config: RunConfig) -> dict[str, RunResult]:
-    """A plan for each stage that was asked for, by the stage's name."""
+    """Return a plan for each requested ZeRO stage, by the stage's name."""
     from zerosim.report.plots.words import stage_label
     from zerosim.train.plan import plan
 
-    steps = getattr(args, "steps", 1)  # a scenario's are there to learn: all of them count the same
+    steps = getattr(args, "steps", 1)  # a scenario's algorithms are for learning: all of them count the same
     return {
         stage_label(stage): plan(config.at_stage(stage).replace(steps=steps)) for stage in stages_asked(args, config)
     }
 
 
 def _by_ranks(args: argparse.Namespace, config: RunConfig, usual: str) -> Iterator[RunConfig]:
-    """The run on each number of ranks of --ranks-list; else on the usual ones that the mesh divides or, where it
-    divides none, on as many times the mesh."""
+    """Return the run on each number of ranks in --ranks-list. Without it take the usual numbers that the mesh divides
+    or, if it divides none, the same multiples of the mesh."""
     each, numbers = config.mesh.others.world_size, rank_numbers(usual)
     most = OPTIONS["ranks"].high or each
     fitting = [ranks for ranks in numbers if ranks % each == 0] or [n * each for n in numbers if n * each <= most]
@@ -172,9 +172,9 @@ def _by_ranks(args: argparse.Namespace, config: RunConfig, usual: str) -> Iterat
 
 
 def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
-    """The configurations along the bottom: numbers of ranks, numbers of layers, or models.
+    """Return the configurations along the x axis: numbers of ranks, numbers of layers, or models.
 
-    Raises: InputError for both lists, and for a size that the mesh does not cut.
+    Raises: InputError for both lists, and for a size that the mesh does not divide.
     """
     if args.sizes is None:
         yield from _by_ranks(args, config, GPUS)
@@ -191,7 +191,7 @@ def _sizes(args: argparse.Namespace, config: RunConfig) -> Iterator[RunConfig]:
 
 
 def rank_numbers(text: str) -> tuple[int, ...]:
-    """'1,2,4': whole numbers of ranks, each once, rising."""
+    """Parse '1,2,4': whole numbers of ranks, each once, rising."""
     numbers = {whole_number(word.strip()) for word in text.split(",")}
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers of ranks of at least 1")
@@ -200,7 +200,8 @@ def rank_numbers(text: str) -> tuple[int, ...]:
 
 # -- optimizers -------------------------------------------------------------------------------------
 def on_surfaces(args: argparse.Namespace) -> Asked:
-    """No run. Raises: InputError for optimizers that surfaces of two weights show nothing of."""
+    """Check the request; this figure has no run. Raises: InputError for optimizers that cannot be shown on surfaces of
+    two weights."""
     from zerosim.analysis.descent import check_shows
 
     for name in args.optimizers:
@@ -209,7 +210,8 @@ def on_surfaces(args: argparse.Namespace) -> Asked:
 
 
 def by_each(args: argparse.Namespace) -> Asked:
-    """The run that every optimizer makes. Raises: InputError as `training_config` does, and for one optimizer more."""
+    """Build the run for every optimizer. Raises: InputError as `training_config` does, and for one optimizer too
+    many."""
     if hasattr(args, "optimizer"):
         raise InputError(f"--optimizer {args.optimizer} and --optimizers are both given: choose one")
     config = training_config(args)
@@ -245,6 +247,6 @@ def optimizers(args: argparse.Namespace, base: RunConfig, limit: None) -> Drawn:
 def _check_count(names: tuple[str, ...]) -> None:
     from zerosim.report.plots.style import LINE_PAINTS
 
-    most = len(LINE_PAINTS)  # that can be told apart
+    most = len(LINE_PAINTS)  # colours that can be told apart
     if len(names) > most:
         raise InputError(f"--optimizers: {len(names)} are more than the {most} that one picture holds: leave some out")

@@ -1,6 +1,6 @@
-"""`zerosim run`: train once, write what was asked for, then show what happened.
+"""`zerosim run`: train once, write the requested files, then show the results.
 
-Files are written before the summary, so that a reader who goes away costs none of them.
+Files are written before the summary, so that a closed pipe loses none of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import as_json, human_stream, output, show, written
-from zerosim.cli.parser import Parser
+from zerosim.cli.parser import Parser, flag_of
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
 from zerosim.errors import DIFFERENCE, InputError
@@ -23,6 +23,8 @@ def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
     add = parser.add_argument_group("what it leaves").add_argument
     add("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
+    add("--save-adapters", metavar="OUT.npz", help="with --lora-rank: the adapters alone, by name")
+    add("--save-merged", metavar="OUT.npz", help="with --lora-rank: the weights with their adapters added to them")
     add("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
     beside = "with --backend cuda: the ledger beside CuPy's memory pool, at every mark; 1 where they disagree"
     add("--verify-memory", action="store_true", help=beside)
@@ -32,17 +34,28 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
     with one_voice(config.world.transport) as is_first:
-        weights = output(args, "save_weights", config) if is_first else None  # it writes for all
-        figures = output(args, "json", config, apart=weights) if is_first else None
+        weights = output(args, "save_weights", config) if is_first else None  # rank 0's process writes for all
+        adapters = output(args, "save_adapters", config, apart=[weights]) if is_first else None
+        whole = output(args, "save_merged", config, apart=[weights, adapters]) if is_first else None
+        for flag in ("save_adapters", "save_merged"):
+            if getattr(args, flag) is not None and not config.tuning.lora_rank:
+                raise InputError(f"{flag_of(flag)}: there are no adapters; pass --lora-rank, or --save-weights instead")
+        figures = output(args, "json", config, apart=[weights, adapters, whole]) if is_first else None
         if args.verify_memory and config.world.backend != "cuda":
             why = "NumPy's memory is the host's, there is no pool to ask; pass --backend cuda"
             raise InputError(f"--verify-memory: {why}")
         stream = human_stream(args)
         result = train(config, stream, quiet=args.quiet)
+        from zerosim.models.adapters import adapters_of, merged
         from zerosim.report.pools import pools_agree, pools_table
         from zerosim.report.tables import sample_text, summary
 
-        with written((weights, lambda file: write_weights(file, result.weights)), (figures, as_json(result.to_dict))):
+        with written(
+            (weights, lambda file: write_weights(file, result.weights)),
+            (adapters, lambda file: write_weights(file, adapters_of(result.weights))),
+            (whole, lambda file: write_weights(file, merged(result.weights, config.tuning))),
+            (figures, as_json(result.to_dict)),
+        ):
             if not args.quiet:
                 print(file=stream)
                 show(args, summary(result))
@@ -56,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
-    """Run with progress on `stream`."""
+    """Train with progress on `stream`."""
     from zerosim.analysis.advice import run
     from zerosim.comm.rank_status import ranks_text
     from zerosim.report.names import STAGES
@@ -66,10 +79,10 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
     here = config.mesh.ranks if config.world.transport == "threads" else config.world.ranks_per_process
     title = f"{STAGES[config.parallel.zero_stage]:6}"
-    if here < config.mesh.ranks:  # a process hears of its own ranks' losses until the run is over
+    if here < config.mesh.ranks:  # a process receives only its own ranks' losses until the run is over
         title += f" {ranks_text(range(here))}"
     each, last = config.mesh.ranks // config.mesh.pp, config.chunks.last_stage
-    reporting = min(max(0, here - last * each), each)  # losses come out on the stage of the last chunk
+    reporting = min(max(0, here - last * each), each)  # losses arise on the pipeline stage of the last chunk
     with progress_on(stream, reporting, steps, title, quiet=quiet) as progress:
         return run(config, progress=progress)
 

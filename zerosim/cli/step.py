@@ -1,4 +1,4 @@
-"""`zerosim step`: the stepper in a terminal (`stepper/tui/`); in a pipe, every event as text."""
+"""`zerosim step`: the stepper in a terminal (`stepper/tui/`); in a pipe, every event as text; with --html, a page."""
 
 from __future__ import annotations
 
@@ -6,24 +6,46 @@ import argparse
 import sys
 
 from zerosim.cli.options import add_run_flags, run_config
-from zerosim.cli.parser import Parser
+from zerosim.cli.parser import Parser, stages
 from zerosim.config import RunConfig
+from zerosim.errors import InputError
+
+NO_KEYS = (
+    "This terminal reads no single keys: every event follows as text. To go through them yourself in a browser: "
+    "zerosim step --html step.html"
+)
 
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
+    add = parser.add_argument_group("what it leaves").add_argument
+    add(
+        "--html", metavar="OUT.html", help="the first step as a page that plays in any browser, in place of the stepper"
+    )
+    add("--stages", metavar="0,1,2,3", type=stages, help="with --html: which ZeRO stages (default: --stage alone)")
     parser.epilog = (
-        "In a terminal, from the first collective on: n goes on by one event, c to the next collective on all ranks,\n"
+        "In a terminal, from the first collective on: n goes on by one event, c to the next collective on all ranks, "
         "? shows the keys, q quits.\n"
+        "With --html: a page on which the first step plays, from which one can also step (docs/player.md).\n"
         "In a pipe: one event per line (rank, number, text) of the first step, or of as many as --steps says."
     )
 
 
 def main(args: argparse.Namespace) -> int:
     config = run_config(args)
+    if args.html is not None:
+        from zerosim.cli.pages import step_page
+
+        return step_page(args, config)
+    if args.stages is not None:
+        raise InputError(
+            "--stages: pass --html OUT.html too, or --stage for the stepper, which steps through one stage"
+        )
     from zerosim.stepper.tui.terminal import Terminal, is_usable
 
     if not is_usable(sys.stdin, sys.stdout):
+        if sys.stdout.isatty():
+            print(NO_KEYS, file=sys.stderr)
         return print_events(config, getattr(args, "steps", None) or 1)
     from zerosim.stepper.tui.keys import Stepper
 
@@ -33,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def print_events(config: RunConfig, steps: int) -> int:
-    """Every event of the first `steps` steps in order, placing included; one line each."""
+    """Print every event of the first `steps` steps in order, including initialization, one line each."""
     from zerosim.stepper import debug
 
     with debug(config) as world:

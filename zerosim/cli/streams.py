@@ -1,8 +1,8 @@
-"""stdin, stdout and stderr of a command: a full disk or a closed stream is reported at the end and costs nothing else.
+"""stdin, stdout and stderr of a command: a full disk or a closed stream is reported at the end and breaks nothing else.
 
-Writing to them may fail anywhere: in a rank's progress, in the middle of a table, at the exit of Python. So it never
-raises, but for a reader that has gone away, which ends a command at once as SIGPIPE would. A letter that the encoding
-lacks becomes '?'.
+A write may fail anywhere: in a rank's progress, in the middle of a table, at Python's exit. So it never
+raises, except if the reader is gone: that ends a command at once, as SIGPIPE would. A letter missing from the encoding
+becomes '?'.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from zerosim.errors import exit_code
 
 DESCRIPTORS = range(3)
 SILENT_S = (30.0, 10.0)
-"""How long a command may work without a word: into a pipe or a file, and on a terminal."""
+"""How long a command may be silent: in a pipe or a file, and on a terminal."""
 
 
 class Sink(io.RawIOBase):
-    """The bytes below a stream; None for one that is closed. What it does not take is dropped, `failure` says why.
+    """The raw file below a stream; None for a closed one. Bytes that it refuses are dropped, and `failure` says why.
 
     Raises: BrokenPipeError.
     """
@@ -63,16 +63,16 @@ class Sink(io.RawIOBase):
     def _written(self, data: Any) -> int:
         if self._raw is None:
             raise OSError(errno.EBADF, "it is closed")
-        while (count := self._raw.write(data)) is None:  # a pipe that does not block, and is full
+        while (count := self._raw.write(data)) is None:  # a full non-blocking pipe
             select.select([], [self._raw.fileno()], [])
         return int(count)
 
 
 @contextmanager
 def standard_streams() -> Iterator[Sink]:
-    """While it lasts, sys.stdout and sys.stderr each stand on a Sink; stdout's is given.
+    """Put a Sink below sys.stdout and sys.stderr inside the block, and yield stdout's.
 
-    Only the process's own: what a caller has put in their place (a test, a notebook) stays.
+    Only the process's own streams change. A caller's replacement (a test, a notebook) stays.
     """
     _plug()
     before = sys.stdin, sys.stdout, sys.stderr
@@ -93,7 +93,7 @@ def standard_streams() -> Iterator[Sink]:
 
 @contextmanager
 def never_silent(command: str) -> Iterator[None]:
-    """A block that says on stderr that it goes on wherever the process's own streams are silent for long."""
+    """Print on stderr that the block is still working, whenever the process's own streams are silent for long."""
     began, over = time.monotonic(), threading.Event()
     sinks = [sink for stream in (sys.stdout, sys.stderr) if isinstance(sink := _raw(stream), Sink)]
 
@@ -117,7 +117,7 @@ def never_silent(command: str) -> Iterator[None]:
 
 
 def stopwatch(*, quiet: bool = False) -> Callable[[str], None]:
-    """What prints lines on stderr, each with the seconds since now."""
+    """Return a function that prints lines on stderr, each with the seconds since now."""
     began = time.perf_counter()
 
     def say(line: str) -> None:
@@ -129,7 +129,7 @@ def stopwatch(*, quiet: bool = False) -> Callable[[str], None]:
 
 @contextmanager
 def heard(is_heard: bool) -> Iterator[None]:
-    """A block whose words reach the screen, or go nowhere."""
+    """Let the block's output reach the screen, or discard it."""
     if is_heard:
         yield
         return
@@ -143,9 +143,10 @@ def heard(is_heard: bool) -> Iterator[None]:
 
 @contextmanager
 def one_voice(world: str) -> Iterator[bool]:
-    """A block that every process of a world runs `together`, and of which the first is heard. Gives whether it is this.
+    """Run a block in every process of a world `together`; only the first process prints. Yield whether this is the
+    first.
 
-    Raises: in the first process what `together` raises; in the others SystemExit, with that error's code.
+    Raises: in the first process the error of `together`; in the others SystemExit with that error's code.
     """
     is_first = True
     try:
@@ -160,13 +161,13 @@ def one_voice(world: str) -> Iterator[bool]:
 
 
 def _raw(stream: TextIO | None) -> Any:
-    """What takes a stream's bytes at last: below its buffer, where it has one (with python -u it has none)."""
+    """Return the raw file of a stream, below its buffer if it has one (with python -u it has none)."""
     buffer = getattr(stream, "buffer", None)
     return getattr(buffer, "raw", buffer)
 
 
 def _on(sink: Sink, stream: TextIO | None, errors: str) -> TextIO:
-    """The same stream, its bytes passing through a sink."""
+    """Return the same stream with its bytes passing through a sink."""
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(sink), encoding="utf-8", errors=errors)
     with contextlib.suppress(OSError):
@@ -182,20 +183,20 @@ def _on(sink: Sink, stream: TextIO | None, errors: str) -> TextIO:
 
 
 def _end(stream: TextIO, sink: Sink) -> None:
-    """Let go of what is buffered, so that nothing fails for it when Python ends."""
+    """Drop buffered bytes, so that they cause no failure when Python ends."""
     try:
         stream.flush()
-    except OSError as error:  # its reader is gone
+    except OSError as error:  # the reader is gone
         sink.failure = error
-        with contextlib.suppress(OSError):  # a caller's own stream
+        with contextlib.suppress(OSError):  # a caller's replacement
             stream.flush()
 
 
 def _plug() -> None:
-    """Let no file that is opened later take a closed stream's number, and with it what is meant for the stream."""
+    """Keep a later file from getting a closed stream's descriptor, and with it the stream's text."""
     for descriptor in DESCRIPTORS:
         try:
             os.fstat(descriptor)
         except OSError:
-            # A folder takes no bytes, and says so to whoever opens /dev/stdout.
+            # A folder accepts no bytes, and gives an error to a program that opens /dev/stdout.
             os.open(os.devnull if descriptor == 0 or os.name == "nt" else os.sep, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""`zerosim zoo`: the models, devices, nodes and recipes that zerosim knows by name."""
+"""`zerosim zoo`: list the models, devices, nodes and recipes that zerosim knows by name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from zerosim.cli.parser import Parser
 from zerosim.config.presets import hardware, models, nodes, recipes
 
 ROOMS = ("models", "gpus", "nodes", "recipes")
+FINE_TUNING = "fine-tuning"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("what", nargs="?", choices=ROOMS, help="one of them (default: all)")
+    parser.add_argument(
+        "what",
+        nargs="?",
+        choices=(*ROOMS, FINE_TUNING),
+        help="one of them (default: all but fine-tuning, which plans which method fits which GPU)",
+    )
     parser.add_argument("--json", metavar="OUT.json", help="all of it; - for stdout")
 
 

@@ -1,20 +1,28 @@
 """Ctrl-C that lands in a destructor of somebody else's: Python prints what a destructor raises, and goes on without it.
 
 zerosim's own buffers die without a line of Python (`device/events.py`, `Recorder.watch`). Other things do not. When a
-thread is dropped, for instance, the standard library takes it out of a `WeakSet` in a callback.
+thread is dropped, for instance, the standard library takes it out of a `WeakSet` in a callback, and each import ends
+with one. So a signal that was swallowed is sent again, until one gets through.
 """
 
 from __future__ import annotations
 
+import _thread
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+AGAIN_S = 0.05
+"""How long after it was swallowed a signal is sent again."""
 
 
 @contextmanager
 def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of a block in which a destructor swallowed one.
+    """Send a signal again whose exception a destructor swallowed inside the block; where the block ends before that,
+    raise its exception there.
 
     `at_once` is called where that happens, to end the block early. It runs inside the destructor: it must not raise or
     wait. Whatever else destructors raise is reported as before.
@@ -22,20 +30,46 @@ def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[No
     if threading.current_thread() is not threading.main_thread():  # no signal's handler runs here
         yield
         return
-    before, swallowed = sys.unraisablehook, False
+    before, swallowed, is_coming, is_over = sys.unraisablehook, 0, False, False
+    lock = threading.Lock()
+
+    def send_again(number: int) -> None:
+        nonlocal is_coming
+        time.sleep(AGAIN_S)
+        with lock:
+            is_coming = False
+            if not is_over and callable(signal.getsignal(number)):  # else the signal would end the process, or nothing
+                _send(number)
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        nonlocal swallowed
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            swallowed = True
-            at_once()
-        else:
+        nonlocal swallowed, is_coming
+        error = unraisable.exc_value
+        if not isinstance(error, KeyboardInterrupt):
             before(unraisable)
+            return
+        swallowed = getattr(error, "number", signal.SIGINT)  # an `Ended` has one
+        if not is_coming:  # a second one would disturb what the first one ends
+            with suppress(RuntimeError):  # no thread can be had: the end of the block raises it
+                _thread.start_new_thread(send_again, (swallowed,))
+                is_coming = True
+        at_once()
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
+        with lock:
+            is_over = True
         sys.unraisablehook = before
         if swallowed:
-            raise KeyboardInterrupt
+            from zerosim.errors import Ended  # which takes longer than all of this room, and a signal may come first
+
+            raise KeyboardInterrupt if swallowed == signal.SIGINT else Ended(swallowed)
+
+
+def _send(number: int) -> None:
+    """A signal for the main thread, which wakes where it waits."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))

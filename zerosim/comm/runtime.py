@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -32,7 +33,11 @@ from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Reader, Recorder
+from zerosim.device.memory import Allocator
+from zerosim.device.node import NodePool, Share, pools_of
+from zerosim.device.nvme import Files
 from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError, described
+from zerosim.placement.memories import NVME
 
 T = TypeVar("T")
 Readers = Callable[[int], tuple[Reader, ...]]
@@ -66,6 +71,9 @@ class World:
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
     allocator      how they are handed out, and `allocator_conf` its knobs: `device/allocators/`
+    node_ranks     how many neighbours share a node, None for all
+    others         bytes of a node's host memory and drives, None for no limit; over mpi each rank has an equal part
+    folder         where what lies on NVMe is files; None on shapes
     timeout_s      seconds without any progress after which a rank that others wait for is late
     record         keep events for readers
     keep_events    keep every event in `device.recorder.history`
@@ -81,6 +89,9 @@ class World:
     capacity: int | None = None
     allocator: str = "exact"
     allocator_conf: str | None = None
+    node_ranks: int | None = None
+    others: Mapping[str, int | None] = field(default_factory=dict)
+    folder: Path | None = None
     timeout_s: float = 30.0
     record: bool = True
     keep_events: bool = False
@@ -134,7 +145,10 @@ def launch(
     """
 
     def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-        return device_of(world, rank, backend, switch, readers(rank) if readers else ())
+        own = other_memories(world, rank, pools[rank])
+        return device_of(world, rank, backend, switch, readers(rank) if readers else (), own)
+
+    pools = node_pools(world)
 
     # BLAS threads times rank threads would collapse
     with no_interrupt_lost(), threadpool_limits(limits=1, user_api="blas"):
@@ -188,16 +202,38 @@ def assemble(
     return Ranks(program, transport, [_context(world, device, transport) for device in devices])
 
 
-def device_of(world: World, rank: int, backend: Backend, switch: Switch, readers: tuple[Reader, ...] = ()) -> Device:
-    """A rank's device, as the world says."""
+def device_of(
+    world: World,
+    rank: int,
+    backend: Backend,
+    switch: Switch,
+    readers: tuple[Reader, ...] = (),
+    others: Mapping[str, Allocator] | None = None,
+) -> Device:
+    """A rank's device, as the world says, beside what it may take of its node's memories."""
     return Device(
         rank,
         backend,
         allocator=make_allocator(world.allocator, world.capacity, world.allocator_conf),
+        others=others,
         recorder=Recorder(readers, keep=world.keep_events, enabled=world.record),
         switch=switch,
         stream=backend.open_stream(rank),
     )
+
+
+def node_pools(world: World) -> list[dict[str, NodePool]]:
+    """By rank the memories of its node, which ranks of one process share."""
+    shared = world.transport != "mpi"
+    return pools_of(world.ranks, world.node_ranks or world.ranks, world.others, shared=shared)
+
+
+def other_memories(world: World, rank: int, pools: Mapping[str, NodePool]) -> dict[str, Allocator]:
+    """How a rank takes its part of its node's memories."""
+    found: dict[str, Allocator] = {name: Share(pool, rank) for name, pool in pools.items()}
+    if world.folder is not None:
+        found[NVME] = Files(world.folder, rank, pools[NVME])
+    return found
 
 
 def _context(world: World, device: Device, transport: Transport) -> Context:
@@ -250,7 +286,10 @@ class Ranks(Generic[T]):
             self.start()
             self.transport.serve(timeout_s)
         except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
-            self._scheduler.abort(error)
+            try:
+                self._scheduler.abort(error)
+            finally:  # another one may come meanwhile
+                self._scheduler.switch.abort()
         failure = self.transport.settle()
         self.join()
         self._scheduler.failure = None

@@ -15,23 +15,24 @@ class ClockConfig(Part):
     """Whose kernels the clock times, with --gpu."""
 
     kernels: str = option(
-        "fused", "kernels that the framework launches for one operator: eager PyTorch's several, torch.compile's, or a "
-        "hand-written one", choices=KERNELS, follows=OF_RECIPE,
+        "fused", "which kernels the framework launches for one operator: several as in eager PyTorch, those of "
+        "torch.compile, or one hand-written kernel", choices=KERNELS, follows=OF_RECIPE,
     )  # fmt: skip
     flash_kernel: str = option(
-        "fa2", "whose FlashAttention kernel the clock times: of a GPU that was not measured with it, the one that was",
+        "fa2", "whose FlashAttention kernel the clock times. For a GPU that was not measured with this kernel, the "
+        "clock takes one that was",
         choices=FLASH_KERNELS, follows=OF_RECIPE,
     )  # fmt: skip
     cuda_graphs: bool = option(
-        False, "the clock's host launches a block's forward, or its backward, as one CUDA graph instead of kernel by "
+        False, "the modelled host launches a block's forward or backward as one CUDA graph instead of kernel by "
         "kernel",
     )  # fmt: skip
     tp_comm_overlap: bool = option(
-        False, "with --sequence-parallel: the clock overlaps tensor parallelism's collectives with the products beside "
-        "them, chunk by chunk, as Transformer Engine does",
+        False, "with --sequence-parallel: the clock overlaps tensor parallelism's collectives with the neighbouring "
+        "matrix products, chunk by chunk, as Transformer Engine does",
     )  # fmt: skip
     overlap_comm: bool = option(
-        False, "the clock runs stage 3's reductions out of --reduce-bucket in a side stream, as DeepSpeed does under "
+        False, "stage 3: the clock runs the reductions of --reduce-bucket on a side stream, as DeepSpeed does with "
         "overlap_comm",
         stages=(3,), follows=OF_RECIPE,
     )  # fmt: skip

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from zerosim.config.offload import OffloadConfig
 from zerosim.config.parts import OPTIONS, PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import find_recipe, usual_recipe
 from zerosim.errors import wrong
+from zerosim.placement.memories import NVME
 
 
 class Exclusion(NamedTuple):
@@ -27,16 +29,26 @@ class Exclusion(NamedTuple):
 
 
 _BUCKET = "through a bucket new parameters arrive in the optimizer step"
+_READ = "the CPU reads each gradient where it came to, while the next ones come"
 EXCLUSIONS = (
     Exclusion("grad_reduction", "partition", "gradients are reduced to their owners", (1, 2)),
     Exclusion("compress", "partition", "owners reduce gradients where they are"),
     Exclusion("compress", "grad_reduction", "what is compressed arrives as own slices", (1, 2)),
+    Exclusion("secondary_shard", "partition", "owners hold whole units, of which there is no second shard"),
+    Exclusion("secondary_shard", "reshard_after_forward", "parameters that stay gathered are not gathered again"),
+    Exclusion("quantized_weights", "partition", "owners send parameters from where they are"),
+    Exclusion("quantized_gradients", "partition", "owners reduce gradients where they are"),
+    Exclusion("quantized_gradients", "compress", "both say what of gradients is sent"),
+    Exclusion("hierarchical_gather", "partition", "owners send parameters from where they are"),
+    Exclusion("hierarchical_gather", "quantized_weights", "codes are gathered in one hop"),
     Exclusion("reduce_bucket", "partition", "owners reduce gradients where they are"),
     Exclusion("allgather_bucket", "partition", "owners send parameters from where they are"),
     Exclusion("overlap_param_gather", "allgather_bucket", _BUCKET),
     Exclusion("overlap_reduction", "reduce_bucket", "reductions out of buffers overlap with reduce_buffers 2"),
     Exclusion("prefetch_elements", "prefetch", "one counts elements, the other units"),
     Exclusion("max_live", "prefetch_elements", needs=True),
+    Exclusion("persistent_grads", "delayed_update", _READ, (2, 3)),
+    Exclusion("upcast_grads", "delayed_update", _READ),
     Exclusion("keep_upcast", "upcast_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
@@ -44,6 +56,7 @@ EXCLUSIONS = (
     Exclusion("own_grads_only", "persistent_grads", "a buffer that stays from start to end is not freed"),
     Exclusion("overlap_comm", "reduce_bucket", needs=True),
     Exclusion("tp_comm_overlap", "sequence_parallel", needs=True),
+    Exclusion("cast_shards", "offload", "shards lie beside masters that are elsewhere"),
     Exclusion("balance_ends", "stage_layers", "it says how the layers are cut"),
 )
 """In the order in which they are looked at: what one sets aside, the next does not see."""
@@ -74,7 +87,7 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     _check_given(given, stage, optimizer, values)
     values |= {**given, "recipe": recipe.name}
     source |= dict.fromkeys(given, "")
-    set_aside = _exclude(values, source, stage)
+    set_aside = _exclude(values, source, stage) | _off_device(values, source)
     if precision == PURE and (masters := next((n for n in ("cast_shards", "upcast_grads") if values.get(n)), "")):
         who, right = source[masters] or masters, "choose recipe paper" if source[masters] else f"leave out {masters}"
         raise wrong("precision", f" {PURE!r}: {who} works on fp32 masters, and here are none; {right}, or use bf16")
@@ -85,6 +98,15 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     elif wish in ("gather", "all") and stage in (1, 2) and bucket:
         set_aside["overlap"] = f"overlap {wish!r}, not with allgather_bucket {bucket}: {_BUCKET}"
     return values, set_aside
+
+
+def _off_device(values: dict[str, Any], source: Mapping[str, str]) -> dict[str, str]:
+    """Take a recipe's buffer of gradients that stays out of `values`, where gradients lie on NVMe; say why."""
+    name, offload = "persistent_grads", OffloadConfig(where=values.get("offload", ""))
+    if offload.memory_of("grads") != NVME or not values.get(name) or not source[name]:
+        return {}
+    del values[name]
+    return {name: f"{source[name]}'s {name}, not with offload {offload.where!r}: on NVMe no buffer stays"}
 
 
 def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> dict[str, str]:

@@ -61,6 +61,8 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
                 f": recompute {memory.recompute!r} keeps no block's input to run it again; "
                 "pass --recompute full too, or leave it out",
             )
+    if memory.stash_window and not memory.cpu_checkpointing:
+        raise wrong("stash_window", f" {memory.stash_window}: nothing goes to the host; pass --cpu-checkpointing too")
     if memory.partition_activations and mesh.tp == 1:
         raise wrong(
             "partition_activations",

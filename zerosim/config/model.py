@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 
 from zerosim.config.hub import hub_words, is_of_hub
@@ -26,23 +27,36 @@ class ModelConfig(Part):
     )  # fmt: skip
     layers: int = option(None, "blocks", low=1, high=100_000, metavar="L", shown=OF_MODEL)
     hidden: int = option(None, "width", low=1, high=10**7, metavar="D", shown=OF_MODEL)
-    heads: int = option(None, "attention heads; they divide the width", low=1, high=10**7, metavar="H", shown=OF_MODEL)
-    kv_heads: int = option(None, "llama: heads of keys and values", low=1, high=10**7, metavar="KV", shown=OF_MODEL)
-    ffn: int = option(None, "width of the feed-forward", low=1, high=10**8, metavar="F", shown=OF_MODEL)
+    heads: int = option(
+        None, "attention heads; their number divides the width", low=1, high=10**7, metavar="H", shown=OF_MODEL
+    )
+    kv_heads: int = option(None, "llama: key-value heads", low=1, high=10**7, metavar="KV", shown=OF_MODEL)
+    ffn: int = option(None, "width of the feed-forward layers", low=1, high=10**8, metavar="F", shown=OF_MODEL)
     seq: int = option(
-        None, "tokens per row: the context", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
+        None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
     )
     positions: int = option(None, "gpt: rows of the position table", low=1, high=10**8, metavar="T", shown=OF_MODEL)
-    vocab: int = option(None, "token ids; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
-    tie_embeddings: bool = option(None, "the head is the token table", shown=OF_MODEL)
-    dropout: float = option(None, "chance that an activation is dropped", below=1, metavar="P", shown=OF_MODEL)
-    norm_eps: float = option(None, "added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL)
+    vocab: int = option(None, "vocabulary size; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
+    tie_embeddings: bool = option(None, "the head shares the token table", shown=OF_MODEL)
+    dropout: float = option(None, "probability of dropping an activation", below=1, metavar="P", shown=OF_MODEL)
+    norm_eps: float = option(None, "number added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL)
     rope_base: float = option(None, "llama: base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
     params: int | None = option(
-        None, "flat: parameters, such as 7.5B", low=1, high=10**15, metavar="COUNT", shown=OF_MODEL, parse=parse_count
+        None,
+        "flat: number of parameters, such as 7.5B",
+        low=1,
+        high=10**15,
+        metavar="COUNT",
+        shown=OF_MODEL,
+        parse=parse_count,
     )
     units: int | None = option(
-        None, "flat: units that they are cut into", low=1, high=100_000, metavar="U", shown=OF_MODEL
+        None,
+        "flat: number of units that the parameters are divided into",
+        low=1,
+        high=100_000,
+        metavar="U",
+        shown=OF_MODEL,
     )
     family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: what `name` is
 
@@ -112,7 +126,7 @@ def _preset(name: str) -> ModelPreset:
         raise wrong("model", f" {name!r}: expected a name, such as gpt2, or a config.json")
     if is_of_hub(name):
         raise wrong("model", hub_words(name))
-    if name.endswith(".json") or "/" in name or name in (".", ".."):
+    if name.endswith(".json") or "/" in name or os.sep in name or name in (".", ".."):
         from zerosim.config.huggingface import read_config_json  # not at every start
 
         return read_config_json(name)

@@ -20,9 +20,9 @@ _LACKING = (
         "Every model here is dense",
     ),
     (
-        r"(q?lora|q?lora_.*|peft.*|adapter.*|freeze.*)",
-        "LoRA, adapters or frozen parameters",
-        "Every parameter is trained",
+        r"(qlora.*|peft.*)",
+        "PEFT's files and its other methods",
+        "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),
     (
         r"(.*offload.*|nvme.*|zero_infinity)",
@@ -30,9 +30,9 @@ _LACKING = (
         "--cpu-checkpointing moves the inputs of recomputed blocks to the host",
     ),
     (
-        r"(zero_quantized.*|zero_hpz.*|zeropp|qwz|hpz|qgz|quantiz.*|load_in_[48]bit)",
-        "quantised weights or communication (ZeRO++)",
-        "--dp-replicate keeps collectives within a group of ranks",
+        r"(zero_quantized_nontrainable_weights|zeropp_loco.*|quantiz.*|load_in_8bit)",
+        "frozen weights in int8, or error feedback for ZeRO++'s codes (LoCo)",
+        "--base nf4 keeps a frozen base in 4 bits, and --compress has error feedback",
     ),
     (
         r"(fp8|fp8_.*|float8.*|fp4.*|te_.*)",
@@ -53,6 +53,13 @@ _CALLED = (
     (r"(use_)?distributed_optimizer", "--stage 1 --recipe megatron"),
     (r"(use_)?flash_attn(ention)?.*", "--attention flash"),
     (r"(seq|sequence)_parallel_size", "--sequence-parallel, over the ranks of --tp"),
+    (r"(zero_quantized_weights|qwz)", "--quantized-weights"),
+    (r"(zero_quantized_gradients|qgz)", "--quantized-gradients"),
+    (r"(zero_hpz_partition_size|hpz|zero_hpz.*)", "--secondary-shard G, for G ranks of a node"),
+    (r"(zeropp|zero_plus_plus)", "--secondary-shard G --quantized-weights --quantized-gradients"),
+    (r"load_in_4bit", "--base nf4, with --lora-rank R"),
+    (r"mics_shard_size", "--dp-replicate R, for groups of N / R ranks"),
+    (r"mics_hierarchical.*", "--hierarchical-gather, with --ranks-per-node R"),
     (r"sharding_strategy", "--stage: 3 is FULL_SHARD, 2 SHARD_GRAD_OP, 0 NO_SHARD; --dp-replicate makes it HYBRID"),
 )
 """A pattern of names, in underscores, and what says the same here."""

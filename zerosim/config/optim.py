@@ -23,50 +23,56 @@ class OptimConfig(Part):
         False, "adafactor-hf: a step is at most 1/sqrt(its number)", follows="on for it where no --lr is given"
     )
     betas: tuple[float, float] = option(
-        (0.9, 0.999), "the two averages of Adam and its kin", below=1, metavar=("B1", "B2"),
+        (0.9, 0.999), "decay rates of the two moving averages of Adam and related optimizers",
+        below=1, metavar=("B1", "B2"),
         follows="the optimizer's own",
     )  # fmt: skip
     eps: float = option(
-        1e-8, "epsilon, outside the root", above=0, metavar="EPS", follows="the optimizer's own, Adam's 1e-8"
+        1e-8,
+        "epsilon, added outside the square root",
+        above=0,
+        metavar="EPS",
+        follows="the optimizer's own, Adam's 1e-8",
     )
     aux_lr: float = option(
-        3e-3, "muon: learning rate of AdamW, which has the table, the head, norms and biases", above=0, metavar="LR",
+        3e-3, "muon: learning rate of AdamW, which trains the table, the head, norms and "
+        "biases", above=0, metavar="LR",
         follows="3e-3",
     )  # fmt: skip
     momentum: float = option(
-        0.0, "SGD's and Muon's momentum; adafactor-hf's beta1", below=1, metavar="M", follows="0; Muon's 0.95"
+        0.0, "momentum of SGD and Muon; beta1 of adafactor-hf", below=1, metavar="M", follows="0; Muon's 0.95"
     )
-    nesterov: bool = option(False, "sgd with momentum: Nesterov's, along g + momentum * buffer")
+    nesterov: bool = option(False, "sgd with momentum: Nesterov's form, a step along g + momentum * buffer")
     momentum_form: str = option(
-        "torch", "buffer = momentum * buffer + g, or a textbook's average with (1 - momentum) * g",
+        "torch", "torch: buffer = momentum * buffer + g. ema: the textbook's average, which adds (1 - momentum) * g",
         choices=("torch", "ema"),
     )  # fmt: skip
     scale_parameter: bool = option(True, "adafactor-hf: steps are multiples of the RMS of each tensor's weights")
     weight_decay: float = option(
         0.0, "weight decay", low=0, metavar="W", follows="0.01 for adamw, 0.1 for sophia, else 0"
     )
-    decay: str = option("all", "which parameters decay", choices=("all", "matrices"))
+    decay: str = option("all", "which parameters have weight decay", choices=("all", "matrices"))
     lr_schedule: str = option(
-        "constant", "learning rate over the steps", flat="schedule", choices=("constant", "cosine")
+        "constant", "how the learning rate changes over the steps", flat="schedule", choices=("constant", "cosine")
     )
-    warmup: int = option(0, "steps of linear warm-up", low=0, metavar="STEPS")
-    min_lr: float = option(0.0, "where cosine ends", low=0, metavar="LR")
+    warmup: int = option(0, "number of steps of linear warm-up", low=0, metavar="STEPS")
+    min_lr: float = option(0.0, "learning rate at the end of the cosine schedule", low=0, metavar="LR")
     clip_norm: float | None = option(
         None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping"
     )
 
     sub_group: int = option(
-        0, "stage 3: elements of a rank that the optimizer steps together; 0: all", low=0, high=10**12,
+        0, "stage 3: number of a rank's elements that the optimizer updates at a time; 0: all", low=0, high=10**12,
         metavar="COUNT", parse=parse_count, also=("--sub-group-size",), stages=(3,), follows=OF_RECIPE,
     )  # fmt: skip
     foreach: bool = option(
-        False, "the optimizer steps all tensors together, with temporaries of their size (PyTorch's default)",
+        False, "the optimizer updates all tensors together, with temporaries of their size (PyTorch's default)",
         follows=OF_RECIPE,
     )  # fmt: skip
 
     lazy_states: bool = option(
-        False, "the optimizer's states are made in the first step, as PyTorch makes them; the second may run out of "
-        "memory; a plan then takes two steps"
+        False, "create the optimizer's states in the first step, as PyTorch does. The second step may then run out of "
+        "memory, so a plan runs two steps"
     )  # fmt: skip
 
     def _check(self) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from zerosim.config.node_checks import check_node, node_of
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.presets.recipes import NAMES as RECIPES
 from zerosim.config.presets.recipes import USUAL
@@ -21,21 +22,35 @@ class MeshConfig(Part):
     """How the ranks are arranged."""
 
     ranks: int = option(
-        RANKS, "virtual ranks, each a device of its own", low=1, high=65536, metavar="N",
+        RANKS, "number of virtual ranks, one device each", low=1, high=65536, metavar="N",
         shown="4; with --world mpi what mpirun started", also=("--world-size", "--num-gpus", "--nproc-per-node"),
     )  # fmt: skip
     dp_replicate: int = option(
-        1, "copies of the model states (HSDP): each is divided among N/R ranks, and gradients are averaged over the R "
-        "ranks that hold the same part", low=1, high=65536, metavar="R", also=("--dp-replicas",), stages=(1, 2, 3),
+        1, "replicas of the model states (HSDP). Each replica is sharded over N/R ranks. Gradients are averaged over "
+        "the R ranks that hold the same shard", low=1, high=65536, metavar="R",
+        also=("--dp-replicas",), stages=(1, 2, 3),
+    )  # fmt: skip
+
+    secondary_shard: int = option(
+        0, "hpZ: after forward each rank keeps a secondary shard, 1/G of the parameters. Backward gathers it among G "
+        "neighbouring ranks, those of one node (in FSDP2 a whole number for reshard_after_forward, in DeepSpeed "
+        "zero_hpz_partition_size); 0: none", low=0, high=65536, metavar="G", stages=(3,),
+    )  # fmt: skip
+    ranks_per_node: int = option(
+        0, "ranks on one node, those of tp included. Traffic between nodes is then counted. --quantized-gradients and "
+        "--hierarchical-gather communicate within a node and across nodes separately. 0: as --secondary-shard says, "
+        "else unknown", low=0,
+        high=65536, metavar="R", also=("--local-world-size",),
     )  # fmt: skip
 
     tp: int = option(
-        1, "tensor parallelism: ranks that every linear map and the attention heads are cut over", low=1, high=65536,
+        1, "tensor parallelism: number of ranks that share each linear map and the attention heads", low=1, high=65536,
         metavar="T", also=("--tensor-parallel", "--tensor-model-parallel-size"),
     )  # fmt: skip
 
     pp: int = option(
-        1, "pipeline parallelism: stages that the layers are cut into; micro-batches (--accumulate) pass through them",
+        1, "pipeline parallelism: number of pipeline stages that the layers are divided into. The microbatches of "
+        "--accumulate pass through them",
         low=1, high=4096, metavar="P", also=("--pipeline-parallel", "--pipeline-model-parallel-size"),
     )  # fmt: skip
 
@@ -56,6 +71,7 @@ class MeshConfig(Part):
                 f"{product} does not divide ranks {self.ranks}: choose {right_sizes(self.ranks, sizes, most)} (a world "
                 "is pp x dp_replicate x dp_shard x tp ranks)",
             )
+        check_node(self.ranks // each, self.tp, self.secondary_shard, self.ranks_per_node)
 
     @property
     def others(self) -> Mesh:
@@ -65,7 +81,8 @@ class MeshConfig(Part):
     @property
     def axes(self) -> Mesh:
         """The ranks along each axis."""
-        return replace(self.others, dp_shard=self.ranks // self.others.world_size)
+        shards = self.ranks // self.others.world_size
+        return replace(self.others, dp_shard=shards, node=self.secondary_shard or node_of(self.ranks_per_node, self.tp))
 
     @property
     def shards(self) -> int:
@@ -101,60 +118,72 @@ class ParallelConfig(Part):
         flat="stage", low=0, high=3, metavar="0..3", also=("--zero-stage", "-z"),
     )  # fmt: skip
     replica_reduction: str = option(
-        "step", "with --dp-replicate: when they are; once a step, or in each micro-batch",
+        "step", "with --dp-replicate: average gradients across replicas once per step or in every microbatch",
         choices=("step", "micro_batch"),
     )  # fmt: skip
     partition: str = option(
-        "slices", "what a rank owns: equal slices of every unit, or whole units", choices=("slices", "owner"),
+        "slices", "a rank owns an equal slice of every unit (slices), or whole units (owner)",
+        choices=("slices", "owner"),
         follows="owner for an optimizer that wants whole matrices, else slices",
     )  # fmt: skip
     bucket_bytes: int | None = option(
-        25 * 2**20, "the most that one collective moves per call; none: one call per unit", low=1, metavar="SIZE",
+        25 * 2**20, "largest payload of one call of a collective; none: one call per unit", low=1, metavar="SIZE",
         shown="25MiB", parse=parse_bytes,
     )  # fmt: skip
     sequence_parallel: bool = option(
-        False, "with --tp: norms, dropout and residuals are cut by rows over the same ranks", also=("--sp",)
+        False, "with --tp: divide the rows of norms, dropout and residuals among the same ranks", also=("--sp",)
     )
     keep_gathered: bool = option(
-        False, "with --sequence-parallel: gathered inputs are kept for backward, not gathered again"
+        False, "with --sequence-parallel: save gathered inputs for backward instead of gathering them again"
     )
     pipeline: str | None = option(
         None, "with --pp: the order of forwards and backwards",
         choices=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"), shown="1f1b",
     )  # fmt: skip
     virtual_stages: int | None = option(
-        None, "with --pipeline interleaved: chunks of layers on each rank", low=1, high=4096, metavar="V", shown="2"
+        None,
+        "with --pipeline interleaved: number of layer chunks on each rank",
+        low=1,
+        high=4096,
+        metavar="V",
+        shown="2",
     )
     micro_batch_group: int | None = option(
-        None, "with --pipeline interleaved: micro-batches that pass through a chunk before the next chunk's turn; no "
-        "group has fewer than --pp", low=1, metavar="N", shown="pp, or the next larger that leaves no smaller group",
+        None, "with --pipeline interleaved: number of microbatches that pass through a chunk before the next chunk's "
+        "turn. No group has fewer than --pp", low=1, metavar="N",
+        shown="pp, or the next larger that leaves no smaller group",
         also=("--microbatch-group-size-per-virtual-pipeline-stage",),
     )  # fmt: skip
     stage_layers: str | None = option(
-        None, "with --pp: layers of each stage (with several chunks: of each, in the model's order), such as 3,4,4,3",
+        None, "with --pp: layers of each pipeline stage, such as 3,4,4,3 (with several chunks per stage: layers of "
+        "each chunk, in the model's order)",
         metavar="L,L,...", shown="as many on each",
     )  # fmt: skip
-    balance_ends: bool = option(False, "with --pp: the table and the head count as a layer each where layers are cut")
+    balance_ends: bool = option(
+        False, "with --pp: count the table and the head as one layer each when layers are divided among pipeline stages"
+    )
     keep_last_inputs: bool = option(
-        False, "with --pp: a stage keeps each chunk's last input and its gradient from one step to the next",
+        False, "with --pp: a pipeline stage keeps each chunk's last input and its gradient from one step to the next",
         follows=OF_RECIPE,
     )  # fmt: skip
-    pad_vocab: bool = option(False, "with --tp: the token table gets rows up to a multiple of 128 T, as Megatron's")
+    pad_vocab: bool = option(
+        False, "with --tp: pad the rows of the token table to a multiple of 128 T, as Megatron does"
+    )
     recipe: str = option(
         "paper",
-        "whose ZeRO: sets the flags below that are not given; usual: what people run at this stage",
+        "whose ZeRO: sets those flags below that you leave out. usual: the recipe that people run at this stage",
         metavar="|".join((*RECIPES, USUAL)),
         parse=str.lower,
     )
     transformer_engine: bool = option(
-        False, "blocks are Transformer Engine's: a dummy gradient stays for each shape of weight (with "
-        "--gradient-accumulation-fusion). Recipe megatron without it keeps eager attention's softmax in fp32",
+        False, "use Transformer Engine's blocks, which keep a dummy gradient for each shape of weight (with "
+        "--gradient-accumulation-fusion). Without them, recipe megatron keeps eager attention's softmax in fp32",
         also=("--te",), follows=OF_RECIPE,
     )  # fmt: skip
     overlap: str = option(
-        "none", "collectives that overlap with compute: reduce (late reductions, or two buffers where there is a "
-        "bucket), gather (stage 3: a unit ahead; stages 1 and 2: new parameters in the next forward), both, or none; "
-        "the flags below win where they are given",
+        "none", "which collectives overlap with compute. reduce: late reductions, or two buffers with --reduce-bucket. "
+        "gather: prefetch one unit (stage 3), or gather new parameters in the next forward (stages 1 and 2). all: "
+        "both. The flags below override this one",
         choices=("none", "reduce", "gather", "all"), follows=OF_RECIPE,
     )  # fmt: skip
 

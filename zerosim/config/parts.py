@@ -14,11 +14,13 @@ from zerosim.config.allocator import NAMES as ALLOCATORS
 from zerosim.config.allocator import check_knobs
 from zerosim.config.clock import ClockConfig
 from zerosim.config.model import ModelConfig
+from zerosim.config.offload import OffloadConfig
 from zerosim.config.optim import OptimConfig
 from zerosim.config.option import OF_RECIPE, Option, Part, option
 from zerosim.config.parallel import MeshConfig, ParallelConfig
 from zerosim.config.recompute import FORMS, Again, read_recompute
 from zerosim.config.recompute import PARTS as PARTS_OF_BLOCK
+from zerosim.config.tuning import TuningConfig
 from zerosim.config.zero import Gathering, GradMemory, Reduction
 from zerosim.errors import wrong
 from zerosim.units import MOST_BYTES, parse_bytes
@@ -37,26 +39,29 @@ class PrecisionConfig(Part):
     """Number formats, and the loss scale that half types want."""
 
     param_dtype: str = option(
-        "bf16", "of parameters; half types have fp32 masters, bf16-pure has none", flat="precision",
+        "bf16", "dtype of the parameters. Half types have fp32 masters; bf16-pure has none", flat="precision",
         choices=(*FLOATS, PURE), also=("--dtype",),
     )  # fmt: skip
     grad_dtype: str = option(
-        "bf16", "that gradients are kept and sent in", choices=FLOATS, follows="the recipe's, or the parameters'"
+        "bf16",
+        "dtype in which gradients are stored and sent",
+        choices=FLOATS,
+        follows="the recipe's, or the parameters'",
     )
     master_init: str = option(
         "rounded", "fp32 masters start from rounded or exact weights", choices=("rounded", "exact")
     )
     rounding: str | None = option(
-        None, "of bf16-pure: how a step's weights are stored; kahan keeps what is cut off in 2 more bytes",
+        None, "bf16-pure: how updated weights are rounded. kahan stores the rounding error in 2 more bytes",
         choices=ROUNDINGS, follows="nearest",
     )  # fmt: skip
     loss_scale: str | float | None = option(
-        None, "what the loss is multiplied by", metavar="dynamic|NUMBER", follows="dynamic for fp16, else none"
+        None, "factor that the loss is multiplied by", metavar="dynamic|NUMBER", follows="dynamic for fp16, else none"
     )
     initial_scale_power: int = option(16, "the dynamic scale starts at 2^P", low=0, high=126, metavar="P")
-    loss_scale_window: int = option(1000, "clean steps until the scale doubles", low=1, metavar="STEPS")
+    loss_scale_window: int = option(1000, "steps without an overflow until the scale doubles", low=1, metavar="STEPS")
     hysteresis: int = option(2, "the scale halves at the H-th overflow", low=1, metavar="H")
-    min_loss_scale: float = option(1.0, "an overflow there is an error", above=0, metavar="SCALE")
+    min_loss_scale: float = option(1.0, "an overflow at this scale is an error", above=0, metavar="SCALE")
     skip_nonfinite: bool = option(False, "skip a step whose gradients are not finite instead of stopping")
 
     def _check(self) -> None:
@@ -91,23 +96,30 @@ class PrecisionConfig(Part):
 class DataConfig(Part):
     """What is trained on: files, how a batch is made of them, the seed; and what the model continues at the end."""
 
-    micro_batch: int = option(4, "rows per rank and micro-batch", low=1, high=10**7, metavar="B", also=("--mbs",))
+    micro_batch: int = option(4, "rows per rank and microbatch", low=1, high=10**7, metavar="B", also=("--mbs",))
     accumulate: int = option(
-        1, "micro-batches per step; the global batch is N*A*B rows", low=1, high=10**7, metavar="A",
+        1, "microbatches per step; the global batch is N*A*B rows", low=1, high=10**7, metavar="A",
         also=("--grad-acc-steps", "--gradient-accumulation-steps"),
     )  # fmt: skip
-    seed: int = option(0, "of weights, batches and dropout", low=0, high=2**63 - 1, metavar="SEED")
+    seed: int = option(0, "seed of weights, batches and dropout", low=0, high=2**63 - 1, metavar="SEED")
     file: str | None = option(
-        None, "any file, read as bytes", flat="data", metavar="FILE", shown="the packaged primer on ZeRO"
+        None,
+        "text to train on: any file, read as bytes",
+        flat="data",
+        metavar="FILE",
+        shown="the packaged primer on ZeRO",
     )
     tokens: str | None = option(
-        None, "int64 array 'tokens' (steps, global batch, seq + 1)", metavar="IN.npz", shown="from --data"
+        None,
+        "tokens to train on: an int64 array 'tokens' of shape (steps, global batch, seq + 1)",
+        metavar="IN.npz",
+        shown="from --data",
     )
     weights: str | None = option(
-        None, "full parameters by name to start from", metavar="IN.npz", shown="drawn from --seed"
+        None, "full parameters to start from, by name", metavar="IN.npz", shown="drawn from --seed"
     )
     sample: str | None = option(None, "let the trained model continue this text", metavar="TEXT", shown="no sample")
-    sample_tokens: int = option(200, "tokens to continue it with", low=1, high=100_000, metavar="COUNT")
+    sample_tokens: int = option(200, "number of tokens that continue --sample", low=1, high=100_000, metavar="COUNT")
 
     def _check(self) -> None:
         if self.sample == "":
@@ -123,41 +135,53 @@ class MemoryConfig(Part):
     """What is kept for backward, and how much a device holds."""
 
     recompute: str = option(
-        "none", "what backward runs again instead of keeping: the attention core, a list of parts of every block "
-        f"({', '.join(PARTS_OF_BLOCK)}), every block or every K-th", metavar=FORMS, parse=str.lower,
+        "none", "activations that backward recomputes instead of saving: the attention core, a list of parts of every "
+        f"block ({', '.join(PARTS_OF_BLOCK)}), every block or every K-th block", metavar=FORMS, parse=str.lower,
     )  # fmt: skip
     partition_activations: bool = option(
-        False, "with --tp and --recompute full: a block's input is kept in parts, one on each rank of tp (ZeRO-R's Pa)",
+        False, "with --tp and --recompute full: divide the checkpointed input of a block among the ranks of tp "
+        "(ZeRO-R's Pa)",
         also=("--distribute-saved-activations",),
     )  # fmt: skip
     cpu_checkpointing: bool = option(
-        False, "with --recompute full: what is kept of blocks' inputs waits in the host's memory (with parts: Pa+cpu)"
+        False,
+        "with --recompute full: checkpointed inputs of blocks wait in host memory (with "
+        "--partition-activations: Pa+cpu)",
     )
+    stash_window: int = option(
+        0, "with --cpu-checkpointing: copy inputs in streams beside compute, with at most N in flight to the host "
+        "(torchtune's max_fwd_stash_size, 5 there); 0: copy in line with kernels, as DeepSpeed", low=0, high=4096,
+        metavar="N", also=("--max-fwd-stash-size",),
+    )  # fmt: skip
     saves: str = option(
-        "lean", "what is kept for backward: as zerosim's own kernels need it, or as Megatron's",
+        "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save",
         choices=("lean", "megatron"),
     )  # fmt: skip
     attention: str = option(
-        "eager", "eager holds the scores (B, H, T, T); flash never does", choices=("eager", "flash")
+        "eager",
+        "eager attention stores the scores (B, H, T, T); flash attention never does",
+        choices=("eager", "flash"),
     )
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
     )  # fmt: skip
     loss: str = option(
-        "lean", "what a step holds of its logits: none beside them, zerosim's own, Megatron's, PyTorch's, or a part of "
-        "the tokens at a time", choices=LOSSES, follows=OF_RECIPE,
+        "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron or PyTorch, "
+        "or logits for some tokens at a time (chunked)", choices=LOSSES, follows=OF_RECIPE,
     )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
         metavar="SIZE", shown="no limit", parse=parse_bytes,
     )  # fmt: skip
     allocator: str = option(
-        "exact", "how a device hands out its memory: byte for byte, as PyTorch's caching allocator, or from one region",
+        "exact", "how a device hands out memory: exactly the bytes requested, like PyTorch's caching allocator, or "
+        "from one contiguous region",
         choices=ALLOCATORS,
     )  # fmt: skip
     allocator_conf: str | None = option(
-        None, "its knobs, as in PYTORCH_CUDA_ALLOC_CONF; of arena: fit:best|first, defragment:True|False",
+        None, "the allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF. For arena: fit:best|first, "
+        "defragment:True|False",
         metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True", also=("--pytorch-cuda-alloc-conf",),
     )  # fmt: skip
 
@@ -175,9 +199,11 @@ class MemoryConfig(Part):
 class WorldConfig(Part):
     """What the ranks run on, and how they exchange."""
 
-    backend: str = option("numpy", "numpy, or cuda: the same program on GPUs, through CuPy", choices=("numpy", "cuda"))
+    backend: str = option(
+        "numpy", "numpy runs on the CPU; cuda runs the same program on GPUs, through CuPy", choices=("numpy", "cuda")
+    )
     transport: str = option(
-        "threads", "ranks as threads, or in the processes that mpirun started", flat="world",
+        "threads", "run ranks as threads, or in the processes that mpirun started", flat="world",
         choices=("threads", "mpi"),
     )  # fmt: skip
     ranks_per_process: int = option(
@@ -189,7 +215,9 @@ class WorldConfig(Part):
         "whole buffer to every other rank; native: MPI's or NCCL's own",
         flat="collective", choices=("direct", "ring", "pairs", "native"),
     )  # fmt: skip
-    max_running: int = option(1, "ranks that run side by side; 1: they take turns", flat="parallel", low=1, metavar="K")
+    max_running: int = option(
+        1, "ranks that run at the same time; 1: ranks take turns", flat="parallel", low=1, metavar="K"
+    )
 
     def _check(self) -> None:
         if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":
@@ -218,10 +246,12 @@ class Parts:
     reduction: Reduction
     gathering: Gathering
     grads: GradMemory
+    tuning: TuningConfig
     precision: PrecisionConfig
     optim: OptimConfig
     data: DataConfig
     memory: MemoryConfig
+    offload: OffloadConfig
     world: WorldConfig
     clock: ClockConfig
 

@@ -1,4 +1,4 @@
-"""What a run is: one frozen, validated value of twelve parts, each resolved when it is built (`layers.py`).
+"""What a run is: one frozen, validated value of fourteen parts, each resolved when it is built (`layers.py`).
 
 Every field of a part (`parts.py`, `model.py`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
 --micro-batch) and a key of a scenario file. Imports nothing heavy, so that `--help` and bad input answer at once.

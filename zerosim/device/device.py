@@ -1,32 +1,35 @@
 """A simulated device: every allocation and every kernel of a rank passes through here and is recorded.
 
 Memory is counted at `Device.alloc` and where a buffer's storage dies; work at `Device.kernel`. Arithmetic
-is done in `backends/`, totals are computed in `ledger/`. A storage owns its array, so that the life of the
-object is the life of the bytes: no cycle may hold one (it must die at once). The recorder watches for its end.
+is done in `backends/`, totals are computed in `ledger/`. A storage owns its array, so the lifetime of the
+object is the lifetime of the bytes. No reference cycle may hold one, because it must die at once. The recorder watches
+for its end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from typing import Any, ParamSpec
 from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
-from zerosim.device.events import Alloc, Copy, Free, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
-from zerosim.device.memory import Allocator, Exact
+from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
+from zerosim.device.memory import Allocator, Exact, Memories
+from zerosim.device.node import CALLED, Share, out_of_node
 from zerosim.device.work import KernelWork, work_of
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, OutOfMemory
+from zerosim.placement.memories import DEVICE
 from zerosim.units import format_bytes
 
 P = ParamSpec("P")
 
 
 class Kind(StrEnum):
-    """What bytes are for. PARAM, GRAD and OPTIM are ZeRO's model states."""
+    """The purpose of bytes. PARAM, GRAD and OPTIM are ZeRO's model states."""
 
     PARAM = "param"
     GRAD = "grad"
@@ -42,8 +45,8 @@ class Kind(StrEnum):
 
 
 class Phase(StrEnum):
-    """Where in a step an event happened. The phases of curvature are those of an estimate, which follows some steps of
-    some optimizers: a second forward and backward, on drawn labels, and what is done with their gradients."""
+    """The phase of a step in which an event happened. The curvature phases belong to an estimate, which follows some
+    steps of some optimizers: a second forward and backward, on drawn labels, and the use of their gradients."""
 
     INIT = "init"
     FORWARD = "forward"
@@ -56,7 +59,7 @@ class Phase(StrEnum):
 
 
 class Switch:
-    """Set once, by whoever ends the run; every rank looks at it before each kernel."""
+    """Set once, to end the run. Every rank checks it before each kernel."""
 
     __slots__ = ("aborted",)
 
@@ -68,22 +71,23 @@ class Switch:
 
 
 class Storage:
-    """The bytes themselves: owns one array, and the recorder watches for its end."""
+    """The bytes themselves: a storage owns one array in one memory, and the recorder watches for its end."""
 
-    __slots__ = ("__weakref__", "array", "device", "id")
+    __slots__ = ("__weakref__", "array", "device", "id", "memory")
 
-    def __init__(self, array: Array, device: Device, id: int) -> None:
+    def __init__(self, array: Array, device: Device, id: int, memory: str = DEVICE) -> None:
         self.array = array
         self.id = id
         self.device = device
+        self.memory = memory
         recorder = device.recorder
-        recorder.owners[ref(self, recorder.bury)] = Free, id  # `watch`, without the time of a call
+        recorder.owners[ref(self, recorder.bury)] = id, memory  # `watch`, without the time of a call
 
 
 class Buffer:
-    """A handle on a storage, or on a window of it: slices and reshapes share its bytes and cost none."""
+    """A handle on a storage, or on a view of it. Slices and reshapes share its bytes and cost none."""
 
-    __slots__ = ("__weakref__", "array", "dtype", "storage")  # a view of the stepper's must not keep the bytes
+    __slots__ = ("__weakref__", "array", "dtype", "storage")  # the stepper's view must not keep the bytes alive
 
     def __init__(self, storage: Storage, array: Array, dtype: DType) -> None:
         self.storage = storage
@@ -93,6 +97,10 @@ class Buffer:
     @property
     def device(self) -> Device:
         return self.storage.device
+
+    @property
+    def memory(self) -> str:
+        return self.storage.memory
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,7 +118,7 @@ class Buffer:
         return Buffer(self.storage, self.array[window], self.dtype)
 
     def reshape(self, *shape: int) -> Buffer:
-        """The same bytes under another shape. Raises: ValueError where only a copy could have it."""
+        """Return the same bytes with another shape. Raises: ValueError if only a copy could have it."""
         if not self.array.flags.c_contiguous:
             raise ValueError(f"a strided window of shape {self.shape} cannot be seen as {shape} without a copy")
         return Buffer(self.storage, self.array.reshape(shape), self.dtype)
@@ -120,7 +128,7 @@ class Buffer:
 
 
 class Device:
-    """One rank's device. All state of a rank that is ambient (scope, gradient switch) lives here."""
+    """One rank's device. It holds a rank's ambient state: scope, place, gradient switch."""
 
     def __init__(
         self,
@@ -128,80 +136,101 @@ class Device:
         backend: Backend,
         *,
         allocator: Allocator | None = None,
+        others: Mapping[str, Allocator] | None = None,
         recorder: Recorder | None = None,
         switch: Switch | None = None,
         stream: Stream | None = None,
     ) -> None:
         self.rank = rank
         self.backend = backend
-        self.stream = stream  # where kernels queue, for a backend that queues them
+        self.stream = stream  # the queue of kernels, for a backend that queues them
         self._allocator = allocator or Exact()
+        self.memories = Memories(self._allocator, others or {})
         self.recorder = recorder or Recorder()
-        self.recorder.release = self._allocator.release
+        self.recorder.release = self.memories.release
         self.switch = switch or Switch()
         self.where = Scope()
+        self.place = DEVICE  # the place of kernels, and of buffers without another memory
         self.grad_enabled = True
         self._last_id = 0
-        self.ticks = 0  # grows with every kernel, so that a watcher can tell a slow rank from a stuck one
+        self.ticks = 0  # grows with every kernel, so that a watcher can distinguish a slow rank from a stuck one
 
     @property
     def allocator(self) -> Allocator:
-        """The allocator, when all dead bytes have been taken back."""
+        """The device's allocator, after all dead bytes were taken back."""
         self.recorder.settle()
         return self._allocator
 
     def next_id(self) -> int:
-        """A number that names one buffer or one work of this rank."""
+        """Return a number that names one buffer or one work of this rank."""
         self._last_id += 1
         return self._last_id
 
-    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0, name: str = "") -> Buffer:
-        """A new buffer, its contents undefined. `padding` of its elements belong to no parameter; `name` is that of an
-        optimizer's state.
+    def alloc(
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        kind: Kind,
+        *,
+        padding: int = 0,
+        name: str = "",
+        memory: str | None = None,
+    ) -> Buffer:
+        """Allocate a buffer with undefined contents. `padding` of its elements belong to no parameter; `name` is that
+        of an optimizer's state; `memory` defaults to the place of kernels (`at`).
 
-        Raises: OutOfMemory when the allocator refuses.
+        Raises: OutOfMemory when the memory's allocator refuses.
         """
-        nbytes = math.prod(shape) * dtype.itemsize
-        id, reserved = self.reserve(nbytes, kind)
+        nbytes, memory = math.prod(shape) * dtype.itemsize, memory or self.place
+        id, reserved = self.reserve(nbytes, kind, memory)
         try:
-            array = self.backend.empty(shape, dtype)
+            array = self.memories.empty(memory, id, shape, dtype, self.backend)
         except BaseException:  # the host's own memory ran out
-            self._allocator.release(id)
+            self.memories.release(id, memory)
             raise
-        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name))
-        return Buffer(Storage(array, self, id), array, dtype)
+        self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name, memory))
+        return Buffer(Storage(array, self, id, memory), array, dtype)
 
-    def reserve(self, nbytes: int, kind: Kind) -> tuple[int, int]:
-        """Room for a new buffer: its id, and the bytes that the allocator takes for it. It is not recorded yet.
+    def reserve(self, nbytes: int, kind: Kind, memory: str = DEVICE) -> tuple[int, int]:
+        """Reserve room for a new buffer. Return its id, and the bytes that the allocator takes. It is not recorded yet.
 
         Raises: OutOfMemory when the allocator refuses.
         """
         id = self.next_id()
         if self.recorder.dead:
             self.recorder.settle()
-        reserved = self._allocator.reserve(id, nbytes)
+        reserved = self.memories.allocators[memory].reserve(id, nbytes)
         if self._allocator.news:
             self._record_news()
         if reserved is None:
-            self.recorder.add(Refusal(self.where, nbytes, kind.value))
-            raise self._out_of_memory(nbytes, kind)
+            self.recorder.add(Refusal(self.where, nbytes, kind.value, memory))
+            raise self._out_of_memory(nbytes, kind, memory)
         return id, reserved
 
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Run kernels inside `with device.at("host"):` on the host's CPU, and allocate new buffers in its memory."""
+        before, self.place = self.place, place
+        try:
+            yield
+        finally:
+            self.place = before
+
     def retag(self, buffer: Buffer, kind: Kind) -> None:
-        """The same bytes serve another purpose from here on."""
+        """Change the purpose of bytes from here on."""
         self.recorder.add(Retag(self.where, buffer.storage.id, kind.value))
 
     def kernel(self, flops: int, run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Run one of the backend's kernels and record it: its flops, and the bytes of its arrays."""
         self.look_up()
         if self.recorder.enabled:
-            self.recorder.add(Kernel(self.where, *work_of(run.__name__, flops, args)))
+            self._record(work_of(run.__name__, flops, args))
         run(*args, **kwargs)
 
     def kernels(
         self, parts: Sequence[KernelWork], run: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs
     ) -> None:
-        """Run one kernel of the backend that is several of a device's, and record those."""
+        """Run one kernel of the backend that stands for several of a device, and record those."""
         for part in parts:
             self.count(part)
         run(*args, **kwargs)
@@ -213,16 +242,22 @@ class Device:
         self.kernels((work._replace(name=name, shape=(rows, inner, columns)),), run, left, right, *rest)
 
     def count(self, part: KernelWork, work: int | None = None) -> None:
-        """Record work that is this rank's, whoever runs it (a collective's sums run where the last rank joins).
+        """Record this rank's work, whichever thread runs it (a collective's sums run on the last rank to join).
 
         Raises: Aborted when the run has been ended.
         """
         self.look_up()
         if self.recorder.enabled:
+            self._record(part, work)
+
+    def _record(self, part: KernelWork, work: int | None = None) -> None:
+        if self.place == DEVICE:
             self.recorder.add(Kernel(self.where, *part, work))
+        else:
+            self.recorder.add(Kernel(self.where, *part, work, self.place))
 
     def copy(self, source: str, target: str, nbytes: int) -> None:
-        """Record bytes that go from one of this rank's own memories to another, 'device' and 'host' (`host.py`).
+        """Record bytes that go from one of this rank's own memories to another (`copies.py`).
 
         Raises: Aborted when the run has been ended.
         """
@@ -230,7 +265,7 @@ class Device:
         self.recorder.add(Copy(self.where, source, target, nbytes, "offload"))
 
     def look_up(self) -> None:
-        """Before each kernel: is the run still on? Raises: Aborted."""
+        """Check before each kernel that the run goes on. Raises: Aborted."""
         if self.switch.aborted:
             raise Aborted(f"rank {self.rank} was ended because another rank failed")
         self.ticks += 1
@@ -239,7 +274,7 @@ class Device:
     def scope(
         self, *, step: int | None = None, phase: Phase | None = None, unit: str | None = None, slot: int | None = None
     ) -> Iterator[None]:
-        """`with device.scope(unit="h.0"):` what happens inside is recorded there."""
+        """Record events inside `with device.scope(unit="h.0"):` under that scope."""
         before = self.where
         self.move(
             Scope(
@@ -251,35 +286,35 @@ class Device:
         )
         try:
             yield
-        except BaseException as error:  # the innermost scope is where it happened; a report names it
+        except BaseException as error:  # a report names the innermost scope of the event
             error.__dict__.setdefault("zerosim_scope", self.where)
             raise
         finally:
             self.move(before)
 
     def move(self, where: Scope) -> None:
-        """Go on in another scope; what died before was freed in this one."""
+        """Continue in another scope. Buffers that died before were freed in the old one."""
         if self.recorder.dead:
             self.recorder.settle()
         self.where = self.recorder.where = where
 
     @property
     def is_training(self) -> bool:
-        """False in the phase EVALUATE, where nothing is dropped out."""
+        """False in the phase EVALUATE, which has no dropout."""
         return self.where.phase != Phase.EVALUATE.value
 
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
         return self.scope(phase=phase)
 
     def mark(self, name: str) -> None:
-        """Name this point of the program in the record, with what a real memory pool says of it."""
+        """Record a named mark of the program, with a real memory pool's bytes."""
         self.recorder.add(Mark(self.where, name))
         if self.stream is not None:
             self.recorder.add(Pool(self.where, *self.stream.memory()))
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        """`with device.no_grad():` ops inside keep nothing for backward."""
+        """Keep ops inside `with device.no_grad():` from saving anything for backward."""
         before, self.grad_enabled = self.grad_enabled, False
         try:
             yield
@@ -287,20 +322,26 @@ class Device:
             self.grad_enabled = before
 
     def _record_news(self) -> None:
-        """What the allocator did to grant a request: segments taken and given back, bytes moved."""
+        """Record the allocator's actions for a request: segments taken and given back, bytes moved."""
         for event, numbers in self._allocator.news:
             self.recorder.add(event(self.where, *numbers))
         self._allocator.forget()
 
-    def _out_of_memory(self, nbytes: int, kind: Kind) -> OutOfMemory:
-        capacity, room = self._allocator.capacity or 0, self._allocator.room(nbytes)
+    def _out_of_memory(self, nbytes: int, kind: Kind, memory: str) -> OutOfMemory:
+        allocator = self.memories.allocators[memory]
+        capacity, room = allocator.capacity or 0, allocator.room(nbytes)
         where = " of ".join(part for part in (self.where.phase, self.where.unit) if part)
+        if isinstance(allocator, Share):
+            pool = allocator.pool
+            return out_of_node(
+                pool.name, memory, pool.held, capacity, rank=self.rank, where=where, requested=nbytes, kind=kind.value
+            )
         left = room and (
             f": {format_bytes(room.free_bytes)} are free, the largest hole has {format_bytes(room.largest_hole)}, "
             f"{format_bytes(room.reserved_bytes)} are reserved"
         )
         return OutOfMemory(
-            f"rank {self.rank} is out of memory in {where}: {format_bytes(nbytes)} for {kind} "
+            f"rank {self.rank} is out of {CALLED.get(memory, 'memory')} in {where}: {format_bytes(nbytes)} for {kind} "
             f"do not fit into a capacity of {format_bytes(capacity)}{left or ''}",
             rank=self.rank,
             requested=nbytes,
@@ -308,4 +349,5 @@ class Device:
             capacity=capacity,
             where=where,
             room=room,
+            memory=memory,
         )

@@ -1,21 +1,25 @@
-"""What happened on one rank, in order: the events, and the recorder that keeps them.
+"""The events of one rank, in order, and the recorder that collects them.
 
 Everything that zerosim prints about memory, traffic or work is read from this stream; a reader
-(`ledger/`) never touches a device. Every event carries the scope it happened in.
+(`ledger/`) never touches a device. Every event carries its scope.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 from weakref import ref
 
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import unit_of
+
+COMPUTE, CPU = "compute", "cpu"
+"""The waiter for a copy: the device, or its host's CPU."""
 
 
 class Scope(NamedTuple):
-    """Where in the program an event happened. `step` is -1 while the world is set up."""
+    """The place of an event in the program. `step` is -1 while the world is set up."""
 
     step: int = -1
     phase: str = "init"
@@ -24,13 +28,13 @@ class Scope(NamedTuple):
 
     @property
     def block(self) -> str:
-        """The unit, of a leaf module in a block the block."""
+        """The unit; for a leaf module in a block, the block."""
         return unit_of(self.unit)
 
 
 class Alloc(NamedTuple):
-    """`nbytes` now live under `id`; `padding_bytes` of them hold no parameter of the model. An optimizer's states have
-    a `name`."""
+    """An allocation: `nbytes` are live under `id` in one of the rank's memories (`device/memory.py`); `padding_bytes`
+    of them hold no parameter of the model. An optimizer's states have a `name`."""
 
     scope: Scope
     id: int
@@ -39,21 +43,24 @@ class Alloc(NamedTuple):
     kind: str
     padding_bytes: int
     name: str = ""
+    memory: str = DEVICE
 
 
 class Free(NamedTuple):
-    """The bytes of `id` are no longer live."""
+    """A free: the bytes of `id` are no longer live in that memory."""
 
     scope: Scope
     id: int
+    memory: str = DEVICE
 
 
 class Refusal(NamedTuple):
-    """The allocator had no room for `nbytes` more."""
+    """The memory's allocator had no room for `nbytes` more."""
 
     scope: Scope
     nbytes: int
     kind: str
+    memory: str = DEVICE
 
 
 class Segment(NamedTuple):
@@ -65,7 +72,7 @@ class Segment(NamedTuple):
 
 
 class Move(NamedTuple):
-    """To make one hole of several, the `nbytes` of `id` were copied from address `source` to `target`."""
+    """To merge holes, the `nbytes` of `id` were copied from address `source` to `target`."""
 
     scope: Scope
     id: int
@@ -75,7 +82,7 @@ class Move(NamedTuple):
 
 
 class Retag(NamedTuple):
-    """The bytes of `id` now serve another purpose."""
+    """The bytes of `id` have a new purpose."""
 
     scope: Scope
     id: int
@@ -83,10 +90,10 @@ class Retag(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """Work on the device. `engine` is 'matmul' or 'vector'; flops are counted by the operation. `shape`: see
-    `device/work.py`.
+    """Work on the device, or on its host's CPU (`place`). `engine` is 'matmul' or 'vector'; flops are counted by the
+    operation. `shape`: see `device/work.py`.
 
-    `work` is the collective whose sums these are, None for a kernel of the program.
+    `work` is the collective to which the kernel's sums belong, None for a kernel of the program.
     """
 
     scope: Scope
@@ -97,10 +104,11 @@ class Kernel(NamedTuple):
     bytes_written: int
     shape: tuple[int, ...] = ()
     work: int | None = None
+    place: str = DEVICE
 
 
 class Save(NamedTuple):
-    """The op `op` holds `nbytes` of buffer `id` for its backward, as its `what`; others may hold them too."""
+    """The op `op` saved `nbytes` of buffer `id` for its backward, as its `what`; other ops may hold them too."""
 
     scope: Scope
     op: str
@@ -110,12 +118,12 @@ class Save(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """This rank joined a collective. Payload is the whole logical tensor, in bytes; of an uneven all_to_all the larger
+    """This rank joined a collective. Payload is the whole logical tensor, in bytes; for an uneven all_to_all the larger
     of the rank's two buffers.
 
-    `sent_bytes` and `received_bytes` are what crosses this rank's links in it. None: the call was left to
-    an engine that does not tell (MPI's, NCCL's own collective); then `modelled_bytes` is what a ring would
-    send. `sequence` counts the group's collectives; `axis` is the mesh axis, that is the clock's stream;
+    `sent_bytes` and `received_bytes` cross this rank's links. They are None for a library's own
+    collective (MPI, NCCL), which does not report them; then `modelled_bytes` is a ring's
+    traffic. `sequence` counts the group's collectives; `axis` is the mesh axis, which is the clock's stream;
     `algorithm` made the rounds.
     """
 
@@ -135,14 +143,16 @@ class Launch(NamedTuple):
 
     @property
     def wire_bytes(self) -> int:
-        """What was sent or, where that was not seen, what a ring would have sent."""
+        """The bytes sent or, if not observed, the bytes that a ring would send."""
         return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
 
 
 class Copy(NamedTuple):
-    """`nbytes` went between a rank's own memories, 'device' and 'host'.
+    """A copy of `nbytes` between a rank's own memories.
 
-    `purpose` is 'staging', a message that passes through the host, or 'offload', what waits there until it is used.
+    `purpose` is 'staging', a message that passes through the host; 'offload', data that are elsewhere until their use;
+    or 'control', a norm's sums. With a `work` the copy was launched, after the earlier work of its stream `after`;
+    without one it had ended when the program continued.
     """
 
     scope: Scope
@@ -150,26 +160,21 @@ class Copy(NamedTuple):
     target: str
     nbytes: int
     purpose: str = "staging"
-
-
-class HostAlloc(NamedTuple):
-    """`nbytes` of this rank now live in the host's memory under `id`."""
-
-    scope: Scope
-    id: int
-    nbytes: int
-    kind: str
-
-
-class HostFree(NamedTuple):
-    """The bytes of `id` are no longer live in the host's memory."""
-
-    scope: Scope
-    id: int
+    work: int | None = None
+    after: str = COMPUTE
 
 
 class Wait(NamedTuple):
-    """This rank needed the result of `work` and went on when it was there."""
+    """This rank waited for the result of `work`, a collective or a copy. `by` is the waiter:
+    the device's `COMPUTE`, the host's `CPU`, or a stream, whose later launches then wait."""
+
+    scope: Scope
+    work: int
+    by: str = COMPUTE
+
+
+class CpuEvent(NamedTuple):
+    """The host's CPU gets here when all that it was given before is over: who waits for `work` goes on then."""
 
     scope: Scope
     work: int
@@ -186,14 +191,14 @@ class Message(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A named point of the program, such as 'end_of_backward'."""
+    """A named mark of the program, such as 'end_of_backward'."""
 
     scope: Scope
     name: str
 
 
 class Pool(NamedTuple):
-    """What a real device's memory pool of this rank reported at the mark before: bytes in use, and held."""
+    """The report of this rank's memory pool on a real device at the mark before: bytes in use, and reserved."""
 
     scope: Scope
     used_bytes: int
@@ -201,23 +206,14 @@ class Pool(NamedTuple):
 
 
 Event = (
-    Alloc
-    | Free
-    | Refusal
-    | Segment
-    | Move
-    | Retag
-    | Kernel
-    | Save
-    | Launch
-    | Copy
-    | HostAlloc
-    | HostFree
-    | Wait
-    | Message
-    | Mark
+    Alloc | Free | Refusal | Segment | Move | Retag | Kernel | Save | Launch | Copy | Wait | CpuEvent | Message | Mark
     | Pool
-)
+)  # fmt: skip
+
+
+def on_device(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield the events without those of the rank's other memories."""
+    return (event for event in events if getattr(event, "memory", DEVICE) == DEVICE)
 
 
 class Reader(Protocol):
@@ -229,14 +225,14 @@ class Reader(Protocol):
 class Recorder:
     """Collects one rank's events and hands them to its readers.
 
-    Readers are fed in batches (`drain`, once a step), so that a long run keeps its ledgers and not
+    Readers are fed in batches (`drain`, once a step), so a long run keeps its ledgers but not
     its history. With `keep` the drained events stay in `history`.
 
-    The recorder also hears when an owner of bytes dies (`watch`): a weak reference's callback puts the death into a
+    The recorder also learns when an owner of bytes dies (`watch`): a weak reference's callback puts the death into a
     queue. The next event, drain or change of scope records it first (`settle`), as if it had been recorded at once.
     The callback is the deque's own `append`. Python runs a signal's handler only between bytecodes, and `append` has
-    none, so Ctrl-C cannot land there. It could land in a `__del__`. Python ignores what a destructor raises: then the
-    interrupt would be lost, and the `Free` with it.
+    none, so Ctrl-C cannot interrupt it. It could interrupt a `__del__`. Python ignores exceptions of a destructor: then
+    the interrupt would be lost, and the `Free` with it.
     """
 
     def __init__(self, readers: tuple[Reader, ...] = (), *, keep: bool = False, enabled: bool = True) -> None:
@@ -245,15 +241,15 @@ class Recorder:
         self.keep = keep
         self.enabled = enabled
         self.where = Scope()  # the device's, for deaths
-        self.release: Callable[[int], None] = lambda id: None  # the device's allocator takes back what a `Free` names
+        self.release: Callable[[int, str], None] = lambda id, memory: None  # its allocator takes back dead bytes
         self._events: list[Event] = []
-        self.owners: dict[ref[object], tuple[type[Free | HostFree], int]] = {}  # and how to record the end of each
-        self.dead: deque[ref[object]] = deque()  # of those, in order
+        self.owners: dict[ref[object], tuple[int, str]] = {}  # and the id and memory of each owner's bytes
+        self.dead: deque[ref[object]] = deque()  # deaths of those, in order
         self.bury = self.dead.append
 
     @property
     def events(self) -> list[Event]:
-        """What has been recorded since the last drain."""
+        """The events recorded since the last drain."""
         self.settle()
         return self._events
 
@@ -264,30 +260,29 @@ class Recorder:
             self._events.append(event)
 
     def put(self, event: Event) -> None:
-        """`add` without the deaths since the last event."""
+        """Add an event without the deaths since the last event."""
         if self.enabled:
             self._events.append(event)
 
-    def watch(self, owner: object, end: type[Free | HostFree], id: int) -> None:
-        """Record the `end` of `id` when `owner` dies."""
-        self.owners[ref(owner, self.bury)] = end, id
+    def watch(self, owner: object, id: int, memory: str) -> None:
+        """Record the end of `id` when `owner` dies."""
+        self.owners[ref(owner, self.bury)] = id, memory
 
     def settle(self) -> None:
-        """Record the deaths since the last event, in their order."""
+        """Record the deaths since the last event, in order."""
         dead, owners = self.dead, self.owners
         while dead:
-            end, id = owners.pop(dead.popleft())
-            if end is Free:
-                self.release(id)
-            self.put(tuple.__new__(end, (self.where, id)))  # half the time of end(self.where, id)
+            id, memory = owners.pop(dead.popleft())
+            self.release(id, memory)
+            self.put(tuple.__new__(Free, (self.where, id, memory)))  # half the time of Free(self.where, id, memory)
 
     def drain(self) -> None:
-        """Feed what has been collected to the readers, then forget it (or keep it)."""
+        """Feed the collected events to the readers, then forget them (or keep them)."""
         self.settle()
         self.feed()
 
     def feed(self) -> None:
-        """`drain` without the deaths since the last event."""
+        """Drain without the deaths since the last event."""
         events, self._events = self._events, []
         for reader in self.readers:
             reader.read(events)

@@ -1,45 +1,49 @@
-"""How a device's capacity is handed out: what an allocator is, and the plainest one.
+"""A memory's capacity: the allocator protocol, the simplest allocator, and a rank's memories.
 
-`Exact` grants every request that fits into what is left, byte for byte: no rounding, no
-fragmentation. The others (`allocators/`) refuse, reserve more than was asked, or fragment, as real ones do.
+`Exact` grants every request that fits into the free bytes, byte for byte: no rounding, no
+fragmentation. The others (`allocators/`) refuse, reserve more than requested, or fragment, as real ones do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
+from zerosim.backends.kernels import Array, Backend
 from zerosim.device.events import Move, Segment
+from zerosim.dtypes import DType
 from zerosim.errors import Room
+from zerosim.placement.memories import DEVICE, MEMORIES
 
 News = tuple[type[Segment], tuple[int, int]] | tuple[type[Move], tuple[int, int, int, int]]
-"""An event without its scope: what an allocator did to grant a request."""
+"""An event without its scope: an allocator's action for a request."""
 
 
 class Allocator(Protocol):
-    """Grants and takes back bytes, each grant under its id. `capacity` is None for a device without a limit."""
+    """An allocator grants and takes back bytes, each grant under its id. `capacity` is None for a device without a
+    limit."""
 
     capacity: int | None
 
     @property
     def news(self) -> Sequence[News]:
-        """What it did besides granting since it was last told to `forget`."""
+        """Its actions besides granting since the last `forget`."""
 
     def forget(self) -> None:
-        """The news are in the record."""
+        """Forget the news, after they were recorded."""
 
     def reserve(self, id: int, nbytes: int) -> int | None:
-        """Bytes reserved for a request of `nbytes`, or None when it does not fit."""
+        """Reserve bytes for a request of `nbytes`, and return their number; None if it does not fit."""
 
     def release(self, id: int) -> None:
-        """Take back what was reserved under that id."""
+        """Take back the bytes reserved under that id."""
 
     def room(self, nbytes: int) -> Room | None:
-        """Of a request that was refused; None where the capacity alone says why."""
+        """Return the free memory at a refused request; None if the capacity alone explains the refusal."""
 
 
 class Exact:
-    """Reserves exactly what is asked while it fits into the capacity."""
+    """Reserves exactly the requested bytes while they fit into the capacity."""
 
     news: Sequence[News] = ()
 
@@ -49,7 +53,7 @@ class Exact:
         self._granted: dict[int, int] = {}
 
     def forget(self) -> None:
-        """There are never any news."""
+        """Do nothing: this allocator has no news."""
 
     def reserve(self, id: int, nbytes: int) -> int | None:
         if self.capacity is not None and self.used_bytes + nbytes > self.capacity:
@@ -63,3 +67,32 @@ class Exact:
 
     def room(self, nbytes: int) -> Room | None:
         return None
+
+
+@runtime_checkable
+class HasArrays(Protocol):
+    """An allocator whose memory has special arrays, such as files (`device/nvme.py`)."""
+
+    def array(self, id: int, shape: tuple[int, ...], dtype: DType) -> Array:
+        """Return the array of a granted request."""
+        ...
+
+
+class Memories:
+    """A rank's memories by name: the device's, with its `allocator`, and its rights to its node's host memory and
+    drives (`node.py`), `Exact` without a limit unless `others` says otherwise."""
+
+    def __init__(self, allocator: Allocator, others: Mapping[str, Allocator]) -> None:
+        plain = {name: Exact() for name in MEMORIES if name != DEVICE}
+        self.allocators: Mapping[str, Allocator] = {DEVICE: allocator, **plain, **others}
+        self._with_arrays = {name: one for name, one in self.allocators.items() if isinstance(one, HasArrays)}
+
+    def release(self, id: int, memory: str) -> None:
+        """Take back the bytes reserved in that memory under that id."""
+        self.allocators[memory].release(id)
+
+    def empty(self, memory: str, id: int, shape: tuple[int, ...], dtype: DType, backend: Backend) -> Array:
+        """Return the array of a granted buffer. NumPy's arrays are in the host's memory; those of shapes are
+        nowhere."""
+        own = self._with_arrays.get(memory)
+        return backend.empty(shape, dtype) if own is None else own.array(id, shape, dtype)

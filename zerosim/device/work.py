@@ -1,8 +1,8 @@
-"""What a kernel asks of a device: the engine it runs on, and the bytes that it reads and writes.
+"""The work of a kernel on a device: its engine, and the bytes that it reads and writes.
 
-A kernel of the contract (`backends/kernels.py`) that a GPU would run as several, eager attention, is several here
-too: the record is a GPU's. An array is read once and written once, whatever a kernel keeps in registers or caches;
-of a table only the rows that are looked up are read.
+A GPU would run eager attention (`backends/kernels.py`) as several kernels, so it is several kernels here
+too: the record is a GPU's. Each array is read once and written once, whatever a kernel holds in registers or caches.
+Only the looked-up rows of a table are read.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 MATMUL, VECTOR = "matmul", "vector"
 LINEAR, DGRAD, WGRAD = "linear", "linear_dgrad", "linear_wgrad"
-"""A linear map, and the products that make the gradients of its input and of its weight, as the record names them."""
+"""Names in the record of a linear map, and of the products for the gradients of its input and its weight."""
 ACCUMULATE = "accumulate"
-"""A gradient that is added to its sum, or begins it."""
+"""A gradient that is added to its sum, or starts it."""
 ADD_BIAS, ADD_NORM = "add_bias", "add_norm"
-"""A row-parallel map's bias, after its all-reduce; a tensor's part of the gradients' norm."""
+"""A row-parallel map's bias, after its all-reduce; a tensor's share of the gradients' norm."""
 MATMULS = frozenset({"matmul", LINEAR, DGRAD, WGRAD, "flash_attention", "flash_attention_backward"})
 
-# By kernel the places of the arrays, among its arguments, that it fills.
+# By kernel, the positions of the argument arrays that it fills.
 FILLS: dict[str, tuple[int, ...]] = {
     "fill": (0,),
     **dict.fromkeys(("copy", "exp", "log", "sqrt", "tanh", "sum_to", "max_to", "gelu", "swiglu"), (1,)),
-    **dict.fromkeys(("column_sum", "finite_probe"), (1,)),
+    **dict.fromkeys(("column_sum", "finite_probe", "dequantize_nf4"), (1,)),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "matmul", "mask_future"), (2,)),
     **dict.fromkeys(("gelu_backward", "swiglu_backward", "sum_squares"), (2,)),
     "dropout_mask": (2,),
@@ -41,15 +41,16 @@ FILLS: dict[str, tuple[int, ...]] = {
     "flash_attention": (3, 4),
     "flash_attention_backward": (6, 7),
 }
-# Those that it reads and fills.
+# The positions of arrays that it reads and fills.
 UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3)}
 
 
 class KernelWork(NamedTuple):
     """One kernel: its floating-point operations, and bytes of memory.
 
-    `shape` is what its speed depends on beside these: (M, K, N) of a product (M, K) by (K, N); (B, H, K, T, d) of a
-    FlashAttention over B rows of T tokens, with H query heads and K key-value heads of width d. Others have none.
+    `shape` is what else decides its speed: (M, K, N) of a product (M, K) by (K, N); (B, H, K, T, d) of a
+    FlashAttention over B rows of T tokens, with H query heads and K key-value heads of width d. Other kernels have
+    none.
     """
 
     name: str
@@ -61,7 +62,7 @@ class KernelWork(NamedTuple):
 
 
 def work_of(name: str, flops: int, args: Sequence[Any]) -> KernelWork:
-    """The work of a kernel called with these arguments. Of one that is not listed, the last array is filled."""
+    """Return the work of a kernel called with these arguments. An unlisted kernel fills its last array."""
     if name in BY_ROWS:
         return BY_ROWS[name](flops, *args)
     updates = UPDATES.get(name)
@@ -77,12 +78,12 @@ def _last_array(args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _embedding(flops: int, ids: Any, table: Any, rows: Any, first: int = 0) -> KernelWork:
-    """As many bytes of the table are read as rows are taken from it."""
+    """Count the table's rows that are read."""
     return KernelWork("embedding", VECTOR, flops, ids.nbytes + rows.size * table.itemsize, rows.nbytes)
 
 
 def _embedding_backward(flops: int, grad: Any, ids: Any, table: Any, first: int = 0) -> KernelWork:
-    """The table is zeroed, then each row of the gradient is added to its id's."""
+    """Count the zeroing of the table, then the addition of each gradient row to its id's row."""
     rows = grad.size * table.itemsize
     return KernelWork("embedding_backward", VECTOR, flops, grad.nbytes + ids.nbytes + rows, table.nbytes + rows)
 
@@ -93,10 +94,10 @@ BY_ROWS = {"embedding": _embedding, "embedding_backward": _embedding_backward}
 def eager_attention(
     product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool
 ) -> tuple[KernelWork, ...]:
-    """softmax(q kᵀ) v as a GPU without a fused kernel runs it: two products, and what lies between them.
+    """Return softmax(q kᵀ) v as a GPU without a fused kernel runs it: two products, and the kernels between them.
 
-    `head`: bytes of q, and of the result; `shared`: of k, and of v; `scores`: of all scores; `mask`: of dropout's, 0
-    for none. The mask is multiplied in where probabilities are read, unless they are kept.
+    `head`: bytes of q, and of the result; `shared`: of k, and of v; `scores`: of all scores; `mask`: of dropout's mask,
+    0 for none. The mask is applied when probabilities are read, unless the masked ones are saved.
     """
     values = mask if mask and not keeps_dropped else 0
     parts = [
@@ -112,7 +113,7 @@ def eager_attention(
 def eager_attention_backward(
     product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool
 ) -> tuple[KernelWork, ...]:
-    """Its backward: a product for each operand of the two, the softmax's own gradient between them."""
+    """Return its backward: a product for each operand of the two, and the softmax's gradient between them."""
     values = mask if mask and not keeps_dropped else 0
     return (
         KernelWork("attention_dvalues", MATMUL, product_flops, scores + values + head, shared),

@@ -1,7 +1,7 @@
-"""Fused ops: what models are made of, one class each with its backward rule.
+"""Fused ops, the building blocks of models: one class each with its backward rule.
 
-A rule saves what its own backward reads and nothing else: handles of operands (a `Parameter` is
-never saved as an array, its data comes and goes) and the few buffers named in its docstring.
+A rule saves only the buffers that its backward reads: handles of operands (a `Parameter` is
+never saved as an array, because its data comes and goes) and the few buffers named in its docstring.
 """
 
 from zerosim.functional.activation import gelu as gelu

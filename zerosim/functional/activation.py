@@ -13,7 +13,7 @@ from zerosim.tensor.tensor import Tensor, apply
 
 @dataclass(frozen=True, slots=True)
 class Gelu:
-    """Saves x; the tanh is computed again in backward, as the fused GPU kernels do."""
+    """Saves x; backward recomputes the tanh, as fused GPU kernels do."""
 
     x: Held
 
@@ -24,7 +24,7 @@ class Gelu:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GELU as GPT-2 has it. Shapes: x and result any, the same.
+    """Return 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), GPT-2's GELU. Shapes: x and result any, the same.
 
     Source: arXiv 1606.08415.
     """
@@ -35,7 +35,7 @@ def gelu(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SwiGLU:
-    """Saves x; the sigmoid is computed again in backward."""
+    """Saves x; backward recomputes the sigmoid."""
 
     x: Held
 
@@ -47,7 +47,7 @@ class SwiGLU:
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """gate * sigmoid(gate) * up. Shapes: x (..., 2F) with columns gate|up; result (..., F).
+    """Return gate * sigmoid(gate) * up. Shapes: x (..., 2F) with columns gate|up; result (..., F).
 
     Raises: InputError for an odd number of columns.
     """

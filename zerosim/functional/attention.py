@@ -1,29 +1,29 @@
-"""The attention core: softmax(q kᵀ) v, heads side by side; eager or flash, run once or again in backward.
+"""The attention core: softmax(q kᵀ) v, heads side by side; eager or flash, with or without recompute in backward.
 
 B batch, T tokens, H heads of queries, K heads of keys and values, d width of a head.
 
-Bytes kept for backward, e an element's bytes, c the compute dtype's (2205.05198, section 4.1; 2307.08691):
+Bytes saved for backward, e an element's bytes, c the compute dtype's (2205.05198, section 4.1; 2307.08691):
 
     eager, lean          qkv, softmax e B H T², mask B H T² (with dropout)
     eager, megatron      and the softmax after dropout e B H T² (with dropout): 5 a s² b in half types
-    eager, fp32 softmax  the softmax c B H T²; megatron keeps the half-type one too where dropout makes no other of it:
+    eager, fp32 softmax  the softmax c B H T²; megatron saves the half-type one too if there is no dropout:
                          7 a s² b with dropout, 6 a s² b without
-    flash                qkv, out, log-sum-exp c B H T; no mask: it is made again out of its key
-    run again            qkv
+    flash                qkv, out, log-sum-exp c B H T; no mask: backward recomputes it from its key
+    recomputed           qkv
 
-The fp32 softmax is Megatron's where its fused kernel is off or has no such shape (core/fusions/fused_softmax.py,
-forward_torch_softmax): softmax saves its fp32 result, and the product the half-type copy. Here it is made of the copy,
-so that no bit depends on it.
+Megatron has the fp32 softmax when its fused kernel is off or does not support the shape (core/fusions/fused_softmax.py,
+forward_torch_softmax): softmax saves its fp32 result, and the product saves the half-type copy. Here the fp32 one is
+made from the copy, so that no bit depends on it.
 
-Declared beside them, as TEMP: what a kernel that materialises scores would hold. Eager backward declares
-the scores' gradient (B, H, T, T); eager forward its scores, under megatron only, whose kernel writes
+Beside them ops declare, as TEMP, the buffers of a kernel that materialises scores. Eager backward declares
+the scores' gradient (B, H, T, T). Eager forward declares its scores, but only with megatron, whose kernel writes
 its softmax into another buffer (lean's writes it over the scores). Flash backward declares one row
 statistic (B, H, T), its `delta`. With the fp32 softmax forward declares the scores in c too, and backward the gradients
 of the softmax and of the scores in c.
 
-A core gives its result and the log-sum-exp of each query's scores, from which results over several blocks of keys are
-merged: with L = log(e^lse1 + e^lse2), out = e^(lse1 - L) out1 + e^(lse2 - L) out2 (2310.01889). Flash keeps the
-log-sum-exp for backward. Eager has none and makes it when asked.
+A core returns its result and the log-sum-exp of each query's scores, which serve to merge results over several blocks
+of keys: with L = log(e^lse1 + e^lse2), out = e^(lse1 - L) out1 + e^(lse2 - L) out2 (2310.01889). Flash saves the
+log-sum-exp for backward. Eager computes it only on demand.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zerosim.tensor.tensor import Saved, Tensor, apply
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What one run of the core depends on beside qkv: a second run with the same gives the same bits."""
+    """The inputs of the core besides qkv: a second run with equal inputs gives the same bits."""
 
     heads: Heads
     dropout: float
@@ -53,17 +53,17 @@ class Core:
     policy: ActivationPolicy
 
     def products(self, qkv: Tensor) -> int:
-        """Multiply-adds of one product of scores with a head, over all heads: B H T² d."""
+        """Return the multiply-adds of one product of scores with a head, over all heads: B H T² d."""
         batch, tokens, columns = qkv.shape
         return batch * tokens * tokens * self.heads.queries * columns // self.heads.packed
 
     def flash_shape(self, qkv: Tensor) -> tuple[int, ...]:
-        """(B, H, K, T, d), as the record has it."""
+        """Return (B, H, K, T, d), as in the record."""
         batch, tokens, columns = qkv.shape
         return batch, self.heads.queries, self.heads.keys, tokens, columns // self.heads.packed
 
     def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
-        """The shape of the scores of this rank's heads."""
+        """Return the shape of the scores of this rank's heads."""
         batch, tokens, _ = qkv.shape
         return batch, self.heads.queries, tokens, tokens
 
@@ -80,21 +80,21 @@ class CoreRule(Protocol):
 
 
 class Attended(NamedTuple):
-    """What a core gives: its result (B, T, H d) and its rule."""
+    """A core's output: its result (B, T, H d) and its rule."""
 
     out: Buffer
     rule: CoreRule
 
     @property
     def lse(self) -> Buffer:
-        """log(sum(exp(scores))) of each query, (B, H, T) in the compute dtype, before dropout."""
+        """Return log(sum(exp(scores))) of each query, (B, H, T) in the compute dtype, before dropout."""
         return self.rule.log_sum_exp()
 
 
 @dataclass(frozen=True, slots=True)
 class Eager:
     """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` and `wide`, the fp32 softmax,
-    where they are kept. `probs` is None where `wide` alone is."""
+    if they are saved. `probs` is None if only `wide` is saved."""
 
     qkv: Tensor
     core: Core
@@ -108,12 +108,13 @@ class Eager:
         return {**kept, "fp32 softmax": self.wide}
 
     def cast(self) -> Buffer:
-        """The half-type softmax out of `wide`."""
+        """Return the half-type softmax, cast from `wide`."""
         assert self.wide is not None
         return _copied(self.wide, self.qkv.dtype, Kind.TEMP)
 
     def work(self) -> tuple[int, int, int, int, int, bool]:
-        """Flops of one product; bytes of q, of k, of the scores and of dropout's mask; whether `dropped` is kept."""
+        """Return the flops of one product; the bytes of q, of k, of the scores and of dropout's mask; and whether
+        `dropped` is saved."""
         heads = self.core.heads
         each, mask = self.qkv.buffer.nbytes // heads.packed, 0 if self.mask is None else self.mask.nbytes
         head, shared = each * heads.queries, each * heads.keys
@@ -121,7 +122,8 @@ class Eager:
         return 2 * self.core.products(self.qkv), head, shared, scores, mask, self.dropped is not None
 
     def log_sum_exp(self) -> Buffer:
-        """Flash's, of the same scores: 4 more operations a product, and a result that is dropped."""
+        """Return flash's log-sum-exp of the same scores: 4 more operations a product, and a result that is
+        discarded."""
         return flash(self.qkv, self.core).lse
 
     def backward(self, grad: Buffer) -> Grads:
@@ -138,7 +140,7 @@ class Eager:
 
 
 def eager(qkv: Tensor, core: Core) -> Attended:
-    """The core that materialises its scores (B, H, T, T)."""
+    """Run the core that materialises its scores (B, H, T, T)."""
     device, tokens, shape = qkv.device, qkv.shape[1], core.scores(qkv)
     is_megatron = core.policy.saves == "megatron"
     out, probs = core.result(qkv), like(qkv, *shape)
@@ -184,7 +186,7 @@ class Flash:
         return self.lse
 
     def backward(self, grad: Buffer) -> Grads:
-        """Ten operations a product where eager has eight: the scores are made again."""
+        """Compute the gradient: ten operations a product where eager has eight, because flash recomputes the scores."""
         device, core = grad.device, self.core
         dqkv = self.qkv.new_grad()
         delta = device.alloc(self.lse.shape, self.lse.dtype, Kind.TEMP)
@@ -197,7 +199,7 @@ class Flash:
 
 
 def flash(qkv: Tensor, core: Core) -> Attended:
-    """The core that never does."""
+    """Run the core that never materialises scores."""
     device, (batch, tokens, _) = qkv.device, qkv.shape
     out = core.result(qkv)
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
@@ -212,7 +214,7 @@ CORES = {"eager": eager, "flash": flash}
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Saves qkv; the core runs a second time when backward needs what it made (2205.05198, section 5)."""
+    """Saves qkv; backward runs the core a second time (2205.05198, section 5)."""
 
     qkv: Tensor
     core: Core
@@ -235,13 +237,13 @@ def attention(
     key: tuple[int, int] = (0, 0),
     policy: ActivationPolicy = DEFAULT,
 ) -> Tensor:
-    """Causal self-attention, heads side by side, scale 1/sqrt(d).
+    """Compute causal self-attention, heads side by side, scale 1/sqrt(d).
 
     Shapes: qkv (B, T, (H + 2K) d) with columns q|k|v, each cut into its heads; result (B, T, H d).
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
-    its random numbers. Where these heads are some of a whole's `whole_heads`, from `first_head` on, it is the
-    whole's dropout.
+    its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
+    the whole.
 
     Raises: InputError for heads that do not divide the columns or each other.
     """

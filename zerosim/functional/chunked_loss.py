@@ -1,11 +1,11 @@
-"""The head and the loss in one op, an eighth of the tokens at a time: no more than that of the logits ever lives.
+"""The head and the loss in one op, an eighth of the tokens at a time: at most an eighth of the logits is ever live.
 
-Forward keeps the log-sum-exp of each row; backward makes a chunk's logits again, turns them into their gradient where
-they stand, and adds up the head's weight gradient, for which a share of its size lives beside it. One more product
-with the head's weight than other modes make.
+Forward saves the log-sum-exp of each row. Backward recomputes a chunk's logits, overwrites them with their gradient,
+and accumulates the head's weight gradient, with a temporary share of the same size. This costs one more product
+with the head's weight than other modes.
 
 Source: torchtune's chunked cross-entropy (8 chunks), Liger's fused linear cross-entropy; sums are in another order than
-those of the other modes, so that losses and gradients agree within rounding.
+in the other modes, so losses and gradients agree within rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zerosim.tensor.tensor import Operand, Tensor
 CHUNKS = 8
 """torchtune's num_output_chunks."""
 SumsOf = Callable[[Buffer, Buffer], tuple[Buffer, Buffer]]
-"""Logits and targets of some rows -> the sum of their losses, the log-sum-exp of each."""
+"""From logits and targets of some rows to the sum of their losses and the log-sum-exp of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class ChunkedLoss:
     sums_of: SumsOf
     grad_of: LogitsGrad
     lse: list[Buffer]
-    """Of each chunk, from forward to backward."""
+    """Saved for each chunk, from forward to backward."""
     draw: Callable[[Buffer, Buffer, int], None] | None = None
-    """Fills a chunk's targets from its logits; the number is that of its first row."""
+    """Fills a chunk's targets from its logits; the number is its first row's."""
 
     def run(self, x: Tensor) -> Buffer:
-        """The sum of the losses (1)."""
+        """Return the sum of the losses (1)."""
         device, stats = x.device, compute_dtype(x.dtype)
         total = device.alloc((1,), stats, Kind.TEMP)
         device.kernel(0, device.backend.fill, total.array, 0.0)
@@ -58,7 +58,7 @@ class ChunkedLoss:
         return self.sums_of(logits, targets)
 
     def rule(self, x: Held) -> ChunkedLossRule:
-        """What backward does with the same x."""
+        """Return the backward rule for the same x."""
         return ChunkedLossRule(x, self)
 
     def _logits(self, x: Held, rows: slice) -> Buffer:
@@ -69,7 +69,7 @@ class ChunkedLoss:
         return self.grad_of.targets.reshape(-1)[rows]
 
     def logits_grad(self, x: Held, rows: slice) -> Buffer:
-        """A chunk's logits, made again, and their gradient over them."""
+        """Recompute a chunk's logits, and overwrite them with their gradient."""
         logits = self._logits(x, rows)
         logits.device.retag(logits, Kind.ACTIVATION_GRAD)
         return replace(self.grad_of, targets=self._targets(rows)).write(logits, self.lse.pop(0), logits)
@@ -77,7 +77,7 @@ class ChunkedLoss:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedLossRule:
-    """Saves x and the handle of the head's weight. The gradient that arrives is 1: scale and count were given."""
+    """Saves x and the handle of the head's weight. The incoming gradient is 1, because scale and count were given."""
 
     x: Held
     loss: ChunkedLoss
@@ -91,18 +91,18 @@ class ChunkedLossRule:
                 device.product(DGRAD, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
             if not weight.requires_grad:
                 continue
-            share = weight.new_grad()  # the weight's own window first, then buffers to be added to it
+            share = weight.new_grad()  # the weight's own view first, then buffers to add to it
             device.product(WGRAD, k.matmul, dlogits.array.T, x[rows], share.array)
             if dweight is None:
                 dweight = share
             else:
                 device.kernel(share.numel, k.add, dweight.array, share.array, dweight.array)
-            del dlogits, share  # before the next ones are made
+            del dlogits, share  # before the next logits are computed
         return dx, dweight
 
 
 def chunks_of(x: Held) -> list[slice]:
-    """The rows of each chunk: as many as in any other, the last ones may have fewer."""
+    """Return the rows of each chunk: equally many, except for fewer in the last ones."""
     count = x.buffer.numel // x.shape[-1]
     each = -(-count // CHUNKS)
     return [slice(start, min(start + each, count)) for start in range(0, count, each)]

@@ -1,4 +1,4 @@
-"""What rules share: rows of any tensor, and buffers like another."""
+"""Helpers of the rules: rows of any tensor, and buffers like another."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Grads = tuple[Buffer | None, ...]
 
 
 def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
-    """A weight's gradient, made now. None where it is not trained, and where a pipeline's action wants the input's
-    alone: then it is made later, and `make` holds on to what it reads."""
+    """Compute a weight's gradient now. Return None if the weight is not trained, or if a pipeline's action wants only
+    the input's gradient: then it is computed later, and `make` keeps its inputs alive."""
     if not weight.requires_grad:
         return None
     if isinstance(weight, Parameter) and weight.flat.later is not None:
@@ -25,26 +25,26 @@ def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
 
 
 def kept_for(weights: Sequence[Operand], x: Tensor) -> Held | Outline:
-    """What a map's rule saves of its input: what the weights' gradients read, if any of them is trained."""
+    """Return what a map's rule saves of its input for the weights' gradients, if any of the weights is trained."""
     return held(x) if any(weight.requires_grad for weight in weights) else outline(x)
 
 
 def map_grad(weight: Operand, packed: Sequence[Operand] = (), place: int = 0) -> Buffer:
-    """Where the gradient of a linear map's weight is to be written; of `packed` maps, the one at `place`."""
+    """Return the buffer for the gradient of a linear map's weight; for `packed` maps, of the one at `place`."""
     if isinstance(weight, Parameter):
         return weight.flat.map_grad_window(weight.index, [one.shape for one in packed or [weight]], place)
     return weight.new_grad()
 
 
 def ready_map_grads(weights: Sequence[Operand]) -> None:
-    """What stays of gradients of these packed maps is there from their first forward on: each step is like the next."""
+    """Allocate the persistent gradients of these packed maps in their first forward, so that all steps are alike."""
     for place, weight in enumerate(weights):
         if isinstance(weight, Parameter) and weight.flat.dummies is not None:
             map_grad(weight, weights, place)
 
 
 def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:
-    """The gradient of a bias that was added to each row."""
+    """Return the gradient of a bias that was added to each row."""
 
     def make() -> Buffer:
         dbias, rows = bias.new_grad(), rows_of(grad.array)
@@ -55,22 +55,22 @@ def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:
 
 
 def rows_of(array: Array) -> Array:
-    """(..., D) as (M, D), without a copy."""
+    """View (..., D) as (M, D), without a copy."""
     return array.reshape(-1, array.shape[-1])
 
 
 def like(x: Tensor, *shape: int, dtype: DType | None = None) -> Buffer:
-    """A new activation of x's shape and dtype, or of those given."""
+    """Allocate an activation of x's shape and dtype, or of the given ones."""
     return x.device.alloc(shape or x.shape, dtype or x.dtype, Kind.ACTIVATION)
 
 
 def one_like(x: Buffer) -> Buffer:
-    """A new gradient of x, all of it 1."""
+    """Allocate a gradient of x, filled with 1."""
     grad = grad_like(x)
     grad.device.kernel(0, grad.device.backend.fill, grad.array, 1.0)
     return grad
 
 
 def grad_like(x: Buffer) -> Buffer:
-    """A new gradient of an activation, of x's shape and dtype."""
+    """Allocate a gradient of an activation, of x's shape and dtype."""
     return x.device.alloc(x.shape, x.dtype, Kind.ACTIVATION_GRAD)

@@ -28,7 +28,7 @@ class Dropout:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Saves nothing: the mask is a function of its key, and is made a second time."""
+    """Saves nothing: the mask is a function of its key, and backward recomputes it."""
 
     probability: float
     key: tuple[int, int]
@@ -41,7 +41,7 @@ class Again:
 
 
 def check_chance(probability: float) -> None:
-    """Raises: InputError for what is no chance to drop."""
+    """Check the probability to drop. Raises: InputError for a number that is no such probability."""
     if not 0.0 <= probability < 1.0:
         raise InputError(f"dropout {probability}: expected a chance in [0, 1)")
 
@@ -49,9 +49,9 @@ def check_chance(probability: float) -> None:
 def dropout_mask(
     x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int], window: Window | None = None
 ) -> Buffer | None:
-    """A mask of this shape on x's device, uint8, 1 where an element is kept; None where none is dropped.
+    """Return a mask of this shape on x's device, uint8, 1 where an element is kept; None if nothing is dropped.
 
-    Raises: InputError for what is no chance.
+    Raises: InputError for a number that is no such probability.
     """
     check_chance(probability)
     if probability == 0.0:
@@ -70,13 +70,13 @@ def dropout(
     window: Window | None = None,
     keep_mask: bool = True,
 ) -> Tensor:
-    """x with each element dropped by chance `probability`, the rest divided by 1 - probability.
+    """Drop each element of x with chance `probability`, and divide the rest by 1 - probability.
 
-    Which ones is a function of `key` and the position alone (`tensor/rng.py`). Probability 0 is x itself.
-    `op` is its name within the unit. Of an x that is part of a whole, `window` says which. Without
-    `keep_mask` backward makes the mask again. Shapes: x and result any, the same.
+    The dropped elements depend on `key` and the position alone (`tensor/rng.py`). Probability 0 returns x itself.
+    `op` is its name within the unit. If x is a part of a whole, `window` says which. Without
+    `keep_mask` backward recomputes the mask. Shapes: x and result any, the same.
 
-    Raises: InputError for what is no chance.
+    Raises: InputError for a number that is no such probability.
     """
     mask = dropout_mask(x, x.shape, probability, key, window)
     if mask is None:

@@ -30,14 +30,14 @@ class Embedding:
 
 
 def embedding(ids: Buffer, weight: Operand) -> Tensor:
-    """Rows of a table by token. Shapes: ids (...), int64 in [0, V), weight (V, D); result (..., D)."""
+    """Look up rows of a table by token. Shapes: ids (...), int64 in [0, V), weight (V, D); result (..., D)."""
     out = embedding_result(ids, weight)
     saved: Saved = {"ids": ids, "weight": weight}
     return apply(Embedding(ids, weight), out, weight, op=layer_of(weight, "embedding"), saved=saved)
 
 
 def embedding_result(ids: Buffer, weight: Operand, first: int = 0) -> Buffer:
-    """`embedding` without a place in the graph, by a table that begins with id `first`; zeros for others' ids."""
+    """Compute `embedding` outside the graph, from a table that begins with id `first`; zeros for other ids."""
     device = ids.device
     out = device.alloc((*ids.shape, weight.shape[1]), weight.dtype, Kind.ACTIVATION)
     device.kernel(0, device.backend.embedding, ids.array, weight.array, out.array, first)
@@ -46,7 +46,7 @@ def embedding_result(ids: Buffer, weight: Operand, first: int = 0) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class AddRows:
-    """Saves the handle of what was added; its gradient is summed over the batch. x is not kept."""
+    """Saves the handle of the added rows, whose gradient is summed over the batch. Does not save x."""
 
     x_requires_grad: bool
     rows: Operand
@@ -64,9 +64,9 @@ class AddRows:
 
 
 def add_rows(x: Tensor, rows: Operand) -> Tensor:
-    """x and the first T of `rows` added up: learned positions. Shapes: x and result (B, T, D), rows (T or more, D).
+    """Add the first T of `rows` to x: learned positions. Shapes: x and result (B, T, D), rows (T or more, D).
 
-    Raises: InputError where there are fewer rows than tokens, or of another width.
+    Raises: InputError for fewer rows than tokens, or another width.
     """
     if x.shape[-2:] != (min(x.shape[-2], rows.shape[0]), rows.shape[1]):
         raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
@@ -77,7 +77,7 @@ def add_rows(x: Tensor, rows: Operand) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class AddRowRuns:
-    """Saves the handle of what was added; its gradient is summed over the rows of each position."""
+    """Saves the handle of the added rows, whose gradient is summed over the rows of each position."""
 
     x_requires_grad: bool
     rows: Operand
@@ -96,7 +96,8 @@ class AddRowRuns:
 
 
 def add_row_runs(x: Tensor, rows: Operand, runs: Sequence[tuple[slice, slice]]) -> Tensor:
-    """`add_rows` where x holds some rows of a whole. Each run is a slice of x's B T rows and one of `rows`, as long."""
+    """Compute `add_rows` for an x with some rows of a whole. Each run is a slice of x's B T rows and one of `rows` of
+    equal length."""
     device, out = x.device, like(x)
     for here, there in runs:
         arrays = rows_of(x.array)[here], rows.array[there], rows_of(out.array)[here]

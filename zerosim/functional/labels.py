@@ -7,7 +7,7 @@ from zerosim.functional.common import rows_of
 
 
 def sample_labels(logits: Buffer, key: tuple[int, int], first: int, labels: Buffer) -> None:
-    """Fill `labels`, a column for each row of logits, by numbers `first` and on of the stream of `key`.
+    """Fill `labels` with one column for each row of logits, from numbers `first` and on of the stream of `key`.
 
     Shapes: logits (..., V); labels, int64, any of as many elements as there are rows.
     """

@@ -17,21 +17,21 @@ from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, layer_
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Saves x, of a weight that is trained, and the handles of weight and bias."""
+    """Saves x, if the weight is trained, and the handles of weight and bias."""
 
     x: Held | Outline
     weight: Operand
     bias: Operand | None
-    transposed: bool
+    transposed: bool = False
 
     def backward(self, grad: Buffer) -> Grads:
         device, k = grad.device, grad.device.backend
-        weight, rows = self.weight.array, rows_of(grad.array)
-        dx = None
+        rows, dx = rows_of(grad.array), None
         if self.x.requires_grad:
-            dx = self.x.new_grad()
-            across = weight if self.transposed else weight.T
+            weight, dx = self.weight.buffer, self.x.new_grad()
+            across = weight.array if self.transposed else weight.array.T
             device.product(DGRAD, k.matmul, rows, across, rows_of(dx.array))
+            del weight, across
 
         def make() -> Buffer:
             assert not isinstance(self.x, Outline)
@@ -59,14 +59,15 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transpose
 
 
 def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Buffer:
-    """`linear` without a place in the graph. Raises: InputError where the weight does not take x's columns."""
+    """Compute `linear` outside the graph. Raises: InputError if the weight does not accept x's columns."""
     width, wide = weight.shape[::-1] if transposed else weight.shape
     if x.shape[-1] != width:
         raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes {width}")
     ready_map_grads([weight])
     out = like(x, *x.shape[:-1], wide)
     rows = rows_of(x.array)
-    matrix, added = weight.array.T if transposed else weight.array, None if bias is None else bias.array
+    values, added = weight.buffer, None if bias is None else bias.array
+    matrix = values.array.T if transposed else values.array
     x.device.product(LINEAR, x.device.backend.linear, rows, matrix, added, rows_of(out.array))
     return out
 
@@ -75,8 +76,8 @@ def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, tr
 class PackedLinear:
     """Several linear maps of one input, side by side in one buffer: Llama's q|k|v and gate|up.
 
-    Each weight stays a parameter of its own, named and laid out as Llama's are released, and what reads the result
-    finds its columns packed. Saves x, once, and the handles of the weights. Backward declares one TEMP like x: a
+    Each weight stays a separate parameter, named and laid out as in Llama's releases, and the result's
+    columns are packed. Saves x, once, and the handles of the weights. Backward declares one TEMP like x: a
     map's share of x's gradient, before it is added.
     """
 
@@ -95,23 +96,27 @@ class PackedLinear:
         return dweight
 
     def _grad_of_x(self, grad: Buffer) -> Buffer:
-        """The maps' shares, added in their order: each is rounded as a map of its own would be."""
+        """Add the maps' shares in order. Each is rounded as for a separate map."""
         device, k, dx = grad.device, grad.device.backend, self.x.new_grad()
-        (weight, columns), *others = _columns(self.weights, grad)
-        device.product(DGRAD, k.matmul, columns, weight.array, rows_of(dx.array))
+        (first, columns), *others = _columns(self.weights, grad)
+        values = first.buffer
+        device.product(DGRAD, k.matmul, columns, values.array, rows_of(dx.array))
+        del values
         share = device.alloc(dx.shape, dx.dtype, Kind.TEMP) if others else dx
         for weight, columns in others:
-            device.product(DGRAD, k.matmul, columns, weight.array, rows_of(share.array))
+            values = weight.buffer
+            device.product(DGRAD, k.matmul, columns, values.array, rows_of(share.array))
+            del values
             device.kernel(dx.numel, k.add, dx.array, share.array, dx.array)
         return dx
 
 
 def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
-    """y = x @ weight.T of each weight, side by side.
+    """Return y = x @ weight.T of each weight, side by side.
 
     Shapes: x (..., I), each weight (O, I), with its own O; y (..., sum of all O).
 
-    Raises: InputError where a weight does not take x's columns.
+    Raises: InputError if a weight does not accept x's columns.
     """
     out = packed_linear_result(x, weights)
     op, kept = layer_of(weights[0], "packed_linear"), kept_for(weights, x)
@@ -119,7 +124,7 @@ def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
 
 
 def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
-    """`packed_linear` without a place in the graph."""
+    """Compute `packed_linear` outside the graph."""
     for weight in weights:
         if weight.shape[-1] != x.shape[-1]:
             raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes another")
@@ -127,12 +132,14 @@ def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
     out = like(x, *x.shape[:-1], sum(weight.shape[0] for weight in weights))
     rows = rows_of(x.array)
     for weight, columns in _columns(weights, out):
-        x.device.product(LINEAR, x.device.backend.linear, rows, weight.array.T, None, columns)
+        values = weight.buffer
+        x.device.product(LINEAR, x.device.backend.linear, rows, values.array.T, None, columns)
+        del values
     return out
 
 
 def _columns(weights: Sequence[Operand], packed: Buffer) -> Iterator[tuple[Operand, Array]]:
-    """Each weight with its columns of `packed`, as a window (M, O)."""
+    """Yield each weight with its columns of `packed`, as a view (M, O)."""
     rows, start = rows_of(packed.array), 0
     for weight in weights:
         stop = start + weight.shape[0]

@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary (V): an op, and the parts of a training step's loss (`loss_modes.py`)."""
+"""Cross-entropy over the vocabulary (V): an op, and the building blocks of a training step's loss (`loss_modes.py`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CrossEntropy:
 
 
 def cross_entropy(logits: Tensor, targets: Buffer) -> Tensor:
-    """The mean over rows of -log softmax(logits)[target].
+    """Return the mean over rows of -log softmax(logits)[target].
 
     Shapes: logits (..., V), targets (...) int64 in [0, V); result (1), in the compute dtype.
     """
@@ -39,7 +39,7 @@ def cross_entropy(logits: Tensor, targets: Buffer) -> Tensor:
 
 
 def cross_entropy_sum(logits: Buffer, targets: Buffer) -> tuple[Buffer, Buffer]:
-    """The SUM of the rows' losses (1), and the log-sum-exp of each row (M), both in the compute dtype.
+    """Return the SUM of the rows' losses (1), and the log-sum-exp of each row (M), both in the compute dtype.
 
     Shapes: logits (..., V), M rows of them; targets (...) int64 in [0, V).
     """
@@ -56,9 +56,9 @@ def cross_entropy_sum(logits: Buffer, targets: Buffer) -> tuple[Buffer, Buffer]:
 
 @dataclass(frozen=True, slots=True)
 class LogitsGrad:
-    """`scale / count` times the gradient of the summed losses: what it takes beside the logits.
+    """The inputs, besides logits, of `scale / count` times the gradient of the summed losses.
 
-    Of logits that are columns `first` and on of a whole; only so many of them as `columns` are no padding.
+    The logits are the whole's columns from `first` on. Only `columns` of them are no padding.
     """
 
     targets: Buffer
@@ -68,7 +68,8 @@ class LogitsGrad:
     columns: int | None = None
 
     def write(self, logits: Buffer, lse: Buffer | None, out: Buffer) -> Buffer:
-        """Into `out`, which may be the logits' own buffer. Without `lse` the logits are log-probabilities."""
+        """Write the gradient into `out`, which may be the logits' own buffer. Without `lse` the logits are
+        log-probabilities."""
         device, own, into = logits.device, rows_of(logits.array), rows_of(out.array)
         columns = own.shape[1] if self.columns is None else self.columns
         if columns < own.shape[1]:

@@ -1,19 +1,19 @@
-"""What a training step holds of its logits: as frameworks do it. The loss and its gradient are the same in all of them.
+"""How a training step holds its logits, as in several frameworks. All modes give the same loss and gradient.
 
-Bytes that are live for each logit of a half type:
+Live bytes per logit of a half type:
 
                       forward   until backward   backward
-    in-place             2            2              2     the gradient is written over the logits
-    lean                 4            2              2     a buffer of its own; the logits die before backward
+    in-place             2            2              2     the gradient overwrites the logits
+    lean                 4            2              2     a separate buffer; the logits are freed before backward
     megatron             6            4              6     an fp32 copy becomes probabilities, then their gradient
-    megatron-fused       6            4              6     Transformer Engine's kernel: forward makes an fp32
-                                                           gradient, then the logits die; backward casts it
+    megatron-fused       6            4              6     Transformer Engine's kernel: forward computes an fp32
+                                                           gradient, then the logits are freed; backward casts it
     megatron-compiled   10            4             10     Megatron's own, compiled: probabilities and gradient each
                                                            go through a new buffer
     torch               10            4             12     fp32 logits, log-probabilities, and autograd's two gradients
-    torch-kept          10            6             14     the same where the caller holds on to the half-type logits
-    torch-fp32-kept      8            8             16     the same of a model that casts itself; the caller holds on to
-                                                           what it returns (torchtitan before its #391)
+    torch-kept          10            6             14     the same, if the caller keeps the half-type logits
+    torch-fp32-kept      8            8             16     the same for a model that casts itself; the caller keeps
+                                                           its output (torchtitan before its #391)
     chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
 
 Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer.
@@ -25,7 +25,8 @@ common/triton/cross_entropy.py ("FP32 tensor that stores the input gradient"); i
 where here two are added and one is compared. PyTorch's cross_entropy is log_softmax, which saves its result, and
 nll_loss, whose gradient is dense.
 
-Each takes the logits out of a list, so that nobody else holds them, and leaves a function that makes the gradient.
+Each mode takes the logits out of a list, so that no other reference holds them, and returns a function that computes
+the gradient.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ CHUNKED = "chunked"
 FUSED = ("megatron-fused", "megatron-compiled")
 """Modes in which a tensor-parallel group exchanges the target's logit and the sum of exponentials together."""
 MakeGrad = Callable[[], Buffer]
-"""Called when backward begins: the gradient of the logits, of their shape and dtype."""
+"""A function called when backward begins. It returns the gradient of the logits, of their shape and dtype."""
 Sums = Callable[[Buffer], tuple[Buffer, Buffer]]
-"""Logits -> the sum of the losses, the log-sum-exp of each row. A group of ranks may work it out together."""
+"""From logits to the sum of the losses and the log-sum-exp of each row. A group of ranks may compute it together."""
 Mode = Callable[[list[Buffer], Sums, LogitsGrad], tuple[Buffer, MakeGrad]]
 
 
 def lean(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """The gradient is made at once, in a buffer of its own."""
+    """Compute the gradient at once, in a separate buffer."""
     own = logits.pop()
     total, lse = sums(own)
     made = [grad_of.write(own, lse, grad_like(own))]
@@ -57,7 +58,7 @@ def lean(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer,
 
 
 def in_place(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """The gradient is made at once, over the logits."""
+    """Compute the gradient at once, over the logits."""
     own = logits.pop()
     total, lse = sums(own)
     own.device.retag(own, Kind.ACTIVATION_GRAD)
@@ -66,12 +67,12 @@ def in_place(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buf
 
 
 def megatron(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """One fp32 buffer from the cast to the gradient; the caller holds the logits until forward ends."""
+    """Use one fp32 buffer from the cast to the gradient; the caller holds the logits until forward ends."""
     return _in_fp32(logits, sums, grad_of, compiled=False)
 
 
 def megatron_fused(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """The gradient is made at once, in fp32, beside the logits; it is cast when backward begins."""
+    """Compute the gradient at once, in fp32, beside the logits, and cast it when backward begins."""
     own = logits.pop()
     dtype = own.dtype
     total, lse = sums(own)
@@ -81,7 +82,7 @@ def megatron_fused(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tup
 
 
 def megatron_compiled(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """As `megatron`, but exponentials and gradient go through a new buffer, and are copied back."""
+    """Do as `megatron`, but send exponentials and gradient through a new buffer, and copy them back."""
     return _in_fp32(logits, sums, grad_of, compiled=True)
 
 
@@ -105,19 +106,19 @@ def _in_fp32(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad, *, compiled:
 
 
 def torch(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """`cross_entropy(logits.float(), targets)`, where nobody else holds the logits."""
+    """Do `cross_entropy(logits.float(), targets)`; no other reference holds the logits."""
     own = logits.pop()
     return _log_softmax(_float(own), own.dtype, sums, grad_of, kept=[])
 
 
 def torch_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """As `torch`; the caller has a name for the logits until backward is over."""
+    """Do as `torch`; the caller holds the logits until backward ends."""
     own = logits.pop()
     return _log_softmax(_float(own), own.dtype, sums, grad_of, kept=[own])
 
 
 def torch_fp32_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
-    """As `torch` of a model that ends in `.float()`: the caller has a name for that until backward is over."""
+    """Do as `torch` with a model that ends in `.float()`: the caller holds its output until backward ends."""
     dtype = logits[0].dtype
     wide = _float(logits.pop())
     return _log_softmax(wide, dtype, sums, grad_of, kept=[wide])
@@ -126,7 +127,7 @@ def torch_fp32_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tu
 def _log_softmax(
     wide: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]
 ) -> tuple[Buffer, MakeGrad]:
-    """`kept` stays until the gradient is there, which has the logits' `dtype`."""
+    """Compute log-softmax. `kept` lives until the gradient exists, which has the logits' `dtype`."""
     device = wide.device
     total, lse = sums(wide)
     saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
@@ -135,7 +136,7 @@ def _log_softmax(
 
     def make_grad() -> Buffer:
         log_probabilities = saved.pop()
-        nll_grad = grad_like(log_probabilities)  # dense, though only the targets' columns are not zero
+        nll_grad = grad_like(log_probabilities)  # dense, although only the targets' columns are nonzero
         device.kernel(0, device.backend.fill, nll_grad.array, 0.0)
         grad = grad_of.write(log_probabilities, None, grad_like(log_probabilities))
         del log_probabilities, nll_grad
@@ -151,7 +152,7 @@ def _float(logits: Buffer) -> Buffer:
 
 
 def _cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
-    """In another dtype; the buffer itself where it has that already, as `Tensor.to` does."""
+    """Cast to another dtype; return the buffer itself if it has that dtype, as `Tensor.to` does."""
     if source.dtype == dtype:
         return source
     device = source.device
@@ -161,7 +162,7 @@ def _cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
 
 
 def _through_a_new_buffer(buffer: Buffer) -> Buffer:
-    """What a compiler does with an in-place step that also reduces or scatters: a new buffer, then a copy back."""
+    """Do as a compiler does with an in-place step that also reduces or scatters: use a new buffer, then copy back."""
     device = buffer.device
     fresh = device.alloc(buffer.shape, buffer.dtype, Kind.TEMP)
     device.kernel(0, device.backend.copy, buffer.array, fresh.array)

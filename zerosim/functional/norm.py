@@ -1,8 +1,8 @@
 """Normalisation over the last dim: layer norm and RMS norm (arXiv 1910.07467).
 
-Kept for backward beside x: with `saves` 'lean' the statistics, as PyTorch's kernels do, one number a row
-each in the compute dtype; with 'megatron' nothing, as 2205.05198 counts (section 4.1: 2 sbh a norm), and
-backward computes them again, to the same bits. D is the width.
+Saved for backward beside x: with `saves` 'lean' the statistics, as in PyTorch's kernels, one number a row
+each in the compute dtype. With 'megatron' nothing more, as 2205.05198 counts (section 4.1: 2 sbh a norm), and
+backward recomputes the statistics, to the same bits. D is the width.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RMS_NORM = Form("rms_norm", ("weight",), ("rstd",), forward=4, again=2, backward
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Saves x and, where they are kept, its statistics."""
+    """Saves x and, depending on `saves`, its statistics."""
 
     form: Form
     x: Held
@@ -55,7 +55,7 @@ class Norm:
         device, form = grad.device, self.form
         dx = self.x.new_grad() if self.x.requires_grad else None
         dparams = [param.new_grad() if param.requires_grad else None for param in self.params]
-        stats = self.stats or self._again().values()  # there to the end of this call
+        stats = self.stats or self._again().values()  # live to the end of this call
         sources = rows_of(grad.array), rows_of(self.x.array), self.params[0].array
         results = None if dx is None else rows_of(dx.array), *(one and one.array for one in dparams)
         kernel = getattr(device.backend, f"{form.kernel}_backward")
@@ -73,7 +73,7 @@ class Norm:
 def layer_norm(
     x: Tensor, weight: Operand, bias: Operand, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT
 ) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D).
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D).
 
     Source: arXiv 1607.06450.
     """
@@ -81,9 +81,9 @@ def layer_norm(
 
 
 def rms_norm(x: Tensor, weight: Operand, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT) -> Tensor:
-    """x / sqrt(average of squares + eps) * weight over the last dim. Shapes: x (..., D), weight (D).
+    """Return x / sqrt(average of squares + eps) * weight over the last dim. Shapes: x (..., D), weight (D).
 
-    Raises: InputError where weight is not one number for each column.
+    Raises: InputError if weight is not one number for each column.
     """
     if weight.shape != x.shape[-1:]:
         raise InputError(f"rms_norm: x has {x.shape[-1]} columns, its weight has shape {weight.shape}")
@@ -101,6 +101,6 @@ def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy
 
 
 def _statistics(form: Form, x: Held, kind: Kind) -> dict[str, Buffer]:
-    """Room for one number a row, for each statistic."""
+    """Allocate one number a row for each statistic."""
     shape, dtype = (math.prod(x.shape[:-1]),), compute_dtype(x.dtype)
     return {name: x.device.alloc(shape, dtype, kind) for name in form.stats}

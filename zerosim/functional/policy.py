@@ -1,7 +1,7 @@
-"""How ops treat what their backward will need: four choices that change bytes and work, never the meaning.
+"""Choices about the buffers that ops save for backward. They change bytes and work, never the result's meaning.
 
-What each one keeps is documented with the ops (`norm.py`, `attention.py`) and with recompute: whole blocks in
-`nn/recompute.py`, parts of them in `tensor/discarded.py`, the words for both in `config/recompute.py`.
+The ops (`norm.py`, `attention.py`) document what each choice saves. Recompute of whole blocks is in
+`nn/recompute.py`, of parts of them in `tensor/discarded.py`, and the words for both are in `config/recompute.py`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ATTENTIONS = ("eager", "flash")
 
 @dataclass(frozen=True, slots=True)
 class ActivationPolicy:
-    """What is kept from forward to backward.
+    """The choices about buffers saved from forward to backward.
 
-    saves       'lean': what zerosim's own kernels need; 'megatron': what Megatron's keep (2205.05198, section 4)
-    attention   'eager': scores are materialised (B, H, T, T); 'flash': they never are
-    fp32_softmax  eager: the softmax of half types is kept in fp32, as where a framework has no fused kernel for it
-    recompute   'none'; 'selective': the attention core runs again in backward, or the parts that it lists; 'full':
-                whole blocks do
-    again       what `recompute` says, read
+    saves       'lean': the needs of zerosim's own kernels; 'megatron': the buffers that Megatron's kernels save
+    (2205.05198, section 4) attention   'eager' materialises scores (B, H, T, T); 'flash' never does
+    fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
+    recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
+                backward recomputes whole blocks
+    again       the parsed form of `recompute`
 
     `saves`, `recompute` and `fp32_softmax` change no bit of any result. 'flash' adds in another order than 'eager'
     and is within rounding of it. Raises: InputError for a name that is none of these.
@@ -48,7 +48,7 @@ class ActivationPolicy:
         object.__setattr__(self, "again", read_recompute(self.recompute, self.attention))
 
     def run(self, part: str, layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """layer(*inputs), which is `part` of a block; where that runs again, nobody keeps the result."""
+        """Run layer(*inputs), which is `part` of a block. If that part is recomputed, the result is not saved."""
         return discard(part, layer, *inputs) if part in self.again.parts else layer(*inputs)
 
 

@@ -2,7 +2,7 @@
 
 B batch, T tokens, H query heads, K key and value heads, E columns of one head. A head's columns i and
 i + E/2 are one pair (the convention of Hugging Face's Llama, whose released weights are permuted for
-it), turned by the angle t * base^(-2i/E) at position t.
+it), rotated by the angle t * base^(-2i/E) at position t.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zerosim.tensor.tensor import Tensor, apply
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Saves nothing: a rotation's gradient is turned back by the same angles, which are made anew."""
+    """Saves nothing: backward rotates the gradient back by the same angles, which it recomputes."""
 
     head_dim: int
     heads: int
@@ -30,9 +30,9 @@ class Rotary:
 
 
 def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0) -> Tensor:
-    """q and k turned by their positions 0 .. T-1, v as it is. Shapes: qkv and result (B, T, (H + 2K) E).
+    """Rotate q and k by their positions 0 .. T-1, and leave v unchanged. Shapes: qkv and result (B, T, (H + 2K) E).
 
-    Raises: InputError where the heads do not divide the columns, or E is odd.
+    Raises: InputError if the heads do not divide the columns, or E is odd.
     """
     width, all_heads = qkv.shape[-1], num_heads + 2 * num_kv_heads
     head_dim, rest = divmod(width, all_heads)

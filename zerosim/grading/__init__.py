@@ -12,7 +12,9 @@ package's own strategies (`checks.py`, `traffic.py`) and the closed forms of `an
 
 from zerosim.backends.kernels import Array as Array
 from zerosim.comm.collectives import Comm as Comm
+from zerosim.device.copies import launch_copy as launch_copy
 from zerosim.device.device import Buffer as Buffer
+from zerosim.device.device import Kind as Kind
 from zerosim.grading.catalogue import EXERCISES as EXERCISES
 from zerosim.grading.catalogue import find_exercise as find_exercise
 from zerosim.grading.exercise import Check as Check

@@ -26,7 +26,7 @@ class Examination(NamedTuple):
 
     name, expected   of its check
     counted          the check's words where all is right
-    questions        the same ones each time
+    questions        the same ones each time, by the seed
     ask              put a question to an answer, and keep what comes back, piece by piece
     words            what was asked last, when so many pieces had come
     wrong            what is wrong with the pieces that came, None for nothing
@@ -36,18 +36,19 @@ class Examination(NamedTuple):
     name: str
     expected: str
     counted: str
-    questions: Callable[[], Sequence[Any]]
+    questions: Callable[[int], Sequence[Any]]
     ask: Callable[[Any, Any, Keep], None]
     words: Callable[[Any, Sequence[Any]], str]
     wrong: Callable[[Any, Sequence[Any]], Wrong | None]
     endless: str = ""
+    seed: int = 0
 
 
 def by_calls(
     name: str,
     expected: str,
     counted: str,
-    questions: Callable[[], Sequence[tuple[Any, ...]]],
+    questions: Callable[[int], Sequence[tuple[Any, ...]]],
     wrong: Callable[..., Wrong | None],
 ) -> Examination:
     """Make an examination of single calls.
@@ -79,7 +80,7 @@ def asked(answer: Any, one: Examination, watch: Watch) -> Asked:
     came: list[list[Any]] = []
 
     def ask() -> None:
-        for question in one.questions():
+        for question in one.questions(one.seed):
             pieces: list[Any] = []
             came.append(pieces)
 
@@ -97,7 +98,7 @@ def asked(answer: Any, one: Examination, watch: Watch) -> Asked:
 
 def checked(one: Examination, asked: Asked) -> Check | Failure:
     """The check of what came back, or that nothing is written yet."""
-    questions, failure = one.questions(), asked.failure
+    questions, failure = one.questions(one.seed), asked.failure
     if failure is not None and failure.reason == "unsolved":
         return failure
     for question, pieces in zip(questions, asked.came, strict=False):
@@ -106,8 +107,12 @@ def checked(one: Examination, asked: Asked) -> Check | Failure:
     last = max(len(asked.came) - 1, 0)
     if failure is not None:
         words = one.words(questions[last], asked.came[last] if asked.came else [])
-        hint = "" if failure.reason == "error" else one.endless
+        hint = _of_error(failure.text) if failure.reason == "error" else one.endless
         return Check(one.name, False, one.expected, f"{words} {failure.text}", line=failure.line, hint=hint)
     if len(asked.came) < len(questions):
         return Check(one.name, False, one.expected, f"{len(asked.came)} of {len(questions)} questions were answered")
     return Check(one.name, True, one.expected, one.counted)
+
+
+def _of_error(text: str) -> str:
+    return "keep the arguments that the function has in the skeleton" if "positional argument" in text else ""

@@ -29,19 +29,19 @@ _HINTS = (
     (r"lies on rank", "ranks are threads of one process: what is a rank's own belongs in self, made in __init__, "
      "not in the class or the module"),
     (r"'Work' object", "launch_all_gather gives a Work; its wait() gives the buffer"),
-    (r"grad is (as it was when|not what)", "the change must be in `grad` itself: give both collectives an out= that is "
-     "grad or a window of it; what all_reduce returns, and what the name grad is given anew, is lost"),
+    (r"grad is (as it was when|not what)", "the change must be in `grad` itself: what all_reduce returns is lost, and "
+     "so is a new value of the name grad. Where may a collective write?"),
     (r"waits twice", "a Work is waited for once: take it out of where you keep it (pop)"),
     (r"is not kept whole", "call flat.add_grad_whole(flat.take_grad()) first"),
     (r"no gradient", "every unit whose .reduces is true must leave a grad_shard before the step, on every rank"),
     (r"elements of gradient", "whole buffers have flat.padded_numel elements, slices flat.own.size"),
-    (r"unexpected keyword|positional argument", "keep the arguments that the points have in the skeleton"),
+    (r"unexpected keyword|positional argument", "keep the arguments that the hooks have in the skeleton"),
     (r"object has no attribute '(comm|device|updater|flats|timetable|groups|layout|memory|reducer|exchange|gathered)'",
      "call super().__init__(comm, device, updater) first in your own __init__"),
     (r"NameError", "Python finds no such name in that line: is it misspelt, or an attribute (self., unit., flat.)?"),
-    (r"SystemExit", "what leaves ends the whole run: a point of a strategy returns"),
+    (r"SystemExit", "an exit ends the whole run: let the hook return instead"),
     (r"RecursionError", "a method calls itself: is a super() missing?"),
-    (r"record is not whole", "the record belongs to the grader: leave self.device.recorder alone"),
+    (r"record is (not whole|what is graded)", "the record belongs to the grader: leave self.device.recorder alone"),
     (r"not finite|NonFinite", "a new buffer holds anything until it is written: is one used that nothing filled?"),
     (r"expected (fp32|bf16)", "parameters travel as flat.shard() and gradients as take_grad() gives them, in bf16"),
     (r"backward did not come this way", "no gradient came back: a backward returns one"),
@@ -55,7 +55,7 @@ _NO_END = {
     "endless": "a loop without an end: it goes on calling kernels or collectives",
     "late": "a solution takes a second: what else does yours do? a sleep, a thread of its own?",
 }
-_COPIES = "where norms work, every rank needs the same x, and in backward the same dx, or their weights part"
+_COPIES = "layer norms need the same x on every rank, and in backward the same dx, or their copies of a weight part"
 _NO_NAME = "there is no such name: see the tables of what you have"
 _KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy)}
 
@@ -72,10 +72,9 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
         return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
     at = _freed(trial, failure) or _last(trial, failure.rank)
-    if "NameError" in failure.text:
-        return Finding(failure.text, hint, at.only())
     # What was live says nothing of a slip in a line: only a use after the end, or a hoard, is about buffers.
-    return Finding(failure.text, hint, at if failure.reason == "endless" else at.only("unsharded_param"))
+    kinds = ["unsharded_param"] if "is sharded" in failure.text else []
+    return Finding(failure.text, hint, at if failure.reason == "endless" else at.only(*kinds))
 
 
 def _freed(trial: Trial, failure: Failure) -> Where | None:
@@ -120,13 +119,13 @@ def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> F
     odd = _odd_ones_out(trial, reference)
     if odd is None:
         first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
-        return Finding(first, ALIKE, _last(trial, failure.rank))
+        return Finding(first, ALIKE, _last(trial, failure.rank).only())
     words = f"{_did(odd.ranks, odd.mine)}, where {_did(odd.others, odd.theirs)}"
     if failure.reason == "deadlock":
         waiting = odd.others if odd.theirs else odd.ranks
         words = f"deadlock: {words}; {ranks_text(waiting)} wait{'s' * (len(waiting) == 1)} for ever"
     rank = odd.ranks[0]
-    at = where(rank, trial.records[rank], odd.mine.number) if odd.mine else _last(trial, rank)
+    at = where(rank, trial.records[rank], odd.mine.number).only() if odd.mine else _last(trial, rank).only()
     sides = f"{ranks_text(odd.ranks)} and on {ranks_text(odd.others)}"
     return Finding(words, f"{ALIKE}: look for a condition that differs on {sides}", at)
 

@@ -86,7 +86,7 @@ def places(record: Sequence[Event]) -> str:
     phases = [scope.phase for scope in scopes if (scope.step, scope.slot) == (0, 0)]
     ahead, back = phases.count("forward"), phases.count("backward")
     if (ahead, back) == (2, 2):
-        what = "is it g that does in forward and f in backward, and do they add (op='sum')?"
+        what = "does each of f and g exchange in the right direction of the two, and add (op='sum')?"
         return f"h.0 exchanges twice in forward and twice in backward, as it should; {what}"
     return f"h.0 exchanges {ahead} times in forward, where g should twice, and {back} times in backward, where f should"
 

@@ -20,13 +20,15 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
-from zerosim.backends.numpy import quantize, rounding
+from zerosim.backends.numpy import nf4, quantize, rounding
 from zerosim.device.allocators import arena
+from zerosim.functional import lora
 from zerosim.grading.own_code import is_own
 from zerosim.ledger import clock
 from zerosim.optim.elementwise import Elementwise
 from zerosim.parallel import pipeline
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.compression import powersgd
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathered import Gathered
 from zerosim.parallel.reducer import Reducer
@@ -34,7 +36,7 @@ from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
 
-_MODULES = (pipeline, arena, quantize, rounding)
+_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd)
 """Whose functions no run of an exercise calls by itself."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -144,13 +146,16 @@ def listening(answer: Any, *, heard: Mapping[Code, str], note: Note) -> Any:
 
     @functools.wraps(answer)
     def listened(*args: Any, **kwargs: Any) -> Any:
-        before = sys.getprofile()
+        before, is_deep = sys.getprofile(), False
         sys.setprofile(listen)
         threading.setprofile(listen)
         try:
             return answer(*args, **kwargs)
+        except RecursionError:  # Python takes a listener out where there is no room to call it
+            is_deep = True
+            raise
         finally:
-            if sys.getprofile() is not listen:
+            if sys.getprofile() is not listen and not is_deep:
                 note(DEAF)
             sys.setprofile(before)
             threading.setprofile(None)

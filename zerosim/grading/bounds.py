@@ -5,6 +5,7 @@ Slices of one length, one after the other from 0, that reach the end and none lo
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,12 @@ from zerosim.grading.plain import shown
 
 SIZES = ((12, 4), (10, 4), (7, 3), (3, 4), (1, 1), (5, 8))
 """(numel, N) that slice bounds are asked for: dividing, not dividing, more ranks than elements."""
+
+
+def _sizes(seed: int) -> Sequence[tuple[int, int]]:
+    draw = random.Random(seed)
+    drawn = [(draw.randint(1, 40), draw.randint(2, 9)) for _ in range(4)]
+    return (*SIZES[:2], *drawn) if seed else SIZES
 
 
 def _ask(answer: Any, question: Any, keep: Keep) -> None:
@@ -66,7 +73,7 @@ EXAMINATION = Examination(
     "slices",
     "N slices of one length, one after the other, that cover numel and are no longer than that takes",
     f"{len(SIZES)} sizes, every rank",
-    lambda: SIZES,
+    _sizes,
     _ask,
     _words,
     wrong,

@@ -22,12 +22,16 @@ from zerosim.grading import (
     bounds,
     checks,
     compaction,
+    offloading,
     optimizers,
     pipelines,
+    placing,
+    second_shard,
     traffic,
+    tuning,
     waiting,
 )
-from zerosim.grading.entry import PLAIN, RUN, SHARDED, exercise
+from zerosim.grading.entry import PLAIN, RUN, SENT, SHARDED, exercise
 from zerosim.grading.exercise import Exercise, Judge
 from zerosim.grading.given import bugs, skeletons
 
@@ -105,7 +109,11 @@ EXERCISES: tuple[Exercise, ...] = (
         skeletons.MyAdaGrad,
         judges=(("weights", optimizers.near),),
         adapt=optimizers.rule,
-        examine=optimizers.rule_examination(optimizers.adagrad, ("sum",), "eps stands outside of the root of the sum"),
+        examine=optimizers.rule_examination(
+            optimizers.adagrad,
+            ("sum",),
+            "follow one weight by hand: what is in the root of the sum after each step? eps stands outside of the root",
+        ),
     ),
     exercise(
         "radam",
@@ -126,6 +134,28 @@ EXERCISES: tuple[Exercise, ...] = (
         pipelines.live(symbol("p"), pipelines.PENDING),
         pipelines.bubble(bubble("zb-h1")),
     ),
+    exercise("adapter", skeletons.my_adapter, examine=tuning.ADAPTER),
+    exercise("nf4", skeletons.my_nf4, examine=tuning.NEAREST),
+    exercise("top_k", skeletons.my_top_k, examine=tuning.FEEDBACK),
+    exercise("powersgd", skeletons.my_powersgd, examine=tuning.POWERSGD),
+    exercise(
+        "second_shard",
+        skeletons.MySecondShard,
+        judges=(("weights", checks.weights), ("held", second_shard.held), ("node", second_shard.node)),
+    ),
+    exercise(
+        "cpu_adam",
+        skeletons.MyCpuAdam,
+        judges=(
+            ("pcie", offloading.pcie),
+            ("weights", checks.weights),
+            ("cpu", offloading.cpu),
+            ("tiles", offloading.tiles),
+            ("held", offloading.held),
+            *SENT,
+        ),
+    ),
+    exercise("offload", skeletons.my_offload, examine=placing.OFFLOAD),
 )
 
 
@@ -134,7 +164,7 @@ def find_exercise(wanted: Exercise | str | int) -> Exercise:
     if isinstance(wanted, Exercise):
         return wanted
     for one in EXERCISES:
-        if wanted in (one.name, one.number):
+        if str(wanted) in (one.name, str(one.number)):
             return one
     names = [one.name for one in EXERCISES]
     near = difflib.get_close_matches(str(wanted), names, 2)

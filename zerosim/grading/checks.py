@@ -52,7 +52,7 @@ def weights(run: Comparison) -> Check:
 def norm(run: Comparison) -> Check:
     """The gradient's norm of every step is DDP's."""
     ours, theirs = ([report.grad_norm for report in result_of(trial).steps] for trial in (run.mine, run.ddp))
-    hint = "" if ours == theirs else "one all_reduce of the squares, op='sum', purpose='control', before the root"
+    hint = "" if ours == theirs else "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
     return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
 
 
@@ -68,7 +68,7 @@ def states(run: Comparison) -> Check:
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
     number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.optim.steps or 1) - 1)
-    hint = "something that must stay is gone"
+    hint = "a buffer that must stay until the step is gone"
     if counted[wrong] > expected:
         by_kind = result.memory[wrong].marks["end_of_backward"].by_kind
         over = [kind for kind, form in parts.items() if by_kind.get(kind, 0) > form.at(**letters)]
@@ -105,10 +105,8 @@ def highest(run: Comparison) -> Check:
     expected = f"at most {allowed[wrong or 0]:,} B, {than}"
     if wrong is None:
         return Check("peak", True, expected, f"{found[0].amount:,} B")
-    hint = (
-        "free before you allocate: reshard before the gradient is reduced, keep no name on what was freed, "
-        "work in place (out=)"
-    )
+    first = "reshard before the gradient is reduced, keep" if run.exercise.stage == 3 else "keep"
+    hint = f"free before you allocate: {first} no name on what was freed, work in place (out=)"
     units = _gathered_at(run, wrong, found[wrong].number)
     if run.exercise.gathered is not None and len(units) > run.exercise.gathered:
         hint = f"still gathered: {few(units)}; call flat.reshard() in post_forward and in post_backward"

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 
-from zerosim.errors import InputError, ZerosimError
+from zerosim.errors import InputError, ZerosimError, printable
 from zerosim.grading.exercise import Exercise
 from zerosim.grading.handin import graded, read
 from zerosim.grading.paths import FULL, Path, number
@@ -37,7 +37,9 @@ def class_table(
     score: dict[str, str] = {}
     remarks: dict[str, str] = {}
     parts: dict[str, list[Part]] = {}
-    for name in names:
+    for count, name in enumerate(names, 1):
+        if sys.stderr.isatty():
+            print(f"{count} of {len(names)}: {printable(name)}", file=sys.stderr)
         grades, remarks[name], parts[name] = _row(os.path.join(folder, name), wanted, seed)
         points[name] = {one.exercise.name: f"{one.points}/{one.possible}" for one in grades}
         score[name] = str(number(path.total(grades))) if path and grades else ""
@@ -60,12 +62,20 @@ def escaped(cell: str) -> str:
 
 def _row(path: str, wanted: Exercise | None, seed: int) -> tuple[list[Grade], str, list[Part]]:
     try:
-        hand_in = read(path, wanted)
+        hand_in = read(path, wanted, seed)
         with contextlib.redirect_stdout(sys.stderr):  # what an answer prints is no part of the table
-            grades = graded(hand_in, seed)
+            grades = graded(hand_in)
     except ZerosimError as error:
-        return [], str(error), []
-    remarks = [f"{one.exercise.name}: {one.verdict.void}" for one in grades if one.verdict.void]
-    remarks += [f"skipped {magic}" for magic in hand_in.magics]
+        return [], str(error).removeprefix(os.path.join(os.path.dirname(path), "")), []
+    remarks = [f"{one.exercise.name}: {why}" for one in grades if (why := _why(one))]
+    remarks += [f"skipped {words}" for words in hand_in.skipped]
     parts = hand_in_parts(hand_in.source, hand_in.exercises, os.path.basename(path))
     return grades, "; ".join(remarks), parts
+
+
+def _why(grade: Grade) -> str:
+    """The root cause of a grade that is not full, in a line."""
+    if grade.verdict.void or grade.passed:
+        return grade.verdict.void
+    first = next(iter(grade.failures), None)
+    return f"{first.name}: {first.counted}" if first else "not solved yet"

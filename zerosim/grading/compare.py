@@ -10,7 +10,7 @@ import numpy as np
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.grading.missing import first_missing
-from zerosim.grading.record import Finding, first_difference, other_kernels, where
+from zerosim.grading.record import Call, Finding, calls, first_difference, other_kernels, where
 from zerosim.grading.trial import Trial, Update, result_of
 
 
@@ -35,6 +35,8 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         place = f"rank {update.rank}'s gradient of {update.unit} in step {update.step}"
         if not np.array_equal(ours, theirs):
             words, hint = _likeness(ours, theirs, expected, update, mine.config)
+            if (often := _more_often(mine, schedule, update)) is not None:
+                return often._replace(words=f"{place} {words}; {often.words}")
             left_out = first_missing(mine, schedule, update.rank)
             if left_out is not None and left_out.step <= update.step:
                 return Finding(f"{place} {words}; {left_out.words}", left_out.hint or hint, left_out.where)
@@ -43,8 +45,8 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         if update.scale != scale:
             return Finding(
                 f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}",
-                "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: add the squares "
-                "of every rank before the root is taken",
+                "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: is yours the same "
+                "on every rank?",
                 where(update.rank, record, update.number).only(),
             )
     return Finding(
@@ -52,6 +54,26 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         "look at what is updated and how: owned, and store_param_shard if you wrote step yourself",
         None,
     )
+
+
+def _more_often(mine: Trial, schedule: Trial, update: Update) -> Finding | None:
+    """A tied table that is reduced at each of its uses, before its gradient is complete."""
+    if not mine.config.model.tie_embeddings:
+        return None
+    whole = mine.gathered_bytes.get(update.unit, 0)
+    ours, theirs = (
+        [call for call in calls(trial.records[update.rank]) if _is_reduction(call, update.step, whole)]
+        for trial in (mine, schedule)
+    )
+    if len(ours) <= len(theirs):
+        return None
+    words = f"post_backward reduces it {_times(len(ours))}, the reference {_times(len(theirs))}"
+    at = where(update.rank, mine.records[update.rank], ours[0].number).only()
+    return Finding(words, "two units share this buffer: after which one's backward is its gradient complete?", at)
+
+
+def _is_reduction(call: Call, step: int, nbytes: int) -> bool:
+    return call.what[:2] == (step, "backward") and call.op.startswith("reduce") and call.what[5] == nbytes
 
 
 def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
@@ -87,14 +109,18 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     ratio = float(a @ b / (b @ b)) if b.any() else 0.0
     if np.allclose(a, ratio * b, rtol=2e-2, atol=1e-2 * float(np.abs(b).max()) * abs(ratio)):
         for factor, hint in (
-            (1 / ranks, "it was divided by the number of ranks twice: the collectives average already (op='avg')"),
-            (ranks, "it was summed over ranks and not divided: the collectives' op is 'avg' unless told otherwise"),
+            (1 / ranks, "it was divided by the number of ranks twice: who averages already?"),
+            (ranks, "it was summed over ranks, and nothing divided the sum: which op does the collective get?"),
             (1.0, "equal but for rounding: the same numbers were added in another order, or rounded once more"),
             (2.0, "it was counted twice"),
         ):
             if abs(ratio / factor - 1) < 2e-2:
                 size = "is the reference's but for rounding" if factor == 1 else f"is {ratio:.4g} times the reference's"
                 return size, hint
+        return (
+            f"is {ratio:.3g} times the reference's",
+            "the factor is the same for all of it: who multiplies or divides, by what?",
+        )
     start = whole[: len(ours)]
     if update.start and len(start) == len(ours) and np.array_equal(ours, start):
         return "is that of rank 0's slice", "take the slice that starts at flat.own.start"

@@ -6,7 +6,7 @@ Runs are on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from importlib import resources
 from typing import Any
@@ -16,7 +16,9 @@ from zerosim.config import RunConfig
 from zerosim.grading import adapting, checks, traffic
 from zerosim.grading.exercise import Case, Exercise
 
-_ROWS = tomllib.loads(resources.files("zerosim.grading.given").joinpath("exercises.toml").read_text("utf-8"))
+ROWS: dict[str, dict[str, Any]] = tomllib.loads(
+    resources.files("zerosim.grading.given").joinpath("exercises.toml").read_text("utf-8")
+)
 
 _TINY: dict[str, Any] = dict(
     model="gpt", layers=2, hidden=24, heads=2, seq=5, vocab=256, micro_batch=1, steps=2, bucket_bytes=None, lr=1e-2
@@ -34,11 +36,13 @@ _YOURS = (_REDUCES, _PUBLISHES, _PUBLISHES, _GATHERS)
 """By stage, what a strategy must not take from zerosim."""
 
 
-def case(stage: int, ranks: int, *, note: str = "", tied: bool = False, **changes: Any) -> Case:
-    """A run on the tiny model, named after what is changed of it."""
+def case(
+    stage: int, ranks: int, *, note: str = "", tied: bool = False, varied: Sequence[str] = (), **changes: Any
+) -> Case:
+    """Make a run on the tiny model, named after what is changed of it; `varied`: by a seed, in words."""
     config = RunConfig(**{**_TINY, "stage": stage, "ranks": ranks, "tie_embeddings": tied, **changes})
     who = f"{ranks} ranks" if config.mesh.pp == 1 else f"{ranks} stages"
-    parts = [who, *(["tied"] if tied else []), *([note] if note else [])]
+    parts = [who, *(["tied"] if tied else []), *([note] if note else []), *varied]
     if config.data.accumulate > 1:
         parts.append(f"{config.data.accumulate} micro-batches")
     if config.optim.clip_norm is not None:
@@ -58,10 +62,8 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
 
 def exercise(name: str, given: Any, **code: Any) -> Exercise:
     """Make the exercise of that name: its row, what is usual at its stage, and `code` for what is not."""
-    row: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in _ROWS[name].items()
-    }
-    stage, runs, sent = row["stage"], row.pop("runs"), row.pop("sent", "")
+    row: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in ROWS[name].items()}
+    stage, runs, sent, _ = row["stage"], row.pop("runs"), row.pop("sent", ""), row.pop("other", None)
     usual = dict(
         cases=tuple(case(stage, **run) for run in runs),
         judges=SHARDED if runs and stage == 3 else PLAIN if runs else (),
@@ -70,4 +72,4 @@ def exercise(name: str, given: Any, **code: Any) -> Exercise:
         gathered=1 if stage == 3 else None,
         yours=_YOURS[stage],
     )
-    return Exercise(number=list(_ROWS).index(name) + 1, name=name, given=given, **{**usual, **row, **code})
+    return Exercise(number=list(ROWS).index(name) + 1, name=name, given=given, **{**usual, **row, **code})

@@ -11,9 +11,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.config import RunConfig
+from zerosim.device.events import Event
 from zerosim.errors import InputError
 from zerosim.grading.given.bugs import source_of
 from zerosim.grading.limits import Failure
+from zerosim.grading.own_code import OwnLine
 from zerosim.grading.record import Held, Where
 from zerosim.grading.trial import Own, Trial
 
@@ -59,19 +61,37 @@ class Check(NamedTuple):
     where: Where | None = None
 
 
+class Recorded(NamedTuple):
+    """The ranks' records of one of an answer's runs: the run that the first failure is of, else the first one. `rank`
+    is the one that the failure is on. `lines` and `sources`: see `Left` in `trial.py`."""
+
+    case: str
+    rank: int
+    records: list[list[Event]]
+    lines: list[list[int]]
+    sources: list[list[OwnLine]]
+
+    @property
+    def events(self) -> list[Event]:
+        """The record of the rank."""
+        return self.records[self.rank]
+
+
 class Verdict(NamedTuple):
     """What came of an answer.
 
     unsolved   what is still to be written, and the line where it is reached
     void       why nothing of it counts, '' where it does
+    recorded   what there is to draw; None where nothing was run
     """
 
     checks: tuple[Check, ...] = ()
     unsolved: Failure | None = None
     void: str = ""
+    recorded: Recorded | None = None
 
 
-VERDICTS = (Verdict, Check, Where, Held)
+VERDICTS = (Verdict, Check, Where, Held, Recorded, OwnLine)
 """The records of a verdict (`plain.py`)."""
 
 

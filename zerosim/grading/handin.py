@@ -1,77 +1,79 @@
 """A file that is handed in, a script or a notebook: the answers in it, and the grade of each.
 
-The file is read, never imported here: its imports, definitions and assignments run in the process of the answer
-(`process.py`), in a folder and an environment of their own. Other statements are skipped.
+The file is read, never imported here. What an answer needs of it runs in the process of the answer (`handin_code.py`),
+in a folder and an environment of its own.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerosim.errors import InputError
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.exercise import Exercise
+from zerosim.grading.handin_code import defined
 from zerosim.grading.process import judged_source
 from zerosim.grading.report import Grade
+from zerosim.grading.variants import variant
 
-_MAGIC = ("%", "!", "?")
+_MAGIC = re.compile(r"\s*([%!?]|[\w, ]+=\s*[%!]|[\w.]+\?\??\s*$)")
 MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class HandIn:
-    """A file's text as Python, the magics that were left out of it, and the exercises that it answers."""
+    """A file's text as Python, the exercises that it answers, and what was left out of a notebook: its magics, and the
+    cells that are no Python."""
 
     path: str
     source: str
-    magics: tuple[str, ...]
+    skipped: tuple[str, ...]
     exercises: tuple[Exercise, ...]
+    seed: int = 0
 
 
-def read(path: str, wanted: Exercise | None = None) -> HandIn:
-    """Read a hand-in. Raises: InputError for a file that cannot be read, is broken, or holds no answer."""
-    source, magics = _text(path)
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        where = f", line {line}" if line else ""
-        raise InputError(f"{path}{where}: is no Python: {getattr(error, 'msg', error)}") from None
-    there = {name for node in tree.body for name in _defined(node)}
-    found = tuple(one for one in EXERCISES if one.given.__name__ in there and wanted in (None, one))
+def read(path: str, wanted: Exercise | None = None, seed: int = 0) -> HandIn:
+    """Read a hand-in, and find the exercises that it answers, as the seed has them.
+
+    Raises: InputError for a file that cannot be read, is broken, or holds no answer; for a seed out of range.
+    """
+    exercises = [variant(one, seed) for one in EXERCISES if wanted is None or one.name == wanted.name]
+    source, skipped = _text(path)
+    if why := _broken(source):
+        raise InputError(f"{path}{why}")
+    tree = ast.parse(source)
+    there = {name for node in tree.body for name in defined(node)}
+    found = tuple(one for one in exercises if one.given.__name__ in there)
     if not found:
         what = f"{wanted.given.__name__} (exercise {wanted.name})" if wanted else "MyZero2 (exercise zero2)"
+        broken = next((f"; {words}" for words in skipped if words.startswith("code cell")), "")
         raise InputError(
             f"{path}: no answer in it: expected a class or function such as {what}; zerosim homework NAME writes one"
+            + broken
         )
-    return HandIn(path, source, magics, found)
+    return HandIn(path, source, skipped, found, seed)
 
 
-def graded(hand_in: HandIn, seed: int = 0) -> list[Grade]:
+def graded(hand_in: HandIn) -> list[Grade]:
     """The grade of each answer in a file."""
     name = Path(hand_in.path).name
-    return [Grade(one, judged_source(name, hand_in.source, one, seed)) for one in hand_in.exercises]
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return []
+    return [Grade(one, judged_source(name, hand_in.source, one, hand_in.seed)) for one in hand_in.exercises]
 
 
 def _text(path: str) -> tuple[str, tuple[str, ...]]:
-    """The Python of a script or of a notebook's cells, and the notebook's magics."""
+    """The Python of a script or of a notebook's cells, and what of the notebook was skipped."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
             raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB: hand in code alone, without outputs")
         text = data.decode("utf-8-sig")
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder: zerosim grade --class {path} grades all in it") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}: expected FILE.py or NOTEBOOK.ipynb") from None
     except UnicodeDecodeError:
@@ -85,13 +87,35 @@ def _of_cells(path: str, text: str) -> tuple[str, tuple[str, ...]]:
         sources = ["".join(cell["source"]) for cell in cells]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path}: is no notebook: expected JSON with cells, as Jupyter writes it") from None
-    lines, magics = list[str](), list[str]()
-    for source in sources:
-        whole = source.lstrip().startswith("%%")
-        for line in source.splitlines():
-            is_magic = line.lstrip().startswith(_MAGIC)
-            if is_magic:
-                magics.append(line.strip())
-            lines.append(f"{line[: len(line) - len(line.lstrip())]}pass" if is_magic and not whole else
-                         "" if whole else line)  # fmt: skip
-    return "\n".join(lines) + "\n", tuple(magics)
+    lines, skipped = list[str](), list[str]()
+    for number, source in enumerate(sources, 1):
+        cell, left_out = _of_cell(source, number)
+        lines += cell
+        skipped += left_out
+    return "\n".join(lines) + "\n", tuple(skipped)
+
+
+def _of_cell(source: str, number: int) -> tuple[list[str], list[str]]:
+    """The lines of a cell as Python, as many as it has, and what was left out of them."""
+    lines, magics = source.splitlines(), list[str]()
+    if not _broken(source):  # a line that begins with % may go on with the one before
+        return lines, []
+    if source.lstrip().startswith("%%"):
+        return [""] * len(lines), [source.lstrip().splitlines()[0]]
+    for at, line in enumerate(lines):
+        if _MAGIC.match(line):
+            magics.append(line.strip())
+            lines[at] = f"{line[: len(line) - len(line.lstrip())]}pass"
+    if why := _broken("\n".join(lines)):
+        return [""] * len(lines), [*magics, f"code cell {number}{why}"]
+    return lines, magics
+
+
+def _broken(source: str) -> str:
+    """Why text is no Python, with the line; '' where it is."""
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        return f"{f', line {line}' if line else ''}: is no Python: {getattr(error, 'msg', error)}"
+    return ""

@@ -14,7 +14,8 @@ _ELSEWHERE = {"Any": "typing", "Fraction": "fractions", "Callable": "collections
 
 def skeleton(one: Exercise, seed: int = 0) -> str:
     """Write the file with which a student begins. Raises: InputError for a seed out of range."""
-    cases = [f"  {case.label}" for case in variant(one, seed).cases]
+    one = variant(one, seed)
+    cases = [f"  {case.label}" for case in one.cases]
     said = f" --seed {seed}" if seed else ""
     text = [f"Exercise {one.number}, {one.title}.", "", *textwrap.wrap(one.question, 100), ""]
     text += [*(["It is run on:", *cases, ""] if cases else []), f"Grade it: zerosim grade hw.py{said}"]

@@ -23,47 +23,48 @@ from zerosim.grading.asking import Asked, asked, checked
 from zerosim.grading.blame import blame
 from zerosim.grading.borrowed import DEAF, Audit, Note, changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
-from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Verdict
+from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Recorded, Verdict
 from zerosim.grading.limits import Failure, Watch
-from zerosim.grading.own_code import error_words
+from zerosim.grading.own_code import OwnLine, error_words
 from zerosim.grading.plain import packed, unpacked
 from zerosim.grading.process import judged_in_process
 from zerosim.grading.report import Grade
 from zerosim.grading.trial import Left as RunLeft
 from zerosim.grading.trial import Own, Trial, Update, attempt, completed
 from zerosim.grading.trial import left_by as run_left_by
+from zerosim.grading.variants import variant
 from zerosim.stepper import DebugWorld, debug
 
 Begin = Callable[[str], None]
 """Called with each case's label, before it is run."""
 
 
-def grade(answer: Any, exercise: Exercise | str | int) -> Grade:
+def grade(answer: Any, exercise: Exercise | str | int, *, seed: int = 0) -> Grade:
     """What an answer (a strategy's class, or a function where the exercise asks for one) is worth.
 
     Runs it on each of the exercise's cases, beside DDP and the stage's reference: weights bit by bit, bytes per
-    rank and volume against the targets. Takes a second or two.
+    rank and volume against the targets. Takes a second or two. `seed` is the variant that was set (`variants.py`).
 
     The answer runs in a process of its own, on a copy of itself (`pickling.py`): what it prints is shown here,
     what it changes in your variables stays there. One that never ends is ended, whatever it does; so is one under
     way at Ctrl-C. `step_into` runs it in this process, to be looked at.
 
-    Raises: InputError for an unknown exercise.
+    Raises: InputError for an unknown exercise, a seed out of range.
     """
-    one = find_exercise(exercise)
+    one = variant(find_exercise(exercise), seed)
     try:
         one.adapt(answer)
     except InputError as error:
         return Grade(one, Verdict((_refused(error),)))
-    return Grade(one, judged_in_process(answer, one))
+    return Grade(one, judged_in_process(answer, one, seed))
 
 
-def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0) -> DebugWorld:
+def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0, *, seed: int = 0) -> DebugWorld:
     """One of the exercise's runs with this answer, to be stepped: `world.next(rank=, count=)` goes where a grade says.
 
     Raises: InputError for an unknown exercise or case, and for an answer that is not what is asked for.
     """
-    one = find_exercise(exercise)
+    one = variant(find_exercise(exercise), seed)
     if not one.cases:
         raise InputError(f"exercise {one.name!r}: its answer is asked by itself, and nothing is run; see grade")
     if not 0 <= case < len(one.cases):
@@ -90,7 +91,7 @@ class Left(NamedTuple):
     runs: list[RunLeft]
 
 
-RECORDS = (Left, Asked, RunLeft, Update)
+RECORDS = (Left, Asked, RunLeft, Update, OwnLine)
 
 
 def left_by(
@@ -162,13 +163,22 @@ def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Wat
             by_name[check.name].append(check._replace(case=case.label))
         if mine.failure is not None:
             break
-    merged = (_merged(name, checks, len(one.cases)) for name, checks in by_name.items())
-    return Verdict((*own, *merged), void=void)
+    merged = tuple(_merged(name, checks, len(one.cases)) for name, checks in by_name.items())
+    return Verdict((*own, *merged), void=void, recorded=_recorded(one, merged, left.runs))
+
+
+def _recorded(one: Exercise, checks: Collection[Check], runs: list[RunLeft]) -> Recorded | None:
+    """The run that the first failure points into, and its rank; without one the first run, and rank 0."""
+    first = next((check for check in checks if check.passed is False), None)
+    label = first.case if first else one.cases[0].label
+    rank = first.where.rank if first and first.where else 0
+    run = next((run for case, run in zip(one.cases, runs, strict=False) if case.label == label), None)
+    return Recorded(label, rank, run.records, run.lines, run.sources) if run and run.records[rank] else None
 
 
 def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[Check]:
     def reference(stage: int) -> Trial:  # in no time of the answer's
-        return attempt(case.config.replace(stage=stage), watch=Watch(watch.beat))
+        return attempt(case.config.at_stage(stage), watch=Watch(watch.beat))
 
     if mine.failure is not None:
         found = blame(mine, lambda: reference(one.stage))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from zerosim.device.device import Switch
 from zerosim.device.events import Event, Free, Recorder
 from zerosim.errors import InputError
-from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
+from zerosim.grading.own_code import OwnLines, error_words, line_of_frame, line_of_trace, text_of
 
 POLL_S = 0.05
 PATIENCE_S = 1.5
@@ -152,6 +152,8 @@ class BoundedRecorder(Recorder):
 
     def __init__(self, switch: Switch, limit: int) -> None:
         super().__init__(keep=True)
+        self.own = OwnLines()
+        self.lines: list[int] = []  # by event, the place in `own.sources` of the answer's line that led to it
         self._switch = switch
         self._limit = limit
         self._added = 0
@@ -191,6 +193,7 @@ class BoundedRecorder(Recorder):
                 return
             raise Over
         super().put(event)
+        self.lines.append(-1 if is_free else self.own.place(sys._getframe(1)))
         self._added += 1
         if self._added > self._limit and not is_free:
             self._refused += 1

@@ -86,7 +86,7 @@ def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Exa
         return None
 
     expected = "the formula's steps, with decay and without, and a slice's bits those of the whole"
-    return Examination("steps", expected, "12 steps, 8 on 4 slices", lambda: RUNS, ask, words, wrong)
+    return Examination("steps", expected, "12 steps, 8 on 4 slices", lambda seed: RUNS, ask, words, wrong)
 
 
 def _ask_slices(mine: Any, states: int, keep: Keep) -> None:
@@ -120,7 +120,7 @@ def _likeness(asked: str, t: int, ours: Any, theirs: Any, decay: float, hint: st
         return f"{asked} leaves the weights as they were", "rule works in place: w -= ..., not w = w - ..."
     at = int(np.argmax(~np.isclose(ours, theirs, rtol=1e-9, atol=1e-12)))
     words = f"{asked} makes weight {at} {float(ours[at]):.9g}, expected {float(theirs[at]):.9g}"
-    return words, "decay is added to the gradient first: g += now.weight_decay * w" if decay else hint
+    return words, "decay is added to the gradient before anything else reads the gradient" if decay else hint
 
 
 def near(run: Comparison) -> Check:
@@ -133,9 +133,9 @@ def near(run: Comparison) -> Check:
 
 
 # -- eight bits --------------------------------------------------------------------------------------
-def _blocks() -> list[tuple[str, Any, Any]]:
+def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
     """Blocks of values with each of two tables, and their names."""
-    random = np.random.default_rng(5)
+    random = np.random.default_rng(5 + seed)
     signed = np.unique(np.concatenate([-(10.0 ** -np.linspace(0, 6, 127)), [0], 10.0 ** -np.linspace(0, 6, 128)]))
     blocks = {
         "normal values": random.standard_normal(256),
@@ -179,9 +179,9 @@ def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -
 
 
 # -- bf16 --------------------------------------------------------------------------------------------
-def _rows() -> list[tuple[str, Any, Any]]:
+def _rows(seed: int) -> list[tuple[str, Any, Any]]:
     """Values, and 16 bits drawn for each."""
-    random = np.random.default_rng(6)
+    random = np.random.default_rng(6 + seed)
     floats = (random.standard_normal(4000) * 10.0 ** random.uniform(-20, 20, 4000)).astype(np.float32)
     exact = (floats.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     rows = [
@@ -208,7 +208,7 @@ def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
     at = int(bad[0])
     expected = right.astype(np.uint32).view(np.float32)[at]
     words = f"{asked}: {values[at]!s} with {drawn[at]} drawn became {rounded[at]!s}, expected {expected!s}"
-    return words, "cut off the lower 16 bits; add 0x10000 where what was drawn is less than they were"
+    return words, "which 16 bits are cut off, and does the value go up exactly where the draw is less than these?"
 
 
 QUANTISER = by_calls(

@@ -14,10 +14,11 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GIVEN = os.path.join(_PACKAGE, "grading", "given") + os.sep
+_ENGINE = (os.path.join(_PACKAGE, "train") + os.sep, os.path.join(_PACKAGE, "parallel") + os.sep)
 _INSTALLED = {"site-packages", "dist-packages"}  # also those of the user, which no path below names
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # says nothing, and differs from run to run
@@ -50,12 +51,58 @@ def is_own(file: str) -> bool:
     return is_loose and not file.startswith((*_LIBRARIES, "<frozen"))
 
 
+class OwnLine(NamedTuple):
+    """A line of the student's or, where none was running, of zerosim's engine; `function` with its class."""
+
+    file: str
+    number: int
+    function: str
+    text: str
+
+
+class OwnLines:
+    """Which line each of a rank's events came from, as places in `sources`: the student's innermost one, else the
+    engine's; -1 for none."""
+
+    def __init__(self) -> None:
+        self.sources: list[OwnLine] = []
+        self._places: dict[tuple[str, int], int] = {}
+        self._is_own: dict[str, bool] = {}
+
+    def place(self, frame: FrameType | None) -> int:
+        """Find the line of a frame, or of those that called it."""
+        engine: FrameType | None = None
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file not in self._is_own:
+                self._is_own[file] = is_own(file)
+            if self._is_own[file]:
+                return self._place(frame)
+            if engine is None and file.startswith(_ENGINE):
+                engine = frame
+            frame = frame.f_back
+        return -1 if engine is None else self._place(engine)
+
+    def _place(self, frame: FrameType) -> int:
+        file, number = frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno
+        if (file, number) not in self._places:
+            self._places[file, number] = len(self.sources)
+            text, function = linecache.getline(file, number).strip(), frame.f_code.co_qualname
+            self.sources.append(OwnLine(_file_words(file), number, function.rpartition("<locals>.")[2], text))
+        return self._places[file, number]
+
+
 def line_words(file: str, number: int) -> str:
     """'file.py, line 7: its text'."""
-    # A notebook's cells are files of a name that changes with every kernel.
-    name = "your cell" if "ipykernel_" in file else os.path.basename(file)
     text = linecache.getline(file, number).strip()
-    return f"{name}, line {number}" + (f": {text}" if text else "")
+    return f"{_file_words(file)}, line {number}" + (f": {text}" if text else "")
+
+
+def _file_words(file: str) -> str:
+    if file.startswith(_ENGINE):
+        return file.removeprefix(_PACKAGE).replace(os.sep, "/")
+    # A notebook's cells are files of a name that changes with every kernel.
+    return "your cell" if "ipykernel_" in file else os.path.basename(file)
 
 
 def error_words(error: BaseException) -> str:

@@ -27,13 +27,17 @@ class Path:
     exercises: tuple[Exercise, ...]
 
     @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.exercises]
+
+    @property
     def title(self) -> str:
         return f"path {self.name}, version {self.version}"
 
     def points(self, grade: Grade) -> Fraction:
         """What a grade brings of the path's 100; nothing where its exercise is not on the path."""
         whole = sum(one.weight for one in self.exercises)
-        return FULL * grade.score / whole if grade.exercise in self.exercises else Fraction(0)
+        return FULL * grade.score / whole if grade.exercise.name in self.names else Fraction(0)
 
     def most(self, one: Exercise) -> Fraction:
         """What an exercise of the path brings at most."""

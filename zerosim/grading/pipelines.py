@@ -25,8 +25,7 @@ GPIPE = (
     "as soon as the stage holds as many as it may"
 )
 PENDING = (
-    "a weight gradient that waits keeps its micro-batch: run one after each input gradient, from the first on that you "
-    "may wait for"
+    "a weight gradient that waits keeps its micro-batch live: how many may wait on this stage before one must run?"
 )
 ORDER = "neighbours pass the same micro-batches on in the same order, forward and backward"
 
@@ -126,14 +125,14 @@ def _listed(numbers: Sequence[int]) -> str:
 def parted(trial: Trial, failure: Failure) -> Finding:
     """Stages that wait for each other, or that meet with different micro-batches."""
     if failure.reason == "mismatch":
-        at = where(failure.rank, trial.records[failure.rank], len(trial.records[failure.rank]) - 1)
+        at = where(failure.rank, trial.records[failure.rank], len(trial.records[failure.rank]) - 1).only()
         return Finding(failure.text.split(": they meet in")[0], ORDER, at)
     waits = {rank: wait for rank, record in enumerate(trial.records) if (wait := _waits(record, rank)) is not None}
     ring = _ring({rank: other for rank, (other, _) in waits.items()})
     words = "; ".join(f"stage {rank} waits for stage {waits[rank][0]} {waits[rank][1]}" for rank in ring)
     hint = "each needs what the other does only after that: write both lists down, and find the two actions in them"
     rank = ring[0] if ring else failure.rank
-    at = where(rank, trial.records[rank], len(trial.records[rank]) - 1)
+    at = where(rank, trial.records[rank], len(trial.records[rank]) - 1).only()
     return Finding(f"deadlock: {words}", hint, at)
 
 

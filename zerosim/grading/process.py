@@ -36,7 +36,6 @@ from zerosim.grading.exercise import VERDICTS, Check, Exercise, Verdict
 from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
 from zerosim.grading.pickling import pack
 from zerosim.grading.plain import unpacked
-from zerosim.grading.variants import variant
 
 START_S = 60.0
 """How long a process may take to say its first word: a cold disk, a busy machine."""
@@ -71,7 +70,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def judged_in_process(answer: Any, one: Exercise) -> Verdict:
+def judged_in_process(answer: Any, one: Exercise, seed: int = 0) -> Verdict:
     """The verdict on an answer, from a process of its own. What it prints is shown as it comes.
 
     Raises: ZerosimError where no such process can be had. KeyboardInterrupt ends it.
@@ -83,17 +82,20 @@ def judged_in_process(answer: Any, one: Exercise) -> Verdict:
     except InputError as error:
         hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
         return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
-    exercise = one.name if one in EXERCISES else pack(one)[0]
-    return _judged({"path": sys.path, "files": files, "answer": parcel}, one, exercise)
+    exercise = one.name if seed or one in EXERCISES else pack(one)[0]
+    return _judged({"path": sys.path, "files": files, "answer": parcel, "seed": seed}, one, exercise)
 
 
 def judged_source(name: str, source: str, one: Exercise, seed: int = 0) -> Verdict:
-    """The verdict on an answer in the text of a file, which runs in a process, a folder and an environment of its own,
-    with limits of memory, processor time and file sizes (not on Windows)."""
+    """Return the verdict on an answer in the text of a file, to an exercise as `seed` has it.
+
+    The answer runs in a process, a folder and an environment of its own, with limits of memory, processor time and file
+    sizes (not on Windows).
+    """
     sent = {"path": [place for place in sys.path if place], "files": {name: source.splitlines(keepends=True)}}
     with tempfile.TemporaryDirectory(prefix="zerosim-") as folder:
         answer = {"source": (name, source, one.given.__name__), "seed": seed}
-        return _judged({**sent, **answer}, variant(one, seed), one.name, folder)
+        return _judged({**sent, **answer}, one, one.name, folder)
 
 
 def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: str | None = None) -> Verdict:

@@ -7,12 +7,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
+from typing import TYPE_CHECKING
 
 from zerosim.errors import InputError
 from zerosim.grading.exercise import Check, Exercise, Verdict
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Held, Where
 from zerosim.units import few
+
+if TYPE_CHECKING:
+    from zerosim.playback import Player
+    from zerosim.report.plots.page import Picture
 
 _MARKS = {True: "[ok]", False: "[no]", None: "[--]"}
 _COLOURS = {True: "#2a7d4f", False: "#b3361e", None: "#777777"}
@@ -82,6 +87,24 @@ class Grade:
         names = ", ".join(check.name for check in self.checks) or "none: it is not solved yet"
         raise InputError(f"no check {name!r} in this grade; there are {names}")
 
+    def plot(self, *, theme: str = "light", size: tuple[float, float] | None = None) -> Picture:
+        """Draw the answer's run beside the reference's: live bytes and collectives of one rank (`picture.py`).
+
+        Raises: InputError where the answer did not run.
+        """
+        from zerosim.grading.picture import drawn
+
+        return drawn(self, theme=theme, size=size)
+
+    def player(self) -> Player:
+        """Play the answer's run beside the reference's, from the event on that the first failure names (`playing.py`).
+
+        Raises: InputError where the answer did not run.
+        """
+        from zerosim.grading.playing import played
+
+        return played(self)
+
     def __str__(self) -> str:
         lines = [f"{self.title}: {_verdict(self)}"]
         if self.verdict.unsolved is not None:
@@ -99,19 +122,26 @@ class Grade:
         head = f"<p><b>{escape(self.title)}</b>: {escape(_verdict(self))}</p>"
         if self.verdict.unsolved is not None:
             return head + "".join(f"<p>{escape(words)}</p>" for words in _unsolved(self, self.verdict.unsolved))
-        shown: list[Where] = []
-        return head + f"<table>{''.join(_row(check, shown) for check in self.checks)}</table>"
+        shown, first = list[Where](), next(iter(self.failures), None)
+        return head + f"<table>{''.join(_row(check, shown, check is first) for check in self.checks)}</table>"
 
 
 def brief(grade: Grade) -> str:
     """A grade with its first failure in full, the root cause, and the names of the checks that failed or wait."""
     first = next(iter(grade.failures), None)
-    if first is None:
-        return str(grade)
-    lines = [f"{grade.title}: {_verdict(grade)}", f"  {_MARKS[False]} {first.name:<9} {_sentence(first)}"]
-    lines += [f"       {words}" for words in _details(first, [])]
-    for mark, words in ((True, "holds"), (False, "fails too"), (None, "not reached")):
-        names = [check.name for check in grade.checks if check.passed is mark and check is not first]
+    lines = [f"{grade.title}: {_verdict(grade)}"]
+    if not grade.verdict.void:  # else that is the root cause
+        if first is None:
+            return str(grade)
+        lines.append(f"  {_MARKS[False]} {first.name:<9} {_sentence(first)}")
+        lines += [f"       {words}" for words in _details(first, [])]
+    for mark, words in (
+        (True, "holds"),
+        (False, "fails" if grade.verdict.void else "fails too"),
+        (None, "not reached"),
+    ):
+        shown = None if grade.verdict.void else first
+        names = [check.name for check in grade.checks if check.passed is mark and check is not shown]
         lines += [f"  {_MARKS[mark]} {words}: {', '.join(names)}"] if names else []
     return "\n".join(lines)
 
@@ -181,10 +211,12 @@ def _units(names: Iterable[str]) -> str:
     return few([name if count == 1 else f"{name} ({count})" for name, count in counts.items()], _MOST_UNITS)
 
 
-def _row(check: Check, shown: list[Where]) -> str:
+def _row(check: Check, shown: list[Where], is_first: bool) -> str:
+    """A check as a row of a table. What is known of a failure after the first, the root cause, is folded."""
     details = _details(check, shown)
     style = "margin:0;text-align:left;white-space:pre-wrap"
     more = f'<pre style="{style}">{escape(chr(10).join(details))}</pre>' if details else ""
+    more = f"<details><summary>details</summary>{more}</details>" if more and not is_first else more
     mark = f'<td style="color:{_COLOURS[check.passed]};vertical-align:top"><b>{_MARKS[check.passed]}</b></td>'
     name = f'<td style="text-align:left;vertical-align:top">{escape(check.name)}</td>'
     return f'<tr>{mark}{name}<td style="text-align:left">{escape(_sentence(check))}{more}</td></tr>'

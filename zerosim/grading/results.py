@@ -7,17 +7,17 @@ from typing import Any
 
 from zerosim.grading.handin import HandIn
 from zerosim.grading.paths import Path, number
-from zerosim.grading.report import Grade
+from zerosim.grading.report import Grade, brief
 
 
-def values(hand_in: HandIn, grades: list[Grade], seed: int, path: Path | None = None) -> dict[str, Any]:
+def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> dict[str, Any]:
     """What `zerosim grade --json` writes."""
     return {
         "schema": 1,
         "file": hand_in.path,
-        "seed": seed,
+        "seed": hand_in.seed,
         **({"path": {"name": path.name, "version": path.version, "score": number(path.total(grades))}} if path else {}),
-        "skipped": list(hand_in.magics),
+        "skipped": list(hand_in.skipped),
         "grades": [
             {
                 "exercise": grade.exercise.name,
@@ -40,13 +40,13 @@ def gradescope(grades: list[Grade], path: Path | None = None) -> dict[str, Any]:
     """The results.json of an autograder: weights, or a path's share of 100. An exercise without an answer brings 0."""
     rows = [(one, one.score, Fraction(one.exercise.weight)) for one in grades]
     if path is not None:
-        rows = [(one, path.points(one), path.most(one.exercise)) for one in grades if one.exercise in path.exercises]
+        rows = [(one, path.points(one), path.most(one.exercise)) for one in grades if one.exercise.name in path.names]
     tests = [
-        {"name": one.title, "score": float(score), "max_score": float(most), "output": str(one)}
+        {"name": one.title, "score": float(score), "max_score": float(most), "output": brief(one)}
         for one, score, most in rows
     ]
-    there = [one.exercise for one in grades]
-    missing = [one for one in path.exercises if one not in there] if path else []
+    there = [one.exercise.name for one in grades]
+    missing = [one for one in path.exercises if one.name not in there] if path else []
     tests += [
         {"name": f"Exercise {one.number}, {one.title}", "score": 0.0, "max_score": float(path.most(one)),
          "output": "no answer"}

@@ -102,7 +102,7 @@ def overlap(run: Comparison) -> Check:
         False,
         expected,
         f"{counts[rank]:g} on rank {rank}",
-        hint="launch_all_gather in the point BEFORE this unit computes; wait in the next unit's point",
+        hint="launch a unit's gather in the hook of the unit BEFORE it, and wait for it in its own hook",
         where=_late_gather(run.mine.records[rank], rank),
     )
 
@@ -131,7 +131,7 @@ def _late_gather(record: Sequence[Event], rank: int) -> Where | None:
         if isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase in ("forward", "backward"):
             key = (event.scope.phase, event.scope.slot)
             if index not in early and key in seen:
-                return where(rank, record, index)
+                return where(rank, record, index).only()
             seen.add(key)
     return None
 
@@ -149,7 +149,7 @@ def halves(run: Comparison) -> Check:
             if phase != "backward":
                 continue
             if call.op not in HALVES:
-                hint = f"{call.op} is what is to be written: use comm.reduce_scatter, then comm.all_gather"
+                hint = f"{call.op} is what you write here: use comm.reduce_scatter, then comm.all_gather"
                 at = where(rank, record, call.number)
                 return Check("halves", False, expected, f"rank {rank} calls {call}", hint=hint, where=at)
             ops.setdefault((step, unit), []).append(call.op)

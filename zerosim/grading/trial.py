@@ -35,7 +35,7 @@ from zerosim.grading.limits import (
     end_threads,
     raise_in,
 )
-from zerosim.grading.own_code import error_words, line_of_frame, line_of_trace, text_of
+from zerosim.grading.own_code import OwnLine, error_words, line_of_frame, line_of_trace, text_of
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.optim.optimizer import Add, Optimizer, alone
@@ -100,7 +100,8 @@ def result_of(trial: Trial) -> RunResult:
 
 
 class Left(NamedTuple):
-    """What a run left behind: plain data, of which any process makes the trial (`completed`)."""
+    """What a run left behind: plain data, of which any process makes the trial (`completed`). `lines` are by rank and
+    event places in the rank's `sources`: the answer's own line that led there, -1 for none."""
 
     failure: Failure | None
     records: list[list[Event]]
@@ -108,6 +109,8 @@ class Left(NamedTuple):
     ended: list[bool]
     outcomes: list[RankOutcome]
     whole: list[dict[str, str]]
+    lines: list[list[int]]
+    sources: list[list[OwnLine]]
 
 
 def attempt(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Trial:
@@ -128,7 +131,8 @@ def left_by(config: RunConfig, own: Own | None = None, watch: Watch | None = Non
     outcomes = [outcome for outcome in run.threads.outcomes if outcome is not None]
     records, ranks = [recorder.history for recorder in run.recorders], run.ranks
     updates, ended = [rank.updates for rank in ranks], [rank.has_ended for rank in ranks]
-    return Left(failure, records, updates, ended, outcomes, [rank.whole for rank in ranks])
+    lines, sources = [one.lines for one in run.recorders], [one.own.sources for one in run.recorders]
+    return Left(failure, records, updates, ended, outcomes, [rank.whole for rank in ranks], lines, sources)
 
 
 def completed(config: RunConfig, left: Left) -> Trial:

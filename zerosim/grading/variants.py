@@ -1,31 +1,62 @@
-"""Variants of an exercise by seed, for what is graded for credit: other sizes and another number of ranks.
+"""Variants of an exercise by seed, for what is graded for credit. Seed 0 is the exercise as it is printed.
 
-Seed 0 is the exercise as it is printed. Only plain runs over data vary: an exercise on a pipeline, on cut layers or on
-runs whose sizes are the point (a table's own `hidden`) keeps its sizes.
+A seed draws, where they are not the point of a run:
+
+- sizes: tokens, vocabulary, layers; of a pipeline how many micro-batches there are
+- which units there are, in which order: GPT's or Llama's
+- who owns what: the number of ranks, and so every rank's slice
+- which bug: that of `given/bugs.py` or that of `given/other_bugs.py`, with its own hints
+- the numbers of an answer that is asked by itself
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Case, Exercise
+from zerosim.grading.entry import ROWS, case
+from zerosim.grading.exercise import Exercise
+from zerosim.grading.given import other_bugs
 
 MOST = 2**31 - 1
+_RANKS = {2: (2, 3), 3: (3, 5), 4: (3, 4, 6), 5: (5, 7)}
+_FIXED = ("tp", "hidden")  # a run with these has sizes that are its point
+_FAMILIES = {"gpt": "GPT", "llama": "Llama"}
 
 
 def variant(one: Exercise, seed: int) -> Exercise:
-    """The exercise as that seed has it. Raises: InputError for a seed out of range."""
+    """Return the exercise as that seed has it. Raises: InputError for a seed out of range."""
     if not 0 <= seed <= MOST:
         raise InputError(f"--seed {seed}: expected 0 to {MOST}")
     if seed == 0:
         return one
-    draw = random.Random(f"{one.name} {seed}")
-    return dataclasses.replace(one, cases=tuple(_other(case, draw) for case in one.cases))
+    draw, row = random.Random(f"{one.name} {seed}"), ROWS[one.name]
+    changes: dict[str, Any] = {}
+    if one.examine is not None:
+        changes["examine"] = one.examine._replace(seed=seed)
+    if hasattr(other_bugs, one.given.__name__) and draw.random() < 0.5:
+        other = {key: tuple(value) if isinstance(value, list) else value for key, value in row.get("other", {}).items()}
+        changes |= {"given": getattr(other_bugs, one.given.__name__), **other}
+    # What is given or asked may speak of GPT's units by name.
+    families = ("gpt",) if "wte" in one.skeleton + one.question else tuple(_FAMILIES)
+    family, layers = draw.choice(families), draw.choice((2, 3))
+    cases = [case(one.stage, **_varied(run, draw, family, layers)) for run in row["runs"]]
+    return dataclasses.replace(one, cases=tuple(cases), **changes)
 
 
-def _other(case: Case, draw: random.Random) -> Case:
-    config, sizes = case.config, {"seq": draw.randint(4, 8), "vocab": draw.choice((240, 256, 272))}
-    plain = config.mesh.pp == config.mesh.tp == 1 and config.model.hidden == 24
-    return Case(f"{case.label}, variant", config.replace(**sizes)) if plain else case
+def _varied(run: dict[str, Any], draw: random.Random, family: str, layers: int) -> dict[str, Any]:
+    """A run's flags, with what the seed draws and words for it."""
+    if any(key in run for key in _FIXED):
+        return run
+    seq, vocab = draw.randint(4, 8), draw.choice((240, 256, 272))
+    if "pp" in run:
+        rounds = run["accumulate"] + draw.randint(0, 1) * run["pp"]  # whole ones, where a schedule goes in rounds
+        drawn = {"seq": seq, "vocab": vocab, "accumulate": rounds}
+        return {**run, **drawn, "varied": [f"{seq} tokens of {vocab}"]}
+    drawn = {"model": family, "layers": run.get("layers", layers), "seq": seq, "vocab": vocab}
+    if "note" not in run and "secondary_shard" not in run:  # whose nodes have to divide them
+        drawn["ranks"] = draw.choice(_RANKS[run["ranks"]])
+    words = f"{_FAMILIES[family]}, {drawn['layers']} layers, {seq} tokens of {vocab}"
+    return {**run, **drawn, "varied": [words]}

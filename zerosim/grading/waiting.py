@@ -29,9 +29,9 @@ PIPELINES = ((1, 1, 10), (2, 1, 10), (4, 1, 10), (5, 1, 8), (7, 1, 10), (2, 2, 1
 """Stages, chunks, and one over the share that the bubble may be."""
 
 
-def _rows() -> list[tuple[str, list[int], list[int]]]:
+def _rows(seed: int) -> list[tuple[str, list[int], list[int]]]:
     """Seconds of units: those on paper, then drawn ones."""
-    draw = random.Random(7)
+    draw = random.Random(7 + seed)
     units = [(list(compute), list(gather)) for compute, gather in SMALL]
     for _ in range(20):
         count = draw.randint(2, 8)
@@ -94,10 +94,12 @@ def waited(compute: Sequence[int], gather: Sequence[int], ahead: int) -> float:
     return sum(simulate({0: entries}, [0, 0], Mesh(dp_shard=2), OnPaper()).last.exposed.values())
 
 
-def _pipelines() -> list[tuple[str, int, int, Fraction]]:
+def _pipelines(seed: int) -> list[tuple[str, int, int, Fraction]]:
+    draw = random.Random(seed)
+    drawn = [(draw.randint(2, 6), draw.randint(1, 3), draw.randint(5, 15)) for _ in range(3)]
     return [
         (f"my_micro_batches({stages}, {chunks}, 1/{parts})", stages, chunks, Fraction(1, parts))
-        for stages, chunks, parts in PIPELINES
+        for stages, chunks, parts in ((*PIPELINES[:-3], *drawn) if seed else PIPELINES)
     ]
 
 

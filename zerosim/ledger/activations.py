@@ -1,14 +1,14 @@
-"""A reader of a rank's record: what each op keeps for its backward."""
+"""A reader of a rank's record: the buffers that each op saves for its backward."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from zerosim.device.events import Event, Free, HostFree, Save
+from zerosim.device.events import Event, Free, Save
 
 
 class SavedRow(NamedTuple):
-    """What one op holds for its backward. A buffer is charged once, to the op that saved it first."""
+    """The buffers that one op saved for its backward. A buffer is charged once, to the op that saved it first."""
 
     op: str
     what: str
@@ -16,10 +16,10 @@ class SavedRow(NamedTuple):
 
 
 class ActivationLedger:
-    """What each unit's forward leaves for its backward, op by op, in the last micro-batch read.
+    """The buffers that each unit's forward saves for its backward, op by op, in the last microbatch read.
 
-    Rows stand in the order of saving. Parameters are not among them (they are model states), nor is
-    what a unit saved and dropped again before its forward ended. A block's leaf modules count as the block.
+    Rows are in the order of saving. Parameters are excluded (they are model states), and so are
+    buffers that a unit dropped again before its forward ended. A block's leaf modules count as the block.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class ActivationLedger:
         self._charged: set[int] = set()
 
     def saved(self) -> dict[str, tuple[SavedRow, ...]]:
-        """By unit, in forward's order: what it holds when its forward ends."""
+        """The saved rows by unit, in forward's order, when its forward ends."""
         return self.saved_by_phase("forward")
 
     def saved_again(self) -> dict[str, tuple[SavedRow, ...]]:
-        """By unit, in backward's order: what its second forward made, where it is recomputed in full."""
+        """The rows by unit, in backward's order, that a fully recomputed unit's second forward saved."""
         return self.saved_by_phase("backward")
 
     def saved_by_phase(self, phase: str) -> dict[str, tuple[SavedRow, ...]]:
@@ -42,11 +42,11 @@ class ActivationLedger:
         for event in events:
             if type(event) is Save:
                 self._save(event)
-            elif isinstance(event, (Free, HostFree)) and event.id in self._charged:
+            elif isinstance(event, Free) and event.id in self._charged:
                 self._charged.remove(event.id)
                 scope = event.scope
                 if scope.phase == "forward" and (scope.block, "forward") in self._rows:
-                    self._rows[scope.block, "forward"].pop(event.id, None)  # gone before its forward ended
+                    self._rows[scope.block, "forward"].pop(event.id, None)  # dropped before its forward ended
 
     def _save(self, event: Save) -> None:
         scope = event.scope

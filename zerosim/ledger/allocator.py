@@ -1,7 +1,7 @@
-"""A reader of a rank's record: what its allocator held, and how much of that the program had asked for.
+"""A reader of a rank's record: the allocator's memory, and the requested bytes in it.
 
-Two ways lead to the same figures: a run whose devices have the allocator, and `replayed`, which puts the requests of a
-finished record through another allocator.
+There are two ways to the same figures: a run whose devices have the allocator, and `replayed`, which repeats the
+requests of a finished record on another allocator.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from zerosim.device.events import Alloc, Event, Free, Mark, Move, Refusal, Segment
+from zerosim.device.events import Alloc, Event, Free, Mark, Move, Refusal, Segment, on_device
 from zerosim.device.memory import Allocator
 
 
 class AllocatorPeaks(NamedTuple):
-    """The highest of each, not of one moment.
+    """The highest value of each figure; the moments may differ.
 
-    requested_bytes  asked for: the peak of live bytes
-    allocated_bytes  in the blocks that requests got, what rounding and unsplit rests add included
+    requested_bytes  the peak of live bytes
+    allocated_bytes  in the blocks for requests, including rounding and remainders that were not split off
     reserved_bytes   taken from the device
-    moved_bytes      copied in all, in `moves` moves, to make holes one
+    moved_bytes      copied in total, in `moves` moves, to merge holes
     """
 
     requested_bytes: int
@@ -30,23 +30,23 @@ class AllocatorPeaks(NamedTuple):
 
     @property
     def fragmentation(self) -> float:
-        """The share of what was reserved that the program never filled, 0 to 1."""
+        """The share of the reserved bytes that the program never filled, 0 to 1."""
         return 1 - self.requested_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """What the peak's entry in JSON does not say."""
+        """Return the figures that the peak's JSON entry lacks."""
         return {"fragmentation": self.fragmentation, "moves": self.moves, "moved_bytes": self.moved_bytes}
 
 
 class AllocatorMark(NamedTuple):
-    """What an allocator held at a mark of a step."""
+    """An allocator's bytes at a mark of a step."""
 
     allocated_bytes: int
     reserved_bytes: int
 
 
 class AllocatorLedger:
-    """Bytes now, at the last of each mark, and the peaks so far."""
+    """Bytes now, at the latest of each mark, and the peaks so far."""
 
     def __init__(self) -> None:
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
@@ -60,7 +60,7 @@ class AllocatorLedger:
 
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
-        for event in events:
+        for event in on_device(events):
             if isinstance(event, Alloc):
                 self._live[event.id] = event.nbytes, event.reserved_bytes
                 self._count(event.nbytes, event.reserved_bytes)
@@ -89,11 +89,12 @@ class AllocatorLedger:
 
 
 def replayed(events: Sequence[Event], allocator: Allocator) -> Iterator[Event]:
-    """The same record, had the device had this allocator, which is new. It ends with a Refusal where that has no room.
+    """Yield the record as it would be on a device with this new allocator. It ends with a Refusal if the allocator has
+    no room.
 
-    After each event that is given, the allocator stands where it stood then.
+    After each yielded event the allocator is in the state of that moment.
     """
-    for event in events:
+    for event in on_device(events):
         if isinstance(event, Alloc):
             reserved = allocator.reserve(event.id, event.nbytes)
             for what, numbers in allocator.news:
@@ -103,7 +104,7 @@ def replayed(events: Sequence[Event], allocator: Allocator) -> Iterator[Event]:
                 yield Refusal(event.scope, event.nbytes, event.kind)
                 return
             yield event._replace(reserved_bytes=reserved)
-        elif not isinstance(event, (Segment, Move)):  # those of the allocator that it had
+        elif not isinstance(event, (Segment, Move)):  # events of the original allocator
             if isinstance(event, Free):
                 allocator.release(event.id)
             yield event

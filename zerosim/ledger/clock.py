@@ -1,18 +1,22 @@
-"""The clock: when each thing of a step would run, on given hardware. A pure reader of ranks' records.
+"""The clock: the time of every kernel, copy and call of a step, on given hardware. A pure reader of ranks' records.
 
-A device runs its kernels in their order, on its compute stream. A collective waits in the stream of its mesh axis, a
-message in that of its pair of ranks and a copy in that of its direction, each behind what came before it there. A
-collective starts when its last member has launched it; a Wait holds compute until the work has ended. A collective's
-own sums are part of it. What shares a NIC has its fixed share (`costs.py`).
+A device runs its kernels in order, on its compute stream. A collective queues in the stream of its mesh axis, a
+message in the stream of its pair of ranks, and a copy in the stream of its direction. A
+collective starts when its last member has launched it. A Wait holds compute until the work has ended. A collective's
+own sums are part of it. Streams that share a NIC have fixed shares of it (`costs.py`).
 
-A rank's host launches one kernel or call after the other, and does not wait for the device: it runs ahead where
-kernels are long, and the device waits for it where they are short. When the step ends it has read the loss.
+Kernels on the host's CPU run in a separate stream beside the device, and wait for copies there. A copy
+starts after the earlier work of the stream that launched it. A step ends when the device, the CPU and all copies have
+ended.
 
-Kernels that run while a collective is in flight share the device with it, and take longer by a share. The clock adds
-that time where compute waits for the collective, not to each kernel.
+A rank's host launches one kernel or call after the other, and does not wait for the device: it runs ahead if
+kernels are long, and the device waits for it if they are short. At the end of the step it has read the loss.
 
-Ranks that are alike are simulated once (`train/plan.py`): a member of a group stands where the one that represents it
-does, at the call of the same number.
+Kernels that run while a collective is in flight share the device with it, and slow down by a share. The clock adds
+that time when compute waits for the collective, not to each kernel.
+
+Identical ranks are simulated once (`train/plan.py`): a member of a group behaves like its representative,
+at the call of the same number.
 """
 
 from __future__ import annotations
@@ -23,23 +27,24 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from zerosim.device.events import Copy, Launch, Scope
+from zerosim.device.events import COMPUTE, CPU, Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.costs import Costs
 from zerosim.ledger.entries import Busy, Entry, Live
-from zerosim.placement.mesh import AXES, Mesh
+from zerosim.placement.memories import DEVICE
+from zerosim.placement.mesh import FINEST, Mesh
 from zerosim.verbs import MESSAGES
 
-COMPUTE, HOST = "compute", "host"
+HOST = "host"
 Key = tuple[str, tuple[tuple[int, ...], ...], int]
-"""What members of a call agree on: stream, where each of them stands along the axes that differ, and number."""
+"""The identity of a call: its stream, its members' positions along the axes that differ, and its number."""
 
 
 class Span(NamedTuple):
-    """Something that a stream does from `start` to `stop`, in seconds from the beginning of the step.
+    """One piece of a stream's work from `start` to `stop`, in seconds from the beginning of the step.
 
-    `waits_for` is the stream that compute waits for, where `name` is 'wait'; `number` that of a call in its stream.
-    `bubble` is the part of a wait, from and to, in which another rank is not there yet.
+    `waits_for` is the stream that compute waits for, if `name` is 'wait'. `number` is a call's number in its stream.
+    `bubble` is the interval of a wait in which another rank has not arrived yet.
     """
 
     stream: str
@@ -57,8 +62,10 @@ class Track:
     """One rank's step in time.
 
     exposed  seconds that compute waited for a collective's own time, by mesh axis
-    bubble   seconds that it waited because another rank was not there yet
+    bubble   seconds that it waited for another rank to arrive
     host     seconds that it waited for its host to launch the next kernel
+    copies   seconds that it waited for copies between the rank's own memories
+    cpu      seconds that it waited for kernels on the host's CPU
     slowed   seconds that kernels took longer because collectives were in flight
     """
 
@@ -66,20 +73,21 @@ class Track:
     end: float = 0.0
     compute: float = 0.0
     copies: float = 0.0
+    cpu: float = 0.0
     bubble: float = 0.0
     host: float = 0.0
     slowed: float = 0.0
     exposed: dict[str, float] = field(default_factory=dict)
     kernels: int = 0
     flops: int = 0
-    forward_flops: int = 0
+    model_flops: int = 0
     spans: list[Span] = field(default_factory=list)
-    live: list[tuple[float, int]] = field(default_factory=list)  # seconds, and bytes that are live from then on
+    live: list[tuple[float, int]] = field(default_factory=list)  # seconds, and the bytes live from then on
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The ranks that were simulated; `last` is the one that ends last, which is when the step is over."""
+    """The simulated ranks. `last` is the rank that ends last, which ends the step."""
 
     tracks: Mapping[int, Track]
 
@@ -100,9 +108,9 @@ def simulate(
     *,
     keep_spans: bool = False,
 ) -> Timeline:
-    """One step of these ranks (`entries.py`); `stands_for` says which of them each rank of the mesh is like.
+    """Simulate one step of these ranks (`entries.py`). `stands_for` gives each mesh rank's representative.
 
-    Raises: InputError for ranks of which one waits for a call that another never makes.
+    Raises: InputError if a rank waits for a call that another rank never makes.
     """
     runs = {rank: _Run(rank, paces[rank], mesh, costs, keep_spans) for rank in sorted(set(stands_for))}
     calls = _Calls(runs, stands_for, costs)
@@ -123,11 +131,11 @@ def simulate(
 
 
 class StepTime(NamedTuple):
-    """How long a step takes and what its time is made of, on the rank that ends last; in seconds.
+    """The seconds of a step and their parts, on the rank that ends last.
 
-    compute, slowed, bubble, host, copies and all of `exposed` (by mesh axis) add up to `seconds`: see `Track`.
-    `kernels` is how many compute has; `hardware_flops` are those of all products on all ranks; `model_flops` count each
-    forward product and the two of its backward, and none that is computed again.
+    compute, slowed, bubble, host, copies, cpu and all of `exposed` (by mesh axis) add up to `seconds`: see `Track`.
+    `kernels` counts compute's kernels. `hardware_flops` are those of all products on all ranks. `model_flops` count
+    each forward product and its backward products (one if the weight is frozen), but no recomputed product.
     """
 
     rank: int
@@ -141,10 +149,11 @@ class StepTime(NamedTuple):
     kernels: int
     hardware_flops: int
     model_flops: int
+    cpu: float = 0.0
 
 
 def step_time(timeline: Timeline, stands_for: Sequence[int]) -> StepTime:
-    """The time of a step whose ranks are like those that were simulated."""
+    """Return the time of a step from its simulated ranks."""
     last, tracks = timeline.last, [timeline.tracks[rank] for rank in stands_for]
     return StepTime(
         last.rank,
@@ -157,57 +166,102 @@ def step_time(timeline: Timeline, stands_for: Sequence[int]) -> StepTime:
         last.copies,
         last.kernels,
         sum(track.flops for track in tracks),
-        3 * sum(track.forward_flops for track in tracks),
+        sum(track.model_flops for track in tracks),
+        last.cpu,
     )
 
 
+class _Copied(NamedTuple):
+    """A launched copy, or an event in the CPU's work. Its times are known at once."""
+
+    stream: str
+    start: float
+    stop: float
+
+
 class _Call:
-    """One collective as one rank sees it: when it could start here, and, once that is known, its start and end."""
+    """One collective on one rank: its earliest start there and, once known, its start and end."""
 
     __slots__ = ("key", "launch", "launched", "ready", "start", "stop", "stream")
 
     def __init__(self, key: Key, launch: Launch, stream: str, launched: float) -> None:
         self.key, self.launch, self.stream, self.launched = key, launch, stream, launched
-        self.ready = -1.0  # after what is before it in its stream
+        self.ready = -1.0  # after the earlier work of its stream
         self.start = self.stop = -1.0
 
 
 class _Run:
-    """One rank on its way through its record."""
+    """One rank's progress through its record."""
 
     def __init__(self, rank: int, entries: Sequence[Entry], mesh: Mesh, costs: Costs, keep: bool) -> None:
         self.track = Track(rank)
         self.entries = entries
         self.at = 0
         self.now = 0.0  # of compute
-        self.host = 0.0  # the host's own time, at most compute's where the host waits
-        self.shared = 0.0  # until when compute has paid for collectives in flight
-        self.busy: list[tuple[float, float]] = []  # when kernels ran since then, from and to
+        self.host = 0.0  # the host's own time, at most compute's if the host waits
+        self.shared = 0.0  # the time up to which compute has paid for collectives in flight
+        self.busy: list[tuple[float, float]] = []  # intervals of kernels since then
         self.mesh, self.costs, self.keep = mesh, costs, keep
         self.calls: dict[Key, _Call] = {}
-        self.works: dict[int, _Call] = {}
-        self.streams: dict[str, deque[_Call]] = {}  # launched, and not placed in time yet
-        self.free: dict[str, float] = {}  # when a stream's last work ends
+        self.works: dict[int, _Call | _Copied] = {}
+        self.streams: dict[str, deque[_Call]] = {}  # launched, with times still unknown
+        self.free: dict[str, float] = {}  # the end of a stream's last work
+        self.gates: dict[str, float] = {}  # the time until which a stream waits for another one
+        self.cpu = 0.0  # the host's CPU
+        self.copied = 0.0  # the end of the last launched copy
+        self.on_cpu: list[tuple[float, float]] = []  # intervals of kernels that compute has not waited for
 
     def go_on(self, calls: _Calls) -> None:
-        """To the end of the record, or to a wait for what other ranks have not launched."""
+        """Continue to the end of the record, or to a wait for a call that other ranks have not launched."""
         while self.at < len(self.entries):
             entry = self.entries[self.at]
             if isinstance(entry, Busy):
-                self._compute(entry)
+                self._compute(entry) if entry.place == DEVICE else self._on_cpu(entry)
             elif isinstance(entry, Launch):
                 self._launch(entry)
             elif isinstance(entry, Copy):
                 self._copy(entry)
             elif isinstance(entry, Live):
                 self.track.live.append((self.now, entry.nbytes))
+            elif isinstance(entry, CpuEvent):
+                self.works[entry.work] = _Copied(CPU, self.cpu, self.cpu)
             else:
                 call = self.works[entry.work]
-                if call.stop < 0 and not calls.place(self, call):
+                if isinstance(call, _Call) and call.stop < 0 and not calls.place(self, call):
                     return
-                self._wait(call, entry.scope)
+                self._end_wait(entry, call)
             self.at += 1
+        self._wait_for_copy(max(self.cpu, self.copied), Scope(), "")
         self.track.end = self.now
+
+    def _end_wait(self, wait: Wait, call: _Call | _Copied) -> None:
+        if wait.by == CPU:
+            self.cpu = max(self.cpu, call.stop)
+        elif wait.by != COMPUTE:
+            self.gates[wait.by] = max(self.gates.get(wait.by, 0.0), call.stop)
+        elif isinstance(call, _Call):
+            self._wait(call, wait.scope)
+        else:
+            self._wait_for_copy(call.stop, wait.scope, call.stream)
+
+    def _wait_for_copy(self, stop: float, scope: Scope, stream: str) -> None:
+        """Let compute wait until `stop`: for kernels on the CPU while there are any, else for copies."""
+        if stop <= self.now:
+            return
+        cpu = sum(max(0.0, min(stop, end) - max(self.now, began)) for began, end in self.on_cpu)
+        self.track.cpu += cpu
+        self.track.copies += stop - self.now - cpu
+        self._span(COMPUTE, "wait", self.now, stop, scope, stream or CPU)
+        self.now = stop
+        self.on_cpu = [span for span in self.on_cpu if span[1] > stop]
+
+    def _on_cpu(self, busy: Busy) -> None:
+        start = max(self.cpu, self.host)
+        self.cpu = start + busy.seconds
+        self._span(CPU, busy.name, start, self.cpu, busy.scope)
+        joins = bool(self.on_cpu) and self.on_cpu[-1][1] == start
+        began = self.on_cpu.pop()[0] if joins else start
+        self.on_cpu.append((began, self.cpu))
 
     def _compute(self, busy: Busy) -> None:
         late = max(0.0, self.host + busy.lag - (self.now + busy.seconds))
@@ -223,7 +277,7 @@ class _Run:
         self.track.compute += busy.seconds
         self.track.kernels += busy.kernels
         self.track.flops += busy.flops
-        self.track.forward_flops += busy.forward_flops
+        self.track.model_flops += busy.model_flops
 
     def _launch(self, event: Launch) -> None:
         stream = event.axis
@@ -232,7 +286,7 @@ class _Run:
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
         key = stream, _places(self.mesh, event.group), event.sequence
         self.host += self.costs.call(event)
-        call = _Call(key, event, stream, max(self.now, self.host))
+        call = _Call(key, event, stream, max(self.now, self.host, self.gates.get(stream, 0.0)))
         self.calls[key] = self.works[event.work] = call
         self.streams.setdefault(stream, deque()).append(call)
 
@@ -249,8 +303,8 @@ class _Run:
             self.now = call.stop
 
     def _share(self, call: _Call) -> None:
-        """Kernels ran beside the call: they took longer, and what they lose they lose while it is in flight. A message
-        takes no multiprocessors to speak of."""
+        """Add the slowdown of kernels that ran beside the call, while it was in flight. A message
+        needs almost no multiprocessors."""
         if call.launch.op in MESSAGES:
             return
         start, stop = max(self.shared, call.start), min(self.now, call.stop)
@@ -264,14 +318,18 @@ class _Run:
         self.busy = [span for span in self.busy if span[1] > self.shared]
 
     def _copy(self, event: Copy) -> None:
-        """To the host beside compute; from it compute waits, for the copy is what it goes on with."""
+        """Run a copy beside compute. Compute waits where the program waits: at once, if a copy to the device was not
+        launched."""
         self.host += self.costs.call(event)
         stream = f"{event.source} to {event.target}"
-        start = max(self.now, self.host, self.free.get(stream, 0.0))
+        begins = self.cpu if event.after == CPU else max(self.now, self.host)
+        start = max(begins, self.free.get(stream, 0.0), self.gates.get(stream, 0.0))
         stop = start + self.costs.copy(event)
         self._span(stream, "copy", start, stop, event.scope)
         self.free[stream] = stop
-        if event.target == "device":
+        if event.work is not None:
+            self.works[event.work], self.copied = _Copied(stream, start, stop), max(self.copied, stop)
+        elif event.target == DEVICE:
             self.track.copies += stop - self.now
             self._span(COMPUTE, "wait", self.now, stop, event.scope, stream)
             self.now = stop
@@ -291,7 +349,7 @@ class _Run:
             self.track.spans.append(Span(stream, name, start, stop, scope, waits_for, number, bubble))
 
     def end_call(self, call: _Call) -> None:
-        """Its time is known."""
+        """Record a call's end, now that it is known."""
         self.streams[call.stream].popleft()
         self.free[call.stream] = call.stop
         launch = call.launch
@@ -299,7 +357,7 @@ class _Run:
 
 
 class _Calls:
-    """What ranks do together: a call is placed in time when all of its members have launched it."""
+    """The calls between ranks. A call gets its times when all of its members have launched it."""
 
     def __init__(self, runs: Mapping[int, _Run], stands_for: Sequence[int], costs: Costs) -> None:
         self.runs, self.stands_for, self.costs = runs, stands_for, costs
@@ -312,7 +370,8 @@ class _Calls:
         return self._members[group]
 
     def place(self, run: _Run, call: _Call) -> bool:
-        """Place a call, and those before it in its stream; False where a member has not launched it yet."""
+        """Set the times of a call and of those before it in its stream. Return False if a member has not launched it
+        yet."""
         while call.stop < 0:
             first = run.streams[call.stream][0]
             if not self._place_first(run, first):
@@ -331,7 +390,8 @@ class _Calls:
         return True
 
     def _ready(self, run: _Run, key: Key) -> float | None:
-        """When a member could start: launched, and what is before it in its stream is over; None before its launch."""
+        """Return a member's earliest start: after its launch and the earlier work of its stream; None before its
+        launch."""
         call = run.calls.get(key)
         if call is None:
             return None
@@ -345,6 +405,6 @@ class _Calls:
 
 @lru_cache(maxsize=4096)
 def _places(mesh: Mesh, group: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Where the members stand along the axes in which they differ: the same for groups that are alike."""
-    columns = [[mesh.index(rank, axis) for rank in group] for axis in AXES]
+    """Return the members' positions along the axes in which they differ; identical groups have equal positions."""
+    columns = [[mesh.index(rank, axis) for rank in group] for axis in FINEST]
     return tuple(tuple(column) for column in columns if len(set(column)) > 1)

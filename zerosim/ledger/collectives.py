@@ -1,17 +1,17 @@
-"""How long a collective takes on GPUs: as it was measured inside a node, by NCCL's formula where nothing was measured.
+"""The time of a collective on GPUs: as measured inside a node, or by NCCL's formula if nothing was measured.
 
-A table (`config/presets/collective_tables.py`) has the times of some verbs between some numbers of ranks. The least
-time of a curve is its latency, the rest its transfer.
+A table (`config/presets/collective_tables.py`) has times of some verbs between some numbers of ranks. The least
+time of a curve is its latency, and the rest is its transfer.
 
-    another number of ranks   the nearest measured one's, at the payload for which a rank sends as many bytes
-    another verb              all-gather's in the same way, or reduce-scatter's, or all-reduce's
-    latency                   of either: in proportion to what NCCL's formula counts for the steps of the two
-    transfer                  over links of another speed: in proportion to the links
-    a strided group           no faster than such groups were measured to send, in a box that has such a row. An
+    another number of ranks   the nearest measured number's time, at the payload for which a rank sends as many bytes
+    another verb              all-gather's time in the same way, or reduce-scatter's, or all-reduce's
+    latency                   scaled by the ratio of the two latencies in NCCL's formula
+    transfer                  over links of another speed: scaled by the links' speeds
+    a strided group           no faster than the measured rate of such groups, if the box has such a row. An
                               all-reduce sends half of its bytes as a reduce-scatter does, and half as an all-gather
 
 Between nodes NCCL's formula holds, and a call takes no less than its members on one node would take for the same
-payload by themselves.
+payload alone.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from zerosim.ledger.nccl import RINGS, nccl_seconds
 from zerosim.verbs import MESSAGES, find_verb
 
 LIKE = ("all_gather", "reduce_scatter", "all_reduce")
-"""Whose times a verb takes that was not measured: the first that was."""
+"""The verbs whose times an unmeasured verb takes: the first measured one."""
 
 
 def collective_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
-    """A collective or a message by itself, from the moment when all members are there."""
+    """Return the seconds of a collective or a message alone, from the moment when all members have arrived."""
     tables, verb = cluster.collectives, find_verb(launch.op)
     if launch.payload_bytes == 0 or place.members == 1:
         return 0.0
@@ -65,17 +65,17 @@ def _inside(launch: Launch, payload: float, place: Topology, tables: CollectiveT
 
 
 def nearest(measured: Iterable[int], wanted: int) -> int:
-    """The measured number that is nearest in its logarithm; of two the smaller."""
+    """Return the measured number with the nearest logarithm; of two, the smaller."""
     return min(measured, key=lambda known: (abs(math.log(known / wanted)), known))
 
 
 def _latency(steps: int) -> float:
-    """Microseconds of so many steps in NCCL's LL protocol."""
+    """Return the microseconds of that number of steps in NCCL's LL protocol."""
     return RINGS[0].base + steps * RINGS[0].intra
 
 
 def _strided(tables: CollectiveTables, verb: str, stride: int) -> float:
-    """Seconds of a byte that a rank sends."""
+    """Return the seconds per byte that a rank sends."""
     if verb == "all_reduce" and verb not in tables.strided:
         return (_strided(tables, "reduce_scatter", stride) + _strided(tables, "all_gather", stride)) / 2
     speeds = tables.strided.get(verb) or next(iter(tables.strided.values()))

@@ -1,8 +1,8 @@
-"""How long one thing takes by itself: a kernel, its launch, a collective, a message, a copy.
+"""The time of a single event: a kernel, its launch, a collective, a message, a copy.
 
-`Costs` is what the clock asks. A GPU's come from tables of measured kernels (`gpu_costs.py`) and NCCL's formulas
-(`nccl.py`), those of a machine that `zerosim calibrate` measured from its file (`machine_costs.py`). A duration depends
-on its event alone.
+The clock asks `Costs`. A GPU's costs come from tables of measured kernels (`gpu_costs.py`) and NCCL's formulas
+(`nccl.py`). The costs of a machine that `zerosim calibrate` measured come from its file (`machine_costs.py`). A
+duration depends on its event alone.
 """
 
 from __future__ import annotations
@@ -15,54 +15,57 @@ from typing import NamedTuple, Protocol
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Phase
 from zerosim.device.events import Copy, Kernel, Launch, Scope
+from zerosim.placement.memories import NVME
 from zerosim.placement.spec import is_in_block
 from zerosim.verbs import find_verb
 
 
 class Costs(Protocol):
-    """Seconds of each thing that a rank does."""
+    """The seconds of each event of a rank."""
 
     def kernel(self, kernel: Kernel) -> float:
-        """Of a kernel on its device."""
+        """Return the seconds of a kernel on its device."""
 
     def launch(self, kernel: Kernel) -> float:
-        """Of the host, until the kernel is in its stream."""
+        """Return the host's seconds to put the kernel into its stream."""
 
     def collective(self, launch: Launch) -> float:
-        """Of a collective or a message, from the moment when all members are there."""
+        """Return the seconds of a collective or a message, from the moment when all members have arrived."""
 
     def copy(self, copy: Copy) -> float:
-        """Of a copy between a device and its host."""
+        """Return the seconds of a copy between a device and its host."""
 
     def call(self, event: Launch | Copy) -> float:
-        """Of the host, to launch a collective, a message or a copy."""
+        """Return the host's seconds to launch a collective, a message or a copy."""
 
     @property
     def graph(self) -> float:
-        """Of the host at most, to launch a block's forward or backward as one CUDA graph; 0 where there is none."""
+        """Return the host's most seconds to launch a block's forward or backward as one CUDA graph; 0 without
+        graphs."""
 
     @property
     def chunks(self) -> int:
-        """Into how many a product and its tensor-parallel collective are taken apart, to overlap; 1: they are not."""
+        """Return the number of chunks of a product and its tensor-parallel collective, for overlap; 1: no chunks."""
 
     @property
     def side_stream(self) -> bool:
-        """Whether ZeRO-3's reductions run beside compute until the next one."""
+        """Return whether ZeRO-3's reductions run beside compute until the next one."""
 
     @property
     def contention(self) -> float:
-        """How much longer, as a share, kernels take while a collective is in flight."""
+        """Return the share by which kernels slow down while a collective is in flight."""
 
 
 def is_captured(scope: Scope) -> bool:
-    """Whether CUDA graphs are captured there: of a block's forward and backward, not of tables, head, loss or step."""
+    """Return whether CUDA graphs are captured here: for a block's forward and backward, not for tables, head, loss or
+    step."""
     return scope.phase in (Phase.FORWARD, Phase.BACKWARD) and is_in_block(scope.unit)
 
 
 class Topology(NamedTuple):
-    """Where a group's members are: how many there are, on how many nodes, and how many share a node at most.
+    """The topology of a group: its size, its number of nodes, and the most members on one node.
 
-    `stride`: how far apart two neighbours on a node are. That many groups like it share the node, side by side.
+    `stride`: the distance of two neighbours on a node. That many such groups share the node, side by side.
     `bridged`: the members are two GPUs with a bridge between them.
     """
 
@@ -74,7 +77,7 @@ class Topology(NamedTuple):
 
 
 def topology(group: Sequence[int], cluster: Cluster) -> Topology:
-    """Of these ranks, which fill nodes in their order."""
+    """Return the topology of these ranks, which fill nodes in order."""
     on_node = defaultdict[int, list[int]](list)
     for rank in sorted(group):
         on_node[cluster.node_of(rank)].append(rank)
@@ -85,12 +88,12 @@ def topology(group: Sequence[int], cluster: Cluster) -> Topology:
 
 
 def link(place: Topology, cluster: Cluster) -> float:
-    """Bytes per second between members on one node."""
+    """Return the bytes per second between members on one node."""
     return cluster.pair if place.bridged else cluster.link
 
 
 def bandwidth(place: Topology, cluster: Cluster) -> float:
-    """Bytes per second of a ring through such a group: those of its slowest link."""
+    """Return the bytes per second of a ring through such a group: those of its slowest link."""
     if place.nodes == 1:
         return link(place, cluster)
     share = cluster.nic * place.together / cluster.node_gpus
@@ -98,18 +101,18 @@ def bandwidth(place: Topology, cluster: Cluster) -> float:
 
 
 def is_by_pairs(launch: Launch) -> bool:
-    """Whether each member sends its whole buffer to each other one."""
+    """Return whether each member sends its whole buffer to every other member."""
     return launch.op == "all_reduce" and launch.algorithm == "pairs"
 
 
 def sent_share(launch: Launch, members: int) -> float:
-    """What a member sends of a call's payload."""
+    """Return the share of a call's payload that a member sends."""
     return members - 1 if is_by_pairs(launch) else find_verb(launch.op).share(members)
 
 
 def network_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
-    """How long a call's bytes take over the NICs: a ring's pass those that its members on a node have together; what
-    goes from each member to each other one passes its own."""
+    """Return the seconds of a call's bytes over the NICs. A ring uses the NICs of its members on a node together.
+    Messages between all pairs of members use each member's own NIC."""
     if place.nodes == 1:
         return 0.0
     sent = launch.payload_bytes * sent_share(launch, place.members)
@@ -117,3 +120,16 @@ def network_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
         away = (place.members - place.together) / (place.members - 1)
         return sent * away / (cluster.nic / cluster.node_gpus)
     return sent / bandwidth(place, cluster)
+
+
+def copy_seconds(copy: Copy, cluster: Cluster, sharers: int) -> float:
+    """How long a copy between a rank's memories takes: over its PCIe link and its share of those between the node's
+    switches and its host, or over its share of the node's drives. So many ranks share a node."""
+    if NVME in (copy.source, copy.target):
+        return copy.nbytes / (cluster.nvme_rate / sharers)
+    return copy.nbytes / min(cluster.pcie, cluster.host_rate / sharers)
+
+
+def cpu_seconds(kernel: Kernel, cluster: Cluster, sharers: int) -> float:
+    """How long a kernel takes on the host's CPUs, which the ranks of a node share: what it moves at their rate."""
+    return (kernel.bytes_read + kernel.bytes_written) / (cluster.cpu_rate / sharers)

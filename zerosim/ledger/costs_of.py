@@ -1,4 +1,4 @@
-"""Whose costs a cluster has: those of GPUs, or of a machine that was measured."""
+"""The costs of a cluster: those of GPUs, or of a calibrated machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from zerosim.ledger.machine_costs import MachineCosts
 
 
 def costs_of(config: RunConfig, cluster: Cluster) -> Costs:
-    """What a step of this configuration costs there. Raises: InputError for several GPUs to a node without links."""
+    """Return the costs of a step of this configuration on the cluster. Raises: InputError for several GPUs to a node
+    without links."""
     if config.mesh.ranks > 1 and cluster.node_gpus > 1 and not cluster.link:
         raise InputError(
             f"{cluster.name} has no links between GPUs, and {config.mesh.ranks} ranks need them: give its file "

@@ -1,9 +1,9 @@
-"""Costs of a GPU: kernels and collectives as they were measured (`config/presets/`), a host that launches.
+"""Costs of a GPU: measured kernels and collectives (`config/presets/`), and a host that launches them.
 
-A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the share of the peak that a
-product of its direction and size was measured to reach, or an attention kernel of that implementation, head width,
-length and number of heads; memory traffic takes a latency, and a share of the bandwidth. What the framework runs as
-several kernels moves more bytes and is launched as often (`config/presets/operators.py`).
+A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the measured share of the peak of
+a product of its direction and size, or of an attention kernel of that implementation, head width,
+length and number of heads. Memory traffic takes a latency, and a share of the bandwidth. An operator that the framework
+runs as several kernels moves more bytes and has as many launches (`config/presets/operators.py`).
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
 PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
@@ -11,8 +11,8 @@ is taken, because it waits for the device once), 6.8 for a kernel of torch.compi
 
 A CUDA graph is one launch: Megatron captures a layer's forward and its backward (core/transformer/cuda_graphs.py),
 torch.compile a compiled region. The host takes 44.3 microseconds to call a compiled graph, guards and arguments
-included (tritonbench#1017, of a graph of one kernel; nobody printed what the replay of a long one takes). A block's
-launches take no longer than that together. Where they are fewer, they take what they take.
+included (tritonbench#1017, for a graph of one kernel; no source has the time of a long one). A block's
+launches together take at most that time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
-from zerosim.ledger.costs import is_captured, topology
+from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
+from zerosim.placement.memories import DEVICE
 
 US = 1e-6
 LAUNCH, WRAPPED, COMPILED, GRAPH = 7 * US, 27 * US, 6.8 * US, 44.3 * US
@@ -38,10 +39,11 @@ _TILE = 128
 
 
 class GpuCosts:
-    """One GPU's tables, and the kernels that a framework launches there."""
+    """One GPU's tables, and a framework's kernels on it."""
 
     def __init__(self, tables: KernelTables, cluster: Cluster, config: RunConfig) -> None:
         self.tables, self.cluster, self.kernels = tables, cluster, config.clock.kernels
+        self.sharers = min(config.mesh.ranks, cluster.node_gpus)  # ranks of a node
         self.contention = CONTENTION * cluster.contention
         self.chunks = config.mesh.tp if config.clock.tp_comm_overlap else 1
         self.side_stream = config.clock.overlap_comm
@@ -52,6 +54,8 @@ class GpuCosts:
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:
+        if kernel.place != DEVICE:
+            return cpu_seconds(kernel, self.cluster, self.sharers)
         return max(self._arithmetic(kernel), self._traffic(kernel))
 
     def launch(self, kernel: Kernel) -> float:
@@ -61,7 +65,7 @@ class GpuCosts:
         return max(least, launches * each) * self.cluster.host
 
     def call(self, event: Launch | Copy) -> float:
-        """Nothing where the call is part of a graph: tensor parallelism's, between the kernels of a block."""
+        """Return 0 for a call inside a graph: tensor parallelism's, between the kernels of a block."""
         is_inside = self.graph and isinstance(event, Launch) and event.axis == "tp" and is_captured(event.scope)
         return 0.0 if is_inside else WRAPPED * self.cluster.host
 
@@ -69,14 +73,14 @@ class GpuCosts:
         return collective_seconds(launch, self._place(launch.group), self.cluster)
 
     def copy(self, copy: Copy) -> float:
-        return copy.nbytes / self.cluster.pcie
+        return copy_seconds(copy, self.cluster, self.sharers)
 
     def _arithmetic(self, kernel: Kernel) -> float:
         if kernel.engine != MATMUL or not kernel.flops:
             return 0.0
         at_peak = kernel.flops / self.cluster.peak_flops
         if kernel.name in _FLASH and kernel.shape:
-            return at_peak / 2 / self._flash_share(kernel)  # the blocks above the diagonal are skipped
+            return at_peak / 2 / self._flash_share(kernel)  # blocks above the diagonal are skipped
         narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
 
@@ -88,7 +92,8 @@ class GpuCosts:
         return flash.backward.at(tokens) * self.tables.tiles.backward.at(tiles)
 
     def _traffic(self, kernel: Kernel) -> float:
-        """Of a kernel, or of those that the framework runs for it: each moves its share of the bytes."""
+        """Return the seconds of memory traffic of a kernel, or of the framework's kernels for it: each moves its share
+        of the bytes."""
         operator = self.operators[kernel.name]
         at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
         share = self.tables.cross_entropy if kernel.name in _LOSSES else self.tables.moved

@@ -1,4 +1,4 @@
-"""Costs of a machine that `zerosim calibrate` measured: kernels and collectives take what they took there."""
+"""Costs of a machine that `zerosim calibrate` measured: kernels and collectives take their measured times."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.machine_file import Machine
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import MATMUL
-from zerosim.ledger.costs import network_seconds, sent_share, topology
+from zerosim.ledger.costs import copy_seconds, cpu_seconds, network_seconds, sent_share, topology
+from zerosim.placement.memories import DEVICE
 from zerosim.verbs import find_verb
 
 
 class MachineCosts:
-    """A host of such a machine does not run ahead: what it does between two kernels is part of a kernel's time."""
+    """The host of such a machine does not run ahead: its work between two kernels is part of a kernel's time."""
 
     graph = 0.0
     chunks = 1
@@ -25,6 +26,8 @@ class MachineCosts:
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
 
     def kernel(self, kernel: Kernel) -> float:
+        if kernel.place != DEVICE and self.cluster.cpu_known:  # as many ranks stepped together as were measured
+            return cpu_seconds(kernel, self.cluster, self.machine.ranks) + self.machine.kernel_s
         flops = kernel.flops if kernel.engine == MATMUL else 0
         nbytes = kernel.bytes_read + kernel.bytes_written
         return self.machine.kernel_seconds(kernel.name, flops, nbytes) + self.machine.kernel_s
@@ -36,8 +39,8 @@ class MachineCosts:
         return 0.0
 
     def collective(self, launch: Launch) -> float:
-        """What the call took between the ranks that were measured; other numbers of ranks move a ring's bytes. Between
-        machines it takes no less than the latency and what its bytes take over the NIC."""
+        """Return the call's measured time between the measured ranks; other numbers of ranks move a ring's bytes.
+        Between machines it takes at least the latency and the time of its bytes over the NIC."""
         place, payload = self._place(launch.group), launch.payload_bytes
         if payload == 0 or place.members == 1:
             return 0.0
@@ -49,4 +52,4 @@ class MachineCosts:
         return max(seconds, measured.points[0][1] + network_seconds(launch, place, self.cluster))
 
     def copy(self, copy: Copy) -> float:
-        return copy.nbytes / self.cluster.pcie
+        return copy_seconds(copy, self.cluster, 1)

@@ -1,7 +1,7 @@
-"""A reader of a rank's record: live bytes by kind and unit, at marks and at the peak. It touches no device.
+"""A reader of a rank's record: live bytes by kind and unit, at marks and at the peak, in each of the rank's memories.
 
-Figures are exact integers in bytes. A ledger folds events as the recorder hands them over and keeps
-no history; what it returns are frozen snapshots.
+Figures are exact integers in bytes. A ledger folds events as the recorder passes them on and stores
+no history. It returns frozen snapshots.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from zerosim.device.events import Alloc, Event, Free, HostAlloc, HostFree, Kernel, Mark, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Refusal, Retag, Scope
+from zerosim.placement.memories import DEVICE, HOST
 
 Key = TypeVar("Key")
 MARKS = ("after_init", "end_of_forward", "end_of_backward", "gradients_upcast", "after_step")
@@ -31,8 +32,8 @@ class Snapshot:
 
 
 class Moment(NamedTuple):
-    """A stretch of a step in one phase and micro-batch: a forward, a backward, the reductions after the last backward.
-    `nth` counts the stretches with the same step, phase and slot."""
+    """A stretch of a step in one phase and microbatch: a forward, a backward, the reductions after the last backward.
+    `nth` counts the stretches with the same step, phase and microbatch."""
 
     step: int
     phase: str
@@ -41,34 +42,32 @@ class Moment(NamedTuple):
 
 
 class MemoryLedger:
-    """Live bytes now, at the last of each mark, and at the highest point so far.
+    """Live bytes of one memory, the device's: now, at the latest of each mark, and at the highest point so far. The
+    ledgers of the rank's other memories are in `others`.
 
-    `after_init` is the moment when parameters and optimizer state are placed; the other marks are
-    those of the last step read. `refusal` is what was live when an allocation did not fit. What the rank holds in the
-    host's memory is added up apart: `host_bytes` now, `host_peak_bytes` at most. `states` are bytes of the optimizer's
-    states by name, which live to the end.
+    `after_init` is the moment after parameters and optimizer states were placed. The other marks are
+    those of the last step read. `refusal` is the snapshot of a refused allocation. `states` are bytes of the
+    optimizer's states by name, which live to the end.
 
-    With `by_moment` the ledger keeps the highest point of every moment too, in `moments`. They are many in a long run.
+    With `by_moment` the ledger also stores the highest point of every moment, in `moments`. A long run has many.
     """
 
     def __init__(self, *, by_moment: bool = False) -> None:
         self.by_moment = by_moment
         self.marks: dict[str, Snapshot] = {}
-        self.first_step_bytes = 0  # the peak of the first step and of what came before it
+        self.first_step_bytes = 0  # the peak of the first step and of everything before it
         self.refusal: Snapshot | None = None
-        self.host_bytes = 0
-        self.host_peak_bytes = 0
+        self.others: dict[str, MemoryLedger] = {}
         self.states: dict[str, int] = {}
-        self._on_host: dict[int, int] = {}
         self._live: dict[int, Alloc] = {}
         self._by_unit: dict[tuple[str, str], int] = {}
         self._padding: dict[str, int] = {}
         self._total = 0
-        self._past: dict[Moment, Snapshot] = {}  # the peaks of moments that are over
+        self._past: dict[Moment, Snapshot] = {}  # the peaks of finished moments
         self._moment = Moment(-1, "", 0)  # without `by_moment` one moment, the whole run
         self._peak_bytes = 0  # of the present moment
         self._peak_scope = Scope()
-        # What changed since the peak: a snapshot of every new one would cost the square of the number of units.
+        # Changes since the peak: a snapshot of every new peak would cost the square of the number of units.
         self._by_unit_since: dict[tuple[str, str], int] = {}
         self._padding_since: dict[str, int] = {}
 
@@ -77,8 +76,18 @@ class MemoryLedger:
         return self._total
 
     @property
+    def host_peak_bytes(self) -> int:
+        """The peak of live bytes in the host's memory."""
+        return self.others[HOST].peak.total_bytes if HOST in self.others else 0
+
+    @property
+    def live_everywhere(self) -> int:
+        """Live bytes of all memories."""
+        return self._total + sum(other.live_bytes for other in self.others.values())
+
+    @property
     def live(self) -> Mapping[int, Alloc]:
-        """The allocs of what is live, by id, oldest first (under its present kind)."""
+        """The allocations of live buffers by id, oldest first (with their present kind)."""
         return self._live
 
     @property
@@ -97,38 +106,45 @@ class MemoryLedger:
     def read(self, events: list[Event]) -> None:
         """Fold events in order; the peak is kept where it first occurs."""
         for event in events:
-            if isinstance(event, Kernel):  # the most frequent first: this loop is what recording costs
+            if isinstance(event, Kernel):  # the most frequent first: this loop is the cost of recording
                 continue
             if isinstance(event, Alloc):
-                if self.by_moment:
-                    self._enter(event.scope)
-                self._live[event.id] = event
-                self._count(event, 1)
-                if event.name:
-                    self.states[event.name] = self.states.get(event.name, 0) + event.nbytes
-                if self._total > self._peak_bytes:
-                    self._peak_bytes, self._peak_scope = self._total, event.scope
-                    self._by_unit_since.clear()
-                    self._padding_since.clear()
+                self._of(event.memory)._open(event)
             elif isinstance(event, Free):
-                self._count(self._live.pop(event.id), -1)
+                of = self._of(event.memory)
+                of._count(of._live.pop(event.id), -1)
             elif isinstance(event, Retag):
                 before = self._live[event.id]
                 after = self._live[event.id] = before._replace(kind=event.kind)
                 self._count(before, -1)
                 self._count(after, 1)
             elif isinstance(event, Refusal):
-                self.refusal = self.now(event.scope)
+                self.refusal = self._of(event.memory).now(event.scope)
             elif isinstance(event, Mark):
                 self.marks[event.name] = self.now(event.scope)
+                for other in self.others.values():
+                    other.marks[event.name] = other.now(event.scope)
                 if event.name == "after_step" and not self.first_step_bytes:
                     self.first_step_bytes = self.peak.total_bytes
-            elif isinstance(event, HostAlloc):
-                self._on_host[event.id] = event.nbytes
-                self.host_bytes += event.nbytes
-                self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
-            elif isinstance(event, HostFree):
-                self.host_bytes -= self._on_host.pop(event.id)
+
+    def _of(self, memory: str) -> MemoryLedger:
+        if memory == DEVICE:
+            return self
+        if memory not in self.others:
+            self.others[memory] = MemoryLedger(by_moment=self.by_moment)
+        return self.others[memory]
+
+    def _open(self, event: Alloc) -> None:
+        if self.by_moment:
+            self._enter(event.scope)
+        self._live[event.id] = event
+        self._count(event, 1)
+        if event.name:
+            self.states[event.name] = self.states.get(event.name, 0) + event.nbytes
+        if self._total > self._peak_bytes:
+            self._peak_bytes, self._peak_scope = self._total, event.scope
+            self._by_unit_since.clear()
+            self._padding_since.clear()
 
     def _enter(self, scope: Scope) -> None:
         """Start a new peak where a moment begins."""

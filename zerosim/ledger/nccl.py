@@ -1,10 +1,10 @@
-"""How long a collective takes on GPUs by NCCL's own formulas and constants (NVIDIA/nccl, src/graph/tuning.cc).
+"""The time of a collective on GPUs by NCCL's own formulas and constants (NVIDIA/nccl, src/graph/tuning.cc).
 
 A collective takes a latency and its bytes over the slowest link of its ring, in the cheapest of three protocols; an
 all-reduce as a ring or a tree. A node's NICs are shared by its GPUs, and a ring crosses them once: the members of
 a group on one node have their share of them together. In an all-reduce by all pairs each member sends the whole buffer
 to every other one in a single step: over the link within its node and, side by side, over its own NIC to the rest. An
-all-to-all goes the same ways with a part for each member, one member after the other.
+all-to-all takes the same paths with a piece for each member, one member after the other.
 
 Two things differ from tuning.cc. A broadcast and a reduce take the latency of every step of their chain, where NCCL
 counts one. Between two sizes of its table of trees the share is interpolated, so that more bytes never end sooner.
@@ -38,24 +38,24 @@ TREES = (Protocol(6.8, 0.6, 5.0, 0.92 / 3.8), Protocol(14.0, 1.25, 8.5, 0.92), P
 """LL, LL128 and Simple, over NVLink and a network."""
 _LL, _LL128, _SIMPLE = range(3)
 _POST = 1.0
-"""Microseconds that a ring across nodes takes for each step at least: it posts it to the network."""
+"""The least microseconds of each step of a ring across nodes, to post the step to the network."""
 _PLATEAU = 1.4
-"""By which the latency of an all-reduce's Simple ring across nodes is longer."""
+"""The factor of the latency of an all-reduce's Simple ring across nodes."""
 _LL_BETWEEN = (39e9, 20.4e9)
-"""Bytes per second of LL at most between two nodes, and between more."""
+"""The most bytes per second of LL between two nodes, and between more."""
 _TREE_LL128 = (7 / 9, 120 / 128)
-"""What LL128 leaves of a tree's bandwidth inside a node, and between nodes."""
+"""LL128's share of a tree's bandwidth inside a node, and between nodes."""
 _TREE_SHARES = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
     (0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 )
-"""What is left of a tree's bandwidth by powers of 2 of its payload, from 64 bytes on ("trees are not perfectly sticking
-to the model for medium sizes")."""
+"""The share left of a tree's bandwidth by powers of 2 of its payload, from 64 bytes on ("trees are not perfectly
+sticking to the model for medium sizes")."""
 
 
 def nccl_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
-    """A collective or a message by itself, from the moment when all members are there."""
+    """Return the seconds of a collective or a message alone, from the moment when all members have arrived."""
     if launch.payload_bytes == 0 or place.members == 1:
         return 0.0
     n, verb, payload = place.members, find_verb(launch.op), launch.payload_bytes
@@ -75,7 +75,8 @@ def nccl_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
 def _rings(
     nbytes: float, steps: int, crossings: int, place: Topology, cluster: Cluster, *, is_sum: bool = False
 ) -> list[float]:
-    """A ring in each protocol, where a member sends `nbytes` in `steps`, so many of which cross nodes."""
+    """Return the times of a ring in each protocol, where a member sends `nbytes` in `steps`, some of which cross
+    nodes."""
     ways, speed = list[float](), bandwidth(place, cluster)
     for protocol, ring in enumerate(RINGS):
         intra, inter, reached, longer = ring.intra, ring.inter, speed * ring.share, 1.0
@@ -90,7 +91,7 @@ def _rings(
 
 
 def _trees(payload: int, place: Topology, cluster: Cluster) -> list[float]:
-    """A tree over the nodes and a chain inside each, in each protocol: up and down again."""
+    """Return the times of a tree over the nodes with a chain inside each, up and down, in each protocol."""
     ways, speed = list[float](), bandwidth(place, cluster)
     depth, local = place.nodes.bit_length() - 1, place.members // place.nodes - 1
     for protocol, tree in enumerate(TREES):
@@ -116,8 +117,8 @@ def _at_power(shares: Sequence[float], size: float) -> float:
 
 
 def _pairs_seconds(nbytes: float, inside: int, outside: int, place: Topology, cluster: Cluster) -> float:
-    """Every member sends `nbytes` to each other one: over the link within its node, in `inside` steps, and side by side
-    over its own NIC to the rest, in `outside` steps."""
+    """Return the seconds in which every member sends `nbytes` to each other member: over the link within its node, in
+    `inside` steps, and at the same time over its own NIC to the rest, in `outside` steps."""
     ways, away = list[float](), place.members - place.together
     for protocol in RINGS:
         within = across = 0.0

@@ -1,7 +1,7 @@
-"""A reader of a rank's record that keeps what the clock needs: how long its kernels take, and what it waits for.
+"""A reader of a rank's record for the clock: the times of its kernels, and its waits.
 
-Kernels that follow one another in one scope are one entry. In `detail` each is one, and so is what becomes live or is
-freed, for pictures and traces.
+Consecutive kernels in one scope form one entry. With `detail` each kernel has its own entry, and so has each allocation
+and free, for pictures and traces.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zerosim.device.device import Phase
-from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Scope, Wait
+from zerosim.device.events import Alloc, Copy, CpuEvent, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import Costs, is_captured
 from zerosim.ledger.entries import Busy, Entry, Live
 from zerosim.ledger.side_stream import beside
 from zerosim.ledger.tp_overlap import overlapped
+from zerosim.placement.memories import DEVICE
 
-FORWARD = Phase.FORWARD.value
+FORWARD, BACKWARD = Phase.FORWARD.value, Phase.BACKWARD.value
+FORWARD_PRODUCTS = ("linear", "attention_scores", "attention_values", "flash_attention")
+"""Products of forward. In backward they are recomputed."""
+FLASH_BACKWARD, FLASH_GRADS, FLASH_PRODUCTS = "flash_attention_backward", 4, 5
+"""FlashAttention's backward computes four products for gradients, and recomputes the scores."""
 
 
 class PaceLedger:
@@ -25,10 +30,11 @@ class PaceLedger:
     def __init__(self, costs: Costs, *, step: int = 0, detail: bool = False) -> None:
         self.costs, self.step, self.detail = costs, step, detail
         self.entries: list[Entry] = []
-        self._times: dict[tuple[object, ...], tuple[float, float]] = {}  # of a kernel and of its launch, by its work
+        # seconds of a kernel and of its launch, by its work
+        self._times: dict[tuple[object, ...], tuple[float, float]] = {}
         self._sizes: dict[int, int] = {}
         self._live = 0
-        self._graphs: dict[Scope, float] = {}  # what is left of the launch of a block's CUDA graph
+        self._graphs: dict[Scope, float] = {}  # the rest of the launch time of a block's CUDA graph
 
     def read(self, events: Sequence[Event]) -> None:
         """Fold events in order."""
@@ -41,9 +47,9 @@ class PaceLedger:
             self._add(entry)
 
     def _entries(self, events: Sequence[Event]) -> Iterator[Entry]:
-        """One for each kernel."""
+        """Return one entry for each kernel."""
         for event in events:
-            if self.detail and isinstance(event, (Alloc, Free)):
+            if self.detail and isinstance(event, (Alloc, Free)) and event.memory == DEVICE:
                 self._count(event)
                 if event.scope.step == self.step:
                     yield Live(event.scope, self._live)
@@ -52,11 +58,13 @@ class PaceLedger:
             if isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it
                     yield self._busy(event)
-            elif isinstance(event, (Launch, Wait)) or (isinstance(event, Copy) and event.purpose == "offload"):
+            elif isinstance(event, (Launch, Wait, CpuEvent)) or (
+                isinstance(event, Copy) and event.purpose != "staging"
+            ):
                 yield event
 
     def _count(self, event: Alloc | Free) -> None:
-        """What is live is known from the beginning of the record, the moments are those of the step."""
+        """Count live bytes from the beginning of the record, but report only the step's moments."""
         if isinstance(event, Alloc):
             self._sizes[event.id] = event.nbytes
             self._live += event.nbytes
@@ -69,19 +77,30 @@ class PaceLedger:
         if times is None:
             times = self._times[work] = self.costs.kernel(kernel), self.costs.launch(kernel)
         seconds, launch = times
-        if self.costs.graph and is_captured(kernel.scope):
+        if self.costs.graph and is_captured(kernel.scope) and kernel.place == DEVICE:
             left = self._graphs.get(kernel.scope, self.costs.graph)
             launch = min(launch, left)
             self._graphs[kernel.scope] = left - launch
+        launch = launch if kernel.place == DEVICE else 0.0
         flops = kernel.flops if kernel.engine == MATMUL else 0
-        forward = flops if kernel.scope.phase == FORWARD else 0
-        return Busy(kernel.scope, kernel.name, seconds, flops, forward, 1, launch, launch + seconds)
+        return Busy(
+            kernel.scope, kernel.name, seconds, flops, model_flops(kernel), 1, launch, launch + seconds, kernel.place
+        )
 
     def _add(self, entry: Entry) -> None:
         last = self.entries[-1] if self.entries else None
         if self.detail or not isinstance(entry, Busy):
             self.entries.append(entry)
-        elif isinstance(last, Busy) and last.scope == entry.scope:
+        elif isinstance(last, Busy) and (last.scope, last.place) == (entry.scope, entry.place):
             self.entries[-1] = last.then(entry)
         else:
             self.entries.append(entry._replace(name=entry.scope.unit))
+
+
+def model_flops(kernel: Kernel) -> int:
+    """Count a product's flops that the model itself needs: those of forward, and of gradients in backward."""
+    if kernel.engine != MATMUL:
+        return 0
+    if kernel.scope.phase == BACKWARD and kernel.name not in FORWARD_PRODUCTS:
+        return kernel.flops * FLASH_GRADS // FLASH_PRODUCTS if kernel.name == FLASH_BACKWARD else kernel.flops
+    return kernel.flops if kernel.scope.phase == FORWARD else 0

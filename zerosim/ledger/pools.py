@@ -1,9 +1,9 @@
-"""The simulated ledger held against a real allocator: what a rank's memory pool said, mark by mark.
+"""Compare the simulated ledger with a real allocator: a rank's memory pool, mark by mark.
 
-A GPU's pool hands out blocks of whole 512 bytes. So the bytes that it has in use must be the ledger's live
-bytes plus what rounding each of them up costs, both counted from the same record; anything else would be memory
-that the ledger does not know of, or memory that it wrongly thinks is there. Kernels' own scratch is gone by
-the time a mark is passed. Not in any pool: CUDA's context, compiled kernels, cuBLAS's workspaces.
+A GPU's pool hands out blocks of whole 512 bytes. So its bytes in use must be the ledger's live
+bytes plus the cost of rounding each buffer up, both counted from the same record. Any difference would be memory
+that the ledger misses, or memory that it wrongly counts. Kernels have freed their scratch before
+a mark. CUDA's context, compiled kernels and cuBLAS's workspaces are in no pool.
 
 Source: CuPy, Memory Management (`MemoryPool`, allocations rounded up to 512 bytes).
 """
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from zerosim.device.events import Alloc, Event, Free, Mark, Pool
+from zerosim.device.events import Alloc, Event, Free, Mark, Pool, on_device
 
 BLOCK_BYTES = 512
 
 
 class PoolRow(NamedTuple):
-    """One mark of one rank: the ledger's live bytes, the price of rounding them up, and what the pool said."""
+    """One mark of one rank: the ledger's live bytes, the cost of rounding up, and the pool's bytes."""
 
     step: int
     mark: str
@@ -36,7 +36,7 @@ class PoolRow(NamedTuple):
 
 
 class PoolLedger:
-    """A row for each mark at which a pool was asked; none on a backend without one."""
+    """A row for each mark at which a pool was queried; no rows on a backend without pools."""
 
     def __init__(self) -> None:
         self.rows: list[PoolRow] = []
@@ -46,7 +46,7 @@ class PoolLedger:
         self._mark = ""
 
     def read(self, events: list[Event]) -> None:
-        for event in events:
+        for event in on_device(events):
             if isinstance(event, Alloc):
                 self._blocks[event.id] = event.nbytes
                 self._count(event.nbytes, 1)

@@ -1,4 +1,4 @@
-"""What was counted on every rank of a run, and how the processes of an MPI world put theirs together."""
+"""The ledgers of every rank of a run, and how the processes of an MPI world combine them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,21 @@ FILES = ("data", "tokens", "weights")
 
 
 class RankLedgers:
-    """What is counted on one rank: memory, traffic, its memory pool; on rank 0 activations too (all save the same);
-    what its allocator holds, unless it is exact; how long things take, by `costs`.
+    """The ledgers of one rank: memory, traffic, its memory pool; on rank 0 activations too (all ranks save the same);
+    its allocator, unless it is exact; and times, by `costs`, in the step `timed`.
 
-    `events` are those that the run kept.
+
+    `events` is the run's stored record.
     """
 
     def __init__(
-        self, rank: int, allocator: str = "exact", costs: Costs | None = None, *, by_moment: bool = False
+        self,
+        rank: int,
+        allocator: str = "exact",
+        costs: Costs | None = None,
+        *,
+        by_moment: bool = False,
+        timed: int = 0,
     ) -> None:
         self.rank = rank
         self.memory = MemoryLedger(by_moment=by_moment)
@@ -40,7 +47,7 @@ class RankLedgers:
         self.pool = PoolLedger()
         self.activations = ActivationLedger() if rank == 0 else None
         self.allocator = None if allocator == "exact" else AllocatorLedger()
-        self.pace = None if costs is None else PaceLedger(costs)
+        self.pace = None if costs is None else PaceLedger(costs, step=timed)
         self.events: list[Event] = []
 
     @property
@@ -49,7 +56,7 @@ class RankLedgers:
         return tuple(reader for reader in own if reader is not None)
 
     def explain(self, error: OutOfMemory) -> None:
-        """Tell the error what was live when it was refused."""
+        """Give the error the live bytes at the refusal."""
         refusal = self.memory.refusal
         if refusal is not None:
             error.live, error.by_unit = dict(refusal.by_kind), dict(refusal.by_unit)
@@ -58,13 +65,13 @@ class RankLedgers:
 def of_all_processes(
     session: MpiSession, ledgers: list[RankLedgers], outcomes: list[T]
 ) -> tuple[list[RankLedgers], list[T]]:
-    """Every rank's ledgers and outcome, given those of this process's ranks."""
+    """Return every rank's ledgers and outcome, given those of this process's ranks."""
     everyone = [pair for pairs in session.exchange(list(zip(ledgers, outcomes, strict=True))) for pair in pairs]
     return [one for one, _ in everyone], [outcome for _, outcome in everyone]
 
 
 def check_alike(session: MpiSession, config: RunConfig) -> None:
-    """Refuse processes that were asked for different runs, or that read different files under one name.
+    """Refuse processes with different configurations, or with different files under one name.
 
     Raises: InputError naming a field and both values.
     """
@@ -90,7 +97,7 @@ def check_alike(session: MpiSession, config: RunConfig) -> None:
 
 
 def _digest(path: str) -> str | None:
-    """Of a file's bytes. None where it cannot be read: who reads it in earnest says why."""
+    """Return the digest of a file's bytes. None if it cannot be read: the actual reader reports why."""
     try:
         with open_file(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

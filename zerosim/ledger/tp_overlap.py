@@ -1,15 +1,15 @@
 """Tensor parallelism's collectives beside a block's products, as Transformer Engine runs them (--tp-comm-overlap).
 
-Between t ranks a product and its collective are taken apart into t chunks of rows:
+Between t ranks a product and its collective are divided into t chunks of rows:
 
-    all-gather, then product      a ring passes chunks on while the products of those that are there run. A rank has its
-                                  own chunk from the start. When the last one comes, its product is left
-    product, then reduce-scatter  a chunk is sent when its product is done. A rank's own chunk is the last product
+    all-gather, then product      a ring passes chunks on while the products of received chunks run. A rank has its
+                                  own chunk from the start. When the last chunk arrives, only its product is left
+    product, then reduce-scatter  a rank sends a chunk when its product is done. Its own chunk is the last product
     in backward                   the gather of an input for weight gradients runs beside the product for the input's
                                   gradient, and that gradient's reduce-scatter beside the weight gradients' products
 
-So a rank's entries stand in another order, and some products in two parts. The clock knows nothing of it. All chunks of
-a product take as long as the whole: they run on several streams side by side.
+So a rank's entries change their order, and some products have two parts. The clock does not know about this. All chunks
+of a product together take as long as the whole product: they run on several streams side by side.
 
 Source: NVIDIA/TransformerEngine 015939a, common/comm_gemm_overlap/comm_gemm_overlap.cpp (split_overlap_ag and
 split_overlap_rs of CommOverlapP2PBase), pytorch/module/base.py (initialize_ub: the method of each product).
@@ -30,8 +30,8 @@ _OF_PRODUCTS = (LINEAR, WGRAD, "column_sum", *_OF_INPUTS)
 
 
 def overlapped(entries: Iterable[Entry], chunks: int) -> Iterator[Entry]:
-    """Entries of single kernels, each by its name, in the order in which chunks let them run."""
-    gathers, arrival, run = set[int](), list[Entry](), list[Entry]()  # an arrival is put off behind products that run
+    """Return entries of single kernels, each by its name, in the order that chunks allow."""
+    gathers, arrival, run = set[int](), list[Entry](), list[Entry]()  # an arrival is deferred behind running products
     for entry in entries:
         if isinstance(entry, Live) or _name(entry) in _OF_PRODUCTS:
             run.append(entry)
@@ -50,7 +50,7 @@ def overlapped(entries: Iterable[Entry], chunks: int) -> Iterator[Entry]:
 
 
 def _taken(arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Iterator[Entry]:
-    """Products of what a gather brings: those that take it run chunk by chunk, and the last chunk when it is there."""
+    """Return the products of a gather's result. They run chunk by chunk, and the last chunk after its arrival."""
     kind = next((name for entry in run if (name := _name(entry))), "")
     if not arrival or kind not in (LINEAR, DGRAD):
         yield from (*arrival, *run)
@@ -64,9 +64,9 @@ def _taken(arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Itera
 
 
 def _before_scatter(launch: Entry, arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Iterator[Entry]:
-    """Products whose result a reduce-scatter takes, and its launch."""
+    """Return the products whose result a reduce-scatter reads, and its launch."""
     names = [_name(entry) for entry in run]
-    if DGRAD in names:  # the rest makes weight gradients
+    if DGRAD in names:  # the rest computes weight gradients
         yield from (entry for entry in run if _name(entry) in ("", *_OF_INPUTS))
         yield from (*arrival, launch)
         yield from (entry for entry in run if _name(entry) not in ("", *_OF_INPUTS))
@@ -79,11 +79,11 @@ def _before_scatter(launch: Entry, arrival: Sequence[Entry], run: Sequence[Entry
 
 
 def _cut(entry: Entry, share: float) -> tuple[Entry, list[Entry]]:
-    """A product in two parts, the first of which has this share of its time and all else that is counted."""
+    """Cut a product in two parts. The first has this share of its time and all other counts."""
     if not isinstance(entry, Busy):
         return entry, []
     first, rest = share * entry.seconds, (1 - share) * entry.seconds
-    tail = entry._replace(seconds=rest, flops=0, forward_flops=0, kernels=0, launch=0.0, lag=rest)
+    tail = entry._replace(seconds=rest, flops=0, model_flops=0, kernels=0, launch=0.0, lag=rest)
     return entry._replace(seconds=first, lag=entry.launch + first), [tail]
 
 

@@ -8,15 +8,15 @@ from zerosim.device.events import Copy, Event, Launch
 
 
 class TrafficRow(NamedTuple):
-    """What one rank did of one kind of collective in one phase of one step.
+    """One rank's traffic of one kind of collective in one phase of one step.
 
     `payload_bytes` is the size of the whole logical tensors, summed over calls; sent and received
-    are what crossed this rank's links, None where an engine's own collective does not tell (then
+    bytes crossed this rank's links. They are None for a library's own collective, which does not report them (then
     `modelled_bytes` is a ring's). `purpose` is 'states' (with an optimizer's sums), 'activations' (of tp and
-    pp), 'control' (norms and overflow flags), or of copies between a rank's own memories, 'device to host' and 'host to
-    device': 'staging', messages of a GPU that passed through the host's, and 'offload', what waited there until it was
-    used. Copies have a payload and send nothing. `axis` is the mesh axis of the group, several joined with '+'; '' for
-    copies.
+    pp), 'control' (norms and overflow flags), or for copies between a rank's own memories, 'device to host' and 'host
+    to device': 'staging' for messages of a GPU that pass through the host, and 'offload' for data stored there until
+    its use. Copies have a payload and send nothing. `axis` is the mesh axis of the group, several joined with '+'; ''
+    for copies.
     """
 
     step: int
@@ -33,7 +33,7 @@ class TrafficRow(NamedTuple):
 
     @property
     def wire_bytes(self) -> int:
-        """What was sent or, where that was not seen, what a ring would have sent."""
+        """The bytes sent or, if not observed, the bytes that a ring would send."""
         return (self.sent_bytes or 0) if self.modelled_bytes is None else self.modelled_bytes
 
 
@@ -69,5 +69,5 @@ class CommLedger:
         self._rows[key] = row._replace(calls=row.calls + 1, payload_bytes=row.payload_bytes + event.nbytes)
 
     def rows(self) -> list[TrafficRow]:
-        """In the order in which each first occurred."""
+        """Return the rows in the order of their first occurrence."""
         return list(self._rows.values())

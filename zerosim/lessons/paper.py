@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import zerosim
 from zerosim.analysis.expect import Runs, judge, read_expectations
 from zerosim.config.files import read_scenario_file
 from zerosim.errors import InputError
+from zerosim.lessons.course import material
 from zerosim.report.check import CheckedFile, CheckReport
 
-FOLDERS = (Path("scenarios"), Path("..", "scenarios"), Path(zerosim.__file__).parents[1] / "scenarios")
-"""Looked into in this order: from the repository's root, from its notebooks, from anywhere else."""
+FOLDERS = (Path("scenarios"), Path("..", "scenarios"), material("scenarios"))
+"""Looked into in this order: beside the notebook, from the repository's notebooks, those that came with zerosim."""
 
 
 def check(*names: str, title: str | None = None, in_full: bool = True) -> CheckReport:

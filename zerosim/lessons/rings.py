@@ -10,12 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.device.events import Event, Launch, Message, Recorder
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import THEME, Place, Sheet
+from zerosim.report.moving import Hop, Moving, moving_ring
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
+from zerosim.tensor import tensor
 from zerosim.units import format_bytes
 
 MOST_DRAWN = 6
@@ -47,6 +51,48 @@ def record(program: Callable[[Context], Any], ranks: int, collective: str = "dir
     return Recording(results, [recorders[rank].history for rank in range(ranks)])
 
 
+def walk_the_ring(ctx: Context) -> Any:
+    """What this rank holds before each hop of a ring all-reduce and at the end: (hops + 1, N)."""
+    ranks, rank, device = ctx.world_size, ctx.rank, ctx.device
+    chunks = tensor([[10.0**rank]] * ranks, device)
+    held = [chunks.numpy().ravel()]
+    for hop in range(2 * (ranks - 1)):
+        mine, theirs = (rank - 1 - hop) % ranks, (rank - 2 - hop) % ranks
+        with device.scope(unit=f"chunk {mine}", slot=hop):
+            sending = ctx.comm.launch_send(chunks.buffer[mine], (rank + 1) % ranks)
+        row = chunks.buffer[theirs]
+        arrived = ctx.comm.recv(row.shape, row.dtype, (rank - 1) % ranks)
+        sending.wait()
+        row.array[...] = arrived.array + (row.array if hop < ranks - 1 else 0)
+        held.append(chunks.numpy().ravel())
+    return np.stack(held)
+
+
+def ring_film(walk: Recording, *, theme: str = "light") -> Moving:
+    """The whole walk, moving: as `ring_figure`, hop after hop."""
+    results = [[[round(value) for value in row] for row in held] for held in walk.results]
+    hops = [
+        Hop([held[hop] for held in results], _sent(walk, hop), _sent_bytes(walk, hop))
+        for hop in range(len(results[0]) - 1)
+    ]
+    return moving_ring(hops, [held[-1] for held in results], theme=theme)
+
+
+def _sent(walk: Recording, hop: int) -> dict[tuple[int, int], int]:
+    """By rank and chunk, who it was sent to in a hop."""
+    return {
+        (rank, int(event.scope.unit.removeprefix("chunk "))): event.peer
+        for rank, events in enumerate(walk.events)
+        for event in events
+        if isinstance(event, Message) and event.scope.slot == hop
+    }
+
+
+def _sent_bytes(walk: Recording, hop: int) -> int:
+    """What rank 0 sent in a hop, as every rank did."""
+    return sum(event.nbytes for event in walk.events[0] if isinstance(event, Message) and event.scope.slot == hop)
+
+
 def ring_figure(walk: Recording, first: int, last: int) -> Picture:
     """What every rank holds before each hop from `first` to `last - 1`, who sends what in it, and what there is after.
 
@@ -71,12 +117,7 @@ def ring_figure(walk: Recording, first: int, last: int) -> Picture:
         notes=["Drawn from the Message events of the ranks. An arrow that leaves on the right comes in on the left."],
     )
     for at, hop in enumerate(range(first, last + 1)):
-        sent = {
-            (rank, int(event.scope.unit.removeprefix("chunk "))): event.peer
-            for rank, events in enumerate(walk.events)
-            for event in events
-            if isinstance(event, Message) and event.scope.slot == hop < last
-        }
+        sent = _sent(walk, hop) if hop < last else {}
         words = f"before hop {hop}" if hop < last else f"after hop {hop - 1}"
         corner = (at % columns) * pitch, -(at // columns) * pitch
         _draw_ring(sheet, corner, [held[hop] for held in walk.results], sent, words)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from zerosim.errors import InputError
 from zerosim.report.plots.bars import Bar, draw_bars, key_of, too_thin
-from zerosim.report.plots.page import Page, Picture, dress, finish, frame, open_page
+from zerosim.report.plots.page import Picture, dress, finish, frame, open_page
 from zerosim.report.plots.style import DASHES, KIND_PAINTS, LINE_PAINTS, MARKERS, THEMES, Paint, ink_on
 
 Place = tuple[float, float]
@@ -48,7 +48,7 @@ class Sheet:
 
     def picture(self) -> Picture:
         """The finished drawing; a notebook shows it by itself."""
-        return _finished(self.page)
+        return finish(self.page)
 
     def write(
         self, where: Place, words: str, *, scale: float = 1.0, bold: bool = False, color: str = "", ha: str = "center"
@@ -145,7 +145,7 @@ def chart(
             loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, labelcolor=THEME.text,
             prop={"family": font["fontfamily"], "size": font["fontsize"]},
         )  # fmt: skip
-    return _finished(page)
+    return finish(page)
 
 
 def bars_figure(
@@ -160,10 +160,4 @@ def bars_figure(
     page = open_page((8.0, height), THEME.name)
     frame(page, title, subtitle, key_of(page, bars, paints), [*notes, *too_thin(bars)])
     draw_bars(page, bars, paints)
-    return _finished(page)
-
-
-def _finished(page: Page) -> Picture:
-    figure = finish(page)
-    assert isinstance(figure, Picture)  # by open_page
-    return figure
+    return finish(page)

@@ -1,4 +1,5 @@
-"""What a model's builder is given, and what builders of language models share: units, blocks, a table and a head."""
+"""The inputs of a model's builder, and the shared code of language models' builders: units, blocks, a table and a
+head."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.config.model import ModelConfig
+from zerosim.config.tuning import ALL_TRAINED, TuningConfig
 from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
@@ -13,6 +15,7 @@ from zerosim.models.model import Model
 from zerosim.nn import Recompute, Tensors, Unit
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
+from zerosim.nn.halves import Halves
 from zerosim.nn.layers import TokenTable
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
@@ -20,15 +23,17 @@ from zerosim.tensor.rng import DropoutKeys
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """The sizes of a model, and how it is to be built. Units are declared and not yet placed: no memory is taken.
+    """The sizes and settings of a model to build. Units are declared but not yet placed, so no memory is allocated.
 
-    sizes       of the whole model
-    device      where it will lie; stored in `dtype`, gradients in `grad_dtype`
-    keys        which random numbers its dropout draws
-    policy      what is kept for backward
-    group       what its layers are divided over
+    sizes       the whole model's sizes
+    device      the device; parameters are stored in `dtype`, gradients in `grad_dtype`
+    keys        the keys of dropout's random numbers
+    policy      the choices about buffers saved for backward
+    group       the group that divides its layers
     by_module   the layers of blocks are leaf modules (`nn/leaf.py`), and each tensor has a flat buffer
     flat        the class of flat buffers
+    tuning      the trained parameters, and the maps with adapters
+    first       the number of the first block
     """
 
     sizes: ModelConfig
@@ -40,25 +45,35 @@ class Builder:
     group: Group = ONE_RANK
     by_module: bool = False
     flat: type[Flat] = Flat
+    tuning: TuningConfig = ALL_TRAINED
+    first: int = 0
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
-        """The context of a new unit's layers. Their parameters' names begin with `prefix`, then with the unit's."""
+        """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
+        name."""
         formats = self.device, self.dtype, self.grad_dtype
-        within = Tensors(unit, *formats, self.flat) if self.by_module else self.flat(unit, *formats)
-        return LayerContext(self.sizes, within, prefix + unit, self.group, self.policy, self.keys)
+        within: Flat | Halves | Tensors
+        if self.by_module:
+            within = Tensors(unit, *formats, self.flat, tuning=self.tuning)
+        elif self.tuning.is_on:
+            make = self.flat
+            within = Halves(unit, lambda name, stored: make(name, *formats, unit, stored=stored), self.tuning)
+        else:
+            within = self.flat(unit, *formats)
+        return LayerContext(self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning)
 
     def unit(self, name: str, layer: MakeLayer, prefix: str = "") -> Unit:
-        """A unit of one layer."""
+        """Build a unit of one layer."""
         here = self.at(name, prefix)
         return Unit(name, here.within, layer(here))
 
     def blocks(self, names: str, block: MakeLayer, prefix: str = "") -> list[Unit]:
-        """Units `names`.0 .. `names`.L-1. Full recompute wraps them."""
-        units = [self.unit(f"{names}.{i}", block, prefix) for i in range(self.sizes.layers)]
+        """Build units `names`.0 .. `names`.L-1. Full recompute wraps them."""
+        units = [self.unit(f"{names}.{i}", block, prefix) for i in range(self.first, self.first + self.sizes.layers)]
         return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in enumerate(units)]
 
     def language_model(self, table: str, between: Sequence[Unit], prefix: str = "") -> Model:
-        """A token table, the units `between`, and lm_head.
+        """Build a token table, the units `between`, and lm_head.
 
         A tied head is a second unit over the table's flat buffer: gathered at each use, reduced once, after the
         table's backward.
@@ -72,5 +87,5 @@ class Builder:
             *between,
             Unit("lm_head", last.within, head.logits, reduces=not is_tied),
         ]
-        units[-1].defers = False  # the logits' gradient goes at once, and is not kept for a weight gradient to come
+        units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
         return Model(units, self.group, head, width=self.sizes.hidden)

@@ -1,9 +1,9 @@
-"""Exactly so many parameters and next to no activations: what tables of model states are counted on.
+"""A model with an exact number of parameters and almost no activations, for tables of model states.
 
 Every parameter belongs to one column of the vocabulary, in turn; a unit adds the sums of its columns
-to the logits, which are the same at every place. So all units together learn how often each token
-occurs, every parameter has a gradient, and nothing is kept for backward but handles: at 1e12
-parameters there is no buffer of that order beside the units' own.
+to the logits, which are the same at every position. So all units together learn how often each token
+occurs, every parameter has a gradient, and backward saves only handles. At 1e12
+parameters no buffer of that size exists besides the units' own.
 
 The sums are divided by the parameters in a column and multiplied by `GAIN`, so that a step of Adam
 moves a logit by GAIN * lr, however many parameters there are. Units: units.0 .. units.U-1.
@@ -30,10 +30,10 @@ STD = 0.02
 
 
 def build_flat(new: Builder) -> Model:
-    """The units of a flat model: `params` in `units` as equal as can be, the first ones longer by one where it does not
-    divide. A group cuts each of them. A unit is one tensor, and so one module."""
+    """Build the units of a flat model: `params` in `units` of nearly equal size, the first ones longer by one if the
+    number does not divide. A group cuts each of them. A unit is one tensor, and so one module."""
     sizes, maps, units = new.sizes, new.group.maps, []
-    assert sizes.params is not None  # config has filled them in
+    assert sizes.params is not None  # the configuration has filled them in
     assert sizes.units is not None
     each, more = divmod(sizes.params, sizes.units)
     for i in range(sizes.units):
@@ -49,14 +49,14 @@ def build_flat(new: Builder) -> Model:
 
 
 class Part(NamedTuple):
-    """Which of a unit's parameters are here: `numel` of them from `first` on, padding left out."""
+    """The range of a unit's parameters on this rank: `numel` from `first` on, without padding."""
 
     first: int
     numel: int
 
 
 class AddColumns:
-    """Saves the handle of the weight. A column's gradient goes to each of its parameters, x's is handed on."""
+    """Saves the handle of the weight. A column's gradient goes to each of its parameters; x's gradient is passed on."""
 
     def __init__(self, weight: Operand, scale: float, starts: bool, part: Part) -> None:
         self.weight = weight
@@ -84,9 +84,9 @@ class AddColumns:
 def add_columns(
     x: Tensor, weight: Operand, vocab: int, scale: float, part: Part | None = None, maps: WholeMaps = WHOLE_MAPS
 ) -> Tensor:
-    """x (B, T, V) + scale * (sums of weight's columns); x may be token ids (B, T), which stand for zeros.
+    """Return x (B, T, V) + scale * (sums of weight's columns); x may be token ids (B, T), which stand for zeros.
 
-    Shapes: weight (P), its element i in column i % V; result (B, T, V). Of a weight that `maps` cut, `part` is here.
+    Shapes: weight (P), its element i in column i % V; result (B, T, V). If `maps` cut the weight, this rank has `part`.
     """
     part = part or Part(0, weight.shape[0])
     device, k, dtype = x.device, x.device.backend, weight.dtype
@@ -108,8 +108,8 @@ def add_columns(
 
 
 def _runs(array: Array, part: Part, vocab: int) -> list[tuple[Array, int]]:
-    """What is here as windows, each with its first column: the whole rows of V, (k, V), and what stands before and
-    after them, fewer than V each."""
+    """Return this rank's elements as views with their first columns: the whole rows of V, (k, V), and the elements
+    before and after them, fewer than V each."""
     before = min(-part.first % vocab, part.numel)
     stop = before + (part.numel - before) // vocab * vocab
     runs = [(array[before:stop].reshape((stop - before) // vocab, vocab), 0)]

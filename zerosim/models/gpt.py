@@ -13,6 +13,6 @@ from zerosim.nn.layers import Block, LayerNorm, Positions
 
 
 def build_gpt(new: Builder) -> Model:
-    """The units of a GPT. `seq` and `positions` are its longest context."""
+    """Build the units of a GPT. `seq` and `positions` are its longest context."""
     between = [new.unit("wpe", Positions), *new.blocks("h", Block), new.unit("ln_f", LayerNorm)]
     return new.language_model("wte", between)

@@ -14,6 +14,6 @@ from zerosim.nn.llama import LlamaBlock, RMSNorm
 
 
 def build_llama(new: Builder) -> Model:
-    """The units of a Llama."""
+    """Build the units of a Llama."""
     between = [*new.blocks("layers", LlamaBlock, "model."), new.unit("norm", RMSNorm, "model.")]
     return new.language_model("embed_tokens", between, "model.")

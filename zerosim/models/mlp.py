@@ -1,6 +1,6 @@
 """A multi-layer perceptron over bytes of context: the smallest model with units, for lessons and tests.
 
-wte embeds each token; the tokens before a position are not mixed, so it learns a bigram-like table
+wte embeds each token; it does not mix tokens, so it learns a bigram-like table
 through `layers` hidden maps with GELU. Units: wte, layers.0 .. layers.L-1, lm_head.
 """
 
@@ -18,7 +18,7 @@ from zerosim.tensor.tensor import Tensor
 
 
 def build_mlp(new: Builder) -> Model:
-    """The units of an MLP. Each is one module to begin with, and none is cut over a group."""
+    """Build the units of an MLP. Each is a single module, and none is cut over a group."""
     sizes, std = new.sizes, new.sizes.hidden**-0.5
 
     def table(here: LayerContext) -> Callable[[Tensor], Tensor]:

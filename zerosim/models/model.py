@@ -1,7 +1,7 @@
-"""What every model is: a list of units over flat buffers, in forward order.
+"""A model: a list of units over flat buffers, in forward order.
 
 Its full weights are read and stored by name (`state_dict`, `load_state_dict`). Building a model declares its
-layout and takes no memory; a strategy places one flat after the other (`parallel/base.py`).
+layout without allocating memory. A strategy then places one flat after the other (`parallel/base.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from zerosim.device.device import Buffer
@@ -32,11 +33,11 @@ Shapes = dict[str, tuple[int, ...]]
 class Model:
     """Units in forward order. `flats` are the distinct buffers, in the order of their first use.
 
-    `group` is what its layers are divided over. `head` is the table that makes the logits, where the last unit is one:
-    a group cuts its rows, and so the columns of the logits. `width` is that of what passes between units.
+    `group` divides its layers. `head` is the table that computes the logits, if the last unit is one:
+    a group cuts its rows, and so the columns of the logits. `width` is the width of the activations between units.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
-    `loss_mode` says what a training step holds of its logits (`functional/loss_modes.py`), `label_keys` which
-    random numbers labels are drawn with.
+    `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
+    the random numbers for drawn labels.
     """
 
     def __init__(
@@ -49,8 +50,8 @@ class Model:
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
-        self.spans = [range(len(self.units))]  # of the chunks, in the units of the whole model
-        self.lowest = 0  # of the whole model's units the first one that is trained: backward ends there
+        self.spans = [range(len(self.units))]  # the chunks' positions among the units of the whole model
+        self.lowest = 0  # the first trained unit of the whole model, where backward ends
         self.group = group
         self.head = head
         self.width = width
@@ -59,8 +60,8 @@ class Model:
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
     def cut(self, chunks: Sequence[range]) -> Model:
-        """What a pipeline stage holds of this model: these runs of its units. A table that is tied to a unit of another
-        stage is reduced here, too."""
+        """Return a pipeline stage's share of this model: these runs of its units. A table tied to a unit of another
+        stage is reduced here too."""
         part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
         part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
         part.spans, part.lowest = list(chunks), self.lowest
@@ -72,38 +73,43 @@ class Model:
         return part
 
     def reach(self, trained: Collection[str]) -> None:
-        """How far back gradients go, by the names of the flat buffers that are trained (`Unit.reach`)."""
+        """Set how far backward goes, by the names of the trained flat buffers (`Unit.reach`)."""
         self.lowest = len(self.units)
         for index, unit in enumerate(self.units):
             unit.reach(self.lowest < index, trained)
             self.lowest = min(self.lowest, index) if unit.goes_back else self.lowest
+        for unit in self.units:
+            if not unit.reduces:
+                sharing = (one for one in self.units if any(flat in unit.flats for flat in one.flats))
+                unit.ends = not any(one.goes_back for one in sharing if one is not unit)
 
     def goes_back(self, chunk: int) -> bool:
-        """Whether the gradient of a chunk's output is wanted."""
+        """Return whether the gradient of a chunk's output is needed."""
         return self.spans[chunk].stop > self.lowest
 
     def sends_back(self, chunk: int) -> bool:
-        """Whether that of its input is."""
+        """Return whether the gradient of a chunk's input is needed."""
         return self.spans[chunk].start > self.lowest
 
     @property
     def dtype(self) -> DType:
-        """Of parameters, and of what passes between units."""
+        """The dtype of parameters, and of the activations between units."""
         return self.flats[0].dtype
 
     def border(self, rows: int, tokens: int) -> tuple[int, int, int]:
-        """The shape of what passes from unit to unit of one micro-batch."""
+        """Return the shape of a microbatch's activations between units."""
         return rows, self.group.rows.own(tokens), self.width
 
     @property
     def num_parameters(self) -> int:
-        """Psi: every parameter of the whole model once, a tied one included once, padding not."""
+        """Psi: every parameter of the whole model, a tied one counted once, without padding."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     def loss(self, logits: list[Buffer], targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, MakeGrad]:
-        """The sum of the tokens' losses, and what makes scale / count times its gradient when backward begins.
+        """Return the sum of the tokens' losses, and a function that computes scale / count times its gradient when
+        backward begins.
 
-        The logits are taken out of the list, so that they can die.
+        The logits are taken out of the list, so that they can be freed.
         """
         maps, split = self._of_logits
 
@@ -113,9 +119,9 @@ class Model:
         return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *maps.vocabulary(split)))
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
-        """Fill `labels`, int64, one for each row of logits: what the model itself draws there, y ~ softmax(logits).
+        """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).
 
-        They are a whole micro-batch's or, of a chunk, those from `row` on of a micro-batch's `of` targets.
+        They are a whole microbatch's or, for a chunk, those from `row` on of a microbatch's `of` targets.
         """
         assert self.label_keys is not None
         key, first = self.label_keys(of or labels.numel)
@@ -124,7 +130,8 @@ class Model:
     def chunked_loss(
         self, targets: Buffer, *, scale: float, count: int, drawn: bool = False
     ) -> Callable[[Tensor], Tensor]:
-        """In place of the last unit's function: the sum of the tokens' losses, whose gradient is made in backward.
+        """Replace the last unit's function: return the sum of the tokens' losses, whose gradient is computed in
+        backward.
 
         `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
         """
@@ -140,35 +147,35 @@ class Model:
         return lambda x: maps.columns(x, [weight], loss.run, loss.rule, "chunked_loss")
 
     def whole_logits(self, logits: Tensor) -> Buffer:
-        """All columns of logits (B, T, V)."""
+        """Return all columns of logits (B, T, V)."""
         maps, split = self._of_logits
         return maps.whole_logits(logits, split)
 
     @property
     def _of_logits(self) -> tuple[WholeMaps, Split | None]:
-        """What computes with logits, and how their columns are cut. Without a head every rank has all of them."""
+        """Return the maps for logits, and the cut of their columns. Without a head every rank has all columns."""
         return (WHOLE_MAPS, None) if self.head is None else (self.group.maps, self.head.split)
 
     @property
     def tied_numel(self) -> int:
-        """Elements of the buffers that two units share: the tied table."""
+        """The elements of buffers that two units share: the tied table."""
         return sum(flat.spec.num_parameters for unit in self.units if not unit.reduces for flat in unit.flats)
 
     def shapes(self) -> Shapes:
-        """Name and shape of every parameter of the whole model, in the order of the layout."""
+        """Return name and shape of every parameter of the whole model, in the order of the layout."""
         return {weight.name: weight.whole_shape for flat in self.flats for weight in flat.spec.weights}
 
     def state_dict(self) -> dict[str, Any]:
-        """Full parameters by name as host arrays (the fp32 masters where there are any).
+        """Return full parameters by name as host arrays (the fp32 masters if there are any).
 
-        Raises: InputError where this rank holds a slice only.
+        Raises: InputError if this rank holds only a slice.
         """
         return {name: value for flat in self.flats for name, value in _whole_values(flat)}
 
     def load_state_dict(self, weights: Mapping[str, Any], *, exact_master: bool = False) -> None:
-        """Store full host arrays in whatever part of them this rank holds.
+        """Store full host arrays in this rank's share of them.
 
-        Raises: InputError naming what is missing, unknown, or of another shape.
+        Raises: InputError that names missing and unknown arrays, or a wrong shape.
         """
         check_names(weights, self.shapes())
         check_shapes({name: tuple(array.shape) for name, array in weights.items()}, self.shapes())
@@ -177,7 +184,7 @@ class Model:
 
 
 def check_names(given: Iterable[str], expected: Shapes, whose: str = "the weights") -> None:
-    """Raises: InputError naming the first few names that are missing or unknown."""
+    """Check the names. Raises: InputError with the first few missing or unknown names."""
     given = set(given)
     missing = [name for name in expected if name not in given]
     unknown = sorted(given - set(expected))
@@ -188,31 +195,40 @@ def check_names(given: Iterable[str], expected: Shapes, whose: str = "the weight
 
 
 def check_shapes(given: Shapes, expected: Shapes, whose: str = "the weights") -> None:
-    """Raises: InputError naming the first of another shape."""
+    """Check the shapes. Raises: InputError with the first wrong shape."""
     for name, shape in expected.items():
         if given[name] != shape:
             raise InputError(f"{whose} do not fit the model: {name} has shape {given[name]}, expected {shape}")
 
 
 def load_flat(flat: Flat, weights: Mapping[str, Any], group: Group = ONE_RANK, *, exact_master: bool) -> None:
-    """Store whole host arrays by name in what this rank holds of one flat; see `Flat.write`."""
+    """Store whole host arrays by name in this rank's share of one flat; see `Flat.write`."""
     for index, weight in enumerate(flat.spec.weights):
         flat.write(index, _own(weight, weights[weight.name], group), exact_master=exact_master)
 
 
-def draw_flat(flat: Flat, seed: int, group: Group = ONE_RANK, *, exact_master: bool) -> None:
-    """Initial weights of one flat: a function of (seed, name) alone, one whole parameter at a time."""
+def draw_flat(
+    flat: Flat,
+    seed: int,
+    group: Group = ONE_RANK,
+    *,
+    exact_master: bool,
+    given: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
+    """Write the initial weights of one flat, a function of (seed, name) alone, one whole parameter at a time. `given`
+    are weights that are not drawn."""
     for index, weight in enumerate(flat.spec.weights):
-        flat.write(index, _own(weight, initial_values(weight, seed), group), exact_master=exact_master)
+        whole = given[weight.name] if weight.name in given else initial_values(weight, seed)
+        flat.write(index, _own(weight, whole, group), exact_master=exact_master)
 
 
 def _own(weight: WeightSpec, whole: Any, group: Group) -> Any:
-    """What this member of a group holds of a weight."""
+    """Return this group member's share of a weight."""
     return whole if weight.split is None else weight.split.take(whole, group.maps.index, group.maps.size)
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:
-    """A whole parameter's initial values, a host array in float32: normals of its std, or its fill."""
+    """Return a whole parameter's initial values, a host array in float32: normals of its std, or its fill."""
     import numpy as np
 
     if weight.std is None:

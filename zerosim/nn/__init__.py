@@ -1,4 +1,4 @@
-"""Layers, and the Unit that a model is a list of."""
+"""Layers, and `Unit`, the element of a model's list."""
 
 from zerosim.functional.policy import ActivationPolicy as ActivationPolicy
 from zerosim.nn.group import Group as Group

@@ -1,7 +1,7 @@
-"""What a layer is told while it is declared: the model's sizes, the place of its parameters, how it is to run.
+"""The context of a layer while it is declared: the model's sizes, the buffer for its parameters, its settings.
 
-A layer's constructor takes one of these, and beside it only what two layers of one kind differ in, such as a width.
-The field's `prefix`, `config` and process groups, which other code hands down one by one, are this one value.
+A layer's constructor takes a context, and besides it only properties in which two layers of one kind differ, such as a
+width. Other code bases pass `prefix`, `config` and process groups one by one. Here they are this one value.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from zerosim.config.model import ModelConfig
+from zerosim.config.tuning import ALL_TRAINED, TuningConfig
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn.group import Group
+from zerosim.nn.halves import Halves
 from zerosim.nn.leaf import LeafModule, Tensors
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
@@ -22,33 +24,39 @@ More = ParamSpec("More")
 
 
 class LayerContext(NamedTuple):
-    """Where a layer stands in a model, while it is declared.
+    """A layer's place in a model, while it is declared.
 
-    sizes    the model's
-    within   what takes its parameters: its unit's flat buffer or, by module, a buffer for each tensor
-    name     what its parameters' names begin with
-    group    what its work is divided over
-    policy   what it keeps for backward
-    keys     which random numbers its dropout draws
+    sizes    the model's sizes
+    within   the store of its parameters: its unit's flat buffer or, by module, a buffer for each tensor
+    name     the prefix of its parameters' names
+    group    the group that divides its work
+    policy   the choices about buffers saved for backward
+    keys     the keys of dropout's random numbers
+    tuning   the maps with adapters
     """
 
     sizes: ModelConfig
-    within: Flat | Tensors
+    within: Flat | Halves | Tensors
     name: str
     group: Group
     policy: ActivationPolicy
     keys: DropoutKeys
+    tuning: TuningConfig = ALL_TRAINED
 
     def __truediv__(self, name: str) -> LayerContext:
-        """The same, for a layer of this layer."""
-        return self._named(f"{self.name}.{name}", self.within)
+        """Return the context for a layer inside this layer."""
+        return self.named(f"{self.name}.{name}")
 
     def beside(self, name: str) -> LayerContext:
-        """The same under another last name: of attn.qkv_proj, `beside("q_proj")` is attn.q_proj."""
-        return self._named(f"{self.name.rpartition('.')[0]}.{name}", self.within)
+        """Return the context with another last name: for attn.qkv_proj, `beside("q_proj")` is attn.q_proj."""
+        return self.named(f"{self.name.rpartition('.')[0]}.{name}")
+
+    def named(self, name: str) -> LayerContext:
+        """Return the context with another name."""
+        return self._replace(name=name)
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
-        """A parameter of this layer; see `Flat.declare`."""
+        """Declare a parameter of this layer; see `Flat.declare`."""
         return self.within.declare(f"{self.name}.{name}", shape, **how)
 
     def leaf(
@@ -58,18 +66,16 @@ class LayerContext(NamedTuple):
         *more: More.args,
         **named: More.kwargs,
     ) -> Layer | LeafModule:
-        """`layer` of this layer, in its unit's flat buffer or, by module, as a leaf with buffers of its own."""
+        """Declare `layer` inside this layer, in its unit's flat buffer or, by module, as a leaf with its own
+        buffers."""
         here = self / name
-        if isinstance(self.within, Flat):
+        if not isinstance(self.within, Tensors):
             return layer(here, *more, **named)
-        return self.within.leaf(here.name, lambda own: layer(here._named(here.name, own), *more, **named))
-
-    def _named(self, name: str, within: Flat | Tensors) -> LayerContext:
-        return LayerContext(self.sizes, within, name, self.group, self.policy, self.keys)
+        return self.within.leaf(here.name, lambda own: layer(here._replace(within=own), *more, **named))
 
     @property
     def std(self) -> float:
-        """Of a weight's initial normals: 0.8 / sqrt(D), which is GPT-2's 0.02 at its largest width, 1600."""
+        """The std of a weight's initial normals: 0.8 / sqrt(D), which is GPT-2's 0.02 at its largest width, 1600."""
         return float(0.8 / self.sizes.hidden**0.5)
 
     @property
@@ -79,4 +85,4 @@ class LayerContext(NamedTuple):
 
 
 MakeLayer = Callable[[LayerContext], Callable[[Tensor], Tensor]]
-"""A layer's class, or a function that gives one."""
+"""A layer's class, or a function that returns a layer."""

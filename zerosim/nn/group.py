@@ -1,22 +1,24 @@
-"""The ranks among which a layer's work is divided, and what each of them does: linear maps, rows, attention.
+"""The group of ranks that divide a layer's work, and each rank's share: linear maps, rows, attention.
 
-A layer never knows that it is cut. It asks its group for a map, for a row's position, for attention. `Group()` is the
-group of one rank. Larger groups put `parallel/tensor.py` in the place of `WholeMaps`, and part of the rows in the
-place of all.
+A layer does not know that it is cut. It asks its group for a map, for a row's position, for attention. `Group()` is the
+group of one rank. Larger groups replace `WholeMaps` by `parallel/tensor.py`, and all rows by some of
+them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from zerosim import functional as F
 from zerosim.device.device import Buffer
+from zerosim.functional.common import kept_for
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.spec import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held, held
-from zerosim.tensor.tensor import Operand, Tensor, apply
+from zerosim.tensor.tensor import Operand, Outline, Tensor, apply
 
 
 class WholeMaps:
@@ -28,25 +30,25 @@ class WholeMaps:
     def split(
         self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
     ) -> Split | None:
-        """How a weight of this whole shape is cut along `dim` (`placement.spec.Split`); None: it is whole."""
+        """Return how a weight of this whole shape is cut along `dim` (`placement.spec.Split`); None: it is whole."""
         return None
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
-        """How a table of this whole shape is cut by its rows, one for each token."""
+        """Return how a table of this whole shape is cut by its rows, one for each token."""
         return None
 
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
-        """Rows of a token table that is cut by rows."""
+        """Look up rows of a token table that is cut by rows."""
         return F.embedding(ids, table)
 
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        """x @ weight + bias, of a weight that is cut by outputs: each rank has some columns of the result."""
+        """Return x @ weight + bias for a weight cut by outputs: each rank has some columns of the result."""
         return F.linear(x, weight, bias, transposed=transposed)
 
     def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        """`column_linear` of several weights, side by side."""
+        """Return `column_linear` of several weights, side by side."""
         return F.packed_linear(x, weights)
 
     def columns(
@@ -57,31 +59,61 @@ class WholeMaps:
         rule_of: Callable[[Held], Rule],
         op: str,
     ) -> Tensor:
-        """Any map of weights that are cut by outputs: `run` makes its result of all rows of x, `rule_of` its rule,
-        which reads x."""
+        """Apply any map with weights cut by outputs: `run` computes its result from all rows of x, `rule_of` returns
+        its rule, which reads x."""
         return apply(rule_of(held(x)), run(x), x, *weights, op=op, saved={"input": held(x)})
+
+    def linear_columns(
+        self,
+        x: Tensor,
+        weights: Sequence[Operand],
+        run: Callable[[Tensor], Buffer],
+        rule_of: Callable[[Held | Outline], Rule],
+        op: str,
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
+    ) -> Tensor:
+        """Apply `columns` with a rule that reads x only for the weights' gradients. `run` adds the rule's other saved
+        buffers to `saved`."""
+        kept, out = kept_for(weights, x), run(x)
+        return apply(rule_of(kept), out, x, *weights, op=op, saved={"input": kept, **saved})
+
+    def linear_rows(
+        self,
+        x: Tensor,
+        weight: Operand,
+        bias: Operand | None,
+        run: Callable[[Tensor, Operand | None], Buffer],
+        rule_of: Callable[[Held | Outline, Operand | None], Rule],
+        op: str,
+        more: Sequence[Operand] = (),
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
+    ) -> Tensor:
+        """Do the same for a map cut by inputs, with its bias and `more` weights."""
+        kept, out = kept_for([weight, *more], x), run(x, bias)
+        inputs = (x, weight, *more) if bias is None else (x, weight, bias, *more)
+        return apply(rule_of(kept, bias), out, *inputs, op=op, saved={"input": kept, **saved})
 
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        """x @ weight + bias, of a weight that is cut by inputs and an x of which each rank has some columns."""
+        """Return x @ weight + bias for a weight cut by inputs and an x of which each rank has some columns."""
         return F.linear(x, weight, bias, transposed=transposed)
 
     def sum_over(self, buffer: Buffer) -> None:
-        """Add up what every rank has, in place."""
+        """Add up every rank's buffer, in place."""
 
     def vocabulary(self, split: Split | None) -> tuple[int, int | None]:
-        """Of a table that is cut by rows: this rank's first row, and its rows without padding; None: all."""
+        """Return, for a table cut by rows, this rank's first row and its number of rows without padding; None: all."""
         return 0, None
 
     def cross_entropy_sum(
         self, logits: Buffer, targets: Buffer, split: Split | None, *, fused: bool = False
     ) -> tuple[Buffer, Buffer]:
-        """As `functional.cross_entropy_sum`, of logits by a table that is cut by rows. `fused`: in fewer exchanges."""
+        """Compute `functional.cross_entropy_sum` for logits of a table cut by rows. `fused`: in fewer exchanges."""
         return F.cross_entropy_sum(logits, targets)
 
     def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
-        """All columns of logits (..., V), padding left out."""
+        """Return all columns of logits (..., V), without padding."""
         return logits.buffer
 
 
@@ -90,7 +122,7 @@ WHOLE_MAPS = WholeMaps()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a layer asks for, a part for each kind of division.
+    """A layer's group, with one member for each kind of division.
 
     maps        linear maps and the vocabulary: whole, or cut over `tp`
     rows        which rows this rank works on between the maps

@@ -10,7 +10,8 @@ b rows, s tokens, h width; t tensor-parallel ranks, which all have the same inpu
 
 Pa is DeepSpeed's partition_activations and Megatron-LM's --distribute-saved-activations; on host: DeepSpeed's
 cpu_checkpointing. As in DeepSpeed (runtime/activation_checkpointing/checkpointing.py) the flat input is cut in t equal
-parts, the own one is copied out of it, and is gathered from its place in the whole. Copies run in line with kernels.
+parts, the own one is copied out of it, and is gathered from its place in the whole. Copies run in line with kernels,
+unless there is a stash window (`stash.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import Save
 from zerosim.device.host import HostBuffer
+from zerosim.nn.stash import Stash
 from zerosim.tensor.tensor import Tensor, record_saved
 
 PURPOSE = "activations"
@@ -30,11 +32,15 @@ Again = Callable[[], Buffer]
 
 
 class KeptInputs:
-    """Keeps inputs whole or, with a tensor-parallel `comm`, this rank's part of each; on the device, or `on_host`."""
+    """Keeps inputs whole or, with a tensor-parallel `comm`, this rank's part of each; on the device, or `on_host`.
 
-    def __init__(self, comm: Comm | None = None, *, on_host: bool = False) -> None:
+    With a `window` copies to the host and back run beside compute.
+    """
+
+    def __init__(self, comm: Comm | None = None, *, on_host: bool = False, window: int = 0) -> None:
         self.comm = comm
         self.on_host = on_host
+        self.stash = Stash(window) if window else None
 
     def keep(self, x: Buffer) -> Again:
         """Keep x, and say how it comes back."""
@@ -44,17 +50,28 @@ class KeptInputs:
             self._record(x, "input")
             return lambda: x
 
-        restore = self._put_away(self._part(x))
+        if self.stash is not None:
+            bring_back = self.stash.put(x, self._part)
+        else:
+            restore = self._put_away(self._part(x))
+
+            def bring_back() -> Buffer:
+                whole = device.alloc(shape, dtype, Kind.ACTIVATION)
+                restore(self._part(whole))
+                return whole
 
         def again() -> Buffer:
-            whole = device.alloc(shape, dtype, Kind.ACTIVATION)
-            place = self._part(whole)
-            restore(place)
+            whole = bring_back()
             if self.comm is not None:
-                self.comm.all_gather(place, out=whole.reshape(-1), purpose=PURPOSE)
+                self.comm.all_gather(self._part(whole), out=whole.reshape(-1), purpose=PURPOSE)
             return whole
 
         return again
+
+    def forget(self) -> None:
+        """Drop inputs that no backward will use."""
+        if self.stash is not None:
+            self.stash.forget()
 
     def _put_away(self, part: Buffer) -> Callable[[Buffer], None]:
         """Copy a part to where it is kept; what copies it from there into a buffer like it."""

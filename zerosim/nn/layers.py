@@ -1,20 +1,24 @@
-"""GPT-2's layers: each declares its parameters where its context says, under GPT-2's names, and is then a function of
-tensors: of x (..., D), D the model's width, which gives y of the same shape where nothing else is said.
+"""GPT-2's layers: each declares its parameters in its context, under GPT-2's names, and is then a function of
+tensors: from x (..., D), D the model's width, to y of the same shape unless stated otherwise.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from operator import add
 
 from zerosim import functional as F
+from zerosim.functional.linear import Linear as LinearRule
+from zerosim.functional.linear import linear_result
 from zerosim.nn.context import LayerContext
+from zerosim.nn.lora import Adapters, Target
 from zerosim.tensor.tensor import Tensor
 
 
 class Linear:
     """y = x @ weight + bias. Shapes: x (..., D), weight (D, O), bias (O), y (..., O); O is `wide`.
 
-    `std` is that of the weight's initial normals; the bias starts at 0.
+    `std` belongs to the weight's initial normals; the bias starts at 0.
     """
 
     def __init__(self, here: LayerContext, wide: int, *, std: float) -> None:
@@ -26,16 +30,28 @@ class Linear:
 
 
 class ColumnLinear:
-    """A map of D inputs whose `wide` outputs are cut over a group; `parts` of them, such as q|k|v, apart."""
+    """A map of D inputs whose `wide` outputs are cut over a group; `parts` of them, such as q|k|v, are cut
+    separately."""
 
     def __init__(self, here: LayerContext, wide: int, *, parts: int = 1) -> None:
         self.maps = here.group.maps
         shape = here.sizes.hidden, wide
         self.weight = here.declare("weight", shape, std=here.std, split=self.maps.split(shape, 1, parts=parts))
         self.bias = here.declare("bias", (wide,), split=self.maps.split((wide,), 0, parts=parts))
+        rank = here.tuning.lora_rank
+        targets = [Target(here.name, shape[0], wide, split_b=self.maps.split((wide, rank), 0, parts=parts))]
+        each = wide // parts
+        for at, name in enumerate("qkv" if parts == 3 else ""):
+            split = self.maps.split((each, rank), 0)
+            targets.append(Target(here.beside(name).name, shape[0], each, at * each // self.maps.size, split_b=split))
+        self.adapters = Adapters(here, targets)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.maps.column_linear(x, self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        if not self.adapters:
+            return self.maps.column_linear(x, weight, bias)
+        run, rule = partial(linear_result, weight=weight, bias=bias), partial(LinearRule, weight=weight, bias=bias)
+        return self.adapters.columns(x, (weight, bias), run, rule)
 
 
 class RowLinear:
@@ -46,9 +62,13 @@ class RowLinear:
         shape = inner, here.sizes.hidden
         self.weight = here.declare("weight", shape, std=here.std_out, split=self.maps.split(shape, 0))
         self.bias = here.declare("bias", shape[1:], summed=here.group.rows.is_cut)
+        split = self.maps.split((here.tuning.lora_rank, inner), 1)
+        self.adapters = Adapters(here, [Target(here.name, inner, shape[1], split_a=split)], by_rows=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.maps.row_linear(x, self.weight, self.bias)
+        if not self.adapters:
+            return self.maps.row_linear(x, self.weight, self.bias)
+        return self.adapters.rows(x, self.weight, self.bias)
 
 
 class LayerNorm:
@@ -66,9 +86,10 @@ class LayerNorm:
 
 
 class Dropout:
-    """Drops with the model's chance in training, and nothing elsewhere; `op` names its random numbers within the unit.
+    """Drops elements with the model's chance in training, and nothing otherwise; `op` names its random numbers within
+    the unit.
 
-    Without `keep_mask` backward makes the mask again.
+    Without `keep_mask` backward recomputes the mask.
     """
 
     def __init__(self, here: LayerContext, op: str, *, keep_mask: bool = True) -> None:
@@ -85,7 +106,8 @@ class Dropout:
 
 
 class TokenTable:
-    """A table (V, D), cut by rows over a group: as an embedding token ids in, rows (..., D) out. A head's: `logits`."""
+    """A table (V, D), cut by rows over a group: as an embedding it maps token ids to rows (..., D); as a head it
+    computes `logits`."""
 
     def __init__(self, here: LayerContext, *, embedding: bool = True) -> None:
         self.maps = here.group.maps
@@ -97,7 +119,7 @@ class TokenTable:
         return self.maps.embedding(ids.buffer, self.weight, self.split)
 
     def logits(self, x: Tensor) -> Tensor:
-        """x @ weightᵀ. Shapes: x (..., D), result (..., this rank's columns of V)."""
+        """Return x @ weightᵀ. Shapes: x (..., D), result (..., this rank's columns of V)."""
         return self.maps.column_linear(x, self.weight, transposed=True)
 
 
@@ -175,6 +197,6 @@ class Block:
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
-        run = self.policy.run  # no name for a branch: it dies when it is added
+        run = self.policy.run  # no name for a branch, so that it is freed when it is added
         x = run("attn_proj", add, x, run("attn_proj", self.drop_1, self.attn(run("layernorm", self.ln_1, x))))
         return x + self.drop_2(self.mlp(run("layernorm", self.ln_2, x)))

@@ -2,11 +2,11 @@
 
 As DeepSpeed's stage 3 does (edaa722, runtime/zero/parameter_offload.py, partition_parameters.py): a module's own
 parameters are fetched before its forward and again before its backward, and released after each; every tensor is cut
-in N slices of its own. So the most that is gathered is one map, 4 h^2 elements, where a block has 12 h^2. A tensor has
-a flat buffer of its own here, for it is what is cut and what may stay gathered for good.
+in N slices of its own. So at most one map is gathered, 4 h^2 elements, while a block has 12 h^2. Each tensor has
+its own flat buffer here, because tensors are cut one by one and may stay gathered permanently.
 
-A leaf is called in its block's forward. It runs in a graph of its own, cut from the block's at its border; in the
-block's graph there is one node in its place, whose rule walks that graph.
+A block's forward calls its leaves. A leaf runs in its own graph, cut from the block's graph at its boundary. In the
+block's graph one node stands for it, whose rule traverses the leaf's graph.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from zerosim.config.tuning import ALL_TRAINED, TuningConfig
 from zerosim.device.device import Buffer, Device, Phase
 from zerosim.dtypes import DType
+from zerosim.nn.halves import stored_as
 from zerosim.nn.unit import Unit
 from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Node, Sink
@@ -25,7 +27,7 @@ from zerosim.tensor.tensor import Leaf, Parameter, Tensor
 
 
 class Turns(Protocol):
-    """What counts the turns of a step."""
+    """A counter of a step's gathers, in order."""
 
     def enter(self) -> None: ...
     @property
@@ -33,7 +35,7 @@ class Turns(Protocol):
 
 
 class Hooks(Protocol):
-    """What a leaf tells of its turns: a strategy's hooks (`parallel/base.py`)."""
+    """The hooks that a leaf calls: a strategy's hooks (`parallel/base.py`)."""
 
     @property
     def timetable(self) -> Turns: ...
@@ -45,24 +47,34 @@ class Hooks(Protocol):
 
 
 class Tensors:
-    """In a flat buffer's place where layers declare parameters: a buffer for each tensor, a leaf for each layer."""
+    """Takes a flat buffer's place where layers declare parameters: a buffer for each tensor, a leaf for each layer."""
 
-    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, flat: type[Flat] = Flat) -> None:
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        dtype: DType,
+        grad_dtype: DType,
+        flat: type[Flat] = Flat,
+        tuning: TuningConfig = ALL_TRAINED,
+    ) -> None:
         self.name = name
         self.device = device
         self.formats = dtype, grad_dtype
         self.flat = flat
+        self.tuning = tuning
         self.flats: list[Flat] = []
         self.leaves: list[LeafModule] = []
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
-        """As `Flat.declare`, in a new buffer that bears the parameter's name from the unit's on."""
-        self.flats.append(self.flat(self._own(name), self.device, *self.formats, module=self.name))
+        """Declare a parameter as `Flat.declare`, in a new buffer with the parameter's name from the unit's name on."""
+        stored = stored_as(self.tuning, self.name, name, shape)
+        self.flats.append(self.flat(self._own(name), self.device, *self.formats, module=self.name, stored=stored))
         return self.flats[-1].declare(name, shape, **how)
 
     def leaf(self, name: str, make: Callable[[Tensors], Callable[[Tensor], Tensor]]) -> LeafModule:
-        """The layer that `make` declares in buffers of its own, as a leaf that bears its name from the unit's on."""
-        own = Tensors(self._own(name), self.device, *self.formats, self.flat)
+        """Return the layer that `make` declares in its own buffers, as a leaf with its name from the unit's name on."""
+        own = Tensors(self._own(name), self.device, *self.formats, self.flat, self.tuning)
         self.leaves.append(LeafModule(own.name, own, make(own)))
         return self.leaves[-1]
 
@@ -71,7 +83,7 @@ class Tensors:
 
 
 class LeafModule(Unit):
-    """A layer in a block, with turns of its own. `hooks` is there while the block's forward or backward is on."""
+    """A layer in a block that is gathered separately. `hooks` is set while the block's forward or backward runs."""
 
     hooks: Hooks | None = None
 
@@ -93,12 +105,13 @@ class LeafModule(Unit):
 
 
 def _is_made_again(device: Device) -> bool:
-    """Whether backward makes a part of a block a second time (`tensor/discarded.py`): no list of turns has that."""
+    """Return whether backward recomputes a part of a block (`tensor/discarded.py`), which the timetable does not
+    list."""
     return device.where.phase in (Phase.BACKWARD, Phase.CURVATURE_BACKWARD) and not device.grad_enabled
 
 
 class LeafRule:
-    """A leaf's place in the graph of its block. Saves the leaf's own graph."""
+    """A leaf's node in the graph of its block. Saves the leaf's own graph."""
 
     def __init__(self, module: LeafModule, sink: Leaf | None, node: Node | Sink) -> None:
         self.module = module
@@ -121,7 +134,7 @@ class LeafRule:
 
 @contextmanager
 def led_by(hooks: Hooks, leaves: Sequence[Unit]) -> Iterator[None]:
-    """Inside, these leaves tell `hooks` of their turns. No leaf holds it longer: it holds their buffers."""
+    """Let these leaves call `hooks` inside the block. No leaf keeps `hooks` longer, because it holds their buffers."""
     modules = [module for module in leaves if isinstance(module, LeafModule)]
     for module in modules:
         module.hooks = hooks

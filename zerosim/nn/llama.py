@@ -1,16 +1,19 @@
 """Llama's layers: RMS norms, rotary grouped-query attention, SwiGLU, no biases.
 
-Parameters bear the names and the layouts of Hugging Face's Llama, (out, in), so that released weights
-fit as they are; q|k|v and gate|up are separate parameters whose results lie packed in one buffer.
+Parameters have the names and the layouts of Hugging Face's Llama, (out, in), so released weights
+fit unchanged; q|k|v and gate|up are separate parameters with results packed in one buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from operator import add
 
 from zerosim import functional as F
+from zerosim.functional.linear import PackedLinear, packed_linear_result
 from zerosim.nn.context import LayerContext
+from zerosim.nn.lora import Adapters, Target
 from zerosim.tensor.tensor import Tensor
 
 
@@ -27,18 +30,26 @@ class RMSNorm:
 
 
 class PackedMaps:
-    """Maps (wide, D) of one x (..., D), by name: (wide, pieces that it is cut into). Their results lie side by side."""
+    """Maps (wide, D) of one x (..., D), by name: (wide, pieces that it is cut into). Their results are side by side."""
 
     def __init__(self, here: LayerContext, maps: Mapping[str, tuple[int, int]]) -> None:
         self.maps = here.group.maps
-        self.weights = []
+        self.weights, targets, first, rank = [], list[Target](), 0, here.tuning.lora_rank
         for name, (wide, pieces) in maps.items():
             shape = wide, here.sizes.hidden
-            split = self.maps.split(shape, 0, pieces=pieces)
-            self.weights.append(here.beside(name).declare("weight", shape, std=here.std, split=split))
+            split, at = self.maps.split(shape, 0, pieces=pieces), here.beside(name)
+            self.weights.append(at.declare("weight", shape, std=here.std, split=split))
+            split_b = self.maps.split((wide, rank), 0, pieces=pieces)
+            targets.append(Target(at.name, shape[1], wide, first, split_b=split_b))
+            first += wide // pieces
+        self.adapters = Adapters(here, targets)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.maps.packed_linear(x, self.weights)
+        weights = self.weights
+        if not self.adapters:
+            return self.maps.packed_linear(x, weights)
+        run, rule = partial(packed_linear_result, weights=weights), partial(PackedLinear, weights=weights)
+        return self.adapters.columns(x, weights, run, rule)
 
 
 class RowMap:
@@ -48,15 +59,19 @@ class RowMap:
         self.maps = here.group.maps
         shape = here.sizes.hidden, inner
         self.weight = here.declare("weight", shape, std=here.std_out, split=self.maps.split(shape, 1))
+        split = self.maps.split((here.tuning.lora_rank, inner), 1)
+        self.adapters = Adapters(here, [Target(here.name, inner, shape[0], split_a=split)], by_rows=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.maps.row_linear(x, self.weight, transposed=True)
+        if not self.adapters:
+            return self.maps.row_linear(x, self.weight, transposed=True)
+        return self.adapters.rows(x, self.weight, transposed=True)
 
 
 class LlamaAttention:
     """q_proj (D, D), k_proj and v_proj (D K/H, D), rotary positions, causal attention, o_proj (D, D).
 
-    H query heads share K key and value heads, H/K neighbours each. A group divides both; where it has more members
+    H query heads share K key and value heads, H/K neighbours each. A group divides both; if it has more members
     than K, neighbours hold copies of one key-value head. Shapes: x and y (B, T, D).
     """
 

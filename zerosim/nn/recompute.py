@@ -55,4 +55,5 @@ class Recompute(Unit):
     def forget(self) -> None:
         """Drop kept inputs, and graphs, that no backward will want."""
         self._kept.clear()
+        self.inputs.forget()
         self.unit.forget()

@@ -1,7 +1,7 @@
-"""The Unit that a model is a list of: layers that are gathered, used and freed together.
+"""The Unit, the element of a model's list: layers that are gathered, used and freed together.
 
-(What FSDP calls a wrapping unit.) The autograd graph is cut at its border and kept per slot, so that
-one micro-batch's forward and backward may lie apart.
+(FSDP calls it a wrapping unit.) The autograd graph is cut at its boundary and stored per microbatch (`slot`), so that
+other microbatches may run between one microbatch's forward and backward.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zerosim.tensor.tensor import Leaf, Tensor
 
 
 class Declared(Protocol):
-    """Flat buffers, and leaf modules with buffers of their own, that a unit's layers have declared."""
+    """The flat buffers, and leaf modules with their own buffers, that a unit's layers have declared."""
 
     @property
     def flats(self) -> Sequence[Flat]: ...
@@ -28,7 +28,7 @@ class Declared(Protocol):
 class Unit:
     """A function over one flat buffer, gathered, used and freed as one.
 
-    By leaf module (`leaf.py`) there are several: a unit has a buffer for each of its tensors, and a block none but
+    By leaf module (`leaf.py`) there are several buffers: a unit has one for each of its tensors, and a block has only
     those of its `leaves`, which are units themselves.
 
     `reduces` is False for the later of two units that share a flat (a tied head): backward comes
@@ -43,19 +43,20 @@ class Unit:
         self.leaves: Sequence[Unit] = () if isinstance(flat, Flat) else flat.leaves
         self.function = function
         self.reduces = reduces
-        self.goes_back = self.sends_back = True  # backward comes through it; its input's gradient is wanted
-        self.defers = True  # a pipeline's schedule may make its weights' gradients apart from its input's
+        self.ends = True  # no other unit's backward reaches a flat that it shares
+        self.goes_back = self.sends_back = True  # backward runs through it; its input's gradient is needed
+        self.defers = True  # a pipeline's schedule may compute its weights' gradients separately from its input's
         self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}
 
     @property
     def flat(self) -> Flat:
-        """Its flat buffer, where it has one."""
+        """Its flat buffer, if it has exactly one."""
         assert len(self.flats) == 1, f"{self.name} has {len(self.flats)} flat buffers of its own: see `flats`"
         return self.flats[0]
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
-        """How far back gradients go: whether its input's is wanted, and which flat buffers are trained, by name."""
+        """Set how far backward goes: whether the input's gradient is needed, and the names of trained flat buffers."""
         self.sends_back = sends_back
         self.goes_back = sends_back or any(flat.name in trained for flat in self.all_flats)
         for leaf in self.leaves:
@@ -64,26 +65,26 @@ class Unit:
 
     @property
     def completes(self) -> Sequence[Flat]:
-        """Flats whose gradient of a micro-batch is complete when this unit's backward is over."""
+        """The flats whose gradient of a microbatch is complete when this unit's backward ends."""
         return [flat for flat in self.flats if flat.is_trained] if self.reduces else ()
 
     @property
     def all_flats(self) -> Sequence[Flat]:
-        """Its own and its leaves'."""
+        """Its own flats and its leaves'."""
         return [*self.flats, *(flat for leaf in self.leaves for flat in leaf.flats)]
 
     def turns(self) -> Sequence[Unit]:
-        """What is gathered and freed in its forward, in that order: itself, or its leaves."""
+        """The units gathered and freed in its forward, in order: itself, or its leaves."""
         return self.leaves or (self,)
 
     def turns_back(self) -> Sequence[Unit]:
-        """The same in its backward."""
+        """The units gathered and freed in its backward, in order."""
         return tuple(turn for turn in reversed(self.turns()) if turn.goes_back)
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The unit's output, cut from its graph; the graph is kept under `slot`, without the output's bytes.
+        """Return the unit's output, cut from its graph. The graph is stored under `slot`, without the output's bytes.
 
-        `function`: this once, in place of the unit's own.
+        `function` replaces the unit's own for this call.
         """
         leaf = Leaf() if self.sends_back and x.dtype.name != "int64" else None
         y = (function or self.function)(Tensor(x.buffer, leaf))
@@ -93,10 +94,10 @@ class Unit:
         return Tensor(y.buffer)
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
-        """Collect the parameters' gradients; the output's gradient in `grads` gives way to the input's.
+        """Collect the parameters' gradients, and replace the output's gradient in `grads` by the input's.
 
-        (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.) `defers`: parameters'
-        gradients are left for `backward_weights`.
+        (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.) `defers`: leave
+        parameters' gradients to `backward_weights`.
         """
         leaf, node = self._under_way.pop(slot)
         self.walk(node, grads, slot, defers=defers)
@@ -104,7 +105,7 @@ class Unit:
             grads.append(leaf.take())
 
     def walk(self, node: Node | Sink, grads: list[Buffer], slot: int, *, defers: bool) -> None:
-        """Go back through a graph of this unit's layers."""
+        """Traverse a graph of this unit's layers backward."""
         if defers:
             self._later[slot] = deque()
         for flat in self.flats:
@@ -114,11 +115,11 @@ class Unit:
             flat.later = None
 
     def backward_weights(self, slot: int = 0) -> None:
-        """Make and collect the parameters' gradients that backward has left; each lets go of what it has read."""
+        """Compute and collect the parameters' gradients that backward deferred; each frees its inputs."""
         later = self._later.pop(slot)
         while later:
             later.popleft()()
 
     def forget(self) -> None:
-        """Drop graphs that no backward will walk."""
+        """Drop graphs that no backward will use."""
         self._under_way.clear()

@@ -13,15 +13,15 @@ transformers' (optimization.py):
     u = g^2 + 1e-30
     R = (1 - t^-0.8) R + t^-0.8 row means of u      C likewise; vectors: v of u itself
     U = (R / mean R)^-1/2 C^-1/2 g                  then U /= max(1, rms(U)), U *= step
-    m = beta1 m + (1 - beta1) U, U = m              where there is a beta1
+    m = beta1 m + (1 - beta1) U, U = m              if beta1 is given
     w -= weight_decay step w,  w -= U
     step = lr, or with relative_step min(lr, t^-1/2); times max(1e-3, rms(w)) with scale_parameter
 
-`lr` is the schedule's rate of the step. transformers' relative steps take none: its bound is 1e-2, the default here, or
-with warmup_init 1e-6 t, which is a warm-up of 10,000 steps to 1e-2. A learning rate of the user's turns them off.
+`lr` is the schedule's rate of the step. transformers' relative steps use none: their bound is 1e-2, the default here,
+or with warmup_init 1e-6 t, a warm-up of 10,000 steps to 1e-2. A given learning rate turns them off.
 
-Bytes of states: a matrix keeps 4 (r + c), other tensors 4 for each weight, and with beta1 4 more for each weight of
-any: with a master K = 4 + 4 (r + c) / (r c). What is exchanged, and how it is cut: `factored.py`.
+Bytes of states: a matrix needs 4 (r + c), another tensor 4 per weight, and beta1 adds 4 per weight of
+any tensor. With a master K = 4 + 4 (r + c) / (r c). `factored.py` describes exchanges and cuts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEAST_RMS = 1e-3
 
 
 class Rates(NamedTuple):
-    """Of one tensor in one step: what the update is divided by and multiplied with, what weights lose."""
+    """One tensor's numbers in one step: the update's divisor and factor, and the weights' decay."""
 
     clip: float
     step: float
@@ -50,7 +50,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Adafactor(Factored):
-    """PyTorch's."""
+    """PyTorch's Adafactor."""
 
     weight_decay: float = 0.0
 
@@ -80,7 +80,7 @@ class Adafactor(Factored):
 
 @dataclass(frozen=True)
 class AdafactorHF(Factored):
-    """transformers'."""
+    """transformers' Adafactor."""
 
     weight_decay: float = 0.0
     beta1: float | None = None

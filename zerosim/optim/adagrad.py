@@ -39,7 +39,7 @@ class AdaGrad(Elementwise):
 
 @dataclass(frozen=True)
 class RMSProp(Elementwise):
-    """Decay is added to the gradient. Without momentum, and not centred."""
+    """Decay is added to the gradient. It has no momentum and is not centred."""
 
     alpha: float = 0.99
     eps: float = 1e-8

@@ -22,7 +22,7 @@ from zerosim.optim.optimizer import States, Step
 
 @dataclass(frozen=True)
 class Adam(Elementwise):
-    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32. What its members are: `Optimizer`."""
+    """`decoupled` makes it AdamW. Two states: 8 bytes per weight in fp32. `Optimizer` documents its members."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -34,7 +34,7 @@ class Adam(Elementwise):
 
     @property
     def foreach_temporaries(self) -> int:
-        """The roots of exp_avg_sq and, where decay is added to gradients, those sums (torch/optim/adam.py)."""
+        """The roots of exp_avg_sq and, if decay is added to gradients, those sums (torch/optim/adam.py)."""
         return 1 if self.decoupled or not self.weight_decay else 2
 
     def update(
@@ -54,14 +54,14 @@ class Adam(Elementwise):
         )
 
     def numbers(self, now: Step, *, decays: bool) -> AdamStep:
-        """What a kernel of the backend is told of a step."""
+        """Return the backend kernel's numbers of a step."""
         weight_decay = self.weight_decay if decays else 0.0
         return AdamStep(
             now.grad_scale, now.lr, self.beta1, self.beta2, self.eps, weight_decay, self.decoupled, now.number
         )
 
     def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
-        """The kernel's bits, for weights that are stored in fewer bits than they are updated in."""
+        """Give the kernel's bits, for weights stored in fewer bits than they are updated in."""
         exp_avg, exp_avg_sq = states
         if self.decoupled:
             w *= 1.0 - now.lr * now.weight_decay

@@ -1,20 +1,20 @@
-"""8-bit Adam (Dettmers and others, 2110.02861) as bitsandbytes has it: Adam whose two states are a byte each.
+"""8-bit Adam (Dettmers and others, 2110.02861) as bitsandbytes has it: Adam with two states of one byte each.
 
-A step makes fp32 of the codes, is AdamW's step, and quantises both states anew (`backends/numpy/quantize.py`): in
-blocks of 256 elements of one tensor, counted from its beginning, signed for exp_avg, unsigned for exp_avg_sq. The
-weights are moved before the states are rounded.
+A step decodes the states to fp32, takes AdamW's step, and quantises both states again (`backends/numpy/quantize.py`),
+in blocks of 256 elements of one tensor, counted from its beginning: signed for exp_avg, unsigned for exp_avg_sq. It
+moves the weights before it rounds the states.
 
     bytes a parameter    1 + 1 + 2 * 4 / 256 = 2.03125, with an fp32 master K = 6.03125
 
-Floats, 8 bytes in fp32, remain of
+States stay in fp32, 8 bytes, for
     tensors of fewer than 4096 elements   (min_8bit_size; the tensor's, however it is sliced)
-    embeddings: the token and position tables, also where the head uses one. In bitsandbytes that is the rule of
+    embeddings: the token and position tables, even if the head uses one. In bitsandbytes that is the rule of
                 bnb.nn.Embedding and StableEmbedding, and the paper's (section 2.3); a torch.nn.Embedding gets 8 bits
 
-Weight decay is decoupled, in Adam8bit too. Two things are other than in bitsandbytes: a code is always that of the
-nearest entry, where its CPU kernel is up to 2^-15 of absmax further away; and its CUDA kernel moves a code that lost
-the sign of exp_avg. A gradient that is far smaller than its block's largest has a square whose code is that of 0: its
-weight then goes by lr * m / eps, in both.
+Weight decay is decoupled, in Adam8bit too. Two things differ from bitsandbytes. Here a code is always the
+nearest entry's, while its CPU kernel may be 2^-15 of absmax further away. And its CUDA kernel moves a code that lost
+the sign of exp_avg. The square of a gradient far below its block's largest gets the code of 0. Its
+weight then moves by lr * m / eps, in both.
 
 Source: bitsandbytes 0.50, optim/optimizer.py (Optimizer2State), backends/cpu/ops.py.
 """
@@ -37,13 +37,13 @@ MIN_8BIT_SIZE = 4096
 
 
 def has_8_bits(weight: WeightSpec) -> bool:
-    """Whether a tensor's states are codes."""
+    """Return whether a tensor's states are codes."""
     return weight.numel >= MIN_8BIT_SIZE and not weight.embedding
 
 
 @dataclass(frozen=True)
 class Adam8bit(Adam):
-    """What its members are: `Optimizer`. Codes and floats of a part lie without the gaps between its tensors."""
+    """`Optimizer` documents its members. Codes and floats of a slice omit the gaps between its tensors."""
 
     cut: ClassVar[str] = "blocks"
     decoupled: bool = True
@@ -69,7 +69,7 @@ class Adam8bit(Adam):
     def step(self, flat: Flat, now: Step, add: Add) -> None:
         weights, grad, states = flat.weights(), flat.grad_shard, flat.states
         assert grad is not None, f"{flat.name} has no gradient"
-        device, codes, blocks, floats = flat.device, 0, 0, 0  # where the next tensor's begin
+        device, codes, blocks, floats = flat.device, 0, 0, 0  # the start of the next tensor's
         for mine in flat.spec.within(flat.own):
             numel, here, decays = mine.numel, slice(mine.at, mine.at + mine.numel), now.decays(mine.weight)
             if not has_8_bits(mine.weight):
@@ -82,7 +82,7 @@ class Adam8bit(Adam):
             codes, blocks = code.stop, block.stop
             m, v = (Coded(states[name][code].array, states[f"{name}_absmax"][block].array) for name in self.states)
             arrays = weights[here].array, grad[here].array, m, v
-            flops = (self.flops + 6) * numel  # for each state *, / and the larger of two
+            flops = (self.flops + 6) * numel  # for each state *, / and max
             device.kernel(flops, device.backend.adam8bit, *arrays, self.numbers(now, decays=decays))
 
 

@@ -1,4 +1,4 @@
-"""Whether a step is taken, and with what: loss scaling, clipping, the learning rate. The same on every rank."""
+"""Decide each step: loss scaling, skipping, clipping, the learning rate. The decision is the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zerosim.optim.precision import LossScaler
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step decided. `grad_norm` is unscaled and before clipping; `loss_scale` the one used; `estimated`: a
+    """A step's decisions. `grad_norm` is unscaled and before clipping; `loss_scale` is the scale used; `estimated`: a
     second forward and backward followed, for an estimate of curvature."""
 
     grad_norm: float
@@ -23,7 +23,7 @@ class StepReport:
 
 
 class StepControl:
-    """Decides from the norm of the summed gradients. `updates` counts the steps that were not skipped."""
+    """Decides from the norm of the summed gradients. `updates` counts the steps not skipped."""
 
     def __init__(
         self,
@@ -42,23 +42,23 @@ class StepControl:
 
     @property
     def stops_at_nonfinite(self) -> bool:
-        """Whether `decide` raises for a norm that is not finite, rather than skip the step."""
+        """Whether `decide` raises for a norm that is not finite, instead of skipping the step."""
         return self.scaler is None and not self.skip_nonfinite
 
     @property
     def loss_scale(self) -> float:
-        """What the loss of the coming step is multiplied by: 1 without a scaler."""
+        """The factor of the next step's loss: 1 without a scaler."""
         return self.scaler.scale if self.scaler is not None else 1.0
 
     @property
     def lr(self) -> float:
-        """The learning rate of the step that was decided last."""
+        """The learning rate of the last decided step."""
         return self.reports[-1].lr
 
     def decide(self, scaled_norm: float) -> float | None:
-        """What gradients are to be multiplied by, or None when this step is skipped; recorded.
+        """Return the factor of the gradients, or None to skip this step, and record the decision.
 
-        `scaled_norm` is that of all ranks' gradients as they are, still times the loss scale.
+        `scaled_norm` is the norm of all ranks' gradients, still times the loss scale.
 
         Raises: NonFiniteGradient without a scaler (unless `skip_nonfinite`), LossScaleExhausted.
         """
@@ -78,14 +78,14 @@ class StepControl:
         return clip / scale
 
     def is_due(self, every: int) -> bool:
-        """Whether an estimate follows the step that was decided last: every so many steps, skipped ones too."""
+        """Return whether an estimate follows the last decided step. Skipped steps count too."""
         return every > 0 and len(self.reports) % every == 0
 
     def unscale(self, scaled_norm: float) -> float | None:
-        """What an estimate's gradients are to be multiplied by, or None when they are not finite: what was estimated
-        before stays. The loss scale is not told. Recorded.
+        """Return the factor of an estimate's gradients, or None if they are not finite: then the earlier estimate
+        stays. The loss scale does not change. The decision is recorded.
 
-        Raises: NonFiniteGradient where `decide` does.
+        Raises: NonFiniteGradient in the same cases as `decide`.
         """
         self.reports[-1] = replace(self.reports[-1], estimated=True)
         if math.isfinite(scaled_norm):

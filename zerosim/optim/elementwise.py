@@ -1,8 +1,8 @@
-"""Optimizers that treat every weight by itself: a rule on flat arrays, in the compute dtype.
+"""Optimizers that update every weight separately: a rule on flat arrays, in the compute dtype.
 
 A new one is a subclass with its constants, the names of its states and `rule`, and a row in
-`config/presets/optimizers.py`. The rule is written with + - * / and what `xp` has (NumPy's names, which are CuPy's):
-each of those is rounded by itself, so that a slice of the arrays gives the whole's bits, which is what every ZeRO stage
+`config/presets/optimizers.py`. The rule uses + - * / and functions of `xp` (NumPy's names, which are also CuPy's).
+Each operation is rounded by itself, so a slice of the arrays gets the whole's bits, as every ZeRO stage
 promises. On a device a rule counts as one kernel that reads all arrays and writes weights and states.
 """
 
@@ -22,7 +22,7 @@ from zerosim.tensor.flat import Flat
 
 
 class Now(NamedTuple):
-    """What a step says: the learning rate, its number from 1 on, and the decay of these weights."""
+    """A step's numbers: the learning rate, the step's number from 1 on, and the decay of these weights."""
 
     lr: float
     step: int
@@ -30,7 +30,7 @@ class Now(NamedTuple):
 
 
 class Elementwise:
-    """Base of the element-wise rules: states as long as the weights, any part by itself. `flops` are an element's."""
+    """Base of the element-wise rules: states as long as the weights, any slice separately. `flops` are per element."""
 
     cut: ClassVar[str] = "elements"
     weight_decay: float = 0.0
@@ -38,16 +38,17 @@ class Elementwise:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Their names, as PyTorch's optimizers call them: one number each per weight, in the compute dtype."""
+        """Names of the states, as in PyTorch's optimizers: one number each per weight, in the compute dtype."""
         return ()
 
     @property
     def foreach_temporaries(self) -> int:
-        """Arrays beside them that PyTorch's foreach implementation holds for all weights at once; 0 without one."""
+        """Arrays beside the states that PyTorch's foreach implementation holds for all weights at once; 0 without
+        one."""
         return 0
 
     def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
-        """Move `w` and `states` by one step, in place; `g` is the gradient, of which nothing is needed afterwards.
+        """Move `w` and `states` by one step, in place; `g` is the gradient, which the rule may overwrite.
 
         Shapes: all (n,), any n >= 1; the states in the order of their names, zeroed before step 1.
         """
@@ -56,9 +57,10 @@ class Elementwise:
     def update(
         self, weights: Buffer, grad: Buffer, states: States, now: Step, *, decays: bool, storing: Storing | None = None
     ) -> None:
-        """Move `weights`, and `states` by their names, by one step, in place; `decays`: these weights do.
+        """Move `weights`, and `states` by their names, by one step, in place; `decays`: weight decay applies to these
+        weights.
 
-        `storing`: all are stored in bf16, and how weights are rounded to it.
+        `storing`: all arrays are stored in bf16, and this is the rounding of weights.
 
         Shapes: all (n,), any n >= 1.
         """
@@ -84,8 +86,8 @@ class Elementwise:
 
 
 def calls(flat: Flat, now: Step) -> list[tuple[int, int, bool, Storing | None]]:
-    """What of a flat's own part one call treats: [start, stop), cut where weight decay begins or ends; each weight by
-    itself where how it is stored depends on its name."""
+    """Yield the ranges [start, stop) of a flat's local slice for single calls, cut where weight decay begins or ends;
+    each weight separately if its rounding depends on its name."""
     found: list[tuple[int, int, bool, Storing | None]] = []
     for mine in flat.spec.within(flat.own):
         stop, decays = mine.at + mine.numel, now.decays(mine.weight)

@@ -1,18 +1,18 @@
-"""Base of the optimizers that keep of a matrix no number for each weight but R for its rows and C for its columns.
+"""Base of the optimizers that store for a matrix R for its rows and C for its columns, not a number for each weight.
 
-The part of a flat buffer that a rank holds may begin and end in the middle of a matrix's row. It makes the sums of what
-it has, and two exchanges make them the whole's. Of k tensors in the buffer, whose matrices are (r, c):
+A rank's slice of a flat buffer may begin and end in the middle of a matrix's row. The rank sums over its
+slice, and two exchanges complete the sums. For k tensors in the buffer, with matrices (r, c):
 
     sums       g^2 over rows and columns, w^2 over all          first exchange, k + sum of (r + c) numbers
-    factors    R and C take in the means; every rank that holds a part of a matrix keeps all of both
+    factors    R and C take in the means; every rank with a piece of a matrix stores all of both
     update     U of R, C and g; U^2 over all                    second exchange, k numbers
-    weights    U again, made smaller by its RMS
+    weights    U again, divided by its RMS
 
-So a matrix costs r + c + 2 numbers, any other tensor 2, in the compute dtype. Where a rank holds tensors whole nothing
-is exchanged. Which sums are added first depends on the cut: what slices give is the whole's up to rounding.
-U lives for one tensor at a time, as in a loop over tensors, and is therefore made twice.
+So a matrix costs r + c + 2 numbers, any other tensor 2, in the compute dtype. If ranks hold whole tensors, nothing
+is exchanged. The order of the sums depends on the cut, so slices agree with the whole up to rounding.
+U is live for one tensor at a time, as in a loop over tensors, and is therefore computed twice.
 
-Tensors of no or one dimension keep a number for each weight. Those of three or more are refused.
+Tensors of zero or one dimension store a number for each weight. Those of three or more are refused.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from zerosim.tensor.flat import Flat
 
 
 class Average(NamedTuple):
-    """What a step adds to an average of squares: the share `fresh` of sums divided by `divisor`."""
+    """A step's contribution to an average of squares: the share `fresh` of sums divided by `divisor`."""
 
     fresh: float
     divisor: float
 
 
 class Estimate(NamedTuple):
-    """How U's estimate of g^2 was made: of factors, R's mean among them, or number by number (`mean` 1)."""
+    """The origin of U's estimate of g^2: factors with R's mean, or number by number (`mean` 1)."""
 
     is_factored: bool
     mean: float
@@ -48,9 +48,9 @@ class Estimate(NamedTuple):
 
 
 class Factored:
-    """A subclass names its states and has the rules, on flat arrays as those of `Elementwise`.
+    """A subclass names its states and defines the rules, on flat arrays as in `Elementwise`.
 
-    temporaries  arrays of a tensor's size that the library holds beside the states, for one tensor at a time
+    temporaries  arrays of a tensor's size that the library needs beside the states, for one tensor at a time
     tiny         added to each square
     """
 
@@ -68,26 +68,26 @@ class Factored:
         return ()
 
     def average(self, xp: Any, kept: Array, sums: Array, now: Average) -> None:
-        """Take sums of squares into an average."""
+        """Update an average with sums of squares."""
         raise NotImplementedError
 
     def factors(self, device: Device, kept: list[Buffer], mean: float) -> list[Buffer]:
-        """What the outer product is of: R and C, whose mean R's is, or what is made of them."""
+        """Return the factors of the outer product: R and C with R's mean, or values derived from them."""
         return kept
 
     def direction(self, xp: Any, u: Array, g: Array, now: Estimate) -> None:
-        """U in place of the outer product, or of a copy of the average."""
+        """Compute U in place of the outer product, or of a copy of the average."""
         raise NotImplementedError
 
     def rates(self, now: Step, rms_weight: float, rms_update: float, *, decays: bool) -> Any:
-        """What `move` is given for a tensor."""
+        """Return the inputs of `move` for a tensor."""
         raise NotImplementedError
 
     def move(self, xp: Any, w: Array, u: Array, now: Any, *moments: Array) -> None:
         """Move the weights along U."""
         raise NotImplementedError
 
-    # -- what it keeps -------------------------------------------------------------------------------
+    # -- its states -------------------------------------------------------------------------------
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
         held = held_of(spec, own)
         matrices = [one.weight.shape for one in held if one.is_matrix]
@@ -103,7 +103,7 @@ class Factored:
     def step(self, flat: Flat, now: Step, add: Add) -> None:
         device, dtype, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
         held, fresh = held_of(flat.spec, flat.own), float(now.number) ** -0.8
-        exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 of those that others hold
+        exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 for tensors on other ranks
         sums = _zeros(device, count + sum(map(sums_of, flat.spec.weights)), dtype)
         for one in held:
             self._add_up(flat, one, now.grad_scale, fresh, sums, exact)
@@ -126,7 +126,8 @@ class Factored:
         return [flat.device.alloc((one.numel,), flat.weights().dtype, Kind.TEMP) for _ in range(self.temporaries)]
 
     def _add_up(self, flat: Flat, one: Held, scale: float, fresh: float, sums: Buffer, exact: Buffer) -> None:
-        """The sums of one tensor's part. What keeps a number for each weight needs no others, and takes its own in."""
+        """Compute the sums of one tensor's slice. A tensor with a number for each weight needs no exchange, and updates
+        its average."""
         grad, w, room = _part(flat.grad_shard, one), _part(flat.weights(), one), self._room(flat, one)
         device, squares = flat.device, room[0].array
         device.kernel(2 * one.numel, device.backend.sum_squares, w.array, one.numel, one_of(exact, one))
@@ -140,7 +141,7 @@ class Factored:
             self._average(device, room[0], self._own(flat, one)[0], Average(fresh, 1.0))
 
     def _take_in(self, flat: Flat, one: Held, fresh: float, sums: Buffer, exact: Buffer) -> None:
-        """R and C of one matrix, and the sum of R."""
+        """Update R and C of one matrix, and return the sum of R."""
         device, (rows, columns) = flat.device, one.weight.shape
         (by_row, by_column), (kept_rows, kept_columns) = _sums_of(sums, one), self._own(flat, one)
         self._average(device, by_row, kept_rows, Average(fresh, columns))
@@ -152,7 +153,7 @@ class Factored:
         device.kernels(work, device.backend.elementwise, Rule(self.average, now, 1.0), sums.array, kept.array)
 
     def _update(self, flat: Flat, one: Held, scale: float, mean: float) -> list[Buffer]:
-        """U of one tensor's part, in the first of its temporaries."""
+        """Compute U of one tensor's slice, in the first of its temporaries."""
         device, grad, kept, room = flat.device, _part(flat.grad_shard, one), self._own(flat, one), self._room(flat, one)
         u, dtype = room[0], flat.weights().dtype
         if one.is_matrix:
@@ -179,7 +180,7 @@ class Factored:
         device.kernels(work, device.backend.elementwise, Rule(self.move, rates, 1.0), *arrays)
 
     def _own(self, flat: Flat, one: Held) -> list[Buffer]:
-        """R and C of a matrix, or the one average of another tensor's part."""
+        """Return R and C of a matrix, or the single average of another tensor's slice."""
         if not one.is_matrix:
             return [flat.states[self.of_numbers][one.numbers : one.numbers + one.numel]]
         rows, columns = one.weight.shape
@@ -198,19 +199,19 @@ def square(xp: Any, out: Array, x: Array, tiny: float) -> None:
 
 
 def add_to(backend: Backend, one: Held, squares: Array, by_row: Array, by_column: Array) -> None:
-    """The sums of a part's squares, in those of the whole matrix's rows and columns, which are 0 before."""
+    """Add the sums of a slice's squares to those of the whole matrix's rows and columns, which start at 0."""
     for at, row in enumerate(rectangles(one)):
         values = row.of(squares)
         backend.sum_to(values, by_row[row.row : row.row + row.rows].reshape(row.rows, 1))
         columns = by_column[row.column : row.column + row.columns]
-        if at:  # those after the first are one row each
+        if at:  # the dims after the first are one row each
             backend.add(columns, values.reshape(-1), columns)
         else:
             backend.sum_to(values, columns)
 
 
 def outer(backend: Backend, one: Held, rows: Array, columns: Array, out: Array) -> None:
-    """What a part of a matrix has of the product of a column of `rows` and a row of `columns`."""
+    """Return a matrix slice's share of the product of a column of `rows` and a row of `columns`."""
     for row in rectangles(one):
         down = rows[row.row : row.row + row.rows].reshape(row.rows, 1)
         backend.multiply(down, columns[row.column : row.column + row.columns].reshape(1, row.columns), row.of(out))
@@ -223,7 +224,7 @@ def _zeros(device: Device, numel: int, dtype: DType) -> Buffer:
 
 
 def _exchange(exact: Buffer, sums: Buffer, add: Add) -> Any:
-    """Add up `sums`, which begin with the tensors' own; those, of all ranks, on the host."""
+    """Add up `sums` over ranks, and return the tensors' own sums, at the beginning, on the host."""
     device, own = exact.device, sums[: exact.numel]
     device.kernel(0, device.backend.copy, exact.array, own.array)
     add(sums)
@@ -231,7 +232,7 @@ def _exchange(exact: Buffer, sums: Buffer, add: Add) -> Any:
 
 
 def one_of(exact: Buffer, one: Held) -> Array:
-    """A tensor's number among those of all."""
+    """Return one tensor's number among all."""
     return exact[one.which : one.which + 1].array
 
 
@@ -241,6 +242,6 @@ def _part(buffer: Buffer | None, one: Held) -> Buffer:
 
 
 def _sums_of(sums: Buffer, one: Held) -> list[Buffer]:
-    """A matrix's sums of rows, and of columns."""
+    """Return a matrix's sums of rows, and of columns."""
     rows, columns = one.weight.shape
     return [sums[one.sums : one.sums + rows], sums[one.sums + rows : one.sums + rows + columns]]

@@ -2,9 +2,10 @@
 
     w = w (1 - lr * weight_decay)
     w = w - lr * sign(beta1 m + (1 - beta1) g)
-    m = beta2 m + (1 - beta2) g             last: the step looks at g with another weight than what is kept of it
+    m = beta2 m + (1 - beta2) g             last: the step weights g differently from the stored average
 
-Every weight moves by lr: it wants a learning rate 3 to 10 times smaller than Adam's, and a decay as much larger.
+Every weight moves by lr. Lion needs a learning rate 3 to 10 times smaller than Adam's, and a correspondingly larger
+decay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the updates done so far. Skipped steps do not count."""
+"""The learning rate as a function of the updates so far. Skipped steps do not count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LRSchedule:
 
     Warm-up reaches lr at its last update: lr * (t + 1) / warmup for t = 0 .. warmup - 1.
 
-    Raises: InputError for another shape.
+    Raises: InputError for an unknown shape.
     """
 
     lr: float
@@ -28,7 +28,7 @@ class LRSchedule:
             raise InputError(f"schedule {self.shape!r}: expected constant or cosine")
 
     def __call__(self, done: int) -> float:
-        """The rate for the update after `done` earlier ones."""
+        """Return the rate for the update after `done` earlier ones."""
         if done < self.warmup:
             return self.lr * (done + 1) / self.warmup
         if self.shape == "constant":

@@ -4,16 +4,16 @@
     X = u / (|u| + 1e-7), then five times   A = X X',  B = b A + c A A,  X = a X + B X
     w = w (1 - lr * weight_decay);          w = w - lr * sqrt(max(1, rows/columns)) X
 
-Newton and Schulz's steps bring the singular values of u near 1, which takes the whole matrix. They run in bf16, whose
-products are added in fp32 and rounded, as the author's code does, operation by operation; `dtype` fp32 is for
-comparisons. A matrix with more rows than columns is taken as its transpose. `match_rms` scales by
+Newton and Schulz's steps bring the singular values of u near 1, which takes the whole matrix. They run in bf16, with
+products added in fp32 and rounded, as in the author's code, operation by operation; `dtype` fp32 is for
+comparisons. A matrix with more rows than columns is transposed first. `match_rms` scales by
 0.2 sqrt(max(rows, columns)) instead (Moonshot, 2502.16982). PyTorch's torch.optim.Muon divides by max(|u|, 1e-7), and
-rounds u before it takes the norm.
+rounds u before it computes the norm.
 
-Which weights: the matrices in blocks, each as it is stored. Llama's q, k, v, gate and up are one each; GPT-2's q|k|v is
-one, which the author's code and Megatron may split. GPT-2's and the MLP's are stored (in, out), the others (out, in):
-`rows` are those of the array, as for PyTorch. The table, positions, the head, norms and biases take AdamW at
-`aux_lr` times the learning rate. The author's MuonWithAuxAdam does the same; torch.optim.Muon wants a second optimizer.
+Muon updates the matrices in blocks, each as it is stored. Llama's q, k, v, gate and up are separate matrices. GPT-2's
+q|k|v is one, which the author's code and Megatron may split. GPT-2's and the MLP's are stored (in, out), the others
+(out, in): `rows` are those of the array, as for PyTorch. The table, positions, the head, norms and biases use AdamW at
+`aux_lr` times the learning rate. The author's MuonWithAuxAdam does the same; torch.optim.Muon needs a second optimizer.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Muon:
 
 
 def takes_muon(weight: WeightSpec) -> bool:
-    """Whether a weight is one of a block's matrices. The others take AdamW."""
+    """Return whether a weight is one of a block's matrices. The others use AdamW."""
     return weight.in_block and len(weight.shape) == 2
 
 
 def _placed(flat: Flat) -> Iterator[tuple[Overlap, int]]:
-    """The own weights, each with where its states begin in the arrays of its kind."""
+    """Yield the rank's own weights, each with the start of its states in the arrays of its kind."""
     ends = {True: 0, False: 0}
     for mine in flat.spec.within(flat.own):
         matrix = takes_muon(mine.weight)
@@ -104,7 +104,7 @@ def _placed(flat: Flat) -> Iterator[tuple[Overlap, int]]:
 
 # -- Newton and Schulz -------------------------------------------------------------------------------
 def _normalized(u: Buffer, dtype: DType) -> Buffer:
-    """u / (|u| + eps), rounded to `dtype` once, in place where it is u's own."""
+    """Return u / (|u| + eps), rounded to `dtype` once, in place if it is u's own dtype."""
     device, k = u.device, u.device.backend
     total = device.alloc((1,), fp64, Kind.TEMP)
     norm = device.alloc((1,), u.dtype, Kind.TEMP)
@@ -117,7 +117,7 @@ def _normalized(u: Buffer, dtype: DType) -> Buffer:
 
 
 def orthogonalized(x: Buffer) -> Buffer:
-    """Five steps on x (rows, columns), of Frobenius norm at most 1, in its dtype; x's bytes hold the result.
+    """Run five steps on x (rows, columns), of Frobenius norm at most 1, in its dtype; x's bytes hold the result.
 
     Temporaries: one more of x's size, and two of the shorter side squared.
     """
@@ -140,9 +140,9 @@ def orthogonalized(x: Buffer) -> Buffer:
     return x
 
 
-# -- what moves element by element --------------------------------------------------------------------
+# -- element-wise updates --------------------------------------------------------------------
 def _average(xp: Any, u: Array, g: Array, now: tuple[float], *states: Array) -> None:
-    """PyTorch's two lerps: the momentum, and how far the gradient is on its way to it. u is filled."""
+    """Run PyTorch's two lerps: update the momentum, and fill u, the gradient moved towards it."""
     (m,) = states
     (rest,) = now
     m += rest * (g - m)
@@ -156,7 +156,7 @@ def _move(xp: Any, w: Array, x: Array, now: tuple[float, float], *states: Array)
 
 
 def _elementwise(name: str, flops: int, rule: Rule, grad: Buffer, *changed: Buffer) -> None:
-    """A rule as one kernel: it reads the gradient and the last one of what it changes."""
+    """Run a rule as one kernel, which reads the gradient and the last of the arrays that it changes."""
     read, written = grad.nbytes + changed[-1].nbytes, sum(buffer.nbytes for buffer in changed)
     work = KernelWork(name, VECTOR, flops * grad.numel, read, written)
     arrays = [buffer.array for buffer in (grad, *changed)]

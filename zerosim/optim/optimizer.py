@@ -1,4 +1,4 @@
-"""What every optimizer is: how it may be cut, the states that it keeps of a part of a flat buffer, and a step of it."""
+"""The optimizer protocol: the allowed cuts, the states for a slice of a flat buffer, and a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zerosim.tensor.flat import Flat
 
 
 class StateArray(NamedTuple):
-    """One array of states, zeroed before step 1: its name (PyTorch's), elements, and how many of them are padding."""
+    """One array of states, zeroed before step 1: its name (PyTorch's), its elements, and the padding among them."""
 
     name: str
     numel: int
@@ -23,9 +23,9 @@ class StateArray(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step says. `grad * grad_scale` is the gradient; `number` counts from 1; `decay` is 'all' or 'matrices'.
+    """A step's numbers. `grad * grad_scale` is the gradient; `number` counts from 1; `decay` is 'all' or 'matrices'.
 
-    `storing`, without fp32 masters: how a part of one weight is stored.
+    `storing`, without fp32 masters: the rounding of a slice of one weight.
     """
 
     grad_scale: float
@@ -35,29 +35,29 @@ class Step(NamedTuple):
     storing: Callable[[Flat, Overlap], Storing] | None = None
 
     def decays(self, weight: WeightSpec) -> bool:
-        """Whether weight decay is for this weight."""
+        """Return whether weight decay applies to this weight."""
         return self.decay == "all" or len(weight.shape) >= 2
 
 
 States = Mapping[str, Buffer]
-"""A part's states, by their names."""
+"""A slice's states, by name."""
 Add = Callable[[Buffer], None]
-"""Adds a buffer up, in place, over the ranks that hold the other parts of the same flat buffer; each gets the sums."""
+"""Adds a buffer up, in place, over the ranks with the other slices of the same flat buffer; each gets the sums."""
 
 
 def alone(sums: Buffer) -> None:
-    """`Add` where a rank holds flat buffers whole: nothing is missing."""
+    """Do nothing: `Add` for a rank with whole flat buffers."""
 
 
 class Optimizer(Protocol):
-    """A pure update of the own part of a flat buffer.
+    """A pure update of the local slice of a flat buffer.
 
-    `cut` says which parts it can work on, each by itself:
+    `cut` says which slices it can update separately:
 
-    elements   any. A part's result is the whole's part, to the bit
-    blocks     any whose edges lie at blocks of one tensor (8-bit states), to the bit
-    sums       any, if sums over a tensor's rows, columns and elements are exchanged
-    matrices   whole tensors only: they belong to owners
+    elements   any slice, with the whole's bits
+    blocks     any slice whose edges are at quantisation blocks of one tensor (8-bit states), with the whole's bits
+    sums       any slice, if sums over a tensor's rows, columns and elements are exchanged
+    matrices   whole tensors only, which belong to owners
     """
 
     @property
@@ -69,23 +69,23 @@ class Optimizer(Protocol):
         ...
 
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
-        """The states of the part `own`, whose master and update are in the compute dtype `dtype`; each has its name."""
+        """Return the states of the slice `own` by name; master and update are in the compute dtype `dtype`."""
         ...
 
     def step(self, flat: Flat, now: Step, add: Add) -> None:
-        """Move `flat.weights()`, the own part, by `flat.grad_shard` and `flat.states`, in place.
+        """Move `flat.weights()`, the local slice, by `flat.grad_shard` and `flat.states`, in place.
 
-        `add` is for `sums` alone, and called as often on every rank that holds a part.
+        Only `sums` uses `add`, equally often on every rank with a slice.
         """
         ...
 
 
 @runtime_checkable
 class EstimatesCurvature(Protocol):
-    """An optimizer that also wants a gradient on labels that the model itself draws, now and then.
+    """An optimizer that sometimes needs a gradient on labels drawn from the model itself.
 
     After steps k - 1, 2k - 1, ... (counted from 0, skipped ones too), k = `estimates_every` and 0 for never, forward
-    and backward run once more on that step's inputs, with labels y ~ softmax(logits), and `estimate` takes the place of
+    and backward run once more on that step's inputs, with labels y ~ softmax(logits), and `estimate` replaces
     `step`.
     """
 
@@ -93,11 +93,11 @@ class EstimatesCurvature(Protocol):
     def estimates_every(self) -> int: ...
 
     def estimate(self, flat: Flat, grad_scale: float) -> None:
-        """Update `flat.states` by `flat.grad_shard * grad_scale`, in place: the own part of the gradient of the mean
-        loss over the drawn labels of the whole batch."""
+        """Update `flat.states` by `flat.grad_shard * grad_scale`, in place: the local slice of the gradient of the mean
+        loss over the whole batch's drawn labels."""
         ...
 
 
 def estimates_every(optimizer: Optimizer) -> int:
-    """0 for one that estimates nothing."""
+    """Steps between estimates; 0: never."""
     return optimizer.estimates_every if isinstance(optimizer, EstimatesCurvature) else 0

@@ -1,7 +1,7 @@
-"""What the part of a flat buffer that a rank holds has of matrices: it may begin and end in the middle of a row.
+"""The matrices in a rank's slice of a flat buffer, which may begin and end in the middle of a row.
 
-And where an optimizer's numbers for rows and columns lie, in its arrays of states and in the sums that are exchanged.
-No arrays, no memory.
+This module also places an optimizer's numbers for rows and columns in its arrays of states and in the exchanged sums.
+It has no arrays and no memory.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
 class Held(NamedTuple):
-    """A tensor of which the own part has the elements [start, stop), at `at` in the part.
+    """A tensor whose elements [start, stop) are in the local slice, at `at`.
 
-    `sums` is where its rows' sums begin in the buffer that is exchanged; `rows`, `columns` and `numbers` where its own
-    begin in the arrays of states.
+    `sums` is the start of its rows' sums in the exchanged buffer; `rows`, `columns` and `numbers` are its starts
+    in the arrays of states.
     """
 
     which: int
@@ -40,7 +40,7 @@ class Held(NamedTuple):
 
 
 class Rectangle(NamedTuple):
-    """Some columns of some rows of a matrix, which lie at `at` of a part of it."""
+    """Some columns of some rows of a matrix, at `at` of a slice."""
 
     at: int
     row: int
@@ -49,12 +49,12 @@ class Rectangle(NamedTuple):
     columns: int
 
     def of(self, part: Any) -> Any:
-        """Its window of a flat array of the part."""
+        """Return its view of the slice's flat array."""
         return part[self.at : self.at + self.rows * self.columns].reshape(self.rows, self.columns)
 
 
 def rectangles(one: Held) -> list[Rectangle]:
-    """What the part has of the matrix: whole rows first, then what there is of the row before and of that after."""
+    """Yield the slice's rectangles of the matrix: whole rows first, then the pieces of the rows before and after."""
     width = one.weight.shape[1]
     first, last = -(-one.start // width), one.stop // width
     if first > last:
@@ -68,14 +68,14 @@ def rectangles(one: Held) -> list[Rectangle]:
 
 
 def sums_of(weight: WeightSpec) -> int:
-    """How many rows and columns are summed. Raises: InputError for a tensor of three dimensions or more."""
+    """Return the numbers of summed rows and columns. Raises: InputError for a tensor of three dimensions or more."""
     if len(weight.shape) > 2:
         raise InputError(f"{weight.name} {weight.shape}: Adafactor is for matrices and vectors; choose adamw")
     return sum(weight.shape) if len(weight.shape) == 2 else 0
 
 
 def held_of(spec: FlatSpec, own: Slice) -> list[Held]:
-    """The tensors of which a part has elements."""
+    """Return the tensors with elements in a slice."""
     begin = [len(spec.weights)]
     for weight in spec.weights:
         begin.append(begin[-1] + sums_of(weight))

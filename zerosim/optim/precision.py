@@ -1,9 +1,9 @@
 """Mixed precision: loss scaling, overflow, and the gradient's norm over all ranks.
 
-Half types keep 2-byte weights and gradients, and fp32 masters and moments (Micikevicius et al.,
-1710.03740). The scalers follow DeepSpeed 0.19, with one repair: DeepSpeed updates the scale first
-and divides the gradients by the new one, so that they halve on the step that raises it; here they
-are divided by the scale that they were made with.
+Half types have 2-byte weights and gradients, and fp32 masters and moments (Micikevicius et al.,
+1710.03740). The scalers follow DeepSpeed 0.19, with one repair. DeepSpeed updates the scale first
+and divides the gradients by the new scale, so they halve on the step that raises it. Here they
+are divided by the scale with which they were computed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
 from zerosim.tensor.flat import Flat, slice_size
+from zerosim.tensor.offloaded import grad_on_hand
 
 
 class LossScaler:
     """Dynamic loss scaling, or with `dynamic=False` a fixed scale; overflowing steps are skipped in both.
 
-    An overflow halves the scale once the hysteresis is used up; `hysteresis - 1` overflows are
-    forgiven, and it is refilled only when the scale rises. The scale doubles after a clean step if k =
+    An overflow halves the scale once the hysteresis is used up: `hysteresis - 1` overflows are
+    forgiven, and the hysteresis is refilled only when the scale rises. The scale doubles after a clean step if k =
     (steps since the last overflow) - 1 is a positive multiple of `window`: first at the end of clean
     step window + 1, then every window.
     """
@@ -48,7 +49,7 @@ class LossScaler:
         self._last_overflow = -1
 
     def update(self, overflow: bool) -> None:
-        """Move on by one attempted step.
+        """Update the scale after one attempted step.
 
         Raises: LossScaleExhausted for an overflow at the minimum.
         """
@@ -79,8 +80,8 @@ class LossScaler:
 
 
 class NormRow(NamedTuple):
-    """Where the squares of a flat buffer are added up: in `row`, by `member` of `members` that cut its weights, slice
-    by slice of the `ranks` that it is cut over (0: all of them). Several buffers may have one row."""
+    """The place of a flat buffer's sum of squares: in `row`, by `member` of the `members` that cut its weights, slice
+    by slice over its `ranks` (0: all of them). Several buffers may share a row."""
 
     row: int
     member: int = 0
@@ -95,12 +96,12 @@ def norm_partials(
     rows: Sequence[NormRow | None] | None = None,
     num_rows: int | None = None,
 ) -> Buffer:
-    """This rank's share of the sum of squares: (rows, N) in fp64, 0 where another rank counts.
+    """Return this rank's share of the sum of squares: (rows, N) in fp64, 0 where another rank counts.
 
-    Every flat is cut into the same N slices whatever the stage holds of it, each slice is one sum,
-    and padding is left out, so that all stages add the same numbers in the same order. There is a row for each unit of
-    the whole model and each tensor-parallel rank, of `num_rows` in all; what several of them hold, the first one counts
-    (None: another one counts this flat). Without `rows`, there are these flats alone.
+    At every ZeRO stage each flat is cut into the same N slices, each slice is one sum,
+    and padding is left out. So all ZeRO stages add the same numbers in the same order. There is a row for each unit of
+    the whole model and each tensor-parallel rank, `num_rows` in total. The first of several copies counts
+    (None: another rank counts this flat). Without `rows`, the flats are these alone.
     """
     rows = rows or [NormRow(i) for i in range(len(flats))]
     buffers = Counter(place.row for place in rows if place is not None)
@@ -108,13 +109,13 @@ def norm_partials(
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for flat, place in zip(flats, rows, strict=True):
         stop = min(flat.own.stop, flat.numel)
-        if place is None or flat.grad_shard is None or flat.own.start >= stop:
-            continue  # nothing but padding, or another rank's
+        if place is None or flat.own.start >= stop or (grad := grad_on_hand(flat)) is None:
+            continue  # only padding, or another rank's
         number, member, members, ranks = place
         size = slice_size(flat.numel, ranks or world_size)
         row = partials.array[number]
         if members == 1 and buffers[number] == 1:
-            part = flat.grad_shard[: stop - flat.own.start]
+            part = grad[: stop - flat.own.start]
             first = flat.own.start // size
             out = row[first : first + -(-part.numel // size)]
             device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
@@ -123,7 +124,7 @@ def norm_partials(
         for start, end in _counted(flat, member, members):
             for at in range(start // size, -(-end // size)):
                 lo, hi = max(start, at * size) - flat.own.start, min(end, at * size + size) - flat.own.start
-                part = flat.grad_shard[lo:hi]
+                part = grad[lo:hi]
                 device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
                 added = row[at : at + 1], one.array, row[at : at + 1]
                 work = work_of("add", 1, added)._replace(name=ADD_NORM)
@@ -132,7 +133,7 @@ def norm_partials(
 
 
 def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:
-    """The weights in the own slice that tensor-parallel rank `index` counts, as [start, end) of the flat buffer."""
+    """Yield the local slice's weights that tensor-parallel rank `index` counts, as [start, end) of the flat."""
     return [
         (flat.own.start + mine.at, flat.own.start + mine.at + mine.numel)
         for mine in flat.spec.within(flat.own)
@@ -141,6 +142,6 @@ def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:
 
 
 def total_norm(device: Device, partials: Buffer) -> float:
-    """The norm, its squares added in (flat, slice) order. One read of the device."""
+    """Return the norm, with squares added in (flat, slice) order. This reads the device once."""
     total = float(device.backend.to_host(partials.array).reshape(-1).cumsum()[-1])  # one after the other
     return math.sqrt(total) if total >= 0 else math.nan

@@ -30,7 +30,7 @@ class RAdam(Elementwise):
     states: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def rectification(self, step: int) -> float | None:
-        """r of step t = 1, 2, ...; None while the variance of v is not known to be finite."""
+        """Return r of step t = 1, 2, ...; None while the variance of v is not known to be finite."""
         most = 2.0 / (1.0 - self.beta2) - 1.0
         now = most - 2.0 * step * self.beta2**step / (1.0 - self.beta2**step)
         if now <= 5.0:

@@ -1,9 +1,9 @@
-"""Adam with SAGE, sensitivity-guided learning rates (Liang et al., 2202.02664): weights that matter little move more.
+"""Adam with SAGE, sensitivity-guided learning rates (Liang et al., 2202.02664): weights of low sensitivity move more.
 
     I = |w g|,  I_avg = beta3 I_avg + (1 - beta3) I,  I_hat = I_avg / (1 - beta3^t)
     w = w - lr * m_hat / (sqrt(v_hat) + eps) * |I - I_hat| / (I_hat + eps^2)
 
-It wants learning rates 2 to 5 times AdamW's. Source of the form: the authors' code.
+It needs learning rates 2 to 5 times AdamW's. Source of the form: the authors' code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""SGD with momentum, as PyTorch has it, as textbooks have it, and Nesterov's.
+"""SGD with momentum: PyTorch's, the textbooks', and Nesterov's.
 
 torch     buf = momentum * buf + g, at step 1 buf = g: no factor 1 - momentum
-ema       buf = momentum * buf + (1 - momentum) * g, from 0 on: steps are shorter by that factor
+ema       buf = momentum * buf + (1 - momentum) * g, starting at 0: steps are shorter by that factor
 nesterov  the step is along g + momentum * buf
 w = w - lr * buf
 """
@@ -17,7 +17,7 @@ from zerosim.optim.elementwise import Elementwise, Now
 
 @dataclass(frozen=True)
 class SGD(Elementwise):
-    """Without momentum it keeps no state: K is the master alone. What its members are: `Optimizer`."""
+    """Without momentum it has no state: K is the master alone. `Optimizer` documents its members."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -1,15 +1,16 @@
-"""Sophia-G (Liu et al., 2305.14342): a step that is clipped where the loss is flat, by an estimate of its curvature.
+"""Sophia-G (Liu et al., 2305.14342): a step that an estimate of the curvature scales, and a clip bounds where the loss
+is flat.
 
     m = beta1 m + (1 - beta1) g
     w = w (1 - lr * weight_decay)
     w = w - lr * sign(m) * min(|m| / (rho * tokens * h + 1e-15), 1)
     h = beta2 h + (1 - beta2) g_hat^2      after every 10th step
 
-`g_hat` is the gradient of the mean loss on labels that the model draws itself (Gauss-Newton-Bartlett): a second forward
+`g_hat` is the gradient of the mean loss on labels drawn from the model (Gauss-Newton-Bartlett), from a second forward
 and backward on the step's inputs (`EstimatesCurvature`). `tokens` are those of the global batch. Until the first
 estimate h is 0 and every weight moves by lr, as with Lion.
 
-Bytes: two states, 8 per weight in fp32, as Adam. Traffic: an estimate gathers and reduces what forward and backward do,
+Bytes: two states, 8 per weight in fp32, as Adam. Traffic: an estimate gathers and reduces like forward and backward,
 and publishes nothing. Over ten steps that is 1 + 1/10 of a step's forward and backward: 2.2 Psi for DDP, 2.1 Psi for
 ZeRO-1 and 2, 3.3 Psi for ZeRO-3.
 
@@ -58,6 +59,6 @@ class SophiaG(Elementwise):
 
     @staticmethod
     def average(xp: Any, hessian: Array, g: Array, beta2: float) -> None:
-        """The rule of h, for `Backend.elementwise`."""
+        """Update h; a rule for `Backend.elementwise`."""
         hessian *= beta2
         hessian += (1.0 - beta2) * g * g

@@ -21,6 +21,8 @@ def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: b
     if not averaged:
         average_replicas(groups, flats)
     add_shares(groups, layout, flats)
+    for outgoing in {flat.outgoing for flat in flats if flat.outgoing is not None}:
+        outgoing.finish(flats)  # to where they are kept
 
 
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:

@@ -10,12 +10,13 @@ from zerosim.config.zero import GradMemory
 from zerosim.device.device import Device
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
-from zerosim.parallel import across, norm, update
+from zerosim.parallel import across, curvature, norm, update
 from zerosim.parallel.schedule import Timetable, Use
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.flat import Flat
+from zerosim.tensor.offloaded import Outgoing
 
 
 class Strategy:
@@ -96,13 +97,13 @@ class Strategy:
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Take memory for one flat after the other and `write` its weights, each before the next."""
         self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
-        dummies = DummyGrads(self.device) if self.memory.fused else None
+        dummies, out = DummyGrads(self.device) if self.memory.fused else None, Outgoing(layout)
         for flat in flats:
             with self.device.scope(unit=flat.module):
                 flat.lie(layout.rows(flat.name), layout.owner(flat.name), self.owned(flat), self.padded(flat))
                 for state, row in flat.rows.items():
                     if state == "grad":
-                        flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies)
+                        flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies, out=out)
                     elif state == "param":
                         flat.place_params(row)
                     elif state == "optim":
@@ -123,7 +124,7 @@ class Strategy:
 
     def estimate(self) -> None:
         """In place of `step` where gradients are those on drawn labels: update what the optimizer estimates."""
-        update.estimate(self.updater, self.flats, self._decided(self.updater.control.unscale))
+        curvature.estimate(self.updater, self.flats, self._decided(self.updater.control.unscale))
 
     def _decided(self, decide: Callable[[float], float | None]) -> float | None:
         return norm.decided(self.groups, self.layout, self.flats, decide, exchanges=not self.sees_all_grads)

@@ -15,12 +15,14 @@ stage_1_and_2.py (use_multi_rank_bucket_allreduce).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
+from zerosim.parallel.gathers import AllGather, Arriving
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
 from zerosim.tensor.flat import Flat
@@ -30,18 +32,21 @@ class Slices:
     """reduce_scatter and all_gather.
 
     gather_bucket   elements of a buffer through which new parameters arrive; 0: they arrive where they belong
+    gathers         how stage 3 gathers parameters (`gathers.py`)
     """
 
     partition: ClassVar[Partition] = EvenSlices()
-    states: ClassVar[Mapping[str, Row]] = {}  # what it keeps of each trained flat beside the model states
+    states: Mapping[str, Row] = MappingProxyType({})  # what it keeps of each trained flat beside the model states
     joins = True  # several flats go in one call
 
     def __init__(self, gather_bucket: int = 0) -> None:
         self.gather_bucket = gather_bucket
+        self.gathers = AllGather()
 
     def join(self, groups: Groups) -> None:
         """Take its place among the ranks."""
         self.groups = groups
+        self.gathers.join(groups)
 
     def group_of(self, flat: Flat) -> Comm:
         """The ranks that a flat is cut over."""
@@ -83,15 +88,16 @@ class Slices:
         return flat.own_window(grad)
 
     # -- parameters -------------------------------------------------------------------------------------------------
-    def gather(self, flat: Flat) -> Buffer:
-        """The whole parameters, padding included, in a new buffer."""
-        return self.group_of(flat).all_gather(flat.own_param(Kind.COMM))
+    def gather(self, flat: Flat, *, exactly: bool = False) -> Buffer:
+        """The whole parameters, padding included, in a new buffer; `exactly`: by one all_gather of their values."""
+        gathers = AllGather() if exactly else self.gathers
+        return gathers.gather(flat, self.group_of(flat), flat.own_param(Kind.COMM))
 
-    def launch_gather(self, flat: Flat) -> Work[Buffer]:
+    def launch_gather(self, flat: Flat) -> Arriving:
         """The same, in flight. A slice that is cast is cast where it will lie, so that nothing else waits with it."""
         comm = self.group_of(flat)
-        if flat.param_shard is not None:
-            return comm.launch_all_gather(flat.param_shard, kind=Kind.PREFETCHED_PARAM)
+        if flat.param_shard is not None or not self.gathers.in_place:
+            return self.gathers.launch(flat, comm, flat.own_param(Kind.COMM, by=comm.axis))
         full = flat.device.alloc((flat.padded_numel,), flat.dtype, Kind.PREFETCHED_PARAM)
         own = flat.own_window(full)
         flat.cast_into(own)
@@ -163,10 +169,10 @@ class Owners(Slices):
     def own_window(self, flat: Flat, grad: Buffer, reduced: Any) -> Buffer | None:
         return self.own_part(flat, reduced)
 
-    def gather(self, flat: Flat) -> Buffer:
+    def gather(self, flat: Flat, *, exactly: bool = False) -> Buffer:
         return self.group_of(flat).broadcast(self._place_for(flat, Kind.UNSHARDED_PARAM), src=flat.owner)
 
-    def launch_gather(self, flat: Flat) -> Work[Buffer]:
+    def launch_gather(self, flat: Flat) -> Arriving:
         place = self._place_for(flat, Kind.PREFETCHED_PARAM)
         return self.group_of(flat).launch_broadcast(place, src=flat.owner)
 

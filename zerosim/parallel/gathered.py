@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Kind
 from zerosim.nn import Unit
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.gathers import Arriving
 from zerosim.parallel.published import Published
 from zerosim.parallel.schedule import Timetable, Use
+from zerosim.placement.memories import DEVICE, HOST
 from zerosim.tensor.flat import Flat
 
 
@@ -66,13 +67,13 @@ class Gathered(Published):
         self.prefetch = prefetch or Prefetch()
         self.timetable = Timetable()
         self.live = 0  # elements that are resident or in flight, and will be freed
-        self._in_flight: dict[str, Work[Buffer]] = {}  # by flat
+        self._in_flight: dict[str, Arriving] = {}  # by flat
         self._waiting: list[Unit] = []  # the root's whose backward is over
 
     def place(self, flats: Sequence[Flat]) -> None:
         for flat in flats:
             if flat.name in self.residency.persistent:
-                flat.unshard(self.exchange.gather(flat))
+                flat.unshard(self.exchange.gather(flat, exactly=True))
 
     def begin(self, timetable: Timetable) -> None:
         """A step begins."""
@@ -95,7 +96,7 @@ class Gathered(Published):
     def reshard(self, unit: Unit) -> None:
         """After a backward. Another unit that shares a flat may still keep it."""
         for flat in unit.flats:
-            if unit.reduces or flat.module not in self.residency.kept | self.residency.root:
+            if unit.reduces or unit.ends or flat.module not in self.residency.kept | self.residency.root:
                 self._reshard(flat)
 
     def release(self, unit: Unit) -> Iterator[Flat]:
@@ -117,16 +118,22 @@ class Gathered(Published):
         """New parameters: those that stay for good are gathered again."""
         if flat.name in self.residency.persistent:
             flat.reshard()  # the old ones go before the new ones come
-            flat.unshard(self.exchange.gather(flat))
+            flat.unshard(self.exchange.gather(flat, exactly=True))
 
     # -- one flat ------------------------------------------------------------------------------------------------
+    def gather(self, flat: Flat) -> Buffer:
+        return self.exchange.gather(flat)
+
+    def launch_gather(self, flat: Flat) -> Arriving:
+        return self.exchange.launch_gather(flat)
+
     def is_absent(self, flat: Flat) -> bool:
         return flat.param is None and flat.name not in self._in_flight
 
     def launch(self, unit: Unit, flat: Flat) -> None:
         """Gather an absent flat for a unit to come."""
         with flat.device.scope(unit=unit.name):
-            self._in_flight[flat.name] = self.exchange.launch_gather(flat)
+            self._in_flight[flat.name] = self.launch_gather(flat)
         self.live += flat.numel
 
     def _unshard(self, flat: Flat) -> None:
@@ -137,7 +144,7 @@ class Gathered(Published):
                 flat.device.retag(full, Kind.UNSHARDED_PARAM)
             flat.unshard(full)
         elif flat.param is None:
-            flat.unshard(self.exchange.gather(flat))
+            flat.unshard(self.gather(flat))
             self.live += flat.numel
 
     def _reshard(self, flat: Flat) -> None:
@@ -156,9 +163,12 @@ class Units(Prefetch):
     def launch(self, gathered: Gathered) -> None:
         coming = (use.unit for use in gathered.timetable.rest_of_action())
         missing = (unit for unit in coming if any(flat.param is None for flat in unit.flats))
-        for unit in islice(missing, self.count):
+        for place, unit in enumerate(islice(missing, self.count + 2)):
             for flat in filter(gathered.is_absent, unit.flats):
-                gathered.launch(unit, flat)
+                if place < self.count:
+                    gathered.launch(unit, flat)
+                else:  # ZeRO-Infinity's next ones: to the device, and to the host
+                    flat.fetch(to=DEVICE if place == self.count else HOST)
 
 
 @dataclass

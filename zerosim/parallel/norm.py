@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
-from zerosim.device.device import Kind
-from zerosim.dtypes import fp64
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.precision import NormRow, norm_partials, total_norm
+from zerosim.parallel.blame import blame
 from zerosim.placement.layout import Layout
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import DATA, without
 from zerosim.tensor.flat import Flat
+from zerosim.tensor.offloaded import moved, norm_place
 
 
 def decided(
@@ -34,11 +33,13 @@ def decided(
     trained = [flat for flat in flats if flat.is_trained]
     axes = layout.trained_axes
     comm = groups(*axes)
-    partials = norm_partials(comm.device, trained, comm.size, *norm_rows(layout, comm.device.rank, trained))
+    with comm.device.at(place := norm_place(trained)):  # on the host, where gradients lie there
+        partials = norm_partials(comm.device, trained, comm.size, *norm_rows(layout, comm.device.rank, trained))
+    partials = moved(partials, DEVICE)
     for along in ((axes,) if exchanges else ()) + tuple((axis,) for axis in ("tp", "pp") if layout.mesh.size(axis) > 1):
         groups(*along).all_reduce(partials, op="sum", purpose="control")
     try:
-        return decide(total_norm(comm.device, partials))
+        return decide(total_norm(comm.device, moved(partials, place)))
     except NonFiniteGradient:
         raise blame(groups("pp", *DATA, "tp"), flats, list(layout.flats)) from None
 
@@ -59,30 +60,3 @@ def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[No
         index, size, ranks = mesh.index(rank, axis), mesh.size(axis), mesh.size(*flat.axes)
         rows.append(NormRow(places[flat.spec.unit] * most + index, index, size, ranks) if counts else None)
     return rows, len(places) * most
-
-
-def blame(everyone: Comm, flats: Sequence[Flat], names: Sequence[str]) -> NonFiniteGradient:
-    """Which rank's own gradient of which unit was not finite before it was reduced; `names` are all ranks' units."""
-    device = everyone.device
-    step, backend = device.where.step, device.backend
-    flags = device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
-    device.kernel(0, backend.fill, flags.array, 0.0)
-    for flat in flats:
-        if flat.probe is not None and flat.probe.flag is not None:
-            i = names.index(flat.name)
-            device.kernel(0, backend.copy, flat.probe.flag.array, flags.array[everyone.rank, i : i + 1])
-    everyone.all_reduce(flags, op="sum", purpose="control")
-    seen = backend.to_host(flags.array)
-    for i in reversed(range(len(names))):  # backward's order: the first unit to go wrong
-        bad = [rank for rank, row in zip(everyone.ranks, seen, strict=True) if not math.isfinite(row[i])]
-        if bad:
-            return NonFiniteGradient(
-                f"rank {bad[0]}'s gradient of {names[i]} is not finite at step {step}"
-                + (f" (also on ranks {bad[1:]})" if bad[1:] else "")
-                + ": lower the learning rate, clip, or pass --skip-nonfinite to skip such steps",
-                rank=bad[0],
-            )
-    return NonFiniteGradient(
-        f"the sum of the ranks' gradients overflows at step {step}, each rank's own is finite: "
-        "lower the learning rate, clip, or pass --skip-nonfinite to skip such steps"
-    )

@@ -169,7 +169,7 @@ class InBuckets(Reducer):
         _copy(sent, grads)
         parts = reduced if isinstance(reduced, list) else [reduced]
         for flat, grad, part in zip(flats, grads, parts, strict=True):
-            flat.grad_shard = self.exchange.own_window(flat, grad, part)
+            flat.stand_own(self.exchange.own_window(flat, grad, part))
 
 
 class OutOfBuffers(Reducer):

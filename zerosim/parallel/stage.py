@@ -11,6 +11,7 @@ from zerosim.config.zero import GradMemory
 from zerosim.device.device import Device
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
+from zerosim.parallel.delayed import Delayed
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import AtOnce, Reducer
@@ -49,14 +50,16 @@ class Stage(Strategy):
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
         for flat in flats:
-            for state in self.exchange.states.keys() & flat.rows.keys():
+            for state in (name for name in flat.rows if name in self.exchange.states):
                 with self.device.scope(unit=flat.module):
                     self.exchange.place(flat, state)
         self.reducer.place(flats, self.memory)
         self.gathered.place(flats)
+        self.delayed = Delayed(self.updater, self.flats, self.memory, self.groups)
 
     def begin(self, uses: Sequence[Use]) -> None:
         super().begin(uses)
+        self.delayed.launch(uses)
         self.reducer.begin(self.timetable)
         self.gathered.begin(self.timetable)
 
@@ -82,3 +85,7 @@ class Stage(Strategy):
             for flat in self.flats:
                 with flat.device.scope(unit=flat.module):
                     flat.keep_own_grad()
+
+    def reduce_grad_norm(self) -> float | None:
+        self.delayed.land(self.publish_params)
+        return self.delayed.hold(super().reduce_grad_norm())

@@ -19,8 +19,9 @@ so that what is replicated stays equal without being sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
@@ -101,7 +102,7 @@ class TensorParallel(WholeMaps):
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        return self._linear_columns(
+        return self.linear_columns(
             x,
             (weight,) if bias is None else (weight, bias),
             lambda whole: linear_result(whole, weight, bias, transposed=transposed),
@@ -110,7 +111,7 @@ class TensorParallel(WholeMaps):
         )
 
     def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        return self._linear_columns(
+        return self.linear_columns(
             x,
             weights,
             lambda whole: packed_linear_result(whole, weights),
@@ -129,19 +130,20 @@ class TensorParallel(WholeMaps):
         whole = self.entered(x)
         return self._behind_f(x, run(whole), weights, held(whole if self.keeps_gathered else x), rule_of, op)
 
-    def _linear_columns(
+    def linear_columns(
         self,
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
         rule_of: Callable[[Held | Outline], Rule],
         op: str,
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
     ) -> Tensor:
-        """`columns` of a rule that reads x for the weights' gradients alone."""
-        if any(weight.requires_grad for weight in weights):
-            return self.columns(x, weights, run, rule_of, op)
         whole = self.entered(x)
-        return self._behind_f(x, run(whole), weights, outline(whole), rule_of, op)
+        kept: Held | Outline = outline(whole)
+        if any(weight.requires_grad for weight in weights):
+            kept = held(whole if self.keeps_gathered else x)
+        return self._behind_f(x, run(whole), weights, kept, rule_of, op, saved)
 
     def _behind_f(
         self,
@@ -151,8 +153,9 @@ class TensorParallel(WholeMaps):
         kept: Held | Outline,
         rule_of: Callable[..., Rule],
         op: str,
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
     ) -> Tensor:
-        return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept})
+        return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept, **saved})
 
     def entered(self, x: Held) -> Tensor:
         """x behind f."""
@@ -162,15 +165,35 @@ class TensorParallel(WholeMaps):
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
     ) -> Tensor:
-        out = self.borders.g_forward(self.comm, linear_result(x, weight, transposed=transposed))
+        return self.linear_rows(
+            x,
+            weight,
+            bias,
+            lambda x, bias: linear_result(x, weight, bias, transposed=transposed),
+            lambda kept, bias: Linear(kept, weight, bias, transposed),
+            layer_of(weight, "linear"),
+        )
+
+    def linear_rows(
+        self,
+        x: Tensor,
+        weight: Operand,
+        bias: Operand | None,
+        run: Callable[[Tensor, Operand | None], Buffer],
+        rule_of: Callable[[Held | Outline, Operand | None], Rule],
+        op: str,
+        more: Sequence[Operand] = (),
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
+    ) -> Tensor:
+        out = self.borders.g_forward(self.comm, run(x, None))
         if bias is not None:
             arrays = out.array, bias.array, out.array
             work = work_of("add", out.numel, arrays)._replace(name=ADD_BIAS)
             out.device.kernels((work,), out.device.backend.add, *arrays)
-        inputs = (x, weight) if bias is None else (x, weight, bias)
-        kept = kept_for([weight], x)
-        rule = G(Linear(kept, weight, None, transposed), bias, self)
-        return apply(rule, out, *inputs, op=layer_of(weight, "linear"), saved={"input": kept})
+        inputs = (x, weight, *more) if bias is None else (x, weight, *more, bias)
+        kept = kept_for([weight, *more], x)
+        rule = G(rule_of(kept, None), bias, self)
+        return apply(rule, out, *inputs, op=op, saved={"input": kept, **saved})
 
     # -- the vocabulary ------------------------------------------------------------------------------
     def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:

@@ -1,8 +1,8 @@
-"""Whole weights, put together from the parts that ranks hold of them. Copies must be equal to the bit."""
+"""Assemble whole weights from the ranks' pieces. Copies must be equal to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.errors import PlacementError
@@ -12,7 +12,7 @@ from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
 class Piece(NamedTuple):
-    """A part of a flat buffer as one rank holds it, and its values: a flat host array, padding included."""
+    """One rank's piece of a flat buffer, and its values: a flat host array, padding included."""
 
     rank: int
     flat: str
@@ -20,10 +20,14 @@ class Piece(NamedTuple):
     values: Any
 
 
-def assemble(layout: Layout, pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Every weight by name, as host arrays, from pieces that describe themselves; copies must be equal to the bit.
+Decode = Callable[[WeightSpec, Any], Any]
 
-    Raises: PlacementError naming rank and tensor where nobody holds an element, or two ranks hold it differently.
+
+def assemble(layout: Layout, pieces: Iterable[Piece], decode: Decode | None = None) -> dict[str, Any]:
+    """Assemble every weight by name, as host arrays, from self-describing pieces; copies must be equal to the bit.
+    `decode` returns the values of a weight stored as codes.
+
+    Raises: PlacementError naming rank and tensor, if no rank holds an element, or two ranks hold it differently.
     """
     mesh, axes = layout.mesh, {name: flat.axis for name, flat in layout.flats.items()}
     found: dict[tuple[int, str, int], list[Piece]] = {
@@ -42,22 +46,25 @@ def assemble(layout: Layout, pieces: Iterable[Piece]) -> dict[str, Any]:
         parts.sort(key=lambda piece: (piece.part.start, piece.rank))
         values = _joined(flat, parts)
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
-            local = values[offset : offset + weight.numel].reshape(weight.shape)
+            local = values[offset : offset + weight.numel]
+            if weight.stored and decode is not None:
+                local = decode(weight, local)
+            local = local.reshape(weight.shape)
             whole.put(weight, local, index, size, parts, offset)
     return {weight.name: whole.weights[weight.name] for flat in layout.flats.values() for weight in flat.weights}
 
 
 class _Whole:
-    """Whole weights, put together from what the members of groups that cut them hold, on every stage."""
+    """Whole weights, assembled from the pieces of tensor-parallel members, on every pipeline stage."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
-        self._writers: dict[tuple[str, int], tuple[list[Piece], int]] = {}  # whose a piece of a weight is
+        self._writers: dict[tuple[str, int], tuple[list[Piece], int]] = {}  # the owner of each piece of a weight
 
     def put(self, weight: WeightSpec, local: Any, index: int, size: int, parts: list[Piece], offset: int) -> None:
-        """Store the piece of one of `size` members, put together of `parts`, where it begins at `offset`.
+        """Store the piece of one of `size` members, joined from `parts`, starting at `offset`.
 
-        Raises: PlacementError where another member's copy of it was different.
+        Raises: PlacementError if another member's copy of it differed.
         """
         import numpy as np
 
@@ -85,18 +92,18 @@ class _Whole:
 
 
 def _holder(parts: Sequence[Piece], at: int) -> int:
-    """The rank whose part of a flat buffer has element `at`."""
+    """Return the rank whose slice of a flat buffer has element `at`."""
     return next(piece.rank for piece in parts if piece.part.start <= at < piece.part.stop)
 
 
 def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:
-    """The whole of a flat buffer. `pieces` are in the order of where they start."""
+    """Join the whole of a flat buffer. `pieces` are in the order of their starts."""
     import numpy as np
 
     if len(pieces) == 1 and pieces[0].part.start == 0 and pieces[0].part.stop >= flat.numel:
         return pieces[0].values[: flat.numel]
     end, whole = 0, np.empty(flat.numel, pieces[0].values.dtype if pieces else np.float32)
-    writers: list[tuple[int, int]] = []  # (where it ends, whose it is), in order
+    writers: list[tuple[int, int]] = []  # (end, owner), in order
     for rank, _, part, values in pieces:
         stop = min(part.stop, flat.numel)
         if part.start > end:
@@ -125,7 +132,7 @@ def _bits(values: Any) -> Any:
 
 
 def _where(flat: FlatSpec, at: int) -> str:
-    """'element 3 of h.0.ln_1.weight', for an element of the flat buffer."""
+    """Return 'element 3 of h.0.ln_1.weight' for an element of the flat buffer."""
     overlap = next(flat.within(Slice(at, at + 1, flat.numel)), None)
     if overlap is None:
         return f"element {at} of {flat.name}, which is padding"

@@ -1,7 +1,7 @@
-"""Which ranks cannot differ in bytes and traffic: of such a class one is run, and stands for all.
+"""Find classes of ranks with identical bytes and traffic: one rank of each class runs, and represents the others.
 
-Why ranks differ is a list of reasons. A reason gives, for one pipeline stage, axes and a value for each place along
-them; ranks whose values are equal for every reason are of one class.
+A list of reasons says how ranks differ. A reason returns, for one pipeline stage, axes and a value for each place along
+them. Ranks with equal values for every reason belong to one class.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from zerosim.placement.partition import EvenSlices, Slice, shares
 from zerosim.placement.spec import FlatSpec
 
 Column = tuple[tuple[str, ...], Sequence[Hashable]]
-"""Axes, and what makes members along them differ: a value for each, in mesh order."""
+"""Axes, and a value for each member along them, in mesh order. Members differ if their values differ."""
 Reason = Callable[[Layout, int], Iterator[Column]]
-"""Called as reason(layout, pipeline stage)."""
+"""A function reason(layout, pipeline stage)."""
 
 
 def classes(layout: Layout, reasons: Sequence[Reason], around: Sequence[int] = (0,)) -> list[int]:
-    """For each rank the lowest one that it cannot differ from.
+    """Return for each rank the lowest identical rank.
 
-    `around` says whose values a member's record depends on beside its own: (-1, 0, 1) for a ring, which passes its
-    neighbours' on.
+    `around` says which neighbours' values a member's record depends on: (-1, 0, 1) for a ring, which passes its
+    neighbours' values on.
     """
     mesh = layout.mesh
     by_stage = []
@@ -43,33 +43,35 @@ def classes(layout: Layout, reasons: Sequence[Reason], around: Sequence[int] = (
 
 
 def _around(columns: Sequence[Sequence[Hashable]], around: Sequence[int]) -> list[Hashable]:
-    """For each member its values, and those of the members around it."""
+    """Return each member's values with those of its neighbours."""
     own = list(zip(*columns, strict=True))
     return [tuple([own[(index + step) % len(own)] for step in around]) for index in range(len(own))]
 
 
 def reasons(uneven: Collection[tuple[tuple[str, ...], int]], *, by_tensor: bool) -> list[Reason]:
-    """Why ranks differ. `uneven` are the all-reduces whose elements the group does not divide, as (axes, elements);
-    `by_tensor`: what an optimizer keeps of a part depends on the tensors in it."""
+    """Return the reasons why ranks differ. `uneven` are the all-reduces whose elements the group does not divide, as
+    (axes, elements); `by_tensor`: an optimizer's states for a slice depend on the tensors in it."""
     return [parts_held, partial(unlike_shares, uneven=uneven), shared_gradients, *([tensors_held] if by_tensor else [])]
 
 
 def parts_held(layout: Layout, stage: int) -> Iterator[Column]:
-    """Parts of other sizes, or with other padding."""
+    """Compare the sizes and the padding of slices."""
     for partition, axes, numels in {(row.partition, row.axes, numels) for row, numels in layout.cuts(stage)}:
         yield axes, partition.kinds(numels, layout.mesh.size(*axes))
 
 
 def unlike_shares(layout: Layout, stage: int, uneven: Collection[tuple[tuple[str, ...], int]]) -> Iterator[Column]:
-    """Members that add unlike shares of what an all-reduce adds up."""
+    """Compare the shares that members add in an uneven all-reduce."""
     for axes, numel in uneven:
         yield axes, shares(numel, layout.mesh.size(*axes))
 
 
 def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
-    """What of their parts several ranks hold shares of gradients of, for each kind of buffer."""
+    """Compare the elements with shared gradients, for each kind of buffer."""
     seen = set[Hashable]()
-    for flat, axes, is_sliced in _trained(layout, stage):
+    for flat, axes, is_sliced in _cut(layout, stage):
+        if not layout.is_trained(flat.name):
+            continue
         size = layout.mesh.size(flat.axis)
         runs = tuple((weight.numel, weight.sharers(size)) for weight in flat.weights)
         if (axes, runs) in seen or all(sharers == 1 for _, sharers in runs):
@@ -80,22 +82,21 @@ def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
 
 
 def tensors_held(layout: Layout, stage: int) -> Iterator[Column]:
-    """What they have of which tensors, for each kind of buffer. Whole buffers differ by their owners."""
-    trained = _trained(layout, stage)
-    kinds = {(tuple(w.shape for w in flat.weights), axes): flat for flat, axes, is_sliced in trained if is_sliced}
+    """Compare the tensors in the slices, for each kind of buffer. Whole buffers differ by their owners."""
+    cut = _cut(layout, stage)
+    kinds = {(tuple(w.shape for w in flat.weights), axes): flat for flat, axes, is_sliced in cut if is_sliced}
     for (_, axes), flat in kinds.items():
-        parts = layout.parts(stage, flat.name)
+        parts = layout.parts(stage, flat.name, "optim" if layout.is_trained(flat.name) else "param")
         yield axes, [tuple((mine.weight.shape, mine.numel) for mine in flat.within(part)) for part in parts]
 
 
-def _trained(layout: Layout, stage: int) -> Iterator[tuple[FlatSpec, tuple[str, ...], bool]]:
-    """The trained buffers of a stage, the axes that cut them, and whether into even slices."""
+def _cut(layout: Layout, stage: int) -> Iterator[tuple[FlatSpec, tuple[str, ...], bool]]:
+    """Return a pipeline stage's buffers, the axes that cut a rank's slices, and whether the slices are even."""
     for name in layout.stages[stage]:
-        if layout.is_trained(name):
-            row = layout.rows(name)["optim"]
-            yield layout.flats[name], row.axes, isinstance(row.partition, EvenSlices)
+        row = layout.rows(name)["optim" if layout.is_trained(name) else "param"]
+        yield layout.flats[name], row.axes, isinstance(row.partition, EvenSlices)
 
 
 def _shares_within(flat: FlatSpec, part: Slice, size: int) -> Hashable:
-    """Elements by the number of ranks that share their gradient, in the order of the weights."""
+    """Return elements by the number of ranks that share their gradient, in the order of the weights."""
     return tuple((mine.weight.sharers(size), mine.numel) for mine in flat.within(part) if mine.weight.sharers(size) > 1)

@@ -1,11 +1,11 @@
-"""Who holds what: every rank's part of every flat buffer, for each state that the buffer has.
+"""The layout: every rank's slice of every flat buffer, for each of the buffer's states.
 
-A value made of a mesh, the flat buffers and their rows. A row says of one state of a buffer by which rule it is cut,
-over which axes, and how long it lives; `zero.py` has the rows of ZeRO's stages. A buffer has the states that its rows
-name: one that is not trained has parameters alone.
+It is a value made of a mesh, the flat buffers and their rows. A row gives for one state of a buffer the rule of its
+cut, the axes, and the lifetime; `zero.py` has the rows of ZeRO's stages. A buffer has the states that its rows
+name: a frozen buffer has parameters alone.
 
-What is not cut over an axis is held in copies along it. Nobody else decides who holds what: placing, the norm, worlds
-of shapes, results, the stepper and the comparison with formulas ask here.
+A state that is not cut over an axis has copies along it. No other module decides who holds what: placing, the norm,
+plans, results, the stepper and the comparison with formulas ask here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import STATES, Mesh, joined
 from zerosim.placement.partition import Partition, Slice, Whole, WholeUnits
 from zerosim.placement.spec import FlatSpec
@@ -23,15 +24,17 @@ Lives = Literal["always", "step", "use"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one state is held: the rule that cuts it, the axes that it is cut over, and how long a rank holds its part.
+    """The placement of one state: the rule that cuts it, the axes of the cut, and the lifetime of a rank's slice.
 
-    lives   'always': from start to end; 'step': from where it is made to the end of the step; 'use': it is made anew
-            for each use
+    lives    'always': from start to end; 'step': from its creation to the end of the step; 'use': created
+             for each use
+    memory   the rank's memory that holds it
     """
 
     partition: Partition
     axes: tuple[str, ...] = STATES
     lives: Lives = "always"
+    memory: str = DEVICE
 
     @property
     def is_whole(self) -> bool:
@@ -39,24 +42,24 @@ class Row:
 
 
 Rows = Mapping[str, Row]
-"""A buffer's row for each state that it has: 'param', 'grad', 'optim', and what an exchange adds to them. Memory is
-taken in this order."""
+"""A buffer's row for each of its states: 'param', 'grad', 'optim', and those that an exchange adds. Memory is
+allocated in this order."""
 RowsOf = Callable[[FlatSpec], Rows]
 
 
 class _Together(NamedTuple):
-    """The buffers that one row of a stage cuts: each one's number by name, and their elements."""
+    """The buffers that one row of a pipeline stage cuts: their numbers by name, and their elements."""
 
     which: Mapping[str, int]
     numels: tuple[int, ...]
 
 
 class Layout:
-    """A mesh, the flat buffers that lie on it, and the rows that say who holds what of them.
+    """A mesh, its flat buffers, and the rows that say who holds what.
 
-    `rows` are those of every buffer, or a function that gives each one's. In what is asked, `state` is one that the
-    buffer's rows name, `name` that of a buffer, `rank` one of the mesh's.
-    `stages` are the buffers of each pipeline stage by name, in its order; without it, every one is on all of them.
+    `rows` are the rows of every buffer, or a function that returns each buffer's. In the methods `state` is one that
+    the buffer's rows name, `name` a buffer's name, and `rank` one of the mesh's.
+    `stages` are the buffers of each pipeline stage by name, in order; without it, every buffer is on all of them.
     """
 
     def __init__(
@@ -68,11 +71,11 @@ class Layout:
         self.stages = [tuple(names) for names in stages or [list(self.flats)] * mesh.pp]
         cut = {axis for rows in self._rows.values() if "optim" in rows for axis in rows["optim"].axes}
         self.trained_axes = joined(cut)
-        """The axes that any trained buffer is cut over."""
+        """The axes over which any trained buffer is cut."""
         self._cut = [self._cut_together(names) for names in self.stages]
 
     def _cut_together(self, names: Sequence[str]) -> dict[tuple[str, Row], _Together]:
-        """By state and row a stage's buffers that share it: owners are dealt out among them."""
+        """Return a pipeline stage's buffers by state and shared row: owners are assigned among them."""
         alike: dict[int, list[str]] = {}
         for name in names:
             alike.setdefault(id(self._rows[name]), []).append(name)
@@ -86,29 +89,29 @@ class Layout:
         }
 
     def rows(self, name: str) -> Rows:
-        """A buffer's rows."""
+        """Return a buffer's rows."""
         return self._rows[name]
 
     def is_trained(self, name: str) -> bool:
-        """Whether a buffer has optimizer states."""
+        """Return whether a buffer has optimizer states."""
         return "optim" in self._rows[name]
 
     def part(self, rank: int, name: str, state: str) -> Slice:
-        """What a rank holds of a state of a flat buffer of its stage."""
+        """Return a rank's slice of a state of a flat buffer on its pipeline stage."""
         row, stage = self._rows[name][state], self.mesh.index(rank, "pp")
         return self._part(stage, name, state, self.mesh.index(rank, *row.axes))
 
     def own(self, rank: int, name: str) -> Slice:
-        """What a rank answers for: of a trained buffer what it updates, else what it holds of the parameters."""
+        """Return a rank's own slice: the updated slice of a trained buffer, else its slice of the parameters."""
         return self.part(rank, name, self._own_state(name))
 
     def padded(self, name: str) -> int:
-        """Elements of a whole buffer whose parts those are, padding included."""
+        """Return the elements of the whole buffer of these slices, padding included."""
         row = self._rows[name][self._own_state(name)]
         return row.partition.padded(self.flats[name].numel, self.mesh.size(*row.axes))
 
     def owner(self, name: str) -> int | None:
-        """Of a partition into whole units: where in its group the member stands that has this one."""
+        """Return, for a partition into whole units, the index in its group of the member with this unit."""
         state = self._own_state(name)
         row = self._rows[name][state]
         if not isinstance(row.partition, WholeUnits):
@@ -121,12 +124,12 @@ class Layout:
         return "optim" if self.is_trained(name) else "param"
 
     def cuts(self, stage: int) -> Iterator[tuple[Row, tuple[int, ...]]]:
-        """Each row of a pipeline stage, and the elements of the buffers that it cuts."""
+        """Yield each row of a pipeline stage, and the elements of the buffers that it cuts."""
         for (_, row), cut in self._cut[stage].items():
             yield row, cut.numels
 
     def parts(self, stage: int, name: str, state: str = "optim") -> list[Slice]:
-        """What each member of the group that a buffer's state is cut over holds of it."""
+        """Return each group member's slice of a buffer's state."""
         return [self._part(stage, name, state, at) for at in range(self.mesh.size(*self._rows[name][state].axes))]
 
     def _part(self, stage: int, name: str, state: str, index: int) -> Slice:
@@ -135,14 +138,14 @@ class Layout:
         return row.partition.part(numels, which[name], index, self.mesh.size(*row.axes))
 
     def holders(self, name: str) -> list[int]:
-        """The ranks on whose pipeline stage a flat buffer lies."""
+        """Return the ranks of the pipeline stages that hold a flat buffer."""
         ranks, index = range(self.mesh.world_size), self.mesh.index
         return [rank for rank in ranks if name in self.stages[index(rank, "pp")]]
 
     def is_tied(self, name: str) -> bool:
-        """Whether several pipeline stages hold a flat buffer: a table that is tied to the head."""
+        """Return whether several pipeline stages hold a flat buffer: a table tied to the head."""
         return sum(name in names for names in self.stages) > 1
 
     def is_counted(self, stage: int, name: str) -> bool:
-        """Whether this stage counts a flat buffer: of a tied table on two stages the first one does."""
+        """Return whether this pipeline stage counts a flat buffer: the first of two stages counts a tied table."""
         return all(name not in names for names in self.stages[:stage])

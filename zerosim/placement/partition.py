@@ -1,6 +1,6 @@
-"""Who holds which part of a flat buffer, given an index in a group: three rules.
+"""Three rules for a group member's slice of a flat buffer.
 
-Whole        everybody holds all of it
+Whole        every member holds all of it
 EvenSlices   N equal slices, the last ones padded (ZeRO's implementations)
 WholeUnits   a unit belongs to one member (the wording of the ZeRO paper, section 5)
 """
@@ -15,9 +15,9 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The part [start, stop) of a flat buffer, in elements; what lies past `numel` is padding.
+    """The slice [start, stop) of a flat buffer, in elements; elements past `numel` are padding.
 
-    Gaps between weights are padding too, of which `FlatSpec.padding` knows.
+    Gaps between weights are padding too, which `FlatSpec.padding` counts.
     """
 
     start: int
@@ -26,28 +26,28 @@ class Slice:
 
     @property
     def size(self) -> int:
-        """Elements, padding included."""
+        """The number of elements, padding included."""
         return self.stop - self.start
 
     @property
     def padding(self) -> int:
-        """How many of them lie past the buffer's end."""
+        """The number of elements past the buffer's end."""
         return self.stop - max(self.start, min(self.stop, self.numel))
 
 
 class Partition(Protocol):
-    """Cuts flat buffers of these sizes, in elements, over the members of a group. A pure rule, equal to its like."""
+    """Cuts flat buffers of these sizes, in elements, over a group. A pure rule, which compares by value."""
 
     def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
-        """What member `index` of `size` holds of buffer `which`."""
+        """Return member `index` of `size`'s slice of buffer `which`."""
         ...
 
     def padded(self, numel: int, size: int) -> int:
-        """Elements of a whole buffer, padding included."""
+        """Return the elements of a whole buffer, padding included."""
         ...
 
     def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
-        """For each member what its parts are like: equal for members whose parts have the same sizes and padding."""
+        """Return a key for each member, equal for members whose slices have the same sizes and padding."""
         ...
 
 
@@ -81,7 +81,7 @@ class EvenSlices:
 
 @dataclass(frozen=True, slots=True)
 class WholeUnits:
-    """Units are dealt out by size, the largest first, each to the member with the least so far."""
+    """Assigns units by size, the largest first, each to the member with the fewest elements so far."""
 
     def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
         is_owner = self.owner(numels, which, size) == index
@@ -97,19 +97,19 @@ class WholeUnits:
         return [tuple(units) for units in owned]
 
     def owner(self, numels: Sequence[int], which: int, size: int) -> int:
-        """The member that holds buffer `which`."""
+        """Return the member that holds buffer `which`."""
         return assign_owners(tuple(numels), size)[which]
 
 
 def slice_size(numel: int, world_size: int) -> int:
-    """Elements of each rank's slice: numel / N, rounded up."""
+    """Return the elements of each rank's slice: numel / N, rounded up."""
     return -(-numel // world_size)
 
 
 def shares(numel: int, size: int) -> list[int]:
-    """Elements of each member's slice that are not padding, ceil(numel / size) or what is left of them.
+    """Return the elements of each member's slice without padding: ceil(numel / size), or the remainder.
 
-    So many it adds, too, in an all-reduce of `numel`.
+    A member also adds this many elements in an all-reduce of `numel`.
     """
     step = slice_size(numel, size)
     whole_slices, rest = divmod(numel, step) if step else (size, 0)
@@ -117,24 +117,24 @@ def shares(numel: int, size: int) -> list[int]:
 
 
 def slice_of(numel: int, rank: int, world_size: int) -> Slice:
-    """Rank's slice of `numel` elements. The last slices may be padding in part or whole."""
+    """Return the rank's slice of `numel` elements. The last slices may be partly or wholly padding."""
     size = slice_size(numel, world_size)
     return Slice(rank * size, (rank + 1) * size, numel)
 
 
 def whole(numel: int) -> Slice:
-    """All `numel` elements."""
+    """Return the slice of all `numel` elements."""
     return Slice(0, numel, numel)
 
 
 def nothing(numel: int) -> Slice:
-    """None of `numel` elements."""
+    """Return the empty slice of `numel` elements."""
     return Slice(0, 0, numel)
 
 
 @lru_cache(maxsize=64)
 def assign_owners(sizes: tuple[int, ...], world_size: int) -> tuple[int, ...]:
-    """The owner of each buffer: largest first, each to the rank with the least so far (lowest rank on a tie)."""
+    """Assign owners: the largest buffer first, each to the rank with the fewest elements, the lowest of several."""
     load = [0] * world_size
     owners = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):

@@ -1,5 +1,5 @@
-"""Which layers each pipeline stage holds: runs of the model's units, in its order; chunks of them, where a stage has
-several. Pure."""
+"""The layers of each pipeline stage: runs of the model's units, in order; several runs are called chunks.
+Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from zerosim.errors import wrong
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Where the chunks of a model lie: `each` on every one of so many pipeline `stages`, numbered in the model's order.
+    """The placement of a model's chunks: `each` per pipeline stage, on this number of `stages`, numbered in the model's
+    order.
 
     in rounds        on stages 0 1 .. p-1, then 0 1 .. p-1 again   (interleaved 1F1B)
     back and forth   on stages 0 1 .. p-1, then p-1 .. 1 0         (`turns_back`: ZB-V)
@@ -33,15 +34,15 @@ class Chunks:
         return self.stage(self.last)
 
     def number(self, stage: int, chunk: int) -> int:
-        """Of a stage's chunk, from 0."""
+        """Return the model's number, from 0, of a stage's chunk."""
         return chunk * self.stages + self._turned(chunk, stage)
 
     def stage(self, number: int) -> int:
-        """The stage of a chunk of the model."""
+        """Return the pipeline stage of a chunk of the model."""
         return self._turned(*divmod(number, self.stages))
 
     def of_stage(self, stage: int) -> list[int]:
-        """Numbers of a stage's chunks."""
+        """Return the numbers of a pipeline stage's chunks."""
         return [self.number(stage, chunk) for chunk in range(self.each)]
 
     def _turned(self, chunk: int, at: int) -> int:
@@ -49,15 +50,16 @@ class Chunks:
 
 
 def fits_group(group: int, stages: int, micro_batches: int) -> bool:
-    """Whether micro-batches may pass through chunks in groups of `group`: Megatron-Core wants each group, the last one
-    too, to have at least as many as there are stages (core/pipeline_parallel/schedules.py, interleaving)."""
+    """Return whether microbatches may pass through chunks in groups of `group`. Megatron-Core requires each group, also
+    the last one, to have at least as many microbatches as there are pipeline stages
+    (core/pipeline_parallel/schedules.py, interleaving)."""
     rest = micro_batches % group
     return stages <= group <= micro_batches and (not rest or rest >= stages)
 
 
 def smallest_group(stages: int, micro_batches: int) -> int:
-    """`stages` where they divide the micro-batches, else the next larger group that fits. PyTorch's rounds are the same
-    wherever PyTorch takes that many micro-batches (ScheduleInterleaved1F1B)."""
+    """Return `stages` if they divide the microbatches, else the next larger group that fits. PyTorch's rounds are the
+    same if PyTorch accepts that many microbatches (ScheduleInterleaved1F1B)."""
     sizes = range(stages, micro_batches)
     return next((group for group in sizes if fits_group(group, stages, micro_batches)), micro_batches)
 
@@ -71,16 +73,16 @@ def cut_layers(
     has_ends: bool = True,
     word: str = "layers",
 ) -> list[int]:
-    """Layers of each chunk, in the model's order: those given, or as many on each.
+    """Return the layers of each chunk, in the model's order: the given numbers, or equally many.
 
-    A chunk may hold no layer, and pass on what it receives, but every stage holds something. `has_ends`: a table comes
-    before all layers and a head after them. `balance_ends`: these count as a layer each, so that the first chunk and
-    the last one have one layer less. `word` is what the model calls its layers. Raises: InputError where they cannot
-    be cut so.
+    A chunk may have no layer and pass on its input, but every pipeline stage must have a unit. `has_ends`: a table
+    comes before all layers and a head after them. `balance_ends`: these count as a layer each, so that the first chunk
+    and the last one have one layer less. `word` is the model's word for its layers. Raises: InputError if they cannot
+    be cut this way.
     """
     chunks, ends = lie.last + 1, (0, lie.last)
     high, more = divmod(layers, chunks)
-    first = range(chunks) if high else (*ends, *range(1, lie.last))  # which get one of the layers that are left
+    first = range(chunks) if high else (*ends, *range(1, lie.last))  # which get one of the remaining layers
     nearest = ",".join(str(high + (number in first[:more])) for number in range(chunks))
     if given is not None:
         shown = f" {','.join(map(str, given))}"
@@ -117,8 +119,8 @@ def cut_layers(
 
 
 def cut_units(names: Sequence[str], sizes: Sequence[int], is_block: Callable[[str], bool]) -> list[range]:
-    """Runs of units with so many blocks each: the first holds what stands before all blocks, the last what follows.
-    One with no blocks between them is empty."""
+    """Return runs of units with these numbers of blocks: the first run includes the units before all blocks, the last
+    those after. A run between them without blocks is empty."""
     blocks = [i for i, name in enumerate(names) if is_block(name)]
     edges = [0]
     for count in accumulate(sizes[:-1]):

@@ -1,4 +1,4 @@
-"""The stages of ZeRO as data: which model state is cut over the ranks, and from which stage on.
+"""The stages of ZeRO as data: the model states that each stage cuts over the ranks.
 
                 optim         grad          param
     stage 0     Whole         Whole         Whole
@@ -11,13 +11,16 @@ Source: ZeRO paper, section 5 (P_os, P_os+g, P_os+g+p).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from zerosim.placement.layout import Lives, Row, Rows
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import EvenSlices, Partition, Whole
 
 CUT_FROM = (("grad", 2), ("param", 3), ("optim", 1))
-"""Each model state and the first stage that cuts it, in the order in which their memory is taken."""
+"""Each model state and the first ZeRO stage that cuts it, in the order of allocation."""
 
 
 def zero_rows(
@@ -26,22 +29,26 @@ def zero_rows(
     *,
     param: Lives = "always",
     grad: Lives = "step",
+    memories: Mapping[str, str] = MappingProxyType({}),
 ) -> Rows:
-    """A trained buffer's rows in a stage: whole, or cut by `partition` over dp_shard; how long its parameters and
-    gradients live."""
+    """Return a trained buffer's rows at a ZeRO stage: whole, or cut by `partition` over dp_shard; the lifetimes of its
+    parameters and gradients; and the `memories` of local slices, if not the device's."""
     lives: dict[str, Lives] = {"param": param, "grad": grad, "optim": "always"}
-    return {state: Row(partition if stage >= first else Whole(), lives=lives[state]) for state, first in CUT_FROM}
+    return {
+        state: Row(partition if stage >= first else Whole(), lives=lives[state], memory=memories.get(state, DEVICE))
+        for state, first in CUT_FROM
+    }
 
 
 def frozen(rows: Rows) -> Rows:
-    """The rows of a buffer that is not trained: it has no gradient and no optimizer state, so no master either, of
-    which parameters could be made for a use."""
+    """Return the rows of a frozen buffer: it has no gradient and no optimizer state, so no master either from
+    which parameters could be cast for a use."""
     return {"param": replace(rows["param"], lives="always")}
 
 
 def rows_said(rows: Rows, *, keeps_params: bool | None, keeps_grads: bool | None) -> Rows:
-    """A trained buffer's rows where a strategy says what it keeps: True is Whole, False is cut as the optimizer states
-    are, None leaves the row as it is. What is said is done and counted, whatever the stage has."""
+    """Return a trained buffer's rows for a strategy with its own settings: True is Whole, False is cut like the
+    optimizer states, None leaves the row unchanged. The settings are applied and counted at every ZeRO stage."""
     said, cut = {"param": keeps_params, "grad": keeps_grads}, rows["optim"].partition
     return {
         state: row if (keeps := said.get(state)) is None else replace(row, partition=Whole() if keeps else cut)

@@ -14,9 +14,8 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.report import words
 from zerosim.report.interval import band, not_ranked, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import counted
+from zerosim.report.names import counted, kind_words
 from zerosim.report.notebook import InNotebook
-from zerosim.report.plan import KIND_WORDS
 from zerosim.report.stages import UNUSED
 from zerosim.report.time import time_parts
 from zerosim.report.verdict import Limit, Planned, verdict
@@ -62,10 +61,8 @@ class Changes(InNotebook):
         yield Stack(sides, *self._what_changed()) if self.settings else sides
 
     def _what_changed(self) -> list[RenderableType | None]:
-        kinds: Rows = {(KIND_WORDS.get(kind, kind),): both for kind, both in self.by_kind.items()}
-        units: Rows = {
-            (unit or "step", KIND_WORDS.get(kind, kind)): both for (unit, kind), both in self.by_unit.items()
-        }
+        kinds: Rows = {(kind_words(kind),): both for kind, both in self.by_kind.items()}
+        units: Rows = {(unit or "step", kind_words(kind)): both for (unit, kind), both in self.by_unit.items()}
         return [
             self._settings_table(),
             _table("What the peak is made of", ("kind",), kinds),

@@ -4,8 +4,9 @@ optimizers and number formats, with bytes per parameter and loss."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -78,7 +79,7 @@ class Comparison(Outcomes[int]):
         """Pairs of stages whose weights should be the same to the bit, and are not."""
         if self.config.world.algorithm not in IN_RANK_ORDER:
             return []
-        one_batch, alike = self.config.data.accumulate == 1, self._adds_alike
+        one_batch, alike = self.config.data.accumulate == 1, self._adds_alike and not self._is_late
         # Pairs that add the same numbers in the same order.
         return [
             (a, b) for a, b in self.differences if (one_batch or (a < 2) == (b < 2)) and (alike or (a > 0) == (b > 0))
@@ -90,6 +91,11 @@ class Comparison(Outcomes[int]):
         is_cut = self.config.parallel.partition == "slices" and self.config.mesh.shards > 1
         has_sums = is_cut and PRESETS[self.config.optim.optimizer].cut == "sums"
         return self.config.mesh.dp_replicate == 1 and not has_sums
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether an update was delayed, which stage 0 has none of."""
+        return any(result.config.grads.late for result in self.results.values())
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: every run's own, or the error in its place."""
@@ -172,6 +178,11 @@ class Comparison(Outcomes[int]):
             return (
                 "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who "
                 "owns what. With --collective direct they do not."
+            )
+        if self._is_late:
+            return (
+                "With --delayed-update stages 1, 2 and 3 run on weights that are late by one update. Stage 0 offloads "
+                "nothing, and is never late."
             )
         remedy = ""
         if one_batch and self.config.mesh.dp_replicate > 1:
@@ -295,6 +306,47 @@ class PrecisionComparison(OptimizerComparison):
 
     def format_of(self, config: RunConfig) -> str:
         return f"with {OPTIMIZERS[config.optim.optimizer]}, learning rate {config.optim.lr:g}"
+
+
+LINKS: Mapping[str, float] = MappingProxyType({"1 Gb/s": 0.12e9, "400 Gb/s": 48e9})
+"""A slow link between nodes and a fast one, in bytes per second as NCCL counts them."""
+
+
+class CompressionComparison(OptimizerComparison):
+    """Results by compression: what is sent and kept, and how far it comes. `times`: a step over each of `LINKS`."""
+
+    what = "compression"
+
+    def __init__(
+        self,
+        config: RunConfig,
+        outcomes: Mapping[str, RunResult | OutOfMemory],
+        times: Mapping[str, Sequence[StepTime | None]],
+    ) -> None:
+        super().__init__(config, outcomes)
+        self.times = {name: [None if one is None else one.seconds for one in each] for name, each in times.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: every run's own, with the seconds of a step over each link."""
+        values = super().to_dict()
+        for name, seconds in self.times.items():
+            values["runs"][name]["step_s_over"] = dict(zip(LINKS, seconds, strict=True))
+        return values
+
+    def format_of(self, config: RunConfig) -> str:
+        return f"with {OPTIMIZERS[config.optim.optimizer]}, learning rate {config.optim.lr:g}"
+
+    def _table(self) -> RenderableType:
+        links = [f"step, {name}" for name in LINKS]
+        grid = Grid("gradients", *(right(name) for name in ("sent, bytes", "states, bytes", "last loss", *links)))
+        for name, result in self.results.items():
+            sent = max(result.sent_bytes(rank, len(result.steps) - 1) for rank in result.ran)
+            states = max(memory.marks["end_of_backward"].by_kind.get("optim", 0) for memory in result.memory)
+            seconds = [f"{1000 * one:.3g} ms" if one is not None else "-" for one in self.times.get(name, [None] * 2)]
+            grid.add(name, f"{sent:,}", f"{states:,}", f"{result.mean_losses[-1]:.4f}", *seconds)
+        note = "Sent: for model states in the last step, by the rank that sends most. States: what a rank keeps of the "
+        note += "optimizer's and of what was not sent. Steps are modelled, on A100s with one in each node."
+        return titled("What compression saves, and what it costs", Adaptive(grid, grid.short()), note)
 
 
 # -- weights ------------------------------------------------------------------------------------

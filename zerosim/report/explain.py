@@ -21,6 +21,7 @@ from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import OPTIMIZERS, show
 from zerosim.report.notebook import InNotebook
 from zerosim.report.tables import set_aside_text
+from zerosim.train.check_trained import num_trained
 
 
 class Explanation(InNotebook):
@@ -38,6 +39,7 @@ class Explanation(InNotebook):
             "counted": False,
             "config": self.asked.config.to_dict(),
             "num_parameters": self.asked.placed.num_parameters,
+            "num_trained": num_trained(self.asked.placed.layout),
             "count_with": plan_command(self.asked.config),
             "sections": {
                 part.key: {
@@ -55,7 +57,8 @@ class Explanation(InNotebook):
         optimizer = OPTIMIZERS[optim.optimizer] + (f" with momentum {optim.momentum:g}" if optim.momentum else "")
         headline = (
             f"{words.model_name(config)}: {words.headline(config)}, Ψ = {self.asked.placed.num_parameters:,} "
-            f"parameters, {config.precision.param_dtype}, {optimizer}, recipe {config.parallel.recipe}"
+            f"parameters{words.trained_of(self.asked.placed)}, {config.precision.param_dtype}, {optimizer}, "
+            f"recipe {config.parallel.recipe}"
         )
         yield Stack(
             Stack(

@@ -13,11 +13,13 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
 from zerosim.analysis.letters import letters_of, live_micro_batches, shown
+from zerosim.analysis.nodes import has_nodes, node_forms, node_size
 from zerosim.analysis.shares import cost_of, laid_out, shares_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.report.names import OPTIMIZERS, show
+from zerosim.report.notes import nodes_note
 from zerosim.report.words import SCHEDULES, by_stage
 from zerosim.units import format_bytes
 
@@ -184,16 +186,26 @@ def _optimizer_step(asked: Asked) -> Section | None:
 def _sent(asked: Asked) -> Section:
     config, ranks, held = asked.config, asked.held["N"], asked.held
     found = {key: form for key, form in of(asked.forms, "sent").items() if shown(form, held).terms}
-    names = {"states": "{}", "replicas": "across replicas", "tp": "tp: {}", "pp": "pp: {}"}
+    names = {
+        "states": "{}",
+        "node": "node: {}",
+        "nodes": "nodes: {}",
+        "replicas": "across replicas",
+        "tp": "tp: {}",
+        "pp": "pp: {}",
+    }
     terms = [asked.term(names[use].format(name), form) for (name, use), form in found.items()]
     whole = formulas.total(found.values())
-    zero = formulas.total(form for (_, use), form in found.items() if use == "states")
+    zero = formulas.total(form for (_, use), form in found.items() if use in ("states", "node", "nodes"))
     terms.append(asked.term("total", whole, is_sum=True))
     notes = [
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
         f"{held['g']} of a gradient, {held['w']} of a parameter. {zero.source}."
     ]
-    letters = [x for x in ("VD", "U", "R", "P", "M", "S", "C", "E", "F") if x in shown(whole, held).symbols]
+    if config.reduction.quantized_gradients or config.gathering.quantized_weights:
+        notes.append("Codes count as the part of an element that their bytes are; of scales each is 4 bytes.")
+    shown_letters = ("VD", "U", "R", "P", "M", "S", "C", "E", "F", "d", "n", "O", "σ_f", "σ_b", "σ_g")
+    letters = [x for x in shown_letters if x in shown(whole, held).symbols]
     notes += [asked.says(letter) for letter in letters]
     if every := PRESETS[config.optim.optimizer].estimates_every:
         notes.append(f"Every {every}th step has a second forward and backward, for an estimate, which is not in these.")
@@ -210,6 +222,18 @@ def _sent(asked: Asked) -> Section:
         notes.append(f"{PRINTED} {paper} (section 7).")
     among = ", among data-parallel ranks" if asked.is_part else ""
     return Section("volume", f"Sent per rank and step{among}", tuple(terms), tuple(notes), agrees)
+
+
+def _nodes(asked: Asked) -> Section | None:
+    if not has_nodes(asked.config):
+        return None
+    found = {key: form for key, form in node_forms(asked.config).items() if shown(form, asked.held).terms}
+    terms = [asked.term(name if use == "states" else f"{use}: {name}", form) for (name, use), form in found.items()]
+    whole = formulas.total(found.values())
+    terms.append(asked.term("total", whole, is_sum=True))
+    note = f"{nodes_note(asked.config)} {asked.says('d', 'n')}"
+    title = f"Leaves a node of {node_size(asked.config)} ranks per step"
+    return Section("nodes", title, tuple(terms), (note,))
 
 
 def _gathered(asked: Asked) -> Section | None:
@@ -241,7 +265,7 @@ def _exchanged(asked: Asked) -> Section | None:
         return None
     terms = tuple(asked.term(f"{axis}: {name}", form) for (name, axis), form in found.items())
     where = " on pipeline stage 0" if asked.config.mesh.pp > 1 else ""
-    symbols = formulas.total(found.values()).where({x: asked.held[x] for x in COUNTS}).symbols
+    symbols = formulas.total(found.values()).where({x: asked.held[x] for x in COUNTS if x in asked.held}).symbols
     note = f"{asked.says(*(x for x in ('bsh', 'bs', 'V') if x in symbols))} {'; '.join(_sources(found))}."
     return Section("exchanges", f"Activations sent per rank and step{where}", terms, (note,))
 
@@ -251,8 +275,22 @@ def _copies(asked: Asked) -> Section | None:
     if not found:
         return None
     terms = tuple(asked.term(way, form) for (way, _), form in found.items())
+    if asked.config.offload.is_on:
+        note = f"Model states, over PCIe or to the drives: no rank sends them. {'; '.join(_sources(found))}."
+        return Section("copies", "Copies between memories per rank and step", terms, (note,))
     note = f"Kept inputs of blocks, over PCIe: no rank sends them. {'; '.join(_sources(found))}."
     return Section("copies", "Copies between device and host per rank and step", terms, (note,))
+
+
+def _memories(asked: Asked) -> Section | None:
+    found = of(asked.forms, "lies")
+    if not found:
+        return None
+    terms = tuple(asked.term(f"{kind}, {memory or 'device'}", form) for (kind, memory), form in found.items())
+    note = "Offloaded states take no byte of the device between uses. The host's CPU steps masters that it holds."
+    if asked.config.grads.late:
+        note += " With a delayed update the gradients of two steps are there, and new parameters beside the old ones."
+    return Section("memories", "Where they lie", terms, (note,))
 
 
 def _blocks(asked: Asked) -> Section | None:
@@ -328,7 +366,9 @@ def _paper_activations(asked: Asked) -> Section | None:
     return Section("activations_1910_02054", "Activations of one microbatch, the ZeRO paper's estimate", terms, notes)
 
 
-SECTIONS = (_states, _optimizer_step, _sent, _gathered, _exchanged, _copies, _blocks, _paper_activations)
+SECTIONS = (
+    _states, _memories, _optimizer_step, _sent, _nodes, _gathered, _exchanged, _copies, _blocks, _paper_activations,
+)  # fmt: skip
 
 
 def _sources(found: Mapping[tuple[str, str], Form]) -> list[str]:

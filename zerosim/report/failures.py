@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import RenderableType
 
+from zerosim.comm.rank_status import numbers_text
 from zerosim.errors import OutOfMemory
-from zerosim.report.look import Stack, prose, titled
+from zerosim.placement.memories import DEVICE
+from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.tables import kinds_table
 
 MOST_HOLDERS = 3
@@ -19,12 +23,29 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
         f"Asked for: {error.requested:,} B of {error.kind or 'memory'}; "
         f"{live:,} of {error.capacity:,} B were live, so {room:,} B were left."
     )
+    advice = f"Tried for you: {error.advice or 'no other stage, micro-batch or number of ranks fits'}."
+    if error.memory != DEVICE:
+        request = f"Asked for: {error.requested:,} B of {error.kind}." if error.requested else ""
+        advice = "A node's ranks share it. What helps: fewer ranks on a node, or less that is offloaded there: "
+        advice += "zerosim fit --find offload says what each way takes."
     return Stack(
         titled(f"Live on rank {error.rank}", kinds_table(error.live)) if error.live else None,
-        prose(request),
+        _held(error.held) if error.held else None,
+        prose(request) if request else None,
         room_text(error),
-        prose(f"Tried for you: {error.advice or 'no other stage, micro-batch or number of ranks fits'}.", "bold"),
+        prose(advice, "bold"),
     )
+
+
+def _held(held: Mapping[int, int]) -> RenderableType:
+    """What each rank of a node holds of its memory at the most; ranks that hold as much share a line."""
+    alike: dict[int, list[int]] = {}
+    for rank, nbytes in sorted(held.items()):
+        alike.setdefault(nbytes, []).append(rank)
+    grid = Grid("ranks", right("each"), right("together"))
+    for nbytes, ranks in alike.items():
+        grid.add(numbers_text(ranks), f"{nbytes:,}", f"{nbytes * len(ranks):,}")
+    return titled("Held on the node, bytes at the most", Adaptive(grid.filled()))
 
 
 def room_text(error: OutOfMemory) -> RenderableType | None:

@@ -9,12 +9,14 @@ from rich.console import RenderableType
 
 from zerosim.analysis.interval import step_interval
 from zerosim.analysis.mesh_search import Fitting, Meshes
+from zerosim.analysis.models import TriedModel
 from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
+from zerosim.placement.memories import HOST, NVME
 from zerosim.report import words
 from zerosim.report.interval import band, implausible, interval_words, not_ranked, trust
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
@@ -31,6 +33,8 @@ from zerosim.units import format_bytes, format_count
 
 FEW = 3
 """So many rows are on the first page."""
+TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
+"""What a rank needs whose share of its node's other memories is too small."""
 _LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
 
 
@@ -96,8 +100,8 @@ def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> 
     about = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
     grid = Grid(right(what), right(taken_column(config)), right(""), "fits")
     for tried in sorted(found.tried):
-        does = "yes" if tried.taken_bytes <= limit.nbytes else "no"
-        peak = (tried.peak_bytes, format_bytes(tried.peak_bytes))
+        does = "yes" if tried.fits(limit.nbytes) else TOO_SMALL[tried.too_small] or "no"
+        peak = (None, None) if tried.too_small else (tried.peak_bytes, format_bytes(tried.peak_bytes))
         grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
     best = None if found.best is None else with_value(config, what.replace("-", "_"), found.best.value)
     lines = [] if timed is None else step_lines(timed, search.cluster)
@@ -106,19 +110,41 @@ def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> 
     return search.page(about, _answer(search, found), best, lines, *(tables if search.all else []), taken=taken)
 
 
+def models_report(search: Search, tried: Sequence[TriedModel], best: RunConfig | None) -> Stack:
+    """The largest named models that fit, and those above them."""
+    limit = search.limit
+    grid = Grid("model", right("parameters"), right("needs"), "fits")
+    shown = [*[one for one in tried if not one.fits][-FEW:], *(one for one in tried if one.fits)]
+    for one in tried if search.all else shown:
+        needs = TOO_SMALL[one.too_small] or format_bytes(one.peak_bytes + one.reserve_bytes)
+        is_best = best is not None and one.name == best.model.name
+        grid.add(one.name, one.num_parameters, needs, "yes" if one.fits else "no", style="bold" if is_best else "")
+    about = f"{STAGES[search.config.parallel.zero_stage]} on {limit.name or format_bytes(limit.nbytes)}, "
+    about += f"{counted(search.config.mesh.ranks, 'rank')}, {SEARCHES['model']}"
+    if best is None:
+        return search.page(about, "No model that has a name fits.", None, [], titled("What was run", Adaptive(grid)))
+    found = next(one for one in tried if one.fits)
+    answer = f"--model {found.name}. {verdict(best, limit, found.peak_bytes)}"
+    return search.page(about, answer, best, [], titled("What was run", Adaptive(grid)), taken=found.peak_bytes)
+
+
 def _answer(search: Search, found: Found) -> str:
     config, what, limit, field = search.config, search.find, search.limit, search.find.replace("-", "_")
     best, beyond = found.best, found.beyond
     if best is None:
-        least = min(found.tried, key=lambda tried: tried.taken_bytes)
+        if not (known := [tried for tried in found.tried if not tried.too_small]):
+            need = TOO_SMALL[found.tried[0].too_small]
+            return f"Nothing fits: all that was tried needs {need} than the node has."
+        least = min(known, key=lambda tried: tried.taken_bytes)
         does_not = verdict(with_value(config, field, least.value), limit, least.peak_bytes)
         return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config)}"
     shown = with_value(config, field, best.value)
     text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
     if beyond is not None:
         least_of_it = "" if config.memory.allocator == "exact" else "at least "  # it was refused there, and not run on
-        short = format_bytes(beyond.taken_bytes - limit.nbytes)
-        text += f" --{what} {beyond.value} does not fit: {least_of_it}{short} short."
+        short = f"{least_of_it}{format_bytes(beyond.taken_bytes - limit.nbytes)} short"
+        need = TOO_SMALL[beyond.too_small]
+        text += f" --{what} {beyond.value} does not fit: {f'needs {need} than the node has' if need else short}."
     elif what == "ranks":
         one = "data rank" if is_mesh(config) else "rank per replica" if config.mesh.dp_replicate > 1 else "rank"
         text += f" One {one} is enough."
@@ -140,6 +166,8 @@ def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
     """The fewest ranks that fill nodes, and what they leave free."""
     text = f" In whole nodes of {node}: --ranks {whole.value}, {counted(whole.value // node, 'node')}, "
     free = limit.nbytes - whole.taken_bytes
+    if whole.too_small:
+        return f"{text}needs {TOO_SMALL[whole.too_small]} than a node has."
     return text + (f"{format_bytes(free)} free." if free >= 0 else f"does not fit: {format_bytes(-free)} short.")
 
 
@@ -236,7 +264,7 @@ def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:
         "tp": str(mesh.tp),
         "pp": str(mesh.pp),
         "dp": replicas,
-        "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 else "-",
+        "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 or config.offload.is_on else "-",
         "SP": "yes" if config.parallel.sequence_parallel else "-",
         "schedule": schedule,
         "overlap": str(config.parallel.overlap) if "overlap" in config.given else "-",

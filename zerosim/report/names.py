@@ -45,6 +45,27 @@ KINDS: Mapping[str, KindLook] = {
 }
 
 
+KIND_WORDS: Mapping[str, str] = {
+    "param": "parameters",
+    "grad": "gradients",
+    "optim": "optimizer states",
+    "activation": "activations",
+    "activation_grad": "gradients of activations",
+    "kept": "inputs kept for recompute",
+    "temp": "working memory of kernels",
+    "comm": "buffers of collectives",
+    "unsharded_param": "gathered parameters",
+    "prefetched_param": "parameters gathered ahead",
+    "unsharded_grad": "whole gradients of units",
+}
+"""Kinds of memory in plain words."""
+
+
+def kind_words(name: str) -> str:
+    """A kind of memory in plain words; any other name as it is."""
+    return KIND_WORDS.get(name, name)
+
+
 def counted(count: int, one: str, many: str = "") -> str:
     """'1 rank', '4 ranks'."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

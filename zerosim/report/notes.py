@@ -18,9 +18,10 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.report.look import spread
 from zerosim.report.words import by_stage, holds_part, of_rank
+from zerosim.train.check_trained import num_trained
 from zerosim.train.result import RunResult
 
-_RANKS_OF = {"dp_shard": "N", "dp_replicate": "H", "tp": "t"}
+_RANKS_OF = {"dp_shard": "N", "node": "d", "nodes": "n", "dp_replicate": "H", "tp": "t"}
 """How formulas call the ranks along an axis."""
 
 
@@ -33,7 +34,7 @@ def states_note(result: RunResult) -> str:
     block = PRESETS[config.optim.optimizer].block
     said = {
         f"{cost.param} + {cost.grad} + {optim} bytes per parameter (param + grad + optim); "
-        f"Ψ = {result.num_parameters:,}, N = {config.mesh.shards:,}.": True,
+        f"Ψ = {result.num_parameters:,}{_trained(result)}, N = {config.mesh.shards:,}.": True,
         f"Of Ψ each rank holds Ψ_r = {by_stage([share.num_parameters for share in shares])}.": holds_part(result),
         f"Of Ψ_r, {by_stage(replicated)} are whole on all {tp} ranks of tp.": any(replicated),
         f"{by_stage(copied)} are keys' and values' that several ranks hold.": any(copied),
@@ -49,6 +50,10 @@ def states_note(result: RunResult) -> str:
         and block == 1,
     }
     return " ".join(text for text, holds in said.items() if holds)
+
+
+def _trained(result: RunResult) -> str:
+    return f", Ψ_t = {num_trained(result.layout):,} of them trained" if result.config.tuning.is_on else ""
 
 
 def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
@@ -70,6 +75,18 @@ def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
         gathers = " and gathers" if config.parallel.zero_stage == 3 else ""
         said.append(f"each of {config.data.accumulate} micro-batches is reduced{gathers}")
     return "; ".join(said) + "."
+
+
+def nodes_note(config: RunConfig) -> str:
+    """Which ranks' bytes leave a node, and by which way."""
+    if config.mesh.axes.nodes == 1:
+        return "Model states are divided within a node; across nodes replicas average their gradients."
+    if config.world.algorithm in ("ring", "native"):
+        return "A ring leaves a node once, whatever the number of ranks in it: (N-1)/N of a volume. So do NCCL's rings."
+    return (
+        "Every rank sends each other one its part: d (n-1)/n of a volume leave a node. On a ring, as NCCL's are, it is "
+        "(N-1)/N; see --collective ring."
+    )
 
 
 def sent_of_volume(axes: Collection[str]) -> str:

@@ -12,9 +12,10 @@ from rich.console import RenderableType
 from rich.table import Column
 
 from zerosim.analysis.compare import check_states, last_whole_step, peak_rank
-from zerosim.analysis.copies import check_copies
+from zerosim.analysis.copies import check_copies, check_memories
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import STATES
+from zerosim.analysis.nodes import check_nodes
 from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -25,9 +26,10 @@ from zerosim.placement.spec import is_block
 from zerosim.report import failures, words
 from zerosim.report.activations import block_unit, check_block, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import counted, listed
+from zerosim.report.names import KIND_WORDS, counted, listed
+from zerosim.report.offload_tables import memories_table, most_elsewhere
 from zerosim.report.plan_tables import all_tables
-from zerosim.report.tables import kept_text, set_aside_text, states_table, traffic_table
+from zerosim.report.tables import copies_table, kept_text, set_aside_text, states_table, traffic_table
 from zerosim.report.time import step_lines
 from zerosim.report.verdict import Limit, alike, assumed, fits, usual_text, verdict
 from zerosim.report.warnings import warnings_of, warnings_text
@@ -42,20 +44,6 @@ MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (
 _GATHERED = ("unsharded_param", "prefetched_param", "unsharded_grad")
 _LOGITS = ("lm_head", "loss")  # the units that hold them and their gradients
 _ITEMS = {"model states": STATES, "activations": ("activation", "activation_grad", "kept", "temp")}
-KIND_WORDS = {
-    "param": "parameters",
-    "grad": "gradients",
-    "optim": "optimizer states",
-    "activation": "activations",
-    "activation_grad": "gradients of activations",
-    "kept": "inputs kept for recompute",
-    "temp": "working memory of kernels",
-    "comm": "buffers of collectives",
-    "unsharded_param": "gathered parameters",
-    "prefetched_param": "parameters gathered ahead",
-    "unsharded_grad": "whole gradients of units",
-}
-"""Kinds of memory in plain words."""
 
 
 def plan_report(
@@ -78,7 +66,7 @@ def plan_report(
     has_agreed = formulas_agree(result)
     about = (
         f"{words.model_name(config)}: {words.headline(config, where)}. {format_count(result.num_parameters)} "
-        f"parameters, {config.global_batch * config.model.seq:,} tokens a step."
+        f"parameters{words.trained_of(result)}, {config.global_batch * config.model.seq:,} tokens a step."
     )
     taken = max(memory.reserved_bytes for memory in result.memory)
     answer = f"Needs {format_bytes(taken)} per GPU." if limit is None else verdict(config, limit, taken)
@@ -97,6 +85,7 @@ def plan_report(
         None if refusal is None else prose("These are exact bytes. An allocator takes more."),
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
+        Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,
         Stack(*map(prose, lines), close=True) if lines else None,
         Stack(
             prose(assumed(config, limit, cluster), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True
@@ -108,7 +97,7 @@ def plan_report(
     if all:
         return Stack(*page, *all_tables(result, limit, cluster))
     if not has_agreed:
-        page += [states_table(result), traffic_table(result)]
+        page += [states_table(result), memories_table(result), traffic_table(result), copies_table(result)]
     return Stack(*page, prose(MORE, "dim"))
 
 
@@ -228,11 +217,13 @@ def formulas_agree(result: RunResult) -> bool:
     """Whether every count that the tables mark equals its closed form."""
     step, saved, stages = last_whole_step(result), result.saved, range(result.layout.mesh.pp)
     agreed = [check.agrees for stage in stages for check in check_states(result, stage)]
+    agreed += [check.agrees is not False for stage in stages for check in check_memories(result, stage)]
     if step is not None:
         for stage in stages:
             sent = (*check_traffic(result, step, stage), *check_exchanges(result, step, stage))
             agreed += [check.agrees for check in sent]
-            if result.config.memory.cpu_checkpointing:
+            agreed += [check.agrees for check in check_nodes(result, step, stage)]
+            if result.config.memory.cpu_checkpointing or result.config.offload.is_on:
                 agreed += [check.agrees is not False for check in check_copies(result, step, stage)]
     if has_block(saved):
         block = check_block(result.config, saved[block_unit(saved)], block_unit(saved))

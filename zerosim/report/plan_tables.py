@@ -22,10 +22,12 @@ from zerosim.report import words
 from zerosim.report.activations import activations_table, has_block
 from zerosim.report.look import Adaptive, Grid, prose, right, titled
 from zerosim.report.names import KINDS, counted, listed
+from zerosim.report.offload_tables import memories_table
 from zerosim.report.tables import (
     allocator_text,
     copies_table,
     mesh_text,
+    nodes_table,
     owners_table,
     peaks_table,
     states_table,
@@ -70,6 +72,8 @@ def all_tables(result: RunResult, limit: Limit | None, cluster: Cluster | None) 
         heading("Counts beside formulas"),
         states_table(result),
         traffic_table(result),
+        nodes_table(result),
+        memories_table(result),
         copies_table(result),
     ]
 

@@ -14,9 +14,9 @@ from zerosim.errors import InputError
 from zerosim.report import words
 from zerosim.report.interval import implausible, three_figures
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import KINDS, STAGES, counted, listed
+from zerosim.report.names import KINDS, STAGES, counted, kind_words, listed
 from zerosim.report.notebook import InNotebook
-from zerosim.report.plan import BAR, KIND_WORDS, SMALL
+from zerosim.report.plan import BAR, SMALL
 from zerosim.report.tables import kept_text, mesh_text, set_aside_text
 from zerosim.report.time import step_values, times_table
 from zerosim.report.verdict import Limit, Planned, assumed, device_text
@@ -137,7 +137,7 @@ class StagePlans(InNotebook):
         small = [kind for kind in kinds if all(own.get(kind, 0) < SMALL * sum(own.values()) for own in held.values())]
         for kind in kinds:
             if kind not in small:
-                grid.add(KIND_WORDS.get(kind, kind), *(own.get(kind) or None for own in held.values()))
+                grid.add(kind_words(kind), *(own.get(kind) or None for own in held.values()))
         if small:
             grid.add("everything else", *(sum(own.get(kind, 0) for kind in small) for own in held.values()))
         grid.rule()

@@ -23,12 +23,14 @@ from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.forms import is_owned
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.letters import sizes
+from zerosim.analysis.nodes import NodeCheck, check_nodes, has_nodes, node_size
 from zerosim.analysis.shares import alike_stages, share_of
 from zerosim.analysis.traffic import TrafficCheck, check_traffic
 from zerosim.config import RunConfig
 from zerosim.report import notes, words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Cell, Grid, Stack, prose, right, spread, titled
 from zerosim.report.names import KINDS, show
+from zerosim.report.offload_tables import memories_table
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -58,7 +60,9 @@ def summary(result: RunResult) -> Stack:
         None if (text := words.lost(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
         states_table(result),
+        memories_table(result),
         traffic_table(result),
+        nodes_table(result),
         copies_table(result),
         peak_table(result),
         allocator_text(result),
@@ -286,25 +290,49 @@ def _sent_beside_formula(result: RunResult, groups: Groups[TrafficCheck]) -> Ada
     return Adaptive(full, fewer, short, short.joined("pipeline", "operation").without("padding"))
 
 
-def copies_table(result: RunResult) -> RenderableType | None:
-    """Kept inputs on their way to the host and back in the last whole step, by pipeline stage; None where none go."""
+def nodes_table(result: RunResult) -> RenderableType | None:
+    """What leaves a node in the last whole step beside the closed forms; None where nodes are not known."""
     step = last_whole_step(result)
-    if not result.config.memory.cpu_checkpointing or step is None:
+    if step is None or not has_nodes(result.config):
+        return None
+    own = words.of_rank(result)
+
+    def cells(check: NodeCheck) -> list[Cell]:
+        volume = own(check.text) if check.form.terms else ""
+        return [check.op, check.axis, show(check.counted), volume, check.formula, check.agrees]
+
+    groups = _by_stage(result, partial(check_nodes, result, step))
+    formula = (right("volume", style="cyan"), right("in bytes", style="cyan"))
+    grid = Grid("pipeline", "operation", "axis", right("bytes"), *formula, "agree")
+    grid = _grouped(grid, groups, cells, has_total=True).filled()
+    title = f"Bytes that leave a node of {node_size(result.config)} ranks in step {step}"
+    return titled(title, Adaptive(grid, grid.joined("operation", "axis")), notes.nodes_note(result.config))
+
+
+def copies_table(result: RunResult) -> RenderableType | None:
+    """What moves between a rank's memories in the last whole step, by pipeline stage; None where nothing does."""
+    step, keeps, offloads = last_whole_step(result), result.config.memory.cpu_checkpointing, result.config.offload.is_on
+    if not (keeps or offloads) or step is None:
         return None
 
     def cells(check: CopyCheck) -> list[Cell]:
         return [check.name, check.calls, spread(check.counted), check.text, check.formula, check.agrees]
 
     groups = _by_stage(result, partial(check_copies, result, step))
-    formula = (right("volume", style="cyan"), right("in bytes", style="cyan"))
-    grid = Grid("pipeline", "kept inputs", right("calls"), right("bytes"), *formula, "agree")
-    grid = _grouped(grid, groups, cells).filled()
-    note = (
-        f"bsh = {sizes(result.config)['bsh']:,} elements, one micro-batch's input of a block. On the host: the most at "
-        "once; the device's bytes above have none of it. Copies pass over PCIe, and are no part of what ranks send."
+    formula = (right("formula" if offloads else "volume", style="cyan"), right("in bytes", style="cyan"))
+    grid = Grid(
+        "pipeline", "model states" if offloads else "kept inputs", right("calls"), right("bytes"), *formula, "agree"
     )
-    body = Adaptive(grid, grid.without("calls"), grid.without("calls", "volume"))
-    return titled("Copies between device and host per rank and step", body, note)
+    grid = _grouped(grid, groups, cells).filled()
+    note = ""
+    if keeps:
+        note = f"bsh = {sizes(result.config)['bsh']:,} elements, one micro-batch's input of a block. "
+        if not offloads:
+            note += "On the host: the most at once; the device's bytes above have none of it. "
+    note += "Copies pass over PCIe or to the drives, and are" if offloads else "Copies pass over PCIe, and are"
+    note += " no part of what ranks send."
+    body = Adaptive(grid, grid.without("calls"), grid.without("calls", "formula" if offloads else "volume"))
+    return titled(f"Copies between {'memories' if offloads else 'device and host'} per rank and step", body, note)
 
 
 # -- groups of pipeline stages --------------------------------------------------------------------

@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from zerosim.analysis.interval import Interval, is_host_bound, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
+from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime, Track
 from zerosim.placement.mesh import what_for
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
@@ -23,6 +24,8 @@ _WORTH_IT = 0.05
 _WORTH_SAYING = 0.01
 _WAITS = {
     "states": "ZeRO's collectives",
+    "node": "ZeRO's collectives within nodes",
+    "nodes": "ZeRO's collectives across nodes",
     "replicas": "averages over replicas",
     "tp": "tensor parallelism's collectives",
     "pp": "the neighbouring pipeline stage",
@@ -45,6 +48,8 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
         f"per GPU, {values['hardware_tflops']:.1f} with recompute. Times of kernels: {cluster.source}. "
         f"Of collectives inside a node: {cluster.collectives_source}."
     )
+    if result.config.offload.is_on:
+        note += f" Of CPUs in the optimizer step: {cluster.cpu_rate / 1e9:.4g} GB/s of a node, {cluster.cpu_source}."
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
 
 
@@ -63,6 +68,8 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of it waits for communication."
     if flags := _hiding(result.config, time):
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
+    if time.cpu > _WORTH_IT * time.seconds and _can_delay(result.config):
+        wait += " --delayed-update 1 hides the CPU's step, for weights that are late by one update."
     lines.append(wait)
     precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
@@ -98,6 +105,15 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     most = config.replace(overlap="all").parallel.overlap
     has_all = config.parallel.overlap == most or (config.parallel.overlap == "gather" and config.clock.overlap_comm)
     return [] if has_all else [f"--overlap {most}"]
+
+
+def _can_delay(config: RunConfig) -> bool:
+    """Whether the CPU's step may go on beside the next step, and does not."""
+    try:
+        config.replace(delayed_update=1)
+    except InputError:
+        return False
+    return not config.grads.late
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
@@ -168,7 +184,7 @@ def time_parts(time: StepTime) -> list[tuple[str, float]]:
         waits[f"waits for {_WAITS.get(what_for(axis), f'collectives along {axis}')}"] += seconds
     parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed), *waits.items()]
     parts += [("waits for other ranks (bubble)", time.bubble), ("waits for the host's launches", time.host)]
-    parts += [("copies to and from the host", time.copies)]
+    parts += [("waits for the CPU's optimizer step", time.cpu), ("copies to and from the host", time.copies)]
     return [(name, seconds) for name, seconds in parts if seconds]
 
 
@@ -190,4 +206,5 @@ def _part_values(time: StepTime | Track) -> dict[str, Any]:
         "bubble_s": time.bubble,
         "host_s": time.host,
         "copies_s": time.copies,
+        **({"cpu_s": time.cpu} if time.cpu else {}),
     }

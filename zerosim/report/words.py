@@ -16,12 +16,13 @@ from zerosim.analysis import forms, formulas
 from zerosim.analysis.compare import check_states, last_whole_step
 from zerosim.analysis.forms import all_reduce_times, is_owned
 from zerosim.analysis.letters import letters_of, live_micro_batches, sizes
-from zerosim.analysis.shares import alike_stages, cost_of, shares_of
+from zerosim.analysis.shares import Placed, alike_stages, cost_of, shares_of
 from zerosim.config import RunConfig
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.placement.mesh import DATA
 from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
+from zerosim.train.check_trained import num_trained
 from zerosim.train.result import RunResult
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V"}
@@ -54,11 +55,12 @@ def stage_name(run: range) -> str:
     return f"stage {run[0]}" if len(run) == 1 else f"stages {run[0]} to {run[-1]}"
 
 
-def by_stage(values: Sequence[int]) -> str:
-    """'5 on stage 0, 4 on stages 1 to 6'; one number where all stages have the same."""
+def by_stage(values: Sequence[int | Fraction]) -> str:
+    """Say '5 on stage 0, 4 on stages 1 to 6'; one number where all stages have the same."""
+    said = [f"{int(value):,}" if value == int(value) else f"{float(value):,.1f}" for value in values]
     if len(set(values)) == 1:
-        return f"{values[0]:,}"
-    return ", ".join(f"{values[run[0]]:,} on {stage_name(run)}" for run in alike_stages(values))
+        return said[0]
+    return ", ".join(f"{said[run[0]]} on {stage_name(run)}" for run in alike_stages(values))
 
 
 def place(result: RunResult, rank: int) -> str:
@@ -177,12 +179,20 @@ def trained(result: RunResult) -> str:
     steps = len(result.losses)
     source = config.data.tokens or config.data.file or "the packaged primer on ZeRO"
     return (
-        f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters in "
+        f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters{trained_of(result)} in "
         f"{pieces(result)}, in {config.precision.param_dtype} with "
         f"{OPTIMIZERS[config.optim.optimizer]}, trained for {counted(steps, 'step')} of "
         f"{config.global_batch:,} x {config.model.seq:,} tokens "
         f"({steps * config.global_batch * config.model.seq:,} in all) of {source}."
     )
+
+
+def trained_of(placed: Placed) -> str:
+    """' (4,096 of them trained, 1.8 %)' where some are frozen."""
+    if not placed.config.tuning.is_on:
+        return ""
+    trained = num_trained(placed.layout)
+    return f" ({trained:,} of them trained, {100 * trained / placed.num_parameters:.3g} %)"
 
 
 def pieces(result: RunResult) -> str:

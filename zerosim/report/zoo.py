@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 from rich.console import RenderableType
 
 from zerosim.comm.runtime import make_backend
-from zerosim.config import RunConfig
+from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets import hardware, models, nodes, recipes
 from zerosim.device.device import Device
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.verdict import Limit
 from zerosim.train.build import build_model
+from zerosim.train.plan import peak_of
 from zerosim.units import format_bytes
+
+TUNED = ("llama2-7b", "llama3-8b", "llama2-13b", "llama2-70b", "llama3.1-405b")
+METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "all of it": {},
+        "LoRA": {"lora_rank": 16, "lora_target": "all-linear"},
+        "QLoRA": {"lora_rank": 16, "lora_target": "all-linear", "base": "nf4"},
+    }
+)
+"""What is trained, by what people call it."""
 
 
 def zoo_report(rooms: Sequence[str]) -> Stack:
     """The tables of `rooms`: models, gpus, nodes, recipes."""
     tables = {"models": models_table, "gpus": gpus_table, "nodes": nodes_table, "recipes": recipes_list}
+    tables["fine-tuning"] = fine_tuning_table
     return Stack(*(tables[room]() for room in rooms))
 
 
@@ -70,3 +85,27 @@ def recipes_list() -> RenderableType:
         close = "" if recipe.approximations == "none" else f" {recipe.approximations}"
         parts.append(prose(f"{recipe.name}: {recipe.models}{close} Source: {recipe.source}."))
     return titled("Recipes", Stack(*parts))
+
+
+def fine_tuning_table() -> RenderableType:
+    """What one GPU needs to fine-tune a model, and the smallest GPU that has it; each figure was counted in a plan."""
+    grid = Grid("model", *(name for method in METHODS for name in (right(method), "smallest GPU")))
+    narrow = Grid("model", "trained", right("needs"), "smallest GPU")
+    devices = [device for device in hardware.presets() if "bf16" in device.formats]
+    devices.sort(key=lambda device: device.memory_bytes)
+    for name in TUNED:
+        cells: list[str] = []
+        for method, how in METHODS.items():
+            config = plan_config(
+                model=name, ranks=1, stage=3, micro_batch=1, seq=2048, recompute="full", attention="flash",
+                loss="chunked", recipe="usual", **how,
+            )  # fmt: skip
+            peak = peak_of(config)
+            fitting = (d for d in devices if peak + Limit(d.name, d.memory_bytes, d).reserve(config) <= d.memory_bytes)
+            cells += [format_bytes(peak), next((device.name for device in fitting), "none")]
+            narrow.add(name if len(cells) == 2 else "", method, *cells[-2:])
+        grid.add(name, *cells)
+    note = "One row of 2,048 tokens on one GPU, bf16, Adam, flash attention, --recompute full, --loss chunked. LoRA "
+    note += "and QLoRA have adapters of rank 16 on all linear maps. The smallest GPU also has room for CUDA and its "
+    note += "libraries."
+    return titled("Fine-tuning", Adaptive(grid, narrow), note)

@@ -9,11 +9,12 @@ from zerosim.backends.kernels import Backend
 from zerosim.config.option import known_word
 from zerosim.device.device import Kind, Phase
 from zerosim.device.events import (
+    COMPUTE,
+    CPU,
     Alloc,
     Copy,
     Event,
     Free,
-    HostAlloc,
     Kernel,
     Launch,
     Mark,
@@ -29,10 +30,11 @@ from zerosim.device.events import (
 from zerosim.device.work import EAGER_PARTS
 from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
+from zerosim.placement.memories import DEVICE, HOST
 from zerosim.verbs import VERBS
 
 EVENTS = (
-    "alloc", "copy", "free", "hostalloc", "hostfree", "kernel", "launch", "mark", "message", "refusal", "retag", "save",
+    "alloc", "copy", "free", "kernel", "launch", "mark", "message", "refusal", "retag", "save",
     "wait",
 )  # fmt: skip
 _NAMES = [name for name in vars(Backend) if not name.startswith("_") and name != "name"]
@@ -154,23 +156,28 @@ def describe(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -
 def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
     match event:
         case Alloc():
-            return f"alloc {event.nbytes:,} B of {event.kind}"
+            return f"alloc {event.nbytes:,} B of {event.kind}{_where(event.memory)}"
         case Free():
             freed = live.get(event.id)
-            return f"free {freed.nbytes:,} B of {freed.kind}" if freed is not None else "free"
+            gone = f" {freed.nbytes:,} B of {freed.kind}" if freed is not None else ""
+            return f"free{gone}{_where(event.memory)}"
         case Copy():
             return f"copy {event.nbytes:,} B, {event.source} to {event.target}"
-        case HostAlloc():
-            return f"the host holds {event.nbytes:,} B of {event.kind}"
         case Kernel():
-            return f"kernel {event.name}, {event.flops:,} flops"
+            return f"kernel {event.name}{_where(event.place)}, {event.flops:,} flops"
         case Launch():
             call = numbered(event.op, event.sequence) + (f" over {event.axis}" if event.axis != "dp_shard" else "")
             return f"{call} of {event.payload_bytes:,} B ({event.dtype}), sends {event.sent_bytes:,} B"
         case Wait():
-            launches = (past for past in reversed(before) if isinstance(past, Launch) and past.work == event.work)
+            launches = (
+                past for past in reversed(before) if isinstance(past, Launch | Copy) and past.work == event.work
+            )
             launch = next(launches, None)
-            return f"wait: {numbered(launch.op, launch.sequence) if launch else 'a collective'} is done"
+            done = numbered(launch.op, launch.sequence) if isinstance(launch, Launch) else "a collective"
+            if isinstance(launch, Copy):
+                done = f"the copy from {launch.source} to {launch.target}"
+            who = "wait" if event.by == COMPUTE else f"{'the CPU' if event.by == CPU else event.by} waits"
+            return f"{who}: {done} is done"
         case Message():
             whom = "each of the others" if event.peer < 0 else f"rank {event.peer}"
             return f"message of {event.nbytes:,} B to {whom}"
@@ -181,7 +188,7 @@ def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> s
         case Save():
             return f"{event.op} saves its {event.what}, {event.nbytes:,} B"
         case Refusal():
-            return f"refused: {event.nbytes:,} B of {event.kind} do not fit"
+            return f"refused: {event.nbytes:,} B of {event.kind} do not fit{_where(event.memory)}"
         case Segment():
             done = "takes" if event.nbytes > 0 else "gives back"
             return f"the allocator {done} {abs(event.nbytes):,} B at address {event.address:,}"
@@ -189,3 +196,8 @@ def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> s
             return f"move {event.nbytes:,} B from address {event.source:,} to {event.target:,}"
         case _:
             return type(event).__name__.lower()
+
+
+def _where(memory: str) -> str:
+    """Nothing for the device, which most events happen on."""
+    return "" if memory == DEVICE else f" on {memory if memory != HOST else 'the host'}"

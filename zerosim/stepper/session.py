@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Backend
-from zerosim.comm.runtime import Context, assemble
+from zerosim.comm.runtime import Context, assemble, node_pools, other_memories
 from zerosim.comm.scheduler import State
 from zerosim.comm.stepping import SteppedRecorder, SteppedScheduler
 from zerosim.device.allocators.choose import make_allocator
@@ -42,8 +42,8 @@ class SteppedDevice(Device):
         super().__init__(*parts, **more)
         self.held: dict[int, Held] = {}
 
-    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, *, padding: int = 0, name: str = "") -> Buffer:
-        buffer = super().alloc(shape, dtype, kind, padding=padding, name=name)
+    def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, **more: Any) -> Buffer:
+        buffer = super().alloc(shape, dtype, kind, **more)
         # Undefined in a run; here a moment that is come to again must look the same. A fill of the backend is no event.
         self.backend.fill(buffer.array, 0.0)
         self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)
@@ -70,14 +70,20 @@ class Session:
         self.recorders = [SteppedRecorder(one.rank, self.scheduler, one.readers) for one in self.ledgers]
         self.devices: list[SteppedDevice] = []
 
+        world = world_of(config)
+        pools = node_pools(world)
+
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
             memory, recorder = config.memory, self.recorders[rank]
             allocator = make_allocator(memory.allocator, memory.capacity, memory.allocator_conf)
-            self.devices.append(SteppedDevice(rank, backend, allocator=allocator, recorder=recorder, switch=switch))
+            others = other_memories(world, rank, pools[rank])
+            self.devices.append(
+                SteppedDevice(rank, backend, allocator=allocator, others=others, recorder=recorder, switch=switch)
+            )
             return self.devices[-1]
 
         program = _program(experiment, self.recorders, self.parts)
-        self._ranks = assemble(program, world_of(config), make_device, self.scheduler)
+        self._ranks = assemble(program, world, make_device, self.scheduler)
         self.transport = self._ranks.transport
         self._ranks.start()
         self._settle()

@@ -14,7 +14,8 @@ from zerosim.comm.scheduler import State
 from zerosim.device.device import Buffer
 from zerosim.device.events import Event, Save
 from zerosim.errors import InputError
-from zerosim.ledger.memory import Snapshot
+from zerosim.ledger.memory import MemoryLedger, Snapshot
+from zerosim.placement.memories import DEVICE, MEMORIES
 from zerosim.report.notebook import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
 from zerosim.stepper.match import Moment, describe, numbered
 from zerosim.stepper.parameters import Parameters
@@ -59,11 +60,17 @@ class RankView:
             return "finished"
         return self._session.transport.stand(self.rank)
 
-    def memory(self) -> Snapshot:
-        """Live bytes by kind and unit."""
+    def memory(self, name: str = DEVICE) -> Snapshot:
+        """Return the live bytes by kind and unit in one of the rank's memories: 'device', 'host' or 'nvme'."""
         history = self._session.recorders[self.rank].history
-        ledger = self._session.ledgers[self.rank].memory
+        own = self._session.ledgers[self.rank].memory
+        ledger = own if name == DEVICE else own.others.get(name, MemoryLedger())
         return ledger.now(history[-1].scope) if history else ledger.now()
+
+    @property
+    def memories(self) -> list[str]:
+        """The rank's memories that have held anything so far, the device's first."""
+        return [DEVICE, *(name for name in MEMORIES if name in self._session.ledgers[self.rank].memory.others)]
 
     def live(self) -> LiveTable:
         """Every live buffer, oldest first."""
@@ -102,19 +109,20 @@ class RankView:
 
 def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ()) -> str:
     """Ranks at one moment: where each stands, its live bytes. `notes` are lines below, such as what comes."""
-    memories = [rank.memory().by_kind for rank in ranks[:MOST_ROWS]]
+    held = [(rank, name, rank.memory(name).by_kind) for rank in ranks[:MOST_ROWS] for name in rank.memories]
+    memories = [by_kind for _, _, by_kind in held]
     most = max([sum(by_kind.values()) for by_kind in memories], default=0)
     rows = [
         [
             f"{rank.rank} ({rank.place})" if rank.place else str(rank.rank),
-            rank.status,
+            rank.status if name == DEVICE else f"in its {name} memory",
             f"{sum(by_kind.values()):,}",
             bar(by_kind, most),
         ]
-        for rank, by_kind in zip(ranks, memories, strict=False)
+        for rank, name, by_kind in held
     ]
     body = table(("rank", "stands", "live bytes", "by kind"), rows, raw=(3,), left=(1, 3), wide="45%")
-    left_out = [f"and {len(ranks) - len(rows):,} ranks more"] if len(ranks) > len(rows) else []
+    left_out = [f"and {len(ranks) - MOST_ROWS:,} ranks more"] if len(ranks) > MOST_ROWS else []
     below = "".join(f"<div>{escaped(line)}</div>" for line in [*left_out, *notes])
     return card(title, body + legend({kind for by_kind in memories for kind in by_kind}) + below)
 

@@ -17,25 +17,14 @@ from collections.abc import Callable, Sequence
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.work import ACCUMULATE, work_of
-from zerosim.dtypes import DType, compute_dtype, fp64
+from zerosim.dtypes import DType
 from zerosim.placement.layout import Row, Rows
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.tensor.dummy_grads import DummyGrads
-
-
-class GradProbe:
-    """Remembers, on the device, whether this rank's own gradients were finite: an error can name the rank and unit."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.flag: Buffer | None = None  # (1,), fp64: finite as long as all of them were
-
-    def look(self, grad: Buffer) -> None:
-        flag = self.device.alloc((1,), fp64, Kind.TEMP)
-        self.device.kernel(grad.numel, self.device.backend.finite_probe, grad.array, flag.array)
-        self.flag = _added(self.flag, flag)
+from zerosim.tensor.offloaded import Outgoing
+from zerosim.tensor.sums import GradProbe, accumulate, added
 
 
 class GradAccumulator:
@@ -62,6 +51,8 @@ class GradAccumulator:
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
         self._lasting: Buffer | None = None  # where gradients live always: what `grad_whole` or `grad_shard` points to
+        self.grad_memory = DEVICE  # where the own slice of the reduced gradient goes
+        self.outgoing: Outgoing | None = None  # what brings it there
         self.later: deque[Callable[[], None]] | None = None  # takes weights' gradients while inputs' alone are made
         self._given: set[int] = set()
         self._collected: set[int] = set()
@@ -111,21 +102,29 @@ class GradAccumulator:
         return self.keeps_whole_grad and self._lasting is not None
 
     def place_grads(
-        self, row: Row, memory: GradMemory, param_dtype: DType, *, probes: bool, dummies: DummyGrads | None = None
+        self,
+        row: Row,
+        memory: GradMemory,
+        param_dtype: DType,
+        *,
+        probes: bool,
+        dummies: DummyGrads | None = None,
+        out: Outgoing | None = None,
     ) -> None:
         """Before the first step: how gradients are held, a buffer for them where they live always, and whether a
         GradProbe looks at them. `dummies`: the rank's, which a block makes its linear maps' gradients in."""
         self.probe = GradProbe(self.device) if probes else None
         uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.is_trained
         self.dummies = dummies if uses_dummies else None
-        self.keeps_whole_grad = row.is_whole
+        self.keeps_whole_grad, self.grad_memory, self.outgoing = row.is_whole, row.memory, out
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
         if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
             if not row.is_whole:
                 numel, padding = self.own.size, self.own_padding
-            self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
-            self._zero(self._lasting.array)
+            with self.device.at(DEVICE if row.is_whole else row.memory):
+                self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
+                self._zero(self._lasting.array)
             if row.is_whole:
                 self.grad_whole = self._lasting
 
@@ -163,9 +162,9 @@ class GradAccumulator:
         if grad.storage is not whole.storage:
             into, k = self.window(whole, index).array, self.device.backend
             if index in self._collected or self.adds_at_once:
-                _accumulate(self.device, grad.numel, k.add, into, grad.array, into)
+                accumulate(self.device, grad.numel, k.add, into, grad.array, into)
             else:
-                _accumulate(self.device, 0, k.copy, grad.array, into)
+                accumulate(self.device, 0, k.copy, grad.array, into)
         self._given.add(index)
         self._collected.add(index)
 
@@ -206,7 +205,7 @@ class GradAccumulator:
         if self.grad_held is None:
             self.grad_held = self.take_grad()
             return
-        _added(self.grad_held, self._take_local())
+        added(self.grad_held, self._take_local())
         if self.probe is not None:
             self.probe.look(self.grad_held)
 
@@ -225,40 +224,45 @@ class GradAccumulator:
     def add_grad_whole(self, grad: Buffer) -> None:
         """Keep a finished gradient whole; a later micro-batch's is added, if it has not been."""
         if grad is not self.grad_whole:
-            self.grad_whole = _added(self.grad_whole, grad)
+            self.grad_whole = added(self.grad_whole, grad)
 
     def new_grad_shard(self) -> Buffer:
         """A buffer for the own slice of a reduced gradient; where a sum is kept already, to be added to it."""
         own = self.own
         return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
+    def stand_own(self, own: Buffer | None) -> None:
+        """The own part of a gradient that is reduced where it stands, once a step: keep it there, or send it."""
+        if not self._leaves(own):
+            self.grad_shard = own
+
     def add_grad_shard(self, grad: Buffer | None) -> None:
-        """Keep the own part of a reduced gradient (None: there is none); a later micro-batch's is added."""
-        if grad is None:
-            return
-        if self.grad_shard is None and self._lasting is not None:
+        """Keep the own part of a reduced gradient (None: there is none), or send it where it is kept."""
+        if grad is not None and not self._leaves(grad):
+            self.keep_grad_shard(grad)
+
+    def _leaves(self, own: Buffer | None) -> bool:
+        if own is None or own.memory == self.grad_memory or self.outgoing is None or not self.outgoing.as_it_goes:
+            return False
+        self.outgoing.send(self, own)
+        return True
+
+    def keep_grad_shard(self, grad: Buffer) -> None:
+        """The same where it is; a later micro-batch's is added."""
+        if self.grad_shard is None and self._lasting is not None and self._lasting.memory == grad.memory:
             own = self.own_window(self._lasting) if self.keeps_whole_grad else self._lasting
             self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
             self.grad_shard = own
         else:
-            self.grad_shard = _added(self.grad_shard, grad)
+            self.grad_shard = added(self.grad_shard, grad)
 
     def keep_own_grad(self) -> None:
         """Of a gradient that is whole only the own part stays, in a buffer of its own where it is not all of it."""
         own, whole = self.grad_shard, self.grad_whole
-        if own is not None and whole is not None and own is not whole:
+        if own is not None and whole is not None and own is not whole and own.memory == DEVICE:
             self.grad_shard = self.new_grad_shard()
             self.device.kernel(0, self.device.backend.copy, own.array, self.grad_shard.array)
         self.grad_whole = None
-
-    def upcast_grad_shard(self) -> Buffer | None:
-        """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""
-        half, compute = self.grad_shard, compute_dtype(self.grad_dtype)
-        if half is None or not self.grad_dtype.is_half:
-            return None
-        copy = self.device.alloc(half.shape, compute, Kind.GRAD, padding=self.own_padding)
-        self.device.kernel(0, self.device.backend.copy, half.array, copy.array)
-        return copy
 
     def take_finished(self) -> list[Buffer]:
         """The gradient that is to be reduced, whole, handed over in a list; the flat forgets it."""
@@ -285,15 +289,3 @@ class GradAccumulator:
 
     def _zero(self, array: Array) -> None:
         self.device.kernel(0, self.device.backend.fill, array, 0.0)
-
-
-def _added(kept: Buffer | None, grad: Buffer) -> Buffer:
-    if kept is None:
-        return grad
-    _accumulate(kept.device, grad.numel, kept.device.backend.add, kept.array, grad.array, kept.array)
-    return kept
-
-
-def _accumulate(device: Device, flops: int, run: Callable[..., None], *arrays: Array) -> None:
-    """A kernel of its own here. Fused frameworks have the product that makes the gradient add it."""
-    device.kernels((work_of(run.__name__, flops, arrays)._replace(name=ACCUMULATE),), run, *arrays)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerosim.device.copies import Copying
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import DType
+from zerosim.device.events import COMPUTE
+from zerosim.dtypes import DType, uint8
 from zerosim.placement.layout import Row
+from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
 from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
@@ -19,6 +22,8 @@ from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
 from zerosim.placement.spec import FlatSpec, Split, WeightSpec
 from zerosim.tensor.accumulation import GradAccumulator
+from zerosim.tensor.offloaded import Incoming, put, store_params, write
+from zerosim.tensor.stored import dequantized, quantized
 from zerosim.tensor.tensor import Parameter
 
 
@@ -35,12 +40,15 @@ class Flat(GradAccumulator):
     Parameters point here; nothing here points back.
     """
 
-    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "") -> None:
+    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "", stored: str = ""):
         super().__init__(name, device, grad_dtype, module)
-        self.dtype = dtype
+        self.stored, self.dtype = stored, uint8 if stored else dtype
+        self.value_dtype = dtype  # of what ops read
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: what lies elsewhere now was then here, and is freed
+        self.incoming: Incoming | None = None  # the own slice, on its way from another memory
+        self.leaving: Copying | None = None  # and on its way there, to a file
         self.master: Buffer | None = None
         self.states: dict[str, Buffer] = {}
 
@@ -57,7 +65,7 @@ class Flat(GradAccumulator):
     ) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, `split` cuts it."""
         shape = shape if split is None else split.local_shape
-        weight = WeightSpec(name, shape, std, fill, split, summed, embedding)
+        weight = WeightSpec(name, shape, std, fill, split, summed, embedding, self.stored)
         self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
@@ -67,12 +75,14 @@ class Flat(GradAccumulator):
             self.param = self._alloc_param(Slice(0, self.padded_numel, self.numel))
             self.param_shard = self.own_window(self.param)
         elif row.lives != "use":
-            self.param_shard = self._alloc_param(self.own)
+            self.param_shard = self._alloc_param(self.own, row.memory)
 
-    def _alloc_param(self, part: Slice) -> Buffer:
-        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=self.spec.padding(part))
-        for start, stop in self.spec.gaps(part):
-            self._zero(param[start:stop].array)
+    def _alloc_param(self, part: Slice, memory: str = DEVICE) -> Buffer:
+        padding = self.spec.padding(part)
+        param = self.device.alloc((part.size,), self.dtype, Kind.PARAM, padding=padding, memory=memory)
+        for start, stop in self.spec.gaps(part) if memory != NVME else ():  # a new file is all zeros
+            with self.device.at(memory):
+                self._zero(param[start:stop].array)
         return param
 
     def param_window(self, index: int) -> Buffer:
@@ -81,7 +91,7 @@ class Flat(GradAccumulator):
                 f"rank {self.device.rank} uses {self.spec.weights[index].name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
-        return self.window(self.param, index)
+        return dequantized(self, self.param, index) if self.stored else self.window(self.param, index)
 
     def shard(self) -> Buffer:
         assert self.param_shard is not None, f"{self.name} has not been placed"
@@ -93,7 +103,7 @@ class Flat(GradAccumulator):
 
     def unshard(self, full: Buffer) -> None:
         """The whole is there: `full` has padded_numel elements (numel suffice)."""
-        self.param = full
+        self.param, self.incoming = full, None
         self.was_unsharded = True
 
     def reshard(self) -> None:
@@ -105,23 +115,22 @@ class Flat(GradAccumulator):
 
         The master is a copy of the rounded weight or, with `exact_master`, of the value as given.
         """
-        values = values.reshape(-1)
+        values = quantized(self, values) if self.stored else values.reshape(-1)
         backend = self.device.backend
         if self.param is not None:
-            backend.from_host(values, self.window(self.param, index).reshape(-1).array)
+            backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)
         if mine is None:
             return
         values, here = values[mine.start : mine.stop], slice(mine.at, mine.at + mine.numel)
         # Without a stored shard the rounding is the host's: an array that takes no memory of the device.
-        stored = self.param_shard
-        rounded = backend.empty(values.shape, self.dtype) if stored is None else stored[here].array
+        stored = None if self.param_shard is None else self.param_shard[here]
+        is_array = stored is not None and stored.memory != NVME
+        rounded = stored.array if stored is not None and is_array else backend.empty(values.shape, self.dtype)
         backend.from_host(values, rounded)
+        put(rounded, stored)
         if self.master is not None:
-            if exact_master:
-                backend.from_host(values, self.master[here].array)
-            else:
-                backend.copy(rounded, self.master[here].array)
+            (write if exact_master else put)(values if exact_master else rounded, self.master[here])
 
     def weights(self) -> Buffer:
         """What the optimizer updates: the own slice of the master or, without one, of the parameters."""
@@ -130,11 +139,24 @@ class Flat(GradAccumulator):
     def store_param_shard(self) -> None:
         """Round the updated master into the own slice of the parameters. No traffic."""
         if self.master is not None and self.param_shard is not None:
-            self.device.kernel(0, self.device.backend.copy, self.master.array, self.param_shard.array)
+            store_params(self)
 
-    def own_param(self, kind: Kind) -> Buffer:
-        """The own slice of the parameters, to be sent; where none is stored, cast from the master into a buffer of
-        `kind`."""
+    def fetch(self, kind: Kind = Kind.COMM, *, to: str = DEVICE) -> Incoming | None:
+        """Launch what brings the own slice of the parameters nearer to the device; None where it is there."""
+        if self.param_shard is None or self.param_shard.memory == DEVICE:
+            return None
+        self.incoming = self.incoming or Incoming(self)
+        if to == DEVICE:
+            self.incoming.lift(kind)
+        else:
+            self.incoming.stage()
+        return self.incoming
+
+    def own_param(self, kind: Kind, *, by: str = COMPUTE) -> Buffer:
+        """The own slice of the parameters, to be sent; where the device has none, brought or cast from the master into
+        a buffer of `kind`. `by` waits for what is brought."""
+        if (coming := self.fetch(kind)) is not None:
+            return coming.lift(kind).wait(by)
         if self.param_shard is not None:
             return self.param_shard
         shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own_padding)

@@ -45,9 +45,10 @@ class DropoutKeys:
         self.seed = seed
         self.first_micro_batch = first_micro_batch
 
-    def __call__(self, op: str) -> tuple[int, int]:
+    def __call__(self, op: str, unit: str = "") -> tuple[int, int]:
+        """The key of an op in a `unit`; without one, in the unit that runs."""
         where = self.device.where
-        return key("dropout", self.seed, where.step, self.first_micro_batch + where.slot, where.unit, op)
+        return key("dropout", self.seed, where.step, self.first_micro_batch + where.slot, unit or where.unit, op)
 
 
 class LabelKeys:

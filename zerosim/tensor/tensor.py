@@ -210,12 +210,18 @@ class Parameter:
         return self if self.flat.is_trained else None
 
     @property
+    def buffer(self) -> Buffer:
+        """Its values: a window of the flat buffer or, of codes, a new buffer, which the op that reads it holds."""
+        return self.flat.param_window(self.index)
+
+    @property
     def array(self) -> Array:
-        return self.flat.param_window(self.index).array
+        assert not self.flat.stored, f"{self.name} is kept as codes: hold its buffer while it is read"
+        return self.buffer.array
 
     @property
     def dtype(self) -> DType:
-        return self.flat.dtype
+        return self.flat.value_dtype
 
     @property
     def device(self) -> Device:

@@ -1,9 +1,10 @@
-"""From a RunConfig to the parts of a run: model, strategy, pipeline. One of each per rank, all alike."""
+"""Build the parts of a run from a RunConfig: model, strategy, pipeline. Each rank has one of each, all alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
@@ -11,6 +12,7 @@ from zerosim.comm.groups import Groups
 from zerosim.comm.runtime import Context, World
 from zerosim.comm.transports.fake import FakeTransport
 from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
@@ -29,24 +31,19 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline, Schedule, schedule_of
 from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import Borders, TensorParallel
+from zerosim.placement.memories import HOST, NVME
 from zerosim.placement.mesh import DATA, STATES
 from zerosim.placement.spec import is_block
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
-from zerosim.train.build_strategy import (
-    IsTrained,
-    all_trained,
-    build_strategy,
-    layout_of,
-    stage_chunks,
-)
+from zerosim.train.build_strategy import build_strategy, is_trained, layout_of, stage_chunks
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
 BUILDERS = {"gpt": build_gpt, "llama": build_llama, "mlp": build_mlp, "flat": build_flat}
 
 
 def builder_of(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Builder:
-    """What builds the model of a run, and parts like its own."""
+    """Return the builder of a run's model and of its layers."""
     precision, memory = config.precision, config.memory
     return Builder(
         config.model,
@@ -57,26 +54,27 @@ def builder_of(config: RunConfig, device: Device, group: Group | None = None, *,
         ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax),
         group or group_of(config),
         config.gathering.by_module,
+        tuning=config.tuning,
     )
 
 
 def build_model(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Model:
-    """The model of a run, declared on `device` and not yet placed.
+    """Build the model of a run, declared on `device` and not yet placed.
 
-    Without a tensor-parallel `group` it is cut as the first member of one holds it, and cannot run where there is one.
+    Without a tensor-parallel `group` it has the first member's cut. Then it cannot run if the run has such a group.
     """
     new = builder_of(config, device, group, first_micro_batch=first_micro_batch)
     model = BUILDERS[config.model.family](new)
     model.loss_mode = config.memory.loss
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
     if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
-        for flat in model.flats:
+        for flat in (flat for flat in model.flats if not flat.stored):
             flat.spec = replace(flat.spec, block=block, members=config.mesh.shards)
     return model
 
 
 def group_of(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> Group:
-    """What a rank's layers are divided over; without `groups` it only says how weights are cut."""
+    """Return the group that divides a rank's layers; without `groups` it only describes how weights are cut."""
     mesh, parallel = config.mesh.axes, config.parallel
     if mesh.tp == 1:
         return ONE_RANK
@@ -93,8 +91,11 @@ def group_of(config: RunConfig, rank: int = 0, groups: Groups | None = None) -> 
     return Group(maps, OwnRows(mesh.tp, index) if by_rows else ALL_ROWS)
 
 
-def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
-    """The world that a run asks for."""
+def world_of(
+    config: RunConfig, *, keep_events: bool = False, folder: Path | None = None, cluster: Cluster | None = None
+) -> World:
+    """Return the world of a run: on one node or, with a `cluster`, on its nodes. Data on NVMe are files in
+    `folder`."""
     return World(
         ranks=config.mesh.ranks,
         max_running=config.world.max_running,
@@ -106,15 +107,34 @@ def world_of(config: RunConfig, *, keep_events: bool = False) -> World:
         capacity=config.memory.capacity,
         allocator=config.memory.allocator,
         allocator_conf=config.memory.allocator_conf,
+        node_ranks=node_ranks(config, cluster),
+        others=node_memories(config, cluster),
+        folder=folder,
         keep_events=keep_events,
     )
+
+
+def node_ranks(config: RunConfig, cluster: Cluster | None) -> int:
+    """How many neighbouring ranks share a node: of a cluster its GPUs, else as `--ranks-per-node` says, or all."""
+    return min(config.mesh.ranks, cluster.node_gpus if cluster else config.mesh.ranks_per_node or config.mesh.ranks)
+
+
+def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
+    """Bytes of a node's memories that limit a run; None: not known. A cluster's limit only what is offloaded."""
+    return node_has(config, cluster if config.offload.is_on else None)
+
+
+def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
+    """Bytes of a node's memories beside the devices', as --host-memory or the cluster's node says; None: not known."""
+    host, drives = (None, None) if cluster is None else (cluster.host_bytes, cluster.nvme_bytes)
+    return {HOST: config.offload.host_memory or host, NVME: drives}
 
 
 MakeStrategy = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]
 
 
 class Built(NamedTuple):
-    """What a rank trains: its part of the model, the strategy that places it, its stage of the pipeline."""
+    """A rank's objects for training: its share of the model, the strategy that places it, its pipeline stage."""
 
     model: Model
     strategy: Strategy
@@ -127,24 +147,23 @@ def build_rank(
     updater: Updater,
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
-    is_trained: IsTrained = all_trained,
     *,
     repeats: Rehearsals | None = None,
 ) -> Built:
-    """One rank's model, and the strategy that will place it; nothing takes memory yet.
+    """Build one rank's model, and the strategy that will place it, without allocating memory.
 
-    `make_strategy` and a pipeline's `schedule` take the place of those that the configuration names; of the flat
-    buffers those are trained for which `is_trained` is true. `repeats`: on shapes, blocks that are alike run once
-    (`repeated.py`), and what they did is kept there.
+    `make_strategy` and a pipeline's `schedule` replace those of the configuration. `repeats`: on
+    shapes, identical blocks run once (`repeated.py`), and their calls are stored there.
     """
     groups = Groups(config.mesh.axes, ctx.comm)
     data_rank = config.mesh.axes.index(ctx.rank, *DATA)
     group = group_of(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     _keep_inputs(whole, config, groups)
-    if repeats is not None and config.model.has_blocks and not (config.gathering.by_module and _defers(config)):
+    alike = not config.memory.stash_window and not (config.gathering.by_module and _defers(config))
+    if repeats is not None and config.model.has_blocks and alike:
         _repeat_blocks(whole, config, ctx, groups, repeats)
-    whole.reach({flat.name for flat in whole.flats if is_trained(flat.spec)})
+    whole.reach({flat.name for flat in whole.flats if is_trained(config, flat.spec)})
     mesh, parallel = config.mesh.axes, config.parallel
     model, pipeline = whole, ONE_STAGE
     if mesh.pp > 1:
@@ -154,27 +173,29 @@ def build_rank(
         pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order, keeps_last=keeps_last)
         model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
-    strategy.join(groups, layout_of(config, whole, strategy, is_trained), config.grads)
+    strategy.join(groups, layout_of(config, whole, strategy), config.grads)
     return Built(model, strategy, pipeline)
 
 
 def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
-    """How blocks that run again keep their inputs: whole, in parts over tp, on the host."""
+    """Set how recomputed blocks save their inputs: whole, in shards over tp, or on the host."""
     comm = groups("tp") if config.partitions_inputs else None
-    inputs = KeptInputs(comm, on_host=config.memory.cpu_checkpointing)
+    memory = config.memory
+    inputs = KeptInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
     for unit in model.units:
         if isinstance(unit, Recompute):
             unit.inputs = inputs
 
 
 def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups, found: Rehearsals) -> None:
-    """In the place of each block what repeats one that is rehearsed on a device of its own."""
+    """Replace each block by a unit that repeats a block rehearsed on a separate device."""
     comm = groups("tp") if config.mesh.tp > 1 else None
     place = config.mesh.axes.index(ctx.rank, "tp")
+    held = {unit.name: _weights(config, unit) for unit in model.units}
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-        flats = [(flat.dummies is None, flat.is_trained) for flat in unit.all_flats]
-        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats
+        flats = [flat.dummies is None for flat in unit.all_flats]
+        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats, held[unit.name]
         if key not in found:
             found[key] = _rehearsed(config, ctx, unit, shape, dtype)
         return found[key]
@@ -182,13 +203,20 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
     model.units[:] = [Repeated(unit, comm, rehearsed) if is_block(unit.name) else unit for unit in model.units]
 
 
+def _weights(config: RunConfig, unit: Unit) -> tuple[object, ...]:
+    """Return a block's parameters: their places in it, buffer by buffer, and whether the buffer is trained."""
+    weights = [[weight.name.partition(f"{unit.name}.")[2] for weight in flat.spec.weights] for flat in unit.all_flats]
+    return *map(tuple, weights), *(is_trained(config, flat.spec) for flat in unit.all_flats)
+
+
 def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-    """What a block like this one does, on a device that nobody counts."""
+    """Rehearse a block like this one, on a device that is not counted."""
     device, world = Device(ctx.rank, ctx.device.backend), ctx.comm
     alone = Comm(device, FakeTransport(), world.ranks, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
     groups = Groups(config.mesh.axes, alone)
     new = builder_of(config, device, group_of(config, ctx.rank, groups))
-    new = replace(new, sizes=replace(config.model, layers=1), flat=RehearsedFlat)
+    first = int(unit.name.rpartition(".")[2])
+    new = replace(new, sizes=replace(config.model, layers=1), flat=RehearsedFlat, first=first)
     model = BUILDERS[config.model.family](new)
     block = next(one for one in model.units if is_block(one.name))
     if isinstance(block, Recompute):
@@ -203,11 +231,11 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
 
 
 def _defers(config: RunConfig) -> bool:
-    """Whether weights' gradients are made apart from their inputs'."""
+    """Return whether weights' gradients are computed separately from their inputs' gradients."""
     return config.mesh.pp > 1 and config.parallel.pipeline_schedule in ("zb-h1", "zb-v")
 
 
 def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Group], None]) -> None:
-    """Take memory for the weights and the optimizer's state, and write the weights."""
+    """Allocate memory for the weights and the optimizer's states, and write the weights."""
     strategy.place(model.flats, lambda flat: write(flat, model.group))
     ctx.device.mark("after_init")

@@ -1,4 +1,4 @@
-"""From a RunConfig to what steps: the optimizer, its learning rates, loss scaling and how weights are rounded."""
+"""Build the updater from a RunConfig: the optimizer, its learning rates, loss scaling and the rounding of weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from zerosim.optim.control import StepControl
 from zerosim.optim.lion import Lion
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.muon import Muon
+from zerosim.optim.onebit_adam import OneBitAdamStep
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
 from zerosim.optim.radam import RAdam
@@ -24,6 +25,7 @@ from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
 from zerosim.optim.sophia import SophiaG
 from zerosim.optim.updater import Updater
+from zerosim.placement.memories import NVME
 
 
 def build_updater(
@@ -32,7 +34,7 @@ def build_updater(
     make_control: Callable[..., StepControl] = StepControl,
     optimizer: Optimizer | None = None,
 ) -> Updater:
-    """One per rank, all alike. An `optimizer` of one's own takes the place of the configuration's."""
+    """Build one updater per rank, all alike. A custom `optimizer` replaces the configuration's."""
     optim = config.optim
     control = make_control(
         LRSchedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
@@ -42,18 +44,26 @@ def build_updater(
     )
     kind = config.precision.rounding
     return Updater(
-        optimizer or _optimizer(optim, config.global_batch * config.model.seq),
+        optimizer or _compressed(config) or _optimizer(optim, config.global_batch * config.model.seq),
         control,
         decay=optim.decay,
-        sub_group=optim.sub_group,
+        sub_group=optim.sub_group or int(config.offload.memory_of("optimizer") == NVME),  # a tile: one flat or more
         foreach=optim.foreach,
         lazy=optim.lazy_states,
         rounding=None if kind is None else Rounding(kind, config.data.seed),
     )
 
 
+def _compressed(config: RunConfig) -> Optimizer | None:
+    """Return the update step of a gradient compression; None: the optimizer's own."""
+    optim, how = config.optim, config.reduction
+    if how.compress == "onebit-adam":
+        return OneBitAdamStep(*optim.betas, optim.eps, optim.weight_decay, how.warmup)
+    return SGD(0.0, optim.weight_decay) if how.compress == "dgc" else None  # the exchange applies the momentum
+
+
 def _optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
-    """`tokens`: targets in the global batch."""
+    """Build the optimizer. `tokens`: targets in the global batch."""
     name, betas, eps, decay = optim.optimizer, optim.betas, optim.eps, optim.weight_decay
     makes: dict[str, Callable[[], Optimizer]] = {
         "adam": lambda: Adam(*betas, eps, decay),

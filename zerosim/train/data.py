@@ -1,4 +1,4 @@
-"""Text as bytes, and which rank sees which rows of it.
+"""Text as bytes, and the rows of each rank.
 
 A step's global batch is (rows, T + 1) token ids. Row order does not depend on N: rank r takes rows
 r*B/N to (r+1)*B/N and cuts them, in order, into its micro-batches.
@@ -13,22 +13,23 @@ import numpy as np
 
 from zerosim.config.inputs import read_file
 from zerosim.config.npz import open_npz
+from zerosim.config.tuning import is_adapter
 from zerosim.errors import InputError
 from zerosim.models.model import Shapes, check_names, check_shapes
 from zerosim.tensor.rng import generator
 from zerosim.units import format_bytes
 
 LARGEST_DATA = 4 * 10**9
-"""Bytes of a text, or of token ids, that a run reads: enwik9 has 1 GB."""
+"""The most bytes of a text or of token ids that a run reads: enwik9 has 1 GB."""
 
 
 def primer() -> bytes:
-    """The packaged text: a primer on ZeRO, which is also worth reading."""
+    """Return the packaged text: a primer on ZeRO, which is also worth reading."""
     return resources.files("zerosim").joinpath("primer.md").read_bytes()
 
 
 def read_text(path: str | None, seq: int, vocab: int) -> Any:
-    """Token ids (uint8) of a file's bytes, or of the primer.
+    """Return the token ids (uint8) of a file's bytes, or of the primer.
 
     Raises: InputError for a file that cannot be read, is shorter than one row, or has ids >= vocab.
     """
@@ -43,15 +44,15 @@ def read_text(path: str | None, seq: int, vocab: int) -> Any:
 
 
 def sample_batch(tokens: Any, seed: int, step: int, rows: int, seq: int) -> Any:
-    """A global batch (rows, seq + 1), int64: windows of the text at places drawn for (seed, step)."""
+    """Return a global batch (rows, seq + 1), int64: windows of the text at positions drawn from (seed, step)."""
     starts = generator("batch", seed, step).integers(0, len(tokens) - seq, size=rows)
     return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)
 
 
 def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -> Any:
-    """The array `tokens` (steps, rows, seq + 1) of an .npz file, cut to the first `steps`.
+    """Read the array `tokens` (steps, rows, seq + 1) of an .npz file, cut to the first `steps`.
 
-    Raises: InputError naming what does not fit; only what fits is read.
+    Raises: InputError that names the mismatch, before reading the data.
     """
     with open_npz(path) as file:
         if "tokens" not in file.names:
@@ -84,11 +85,27 @@ def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -
     return tokens
 
 
-def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:
-    """Full weights by name, of the model with those `shapes`.
+def read_start(weights: str | None, adapters: str | None, shapes: Shapes) -> dict[str, Any]:
+    """Read the given start of a model with those `shapes`: its weights, with or without adapters, and its adapters.
 
-    Raises: InputError for names and shapes that are not the model's, and anything but floating-point arrays; nothing
-    is read of a file that does not fit.
+    Raises: InputError as `read_weights`.
+    """
+    found = dict[str, Any]()
+    base = {name: shape for name, shape in shapes.items() if not is_adapter(name)}
+    if weights is not None:
+        with open_npz(weights) as file:
+            has_adapters = any(map(is_adapter, file.names))
+        found |= read_weights(weights, shapes if has_adapters else base)
+    if adapters is not None:
+        found |= read_weights(adapters, {name: shape for name, shape in shapes.items() if name not in base})
+    return found
+
+
+def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:
+    """Read full weights by name, for the model with those `shapes`.
+
+    Raises: InputError for names and shapes that are not the model's, and for arrays that are not floating-point, before
+    reading the data.
     """
     with open_npz(path) as file:
         if file.others:
@@ -103,7 +120,7 @@ def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:
 
 
 def micro_batches(batch: Any, rank: int, ranks: int, accumulate: int) -> list[Any]:
-    """Rank's rows of a global batch, cut in order into its micro-batches."""
+    """Return the rank's rows of a global batch, cut in order into its microbatches."""
     rows = batch.shape[0] // ranks
     own = batch[rank * rows : (rank + 1) * rows]
     return list(own.reshape(accumulate, rows // accumulate, -1))

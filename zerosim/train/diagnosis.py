@@ -1,8 +1,8 @@
-"""What this machine has for zerosim: versions, backends, GPUs, MPI, BLAS, cores and memory.
+"""Diagnose this machine for zerosim: versions, backends, GPUs, MPI, BLAS, cores and memory.
 
-What mends a fault comes from the checks that a run makes too (`backends/cuda/check.py`,
-`comm/transports/mpi/check.py`). Nothing raises, and nothing hangs: CuPy and MPI are asked in processes of their own,
-side by side and with a limit, for a driver may hang, MPI may print, and either may take its process down.
+The remedies come from the same checks that a run makes (`backends/cuda/check.py`,
+`comm/transports/mpi/check.py`). Nothing raises, and nothing hangs: CuPy and MPI are queried in separate processes,
+side by side and with a time limit, because a driver may hang, MPI may print, and either may kill its process.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from zerosim.errors import message_of
 from zerosim.train import processes
 
 LIMIT_S = 8.0
-"""How long CuPy and MPI may take to answer."""
+"""The time limit for CuPy and MPI to answer."""
 
 LIBRARIES = {"numpy": "numpy", "ml_dtypes": "ml_dtypes", "matplotlib": "matplotlib", "torch": "torch"}
-"""Packages that are shown, and what pip calls them. Nobody needs torch but `bench` and the tests against it."""
+"""The listed packages with their names in pip. Only `bench` and the tests against PyTorch need torch."""
 
 LAUNCHER = ("PMI", "PRTE", "OMPI_COMM_WORLD", "OMPI_MCA_ess", "OMPI_MCA_orte", "HYD", "SLURM_", "MPI_LOCAL")
-"""Beginnings of the variables by which a process knows its launcher: the one that asks starts MPI alone."""
+"""Prefixes of the variables that tell a process its launcher: the diagnosing process must start MPI alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A Python package; `version` is None where it is not installed, and `mend` is the command that brings it."""
+    """A Python package; `version` is None if it is not installed, and `mend` is the command that installs it."""
 
     name: str
     version: str | None
@@ -50,7 +50,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Blas:
-    """A linear algebra library that NumPy has loaded, and how many threads it uses when nobody holds it back."""
+    """A linear algebra library that NumPy has loaded, and its default number of threads."""
 
     name: str
     version: str | None
@@ -59,7 +59,7 @@ class Blas:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`cores` are those that this process may use; memory in bytes, that of its container where it has a limit."""
+    """`cores` are those that this process may use; memory in bytes, the container's if it has a limit."""
 
     system: str
     processor: str
@@ -70,7 +70,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong, and the command or setting that mends it."""
+    """A problem, and the command or setting that mends it."""
 
     what: str
     mend: str
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a backend or a world can be used; if not, all that is wrong, each with the command that mends it."""
+    """Whether a backend or a world can be used; if not, all problems with the commands that mend them."""
 
     name: str
     is_usable: bool
@@ -87,7 +87,7 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All that `zerosim doctor` shows."""
+    """Everything that `zerosim doctor` shows."""
 
     zerosim: str
     python: str
@@ -100,12 +100,12 @@ class Diagnosis:
     mpi: MpiFacts
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, schema 1."""
+        """Return the JSON form, schema 1."""
         return {"schema": 1, **asdict(self)}
 
 
 def diagnose() -> Diagnosis:
-    """Look at everything, in less than ten seconds. Never raises for what is missing or broken."""
+    """Diagnose everything in less than ten seconds, without raising for anything missing or broken."""
     cuda_installed, mpi_installed = installed_facts(), mpi_facts(start=False)
     until = time.monotonic() + LIMIT_S
     cuda_asked = _ask("zerosim.backends.cuda.facts") if cuda_installed.is_installed else None
@@ -120,7 +120,7 @@ def diagnose() -> Diagnosis:
             if process is not None:
                 processes.end(process)
     faults = cuda_faults(cuda)
-    nccl = [] if faults else [_availability("nccl", nccl_fault(cuda))]  # without CUDA there is nothing to say
+    nccl = [] if faults else [_availability("nccl", nccl_fault(cuda))]  # without CUDA there is nothing to report
     return Diagnosis(
         zerosim=__version__,
         python=platform.python_version(),
@@ -140,7 +140,7 @@ def _availability(name: str, *faults: tuple[str, str] | None) -> Availability:
 
 
 def _backend(name: str) -> Availability:
-    """A backend that needs no more than zerosim's own packages."""
+    """Return the availability of a backend that needs only zerosim's own packages."""
     try:
         make_backend(name)
     except Exception as error:  # a broken NumPy fails in many ways
@@ -157,13 +157,13 @@ def _library(name: str, package: str) -> Library:
 
 
 def _blas() -> tuple[Blas, ...]:
-    """The libraries that importing the NumPy backend has loaded."""
+    """Return the libraries that the import of the NumPy backend has loaded."""
     try:
         from threadpoolctl import threadpool_info  # type: ignore[import-untyped]
 
         pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
         return tuple(Blas(pool["internal_api"], pool["version"], int(pool["num_threads"])) for pool in pools)
-    except Exception:  # a library that it does not know is left out
+    except Exception:  # threadpoolctl leaves out unknown libraries
         return ()
 
 
@@ -175,14 +175,14 @@ def _machine() -> Machine:
 
 
 def _memory() -> tuple[int | None, int | None]:
-    """Bytes in all and free, of the container where it is held to less (cgroup v2); None where nobody says."""
+    """Return total and free bytes, the container's if its limit is lower (cgroup v2); None if unknown."""
     total = free = None
     with contextlib.suppress(AttributeError, ValueError, OSError):
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(ValueError, OSError):
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("utf-8").splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
-    with contextlib.suppress(ValueError, OSError):  # 'max' is no number, and no limit
+    with contextlib.suppress(ValueError, OSError):  # 'max' means no limit
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text("utf-8"))
         used = int(Path("/sys/fs/cgroup/memory.current").read_text("utf-8"))
         total = limit if total is None else min(total, limit)
@@ -191,7 +191,7 @@ def _memory() -> tuple[int | None, int | None]:
 
 
 def _ask(module: str) -> subprocess.Popen[str] | None:
-    """Start a process that prints the facts of `module`; None where none can be started."""
+    """Start a process that prints the facts of `module`; None if none can be started."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER)}
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
     code = f"from {module} import main; main()"
@@ -202,7 +202,8 @@ def _ask(module: str) -> subprocess.Popen[str] | None:
 
 
 def _answer(process: subprocess.Popen[str], until: float) -> dict[str, Any] | str:
-    """What it printed last, or in one line why that is nothing. MPI and drivers may print lines of their own."""
+    """Return the process's last printed line, or one line that explains its absence. MPI and drivers may print other
+    lines."""
     try:
         out, err = process.communicate(timeout=max(0.1, until - time.monotonic()))
     except subprocess.TimeoutExpired:

@@ -1,17 +1,18 @@
 """A plan for many microbatches out of two short ones.
 
-In a long step most microbatches are alike: one more adds its loss to 1F1B's memory, all that it keeps to GPipe's, and
-the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches for all that
-differ, those at the beginning of the schedule and those at its end, then one period more, and extend the rest. The
-schedule's list says how many that is (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (and the rest of
-a last group that is smaller). Without a pipeline
-plan 3 and 4: the first microbatch fills gradient buffers, the second still finds what the first left in flight, and
-the third is like every later one.
+In a long step most microbatches are alike. One more adds its loss to 1F1B's memory, all of its saved activations to
+GPipe's, and the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches
+for all that differ (at the beginning and at the end of the schedule), then one period more, and extrapolate the rest.
+The schedule's action list gives the numbers (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (plus the
+remainder of a smaller last group). Without a pipeline
+plan 3 and 4: the first microbatch fills gradient buffers, the second still meets the first one's collectives in flight,
+and the third is like every later one.
 
 Another moment may be the highest when microbatches are many: under GPipe the optimizer's step with 3, a backward with
 128. So the line of every moment is extended, and the peak is the highest of them. A moment of an early microbatch has
-the same slot in both plans, a moment of a late one the same distance to the last slot. A microbatch in between is no
-higher than the two at its ends. Where the two plans do not bear that out, longer ones are tried, at last all.
+the same number in both plans, a moment of a late one the same distance to the last microbatch. A microbatch in between
+is no higher than the two at its ends. If the two plans contradict this, longer ones are tried, and finally all
+microbatches.
 
 Source: derived from the schedules (`parallel/pipeline.py`); tests hold it against plans of all microbatches.
 """
@@ -36,17 +37,18 @@ from zerosim.train.result import RankMemory, RunResult
 
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")
-"""What grows of a row of traffic."""
+"""The fields of a traffic row that grow."""
 SECONDS, WORK = (
-    ("seconds", "compute", "slowed", "bubble", "host", "copies"),
+    ("seconds", "compute", "slowed", "bubble", "host", "copies", "cpu"),
     ("kernels", "hardware_flops", "model_flops"),
 )
-"""And of a step's time, beside what is exposed."""
+"""The fields of a step's time that grow, beside the exposed times."""
 
 
 class Steady(NamedTuple):
-    """Where a pipeline's schedule is steady, read off its list: the fewest microbatches that have all of it, a period;
-    slots whose forwards, and whose backwards, are unlike later ones; whether more of them are live in a longer step."""
+    """The steady state of a pipeline's schedule, read off its action list: the fewest microbatches with all its phases;
+    a period; the microbatches whose forwards or backwards differ from later ones; whether a longer step has more of
+    them live."""
 
     few: int
     period: int
@@ -56,13 +58,14 @@ class Steady(NamedTuple):
 
 
 def steady(config: RunConfig) -> Steady:
-    """An action is like that of the slot one period later if the same action comes before it, as many slots away, and
-    once all chunks have gradients. The first and the last stage have the most that are unlike."""
+    """Find the steady state. An action equals that of the microbatch one period later if the same action comes before
+    it, at the same distance, after all chunks have gradients. The first and the last pipeline stage have the most
+    actions that differ."""
     chunks, order = config.chunks, schedule_of(_in_groups(config).parallel)
     pp, period = chunks.stages, config.micro_batch_group
     if pp == 1:
         return Steady(3, 1, 1, 1, grows=False)
-    rest = config.data.accumulate % period  # the last group's
+    rest = config.data.accumulate % period  # the last group's microbatches
     count, few, first, ends = 8 * max(pp, period) + rest, max(pp, 2) + 1, {True: 1, False: 1}, {True: 0, False: 0}
     for stage in {0, pp - 1}:
         actions, before = order(pp, stage, count, chunks.each), dict[tuple[str, int], list[object]]()
@@ -76,7 +79,7 @@ def steady(config: RunConfig) -> Steady:
             unlike = [slot for slot in range(count - period) if found[slot] != found[slot + period]]
             is_forward = letter == Forward.letter
             front = max((slot + 1 for slot in unlike if slot < count // 2), default=0) + (not is_forward)
-            front = max(front, early[letter, chunk] % count)  # GPipe's forwards all come before
+            front = max(front, early[letter, chunk] % count)  # all of GPipe's forwards come first
             back = max((count - period - slot for slot in unlike if slot >= count // 2), default=0)
             few = max(few, period * (-(-(front + back) // period) + 1))
             first[is_forward] = max(first[is_forward], -(-front // period) * period)
@@ -89,24 +92,26 @@ def steady(config: RunConfig) -> Steady:
 
 
 def _in_groups(config: RunConfig) -> RunConfig:
-    """The same with the size of its groups given: of fewer microbatches another one might be the smallest."""
+    """Return the configuration with its group size fixed: fewer microbatches might have another smallest group."""
     group = config.micro_batch_group
     return config if group in (1, config.mesh.pp) else config.replace(micro_batch_group=group)
 
 
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
-    """Pairs of microbatch counts to plan in place of `accumulate`, the shortest first."""
+    """Yield pairs of microbatch counts to plan in place of `accumulate`, shortest first."""
     wanted, (few, step, *_) = config.data.accumulate, steady(config)
-    counts_live = config.memory.allocator == "exact"  # what another one reserves need not grow by a constant
+    if config.offload.is_on:  # gradient sums return from another memory from the second microbatch on
+        return
+    counts_live = config.memory.allocator == "exact"  # another allocator's reserved bytes need not grow by a constant
     while counts_live and wanted > few + step:
         yield few, few + step
         few += few - wanted % step
 
 
 def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult]) -> RunResult | None:
-    """What `planned` would give for `config`, out of plans of fewer microbatches; None where all have to be planned.
+    """Return `planned`'s result for `config` from plans of fewer microbatches; None if all have to be planned.
 
-    So it is where memory runs out: only a plan of all says where.
+    That is so if memory runs out: only a plan of all microbatches says where.
 
     Raises: OutOfMemory.
     """
@@ -127,7 +132,7 @@ def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult
 def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | None:
     """Extend two plans, which differ only in their number of microbatches, to the number of `config`.
 
-    Returns None where a peak cannot be told from them.
+    Return None if they do not determine a peak.
     """
     had, has = few.config.data.accumulate, more.config.data.accumulate
     steps, rest, unlike = has - had, config.data.accumulate - has, steady(config)
@@ -193,17 +198,18 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
 
 
 def _twin(moment: Moment, unlike: Steady, steps: int) -> Moment:
-    """Find a moment of a short plan in one with `steps` more microbatches, by its slot: from the first, or the last.
+    """Find a moment of a short plan in one with `steps` more microbatches, by its number from the first, or from the
+    last.
 
-    Forwards and backwards of the first slots are unlike later ones. The last ones begin behind them."""
+    Forwards and backwards of the first microbatches differ from later ones. The last ones begin after them."""
     is_forward = moment.phase in (Phase.FORWARD, Phase.CURVATURE_FORWARD)
     first = unlike.forwards if is_forward else unlike.backwards
     return moment if moment.slot < first else moment._replace(slot=moment.slot + steps)
 
 
 def extrapolated(few: StepTime, more: StepTime, times: float) -> StepTime:
-    """`more`, and so many times what it has more than `few`; a negative number goes back. In a long pipeline each
-    micro-batch takes as long as the one before it."""
+    """Extrapolate linearly: more + times * (more - few). `times` may be negative. In a long pipeline each
+    microbatch takes as long as the one before it."""
 
     def grown(first: float, second: float) -> float:
         return second + (second - first) * times

@@ -1,4 +1,4 @@
-"""Text that a model goes on with, token by token, on the ranks that trained it."""
+"""Generate text with a model, token by token, on the ranks that trained it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def generate(
     choose: Any,
     pipeline: Pipeline = ONE_STAGE,
 ) -> list[int]:
-    """`count` tokens that follow `prompt`, each chosen from its logits by `choose(logits) -> id`.
+    """Return `count` tokens after `prompt`, each chosen from its logits by `choose(logits) -> id`.
 
-    Every rank runs it on the same prompt, because stage 3 gathers for it, and each stage of a pipeline has its part.
+    Every rank runs it on the same prompt, because ZeRO-3 gathers parameters for it and each pipeline stage has its
+    layers.
     """
     import numpy as np
 
@@ -33,7 +34,7 @@ def generate(
     with device.phase(Phase.EVALUATE), device.no_grad():
         for _ in range(count):
             shown = ids[-context:]
-            padding = model.group.rows.padding(len(shown))  # what follows changes nothing
+            padding = model.group.rows.padding(len(shown))  # later tokens change nothing
             window = np.array([[*shown, *[0] * padding]], np.int64)
             shape, chosen = model.border(1, window.shape[1]), None
             for chunk, units in enumerate(model.chunks):

@@ -1,9 +1,9 @@
-"""The gradients of a real run, held against what narrow formats can hold: the histogram of mixed precision's Figure 3.
+"""Compare the gradients of a real run with the range of narrow formats: the histogram of mixed precision's Figure 3.
 
-One rank trains in fp32, so that the true size of every gradient is known. What its backward leaves is counted in each
-step: summed over micro-batches, before the norm, clipping and the update. Each gradient is multiplied by each loss
-scale and cast; nothing is worked out from a format's limits. In a half-precision run the gradients of activations go
-through the same cast on the way, so that this is the least that is lost.
+One rank trains in fp32, so that the true size of every gradient is known. Each step's gradients are counted
+after the sum over microbatches, before the norm, clipping and the update. Each gradient is multiplied by each loss
+scale and cast; nothing is derived from a format's limits. In a half-precision run the gradients of activations
+go through the same cast before, so the counted loss is a lower bound.
 
 Source: Micikevicius et al., Mixed Precision Training (arXiv 1710.03740), section 3.2 and Figure 3, of activations.
 """
@@ -46,17 +46,17 @@ FIXED: Mapping[str, str | int | None] = MappingProxyType(
         "world": "threads",
     }
 )
-"""What a run has whose gradients are counted, whatever else it is."""
+"""The settings of every run whose gradients are counted."""
 
 
 @dataclass(slots=True)
 class Gradients:
     """All gradients of a run's steps, counted.
 
-    num        how many, those that are 0 among them
-    zeros      how many are 0 before any cast: rows of a table that no token used, units that did not fire
-    exponents  how many of the others lie in [2^e, 2^(e+1)), by e
-    fates      what a cast makes of the others, by format and power of two of the loss scale
+    num        their number, including zeros
+    zeros      the number of zeros before any cast: rows of a table without a token, inactive neurons
+    exponents  the number of the others in [2^e, 2^(e+1)), by e
+    fates      the fate of the others in a cast, by format and power of two of the loss scale
     """
 
     steps: int = 0
@@ -72,18 +72,18 @@ class Gradients:
         self.zeros += values.size - others.size
         self.exponents.update(exponents(others))
         for power in POWERS:
-            scaled = others * np.float32(2.0**power)  # exact: a power of two changes no digit
+            scaled = others * np.float32(2.0**power)  # exact: multiplying by a power of two changes no digit
             for name in FORMATS:
                 now, before = fates(scaled, name), self.fates.get((name, power), Fates(0, 0, 0, 0))
                 self.fates[name, power] = Fates(*(a + b for a, b in zip(now, before, strict=True)))
 
     def share(self, name: str, power: int) -> dict[str, float]:
-        """Of the gradients that are not 0, the shares that a format holds and loses at a loss scale."""
+        """Return the shares of nonzero gradients that a format holds and loses at a loss scale."""
         counts = self.fates[name, power]
         return {what: count / (self.num - self.zeros) for what, count in counts._asdict().items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
+        """Return the JSON form."""
         return {
             "steps": self.steps,
             "gradients": self.num,
@@ -111,7 +111,7 @@ class _Counting(DDP):
             for flat, grad in whole
             for index in range(len(flat.spec.weights))
         ]
-        if all(np.isfinite(values).all() for values in arrays):  # else the step below says so
+        if all(np.isfinite(values).all() for values in arrays):  # otherwise the step below reports it
             self._found.steps += 1
             for values in arrays:
                 self._found.add(values)
@@ -120,7 +120,7 @@ class _Counting(DDP):
 
 
 def on_one_rank(config: RunConfig) -> RunConfig:
-    """The same run on one rank, in fp32.
+    """Return the same run on one rank, in fp32.
 
     Raises: InputError for a setting that needs more ranks, such as sequence parallelism.
     """

@@ -1,6 +1,6 @@
-"""What this machine can hold and do: a run that it cannot carry is refused here, before any rank starts.
+"""Check this machine's memory and devices: a run that it cannot carry is refused here, before any rank starts.
 
-What looks for GPUs is imported when a run wants them: others need not wait for it.
+The code that looks for GPUs is imported only for a run on GPUs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from zerosim.train.work import LONG_FLOPS, check_run, step_flops
 from zerosim.units import format_bytes
 
 _TOKEN_BYTES = 16
-"""Of a global batch, which a rank draws whole: where each row begins and reads, int64."""
+"""Bytes of a global batch, which a rank draws whole: each row's start and positions, int64."""
 
 
 def check_libraries(config: RunConfig) -> None:
-    """The backend's library, driver and devices. Raises: InputError with the command that mends it."""
+    """Check the backend's library, driver and devices. Raises: InputError with the command that mends it."""
     if config.world.backend != "cuda":
         return
     from zerosim.backends.cuda.check import check_cuda, check_nccl, check_precision
@@ -36,7 +36,8 @@ def check_libraries(config: RunConfig) -> None:
 
 
 def check_room_for(config: RunConfig, model: Model) -> None:
-    """Devices' capacity, this machine's memory, its GPUs'. Raises: InputError with what is needed and what is there."""
+    """Check the devices' capacity, and the memory of this machine and its GPUs. Raises: InputError with needed and
+    available bytes."""
     _check_capacity(config, model)
     if config.world.backend == "cuda":
         _check_gpus(config)
@@ -45,7 +46,7 @@ def check_room_for(config: RunConfig, model: Model) -> None:
 
 
 def is_too_large(config: RunConfig, runs: int) -> bool:
-    """Whether this machine cannot train the configuration, or so many runs of it would take long."""
+    """Return whether the configuration is too large for this machine, or that many runs of it would take too long."""
     try:
         check_run(config)
         _check_host(config, build_model(config, Device(0, make_backend("meta"))))
@@ -66,12 +67,12 @@ def _check_capacity(config: RunConfig, model: Model) -> None:
 
 
 def _local_ranks(config: RunConfig) -> int:
-    """How many ranks this process holds."""
+    """Return the number of ranks in this process."""
     return config.mesh.ranks if config.world.transport == "threads" else config.world.ranks_per_process
 
 
 def _peak_bytes(config: RunConfig) -> list[int]:
-    """Each rank's peak, counted on shapes."""
+    """Return each rank's peak, counted on shapes."""
     plain = config.replace(
         capacity=None, allocator="exact", allocator_conf=None, steps=1, bucket_bytes=None, collective="direct",
         backend="numpy", world="threads", ranks_per_process=1,
@@ -80,17 +81,19 @@ def _peak_bytes(config: RunConfig) -> list[int]:
 
 
 def _check_host(config: RunConfig, model: Model) -> None:
-    """A run holds every rank's bytes in this machine's memory, where its size is known."""
+    """Check that this machine's memory holds every rank's bytes, if its size is known."""
     try:
         there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return
     tokens = config.global_batch * (config.model.seq + 1)
     kept = tokens // config.data.accumulate * (config.model.vocab + config.model.layers * config.model.hidden)
-    if model.num_parameters * config.mesh.ranks + kept < there // 64:  # far from it: states are 16 bytes, or 16/N
+    # far below the limit: states are 16 bytes, or 16/N
+    if model.num_parameters * config.mesh.ranks + kept < there // 64:
         return
     local, needed = _local_ranks(config), model.num_parameters * model.flats[0].dtype.itemsize
-    at_least = local == config.mesh.ranks and needed > there  # parameters alone, which all ranks hold once: no plan
+    # the parameters alone, which all ranks together hold once, decide without a plan
+    at_least = local == config.mesh.ranks and needed > there
     if not at_least:
         peaks = _peak_bytes(config)
         needed = sum(peaks) if local == config.mesh.ranks else max(peaks) * local
@@ -103,7 +106,7 @@ def _check_host(config: RunConfig, model: Model) -> None:
 
 
 def _check_gpus(config: RunConfig) -> None:
-    """Ranks are dealt out to GPUs in turn; each GPU holds all of its ranks' bytes."""
+    """Check each GPU: ranks are dealt out to GPUs in turn, and a GPU holds all of its ranks' bytes."""
     from zerosim.backends.cuda.check import check_room
     from zerosim.backends.cuda.facts import basic_facts
 

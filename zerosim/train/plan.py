@@ -1,11 +1,11 @@
 """A run on shapes alone: any model, any number of ranks, every byte counted and no value computed.
 
 The program is that of a real run (`train/rank.py`), over a backend without data (`backends/meta.py`) and a transport
-on which nobody meets (`comm/transports/fake.py`). So memory and traffic are those of a real run, record by record.
+without other members (`comm/transports/fake.py`). So memory and traffic are those of a real run, record by record.
 
-Few ranks have to be run. What a rank does depends on its number in few ways: the padding at the end of its slices, the
-units it owns, the share it adds of a buffer that N does not divide. Ranks that are alike in all of them leave the same
-bytes, and one stands for all.
+Few ranks have to run. Ranks differ in few ways: the padding at the end of their slices, the
+units they own, their shares of a buffer that N does not divide. Ranks that agree in all of these record the same
+bytes, and one represents all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device, Phase
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
-from zerosim.errors import OutOfMemory
+from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.entries import Entry
@@ -32,16 +32,20 @@ from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import classes, reasons
-from zerosim.train.build import build_model, world_of
-from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
+from zerosim.placement.memories import DEVICE
+from zerosim.train.build import build_model, node_memories, node_ranks, world_of
+from zerosim.train.build_strategy import layout_of
+from zerosim.train.check_quantized import check_quantized
+from zerosim.train.check_trained import check_trained
 from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
+from zerosim.train.nodes import check_nodes
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
 
 MOST_STEPS = 10
-"""At most so many steps are planned to decide whether a configuration fits."""
+"""The most steps planned to decide whether a configuration fits."""
 
 
 def plan(
@@ -52,46 +56,52 @@ def plan(
     skipped: Collection[int] = (),
     keep_events: bool = False,
     cluster: Cluster | None = None,
-    is_trained: IsTrained = all_trained,
+    clock: bool = True,
 ) -> RunResult:
-    """What `run` would count of memory and traffic, on shapes alone; `config.optim.steps` or, where it is None, one
+    """Count the memory and traffic of `run`, on shapes alone; `config.optim.steps` or, where it is None, one
     step, two where the first one makes states: of an optimizer that estimates curvature one with its estimate, whose
-    `time` is the mean over steps.
+    `time` is the mean over steps. Where updates are delayed it is two, and they are delayed from the first one on: the
+    second step is like all later ones.
 
     The result has no losses, norms and weights. `plan_config` makes a configuration with a plan's defaults.
 
     `every_rank` runs each rank instead of one of each class, and `every_block` each block instead of repeating what one
     did (`repeated.py`), as checks. `skipped` are the steps that
-    overflow (there are no values to tell), as a real run reported them. What is about values in
-    `config` (data, weights, tokens, sample) is not read. Of many micro-batches few are run, and the rest
-    follows (`extend.py`), unless events are kept. With a `cluster` the result has the step's `time` on it.
+    overflow (there are no values to tell), as a real run reported them. Settings of `config` about values
+    (data, weights, tokens, sample) are ignored. Of many microbatches few run, and the rest
+    is extrapolated (`extend.py`), unless events are kept. With a `cluster` the memories of its nodes are limits and,
+    unless `clock` is False, the result has the step's `time` on it.
 
-    Of the flat buffers those are trained for which `is_trained` is true; the others have parameters alone.
 
     Raises: InputError, also where it would take far too long (`work.py`); OutOfMemory (where the configuration has a
-    capacity).
+    capacity, or where its nodes have less than their ranks hold).
     """
+    if config.grads.late and config.optim.steps is None:
+        config = config.replace(delayed_update=1)
+    if cluster is not None and clock and config.grads.late == config.optim.steps == 1:
+        raise wrong("steps", " 1: the update of step 1 is delayed, to time it takes two; choose 2, or leave it out")
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
 
     repeats: Rehearsals | None = None if every_block else {}
 
     def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
-        return _plan(asked, every_rank, repeats, skipped, keep_events, cluster, by_moment, is_trained)
+        return _plan(asked, every_rank, repeats, skipped, keep_events, cluster, by_moment, clock)
 
-    # Under GPipe, where reductions hold up the last backward, another stage may be the slowest one of a long step: a
+    # Under GPipe, where reductions delay the last backward, another pipeline stage may be the slowest of a long step: a
     # search within a capacity ranks by exact times.
     # Pending weight gradients are slack, which unequal stages use up over many micro-batches: no short step tells.
     kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
-    timed = cluster is not None and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))
-    short = None if keep_events or timed else from_short_plans(config, partial(planned, by_moment=True))
-    if short is not None:
-        return short
-    check_plan(config, config.data.accumulate, every_rank=every_rank)
-    return planned(config)
+    timed = cluster is not None and clock and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))
+    result = None if keep_events or timed else from_short_plans(config, partial(planned, by_moment=True))
+    if result is None:
+        check_plan(config, config.data.accumulate, every_rank=every_rank)
+        result = planned(config)
+    check_nodes(result.memory, result.node_ranks, node_memories(config, cluster))
+    return result
 
 
 def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: bool = False) -> None:
-    """Raises: InputError where the plan would take far too long; before any of it."""
+    """Check a plan before it starts. Raises: InputError if it would take far too long."""
     counts = () if keep_events else next(shorter_runs(config), ())
     check_plan(config, sum(counts) or config.data.accumulate, every_rank=every_rank)
 
@@ -104,24 +114,30 @@ def _plan(
     keep_events: bool,
     cluster: Cluster | None,
     by_moment: bool,
-    is_trained: IsTrained,
+    clock: bool,
 ) -> RunResult:
-    """`plan` with all of its micro-batches."""
+    """Plan all microbatches."""
     model = build_model(config, Device(0, make_backend("meta")))
-    layout = layout_of(config, model, is_trained=is_trained)
-    around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on its neighbours' shares
+    check_trained(config, model)
+    check_quantized(config, model)
+    layout = layout_of(config, model)
+    around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
     uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
-    costs = None if cluster is None else costs_of(config, cluster)
+    costs = costs_of(config, cluster) if cluster is not None and clock else None
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
-            ledgers[rank] = RankLedgers(rank, config.memory.allocator, costs, by_moment=by_moment)
-            reports[rank] = _run_rank(config, ledgers[rank], uneven, repeats, skipped, keep_events, is_trained)
-        if not every_rank:  # owners of other units may reduce what their group does not divide: then more have to run
+            ledgers[rank] = RankLedgers(
+                rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
+            )
+            reports[rank] = _run_rank(config, ledgers[rank], uneven, repeats, skipped, keep_events, cluster)
+        # owners of other units may reduce buffers that their group does not divide: then more ranks have to run
+        if not every_rank:
             stands_for = classes(layout, reasons(uneven.found, by_tensor=by_tensor), around)
-    result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events)
+    size = node_ranks(config, cluster)
+    result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
     if costs is None:
         return result
     paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
@@ -130,7 +146,7 @@ def _plan(
         return step_time(simulate(entries, stands_for, config.mesh.axes, costs), stands_for)
 
     time = time_of(paces)
-    if config.optim.steps is None and result.steps[0].estimated:  # of so many steps one has an estimate
+    if config.optim.steps is None and result.steps[0].estimated:  # one of that many steps has an estimate
         without = {rank: [entry for entry in paces[rank] if not _is_of_estimate(entry)] for rank in paces}
         every = OPTIMIZERS[config.optim.optimizer].estimates_every
         time = extrapolated(time_of(without), time, 1 / every - 1)
@@ -142,20 +158,40 @@ def _is_of_estimate(entry: Entry) -> bool:
 
 
 def plan_first_step(config: RunConfig) -> RunResult:
-    """A plan that has kept its events, of the first step alone, however many the configuration has."""
-    return plan(config if config.optim.steps is None else config.replace(steps=1), keep_events=True)
+    """Plan the first step alone, and keep its events; with delayed updates plan two steps."""
+    return plan(config if config.optim.steps is None else one_step(config), keep_events=True)
 
 
-def timeline_of(result: RunResult, cluster: Cluster, step: int = 0) -> Timeline:
-    """Every kernel and collective of a plan's step in time, on each rank that ran. The plan has kept its events."""
+def one_step(config: RunConfig) -> RunConfig:
+    """Return the configuration for one step or, with delayed updates, for as many as a plan needs."""
+    return config.replace(steps=None if config.grads.late else 1)
+
+
+def timed_step(config: RunConfig) -> int:
+    """Return the step of a plan that the clock times, from 0: the first or, with delayed updates, the first one beside
+    an update, if the plan gets there."""
+    late = config.grads.late
+    return late if late < _steps(config) else 0
+
+
+def _steps(config: RunConfig) -> int:
+    return config.optim.steps or 1 + (config.optim.lazy_states or bool(config.grads.late))
+
+
+def timeline_of(result: RunResult, cluster: Cluster, step: int | None = None) -> Timeline:
+    """Return the timeline of a plan's step (default: `timed_step`): every kernel and collective on each rank that ran.
+    The plan must have kept its events."""
     entries = paces_of(result, cluster, step, detail=True)
     costs = costs_of(result.config, cluster)
     return simulate(entries, result.stands_for, result.config.mesh.axes, costs, keep_spans=True)
 
 
-def paces_of(result: RunResult, cluster: Cluster, step: int = 0, *, detail: bool = False) -> dict[int, list[Entry]]:
-    """What the clock needs of a plan's step, on each rank that ran. The plan has kept its events."""
+def paces_of(
+    result: RunResult, cluster: Cluster, step: int | None = None, *, detail: bool = False
+) -> dict[int, list[Entry]]:
+    """Return the clock's input for a plan's step, on each rank that ran. The plan must have kept its events."""
     costs = costs_of(result.config, cluster)
+    step = timed_step(result.config) if step is None else step
     paces = {rank: PaceLedger(costs, step=step, detail=detail) for rank in result.ran}
     for rank, pace in paces.items():
         pace.read(result.events[rank])
@@ -163,31 +199,40 @@ def paces_of(result: RunResult, cluster: Cluster, step: int = 0, *, detail: bool
 
 
 def judged(config: RunConfig, capacity: int | None) -> RunConfig:
-    """The plan that decides whether a configuration fits devices of that capacity: the same allocator, with no more.
+    """Return the plan that decides whether a configuration fits devices of that capacity, with the same allocator.
 
-    Exact bytes are the same in every step, so one is planned. Other allocators carry free blocks from step to step, and
-    what they reserve depends on the capacity. So the configuration's own steps are planned, at most `MOST_STEPS`.
+    Exact bytes are the same in every step, so one step is planned. Other allocators carry free blocks from step to
+    step, and their reserved bytes depend on the capacity. So the configuration's own steps are planned, at most
+    `MOST_STEPS`.
     """
     own = None if config.memory.allocator == "exact" else config.optim.steps
     steps = None if own is None else min(own, MOST_STEPS)
     return config.replace(capacity=None if capacity is None else max(1, capacity), steps=steps)
 
 
-def peak_of(config: RunConfig, capacity: int | None = None) -> int:
-    """The most that a rank takes from its device, in bytes. It fits where that is at most the capacity.
+def peak_of(config: RunConfig, capacity: int | None = None, cluster: Cluster | None = None) -> int:
+    """Return the peak bytes of a rank's device. The run fits if they are at most the capacity.
 
-    An exact allocator takes the peak of live bytes on every device. Another one is judged on devices of that capacity;
-    where it refuses, these are the bytes with which it would have granted that request.
+    An exact allocator needs the peak of live bytes on every device. Another one is judged on devices of that capacity;
+    if it refuses a request, return the bytes with which it would have granted the request.
+
+    Raises: OutOfMemory if the memory of a node's host or its drives are too small.
     """
-    return sum(peak_within(config, None if config.memory.allocator == "exact" else capacity).values())
+    capacity = None if config.memory.allocator == "exact" else capacity
+    return sum(peak_within(config, capacity, cluster).values())
 
 
-def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
-    """Bytes by kind at the peak of the rank that takes most; the first rank that asks for more than `capacity` ends the
-    plan, and the bytes are those that it would have had then. They are more than `capacity` exactly where it ended."""
+def peak_within(config: RunConfig, capacity: int | None, cluster: Cluster | None = None) -> Mapping[str, int]:
+    """Return the bytes by kind at the fullest rank's peak. The first rank that needs more than `capacity` ends the
+    plan, and the bytes include the refused request. They exceed `capacity` exactly if the plan ended this way.
+
+    Raises: OutOfMemory, as `peak_of`.
+    """
     try:
-        memory = plan(judged(config, capacity)).memory
+        memory = plan(judged(config, capacity), cluster=cluster, clock=False).memory
     except OutOfMemory as error:
+        if error.memory != DEVICE:
+            raise
         asked = {**error.live, error.kind: error.live.get(error.kind, 0) + error.requested}
         return asked if error.room is None else _with_unused(asked, error.room.needed_bytes)
     most = max(memory, key=lambda rank: rank.reserved_bytes)
@@ -195,14 +240,14 @@ def peak_within(config: RunConfig, capacity: int | None) -> Mapping[str, int]:
 
 
 def _with_unused(by_kind: Mapping[str, int], reserved_bytes: int) -> Mapping[str, int]:
-    """What an allocator takes beyond the bytes that are live counts as a kind of its own."""
+    """Count an allocator's bytes beyond the live ones as a separate kind."""
     unused = reserved_bytes - sum(by_kind.values())
     return {**by_kind, "unused": unused} if unused else by_kind
 
 
 class Figures(NamedTuple):
-    """Of one step: the most that a rank takes from its device, what all ranks send of model states and activations, and
-    its time."""
+    """One step's figures: the peak bytes of a rank's device, the bytes that all ranks send of model states and
+    activations, and its time."""
 
     peak_bytes: int
     sent_bytes: int
@@ -210,7 +255,7 @@ class Figures(NamedTuple):
 
 
 def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = None) -> Figures | None:
-    """What a step takes; None where a rank asks for more than `capacity`. The time is of a `cluster`."""
+    """Return a step's figures; None if a rank needs more than `capacity`. The time is that on a `cluster`."""
     try:
         result = plan(judged(config, capacity), cluster=cluster)
     except OutOfMemory:
@@ -229,21 +274,21 @@ def _run_rank(
     repeats: Rehearsals | None,
     skipped: Collection[int],
     keep_events: bool,
-    is_trained: IsTrained,
+    cluster: Cluster | None,
 ) -> list[StepReport]:
-    """One rank's program, which feeds these readers; the steps' reports."""
+    """Run one rank's program, which feeds these readers. Return the steps' reports."""
 
     def program(ctx: Context) -> list[StepReport]:
-        rows = ctx.device.backend.empty((config.data.micro_batch, config.model.seq + 1), int64)  # takes no memory
-        steps, micro_batches = config.optim.steps or 1 + config.optim.lazy_states, [rows] * config.data.accumulate
+        rows = ctx.device.backend.empty((config.data.micro_batch, config.model.seq + 1), int64)  # needs no memory
+        steps, micro_batches = _steps(config), [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-            return train_rank(ctx, config, inputs, is_trained=is_trained, make_control=control, repeats=repeats).reports
+            return train_rank(ctx, config, inputs, make_control=control, repeats=repeats).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 
-    asked = world_of(config, keep_events=keep_events)
+    asked = world_of(config, keep_events=keep_events, cluster=cluster)
     world = replace(asked, backend="meta", transport="threads", per_process=1, max_running=1)
     readers = [reader for reader in ledgers.readers if reader is not ledgers.pool]  # shapes have no memory pool
     try:
@@ -254,8 +299,8 @@ def _run_rank(
 
 
 class _KnownSkips(StepControl):
-    """The control of a run without values: which steps overflow is known beforehand. `estimates`: each is followed by
-    an estimate of curvature, if ever one is."""
+    """The control of a run without values: the overflowing steps are known beforehand. `estimates`: each step is
+    followed by an estimate of curvature, if the optimizer has one."""
 
     def __init__(self, *args: Any, skipped: Collection[int], estimates: bool, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -270,7 +315,8 @@ class _KnownSkips(StepControl):
 
 
 class _UnevenReductions:
-    """Reads all_reduce calls that their group does not divide, as (axes, elements): members add unlike shares."""
+    """A reader of all_reduce calls that their group does not divide, as (axes, elements): members add unequal
+    shares."""
 
     def __init__(self) -> None:
         self.found: set[tuple[tuple[str, ...], int]] = set()

@@ -1,4 +1,4 @@
-"""Processes with a session of their own: started, and ended together with all that they started."""
+"""Processes with their own session: start them, and end them together with all their children."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 
 def start(command: Sequence[str], env: Mapping[str, str], stdout: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Start a process that reads nothing. Its errors are text in a pipe. Raises: OSError where none can be started."""
+    """Start a process without input. Its errors go to a pipe as text. Raises: OSError if it cannot start."""
     return subprocess.Popen(
         command,
         env=env,
@@ -24,10 +24,10 @@ def start(command: Sequence[str], env: Mapping[str, str], stdout: int = subproce
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """End a process that was started so, and close its pipes."""
+    """End such a process, and close its pipes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if os.name == "posix":
-            os.killpg(process.pid, signal.SIGKILL)  # its session outlives it while anything that it started does
+            os.killpg(process.pid, signal.SIGKILL)  # its session outlives it as long as a child lives
         else:
             process.kill()
     process.wait()

@@ -1,10 +1,10 @@
-"""On shapes a block that is like another need not run again: what it did is repeated.
+"""On shapes identical blocks need not run: the calls of one are repeated.
 
-Every block's forward and backward leave the same events, in every microbatch and step, but for their ids, unit and
-slot. So one block is rehearsed, on a device of its own that nobody counts, and what it did is written down as calls. A
-`Repeated` unit makes these calls on the rank's own device. Its allocator is asked each time, its tensor-parallel group
-numbers each collective, its flat buffer says where each gradient goes: the record is that of a run, event by event.
-Nothing else is repeated: strategies, reductions, pipelines and other units run.
+Every block's forward and backward record the same events, in every microbatch and step, except for their ids, unit and
+microbatch. So one block is rehearsed on a separate device that is not counted, and its actions are written down as
+calls. A `Repeated` unit makes these calls on the rank's own device. Its allocator serves each request, its
+tensor-parallel group numbers each collective, and its flat buffer says where each gradient goes. So the record equals
+that of a run, event by event. Nothing else is repeated: strategies, reductions, pipelines and other units run.
 """
 
 from __future__ import annotations
@@ -15,38 +15,26 @@ from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Device, Kind, Phase, Storage
-from zerosim.device.events import (
-    Alloc,
-    Copy,
-    Event,
-    Free,
-    HostAlloc,
-    HostFree,
-    Kernel,
-    Launch,
-    Message,
-    Retag,
-    Save,
-    Wait,
-)
+from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Message, Retag, Save, Wait
 from zerosim.dtypes import DType
 from zerosim.nn import Unit, led_by
 from zerosim.nn.leaf import Hooks, LeafModule
+from zerosim.placement.memories import DEVICE
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 
 Call = tuple[Callable[..., None], tuple[Any, ...]]
-"""A method of `Player`, and what it is called with."""
+"""A method of `Player`, and its arguments."""
 
 
 Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
-"""Buffers that leave a block, by id: shape and dtype."""
+"""Buffers that outlive a block's pass, by id: shape and dtype."""
 
 
 class Rehearsed(NamedTuple):
-    """A block's forward, backward and, where that leaves them, its weights' gradients as calls. The ids are those of
-    the rehearsal: of the block's input and output, of the output's gradient and the input's. `keeps`: what of the first
-    two the block holds from forward to backward."""
+    """A block's forward, backward and, if deferred, its weights' gradients as calls. The ids are those of
+    the rehearsal: of the block's input and output, of the output's gradient and the input's. `keeps`: which of the
+    first two the block holds from forward to backward."""
 
     forward: Sequence[Call]
     backward: Sequence[Call]
@@ -59,12 +47,13 @@ class Rehearsed(NamedTuple):
 
 
 Rehearsals = dict[tuple[Any, ...], Rehearsed]
-"""What was rehearsed for one configuration, but for its number of micro-batches, by what blocks may differ in."""
+"""The rehearsals of one configuration, whatever its number of microbatches, by the properties in which blocks
+differ."""
 
 
 class Player:
-    """Makes the calls of one block's pass on a rank's own device. `ids` are the device's, by those of the rehearsal;
-    `held` the buffers that somebody else has a handle on, too."""
+    """Makes the calls of one block's pass on a rank's own device. `ids` maps the rehearsal's ids to the device's;
+    `held` are the buffers with other handles too."""
 
     def __init__(self, unit: Unit, device: Device, comm: Comm | None) -> None:
         self.device, self.comm = device, comm
@@ -75,7 +64,7 @@ class Player:
         self.held: dict[int, Buffer] = {}
 
     def play(self, calls: Sequence[Call]) -> None:
-        """Raises: OutOfMemory, Aborted."""
+        """Make the calls. Raises: OutOfMemory, Aborted."""
         self.where = before = self.device.where
         self.device.look_up()
         self.recorder.settle()
@@ -86,7 +75,7 @@ class Player:
             self.device.move(before)
 
     def go_to(self, module: str) -> None:
-        """What follows happens in a module of the block, such as '.attn.c_proj'; '' is the block."""
+        """Enter a module of the block, such as '.attn.c_proj'; '' is the block."""
         self.where = self.where._replace(unit=self.name + module)
         self.device.move(self.where)
 
@@ -97,24 +86,24 @@ class Player:
         self.recorder.put(tuple.__new__(Kernel, (self.where, *work)))
 
     def sums(self, id: int, *work: Any) -> None:
-        self.recorder.put(Kernel._make((self.where, *work, self.ids[id])))
+        self.recorder.put(Kernel._make((self.where, *work, self.ids[id], DEVICE)))
 
-    def alloc(self, id: int, nbytes: int, kind: Kind, padding: int) -> None:
-        self.ids[id], reserved = self.device.reserve(nbytes, kind)
-        self.recorder.put(Alloc(self.where, self.ids[id], nbytes, reserved, kind.value, padding))
+    def alloc(self, id: int, nbytes: int, kind: Kind, padding: int, memory: str) -> None:
+        self.ids[id], reserved = self.device.reserve(nbytes, kind, memory)
+        self.recorder.put(Alloc(self.where, self.ids[id], nbytes, reserved, kind.value, padding, "", memory))
 
     def make(self, id: int, shape: tuple[int, ...], dtype: DType, kind: Kind) -> None:
-        """A buffer that leaves the block."""
+        """Allocate a buffer that outlives the pass."""
         self.hold(id, self.device.alloc(shape, dtype, kind))
 
-    def free(self, id: int) -> None:
-        if id in self.held:  # it dies with the last handle on it, which may be somebody else's
+    def free(self, id: int, memory: str) -> None:
+        if id in self.held:  # it is freed with its last handle, which may be elsewhere
             del self.held[id]
             self.recorder.settle()
         else:
             real = self.ids.pop(id)
-            self.recorder.release(real)
-            self.recorder.put(tuple.__new__(Free, (self.where, real)))
+            self.recorder.release(real, memory)
+            self.recorder.put(tuple.__new__(Free, (self.where, real, memory)))
 
     def retag(self, id: int, kind: str) -> None:
         self.recorder.put(Retag(self.where, self.ids[id], kind))
@@ -124,13 +113,6 @@ class Player:
 
     def copy(self, *how: Any) -> None:
         self.recorder.put(Copy(self.where, *how))
-
-    def host_alloc(self, id: int, nbytes: int, kind: str) -> None:
-        self.ids[id] = self.device.next_id()
-        self.recorder.put(HostAlloc(self.where, self.ids[id], nbytes, kind))
-
-    def host_free(self, id: int) -> None:
-        self.recorder.put(HostFree(self.where, self.ids.pop(id)))
 
     # -- collectives of the tensor-parallel group -----------------------------------------------------
     def launch(self, id: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
@@ -146,7 +128,7 @@ class Player:
     def wait(self, id: int) -> None:
         self.recorder.put(Wait(self.where, self.ids[id]))
 
-    # -- gradients of the weights, and turns of leaf modules ------------------------------------------
+    # -- gradients of the weights, and hooks of leaf modules ------------------------------------------
     def window(self, id: int, flat: int, index: int) -> None:
         self.held[id] = self.flats[flat].grad_window(index)
 
@@ -170,7 +152,7 @@ class Player:
 
 
 class Repeated(Unit):
-    """A unit around a unit whose record is repeated; `rehearsed` gives it for an input of a shape and dtype."""
+    """A unit that repeats another unit's record; `rehearsed` returns the record for an input's shape and dtype."""
 
     def __init__(
         self, unit: Unit, comm: Comm | None, rehearsed: Callable[[Unit, tuple[int, ...], DType], Rehearsed]
@@ -217,8 +199,8 @@ class Repeated(Unit):
 
 
 class Script:
-    """What a rehearsal asked of its flats and hooks, each with the record's length then and where it was. `ranks` are
-    those of its tensor-parallel group."""
+    """A rehearsal's requests to its flats and hooks, each with the record's length and the place at that time. `ranks`
+    are those of its tensor-parallel group."""
 
     def __init__(self, device: Device, ranks: Sequence[int]) -> None:
         self.device, self.ranks = device, ranks
@@ -229,13 +211,13 @@ class Script:
 
 
 class RehearsedFlat(Flat):
-    """A rehearsal's flat buffer, all there. What it is asked for goes into the script, under its `number`."""
+    """A rehearsal's flat buffer, always resident. Requests to it go into the script, under its `number`."""
 
     script: Script
     number: int
 
     def open(self, script: Script, number: int, like: Flat) -> None:
-        """Memory for the parameters; gradients have the format of those that are `like` them."""
+        """Allocate memory for the parameters; gradients have the format of the gradients in `like`."""
         self.script, self.number = script, number
         self.local_dtype, self.dummies, self.is_trained = like.local_dtype, like.dummies, like.is_trained
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
@@ -253,7 +235,7 @@ class RehearsedFlat(Flat):
             self.postpone(index, lambda: grad)
 
     def _window(self, index: int, do: Callable[..., None], *how: Any) -> Buffer:
-        """A buffer that is not recorded: the rank's flat has one of its own."""
+        """Return a buffer that is not recorded: the rank's flat has its own."""
         array = self.device.backend.empty(self.spec.weights[index].shape, self.local_dtype)
         id, _ = self.device.reserve(int(array.nbytes), Kind.UNSHARDED_GRAD)
         self.script.write(do, id, self.number, index, *how)
@@ -261,7 +243,7 @@ class RehearsedFlat(Flat):
 
 
 class RehearsedHooks:
-    """A strategy's place in a rehearsal: turns of leaf modules go into the script."""
+    """A strategy's stand-in for a rehearsal: calls of leaf modules' hooks go into the script."""
 
     def __init__(self, script: Script, leaves: Sequence[Unit], *, defers: bool) -> None:
         self.defers, self.script, self.numbers = (
@@ -306,9 +288,9 @@ def rehearse(
     ranks: Sequence[int] = (),
     defers: bool = False,
 ) -> Rehearsed:
-    """Forward and backward of `unit`, a block over rehearsed flats on a device without a limit, as calls; its input has
-    this shape. It is made for blocks `like` that one. `ranks` are those of its tensor-parallel group;
-    `defers`: backward leaves the weights' gradients for later."""
+    """Rehearse forward and backward of `unit`, a block over rehearsed flats on a device without a limit, and return the
+    calls; its input has this shape. The result serves blocks `like` that one. `ranks` are those of its tensor-parallel
+    group; `defers`: backward leaves the weights' gradients for later."""
     script = Script(device, ranks)
     for number, (flat, other) in enumerate(zip(unit.all_flats, like.all_flats, strict=True)):
         assert isinstance(flat, RehearsedFlat)
@@ -342,13 +324,13 @@ def rehearse(
 
 
 def _freed(device: Device) -> set[int]:
-    """What was freed last."""
+    """Return the buffers freed last."""
     last = device.recorder.events[-1]
     return {last.id} if isinstance(last, Free) else set()
 
 
 def _calls(block: str, script: Script, began: int, leaving: Leaving) -> list[Call]:
-    """The events since `began`, and what flats and hooks were asked for between them."""
+    """Return the events since `began` as calls, with the requests to flats and hooks between them."""
     events, asked, calls, here = script.device.recorder.events, script.asked, list[Call](), block
     for at in range(began, len(events) + 1):
         found = [(unit, call) for position, unit, call in asked if position == at]
@@ -363,32 +345,28 @@ def _calls(block: str, script: Script, began: int, leaving: Leaving) -> list[Cal
 
 
 def _call(event: Event, leaving: Leaving, ranks: Sequence[int]) -> Call:
-    """What makes an event like this one."""
+    """Return the call that makes such an event."""
     match event:
         case Kernel(work=None):
             return Player.kernel, event[1:]
         case Kernel():
             assert event.work is not None
-            return Player.sums, (event.work, *event[1:-1])
+            return Player.sums, (event.work, *event[1:7])
         case Alloc() if event.id in leaving:
             return Player.make, (event.id, *leaving[event.id], Kind(event.kind))
         case Alloc():
-            return Player.alloc, (event.id, event.nbytes, Kind(event.kind), event.padding_bytes)
+            return Player.alloc, (event.id, event.nbytes, Kind(event.kind), event.padding_bytes, event.memory)
         case Free():
-            return Player.free, (event.id,)
+            return Player.free, (event.id, event.memory)
         case Retag():
             return Player.retag, (event.id, event.kind)
         case Save():
             return Player.save, event[1:]
         case Copy():
             return Player.copy, event[1:]
-        case HostAlloc():
-            return Player.host_alloc, event[1:]
-        case HostFree():
-            return Player.host_free, (event.id,)
         case Launch():
             return Player.launch, (event.work, event[2:6], event[8:])
-        case Message():  # to a member of the group, which has other ranks elsewhere
+        case Message():  # to a member of the group, whose ranks differ elsewhere
             member = event.peer if event.peer < 0 else ranks.index(event.peer)
             return Player.message, (event.work, member, event.nbytes, event.count)
         case Wait():

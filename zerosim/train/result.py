@@ -1,4 +1,4 @@
-"""What a run leaves behind: losses, ledgers, weights; and its JSON form.
+"""The result of a run: losses, ledgers, weights; and its JSON form.
 
 The JSON is a contract for programs (`schema` 2): strict JSON, non-finite numbers as null, bytes as
 integers, kinds in lower case.
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.config import RunConfig
 from zerosim.config.files import SCHEMA
@@ -25,16 +25,31 @@ from zerosim.ledger.traffic import TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.control import StepReport
 from zerosim.placement.layout import Layout
+from zerosim.train.check_trained import num_trained
+from zerosim.train.nodes import NodeMemory, nodes_of, nodes_values
+
+
+class OtherMemory(NamedTuple):
+    """A rank's bytes in its node's host memory, or on its drives: at each mark, and at the peak."""
+
+    marks: Mapping[str, Snapshot]
+    peak: Snapshot
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: bytes by kind at each mark and at the peak."""
+        peak = {"bytes": self.peak.total_bytes, "by_kind": dict(self.peak.by_kind)}
+        return {**{mark: dict(self.marks[mark].by_kind) for mark in MARKS if mark in self.marks}, "peak": peak}
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """One rank's live bytes at each mark, and at the peak; on a GPU also what its memory pool said at each mark; what
-    its allocator held, at most and at each mark, unless it is exact.
+    """One rank's live bytes at each mark, and at the peak; on a GPU also its memory pool's bytes at each mark; and
+    its allocator's bytes, at the peak and at each mark, unless it is exact.
 
-    `host_peak_bytes`: the most that it held in the host's memory, which counts as none of the device's. `states`: bytes
+    `host_peak_bytes`: the peak of its bytes in the host's memory, which are not the device's. `states`: bytes
     of the optimizer's states by name, the master among them, padding included. `moments`: the highest point of each
-    moment, of a plan that is extended. `first_step_bytes`: the peak until the first step was over.
+    moment, of an extended plan. `first_step_bytes`: the peak until the end of the first step. `others`: in a run
+    with offload, the rank's bytes in its node's host memory and on its drives.
     """
 
     marks: dict[str, Snapshot]
@@ -46,6 +61,7 @@ class RankMemory:
     moments: Mapping[Moment, Snapshot] = field(default_factory=dict)
     allocator_marks: Mapping[str, AllocatorMark] = field(default_factory=dict)
     first_step_bytes: int = 0
+    others: Mapping[str, OtherMemory] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         marks = ", ".join(f"{name} {shot.total_bytes:,} B" for name, shot in self.marks.items())
@@ -53,17 +69,23 @@ class RankMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """The most that was taken from the device: live bytes, unless an allocator takes more."""
+        """The peak of the device's bytes: live bytes, unless an allocator reserves more."""
         return self.peak.total_bytes if self.allocator is None else self.allocator.reserved_bytes
 
+    def everywhere(self, mark: str, kind: str) -> tuple[int, int]:
+        """Return the bytes of a kind at a mark in all memories, and the padding among them."""
+        shots = [self.marks[mark], *(other.marks[mark] for other in self.others.values() if mark in other.marks)]
+        return sum(shot.by_kind.get(kind, 0) for shot in shots), sum(shot.padding.get(kind, 0) for shot in shots)
+
     def model_states(self, mark: str = "end_of_backward") -> dict[str, int]:
-        """Bytes of param, grad and optim at a mark, padding included. Raises: KeyError for a mark that never came."""
+        """Return the bytes of param, grad and optim at a mark, padding included. Raises: KeyError for a mark that was
+        never passed."""
         by_kind = self.marks[mark].by_kind
         return {kind: by_kind.get(kind, 0) for kind in ("param", "grad", "optim")}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: bytes by kind at each mark, what the allocator held there, padding, the peak; the first step's
-        where a later one took more."""
+        """Return the JSON form: bytes by kind at each mark, the allocator's bytes, padding, and the peak; also the
+        first step's peak if a later step needs more."""
         scope, held = self.peak.scope, self.allocator
         most = {} if held is None else {name: getattr(held, name) for name in ("allocated_bytes", "reserved_bytes")}
         return {
@@ -80,6 +102,7 @@ class RankMemory:
             },
             **({"first_step_bytes": self.first_step_bytes} if self.first_step_bytes < self.peak.total_bytes else {}),
             **({"host_peak_bytes": self.host_peak_bytes} if self.host_peak_bytes else {}),
+            **{name: other.to_dict() for name, other in self.others.items()},
             **({"pool": [row.to_dict() for row in self.pool]} if self.pool else {}),
             **({} if held is None else {"allocator": {**held.to_dict(), "marks": self._allocated()}}),
         }
@@ -109,23 +132,24 @@ class UnitInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run, or a plan, leaves. Bytes are whole numbers, padding included; `to_dict()` is its JSON.
+    """The result of a run or a plan. Bytes are whole numbers, padding included; `to_dict()` is its JSON.
 
     num_parameters     Psi: a tied table once, padding not; `tied_numel` are that table's elements
     losses             [step][data rank], means over its tokens, in nats; `mean_losses` is over data ranks
-    steps              what each step decided: norm, loss scale, learning rate, whether it was skipped
+    steps              each step's decisions: norm, loss scale, learning rate, whether it was skipped
     memory, traffic    by rank: live bytes at each mark and at the peak; bytes sent and received, a row an operation
-    weights            full host arrays by name, the fp32 masters where there are any
-    sample             what the model continued `config.data.sample` with, None where there was none
-    live_bytes_after   by rank, host's included, when its program had ended: 0 unless something leaks
+    weights            full host arrays by name, the fp32 masters if there are any
+    sample             the model's continuation of `config.data.sample`, None without one
+    live_bytes_after   by rank, the host's included, after its program ended: 0 unless something leaks
     events             by rank the whole record, empty unless `keep_events` was given
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
-    gpus               GPUs and what was in use on them, with backend cuda on threads
-    lost_updates       by step, the share of the weights that an update left as they were, where there are no masters
-    time               of a plan on a cluster: how long its first step takes there (`ledger/clock.py`)
-    extended_from      of a plan: how many micro-batches were run, twice, all figures extended from them
+    gpus               GPUs and their bytes in use, with backend cuda on threads
+    lost_updates       by step, the share of the weights that an update left unchanged, without masters
+    time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `plan.timed_step`)
+    extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
+    node_ranks         how many neighbouring ranks share a node
 
-    On shapes alone there are no losses, norms and weights. Of ranks that cannot differ one was run then:
+    On shapes alone there are no losses, norms and weights, and one of each group of identical ranks ran:
     `stands_for` names it for each rank, and their entries are the same objects.
     """
 
@@ -148,31 +172,38 @@ class RunResult:
     extended_from: tuple[int, int] | None = None
     time: StepTime | None = None
     lost_updates: Sequence[Fraction] = ()
+    node_ranks: int = 1
 
     @property
     def units(self) -> tuple[UnitInfo, ...]:
-        """The flat buffers, and who owns each under `--partition owner`."""
+        """The flat buffers, and their owners under `--partition owner`."""
         layout = self.layout
         return tuple(UnitInfo(name, flat.num_parameters, layout.owner(name)) for name, flat in layout.flats.items())
 
     @property
     def ran(self) -> list[int]:
-        """The ranks that were run."""
+        """The ranks that ran."""
         return sorted(set(self.stands_for))
 
     @property
+    def nodes(self) -> list[NodeMemory]:
+        """What each node's ranks held of its host memory and its drives, at the most and together."""
+        return nodes_of(self.memory, self.node_ranks)
+
+    @property
     def mean_losses(self) -> list[float]:
-        """The mean over data ranks, by step."""
+        """The mean loss over data ranks, by step."""
         return [math.fsum(row) / len(row) for row in self.losses]
 
     def sent_bytes(self, rank: int, step: int, purpose: str = "states") -> int:
-        """What one rank put on the wire in one step; with native collectives, which do not tell, what a ring would."""
+        """Return the bytes that one rank sent in one step; with native collectives, which do not report them, those of
+        a ring."""
         rows = self.traffic[rank]
         return sum(row.wire_bytes for row in rows if row.step == step and row.purpose == purpose)
 
     @property
     def is_modelled(self) -> bool:
-        """Whether what was sent is a ring's figure, because native collectives do not tell."""
+        """Whether the sent bytes are a ring's figure, because native collectives do not report them."""
         return any(row.modelled_bytes is not None for rank in self.ran for row in self.traffic[rank])
 
     def __repr__(self) -> str:
@@ -184,14 +215,15 @@ class RunResult:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, schema 2."""
-        mesh = self.layout.mesh
+        """Return the JSON form, schema 2."""
+        mesh, nodes = self.layout.mesh, self.nodes
         return {
             "schema": SCHEMA,
             "config": self.config.to_dict(),
             "set_aside": dict(self.config.set_aside),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
+            "num_trained": num_trained(self.layout),
             "losses": [_finite(loss) for loss in self.mean_losses],
             "losses_by_data_rank": [[_finite(loss) for loss in row] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
@@ -199,6 +231,7 @@ class RunResult:
             "skipped": [step.skipped for step in self.steps],
             "lost_updates": [float(share) for share in self.lost_updates],
             "ranks": [self._rank_dict(rank) for rank in self.ran],
+            **({"nodes": nodes_values(nodes)} if any(node.host_bytes or node.nvme_bytes for node in nodes) else {}),
         }
 
     def _rank_dict(self, rank: int) -> dict[str, Any]:
@@ -224,8 +257,9 @@ def collect(
     keep_events: bool = False,
     gpus: tuple[GpuUse, ...] = (),
     lost_updates: Sequence[Fraction] = (),
+    node_ranks: int | None = None,
 ) -> RunResult:
-    """A result of what was counted on the ranks that ran, each for those that it stands for."""
+    """Build a result from the counts of the ranks that ran, each for the ranks that it represents."""
     memory = {}
     for rank, one in ledgers.items():
         held = None if one.allocator is None else one.allocator.peaks
@@ -239,6 +273,11 @@ def collect(
             dict(one.memory.moments),
             {} if one.allocator is None else dict(one.allocator.marks),
             one.memory.first_step_bytes,
+            {
+                name: OtherMemory(dict(other.marks), other.peak)
+                for name, other in one.memory.others.items()
+                if config.offload.is_on
+            },
         )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}
     activations = ledgers[0].activations
@@ -254,13 +293,14 @@ def collect(
         traffic=[traffic[rank] for rank in stands_for],
         weights=weights or {},
         sample=sample,
-        live_bytes_after=[ledgers[rank].memory.live_bytes + ledgers[rank].memory.host_bytes for rank in stands_for],
+        live_bytes_after=[ledgers[rank].memory.live_everywhere for rank in stands_for],
         events=[ledgers[rank].events for rank in stands_for] if keep_events else [],
         stands_for=list(stands_for),
         saved=activations.saved(),
         saved_again=activations.saved_again(),
         gpus=gpus,
         lost_updates=lost_updates,
+        node_ranks=node_ranks or config.mesh.ranks_per_node or config.mesh.ranks,
     )
 
 

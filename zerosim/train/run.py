@@ -1,7 +1,7 @@
-"""From a RunConfig to a RunResult: read the inputs, launch the program on every rank, gather what it leaves.
+"""From a RunConfig to a RunResult: read the inputs, launch the program on every rank, and gather the results.
 
-Bad input is found here before any rank starts. Weights are put together from the ranks' own slices
-on the host, as a sharded checkpoint is consolidated: that is no traffic of the run.
+Bad input is found here before any rank starts. Weights are assembled from the ranks' slices
+on the host, as when a sharded checkpoint is consolidated. That is no traffic of the run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.device.events import Reader
+from zerosim.device.nvme import asks_for_folder, run_folder
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
-from zerosim.models.model import Model, draw_flat, load_flat
+from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Group
 from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
@@ -32,9 +33,12 @@ from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.mesh import DATA
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
+from zerosim.tensor.stored import values_of
 from zerosim.train import data
 from zerosim.train.build import MakeStrategy, build_model, world_of
-from zerosim.train.build_strategy import IsTrained, all_trained, layout_of
+from zerosim.train.build_strategy import layout_of
+from zerosim.train.check_quantized import check_quantized
+from zerosim.train.check_trained import check_trained
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
@@ -46,10 +50,10 @@ DEFAULT_STEPS = 60
 
 @dataclass(frozen=True, slots=True)
 class RankOutcome:
-    """What one rank's program returns; `pieces` are the parts that it updates.
+    """The return value of one rank's program; `pieces` are the slices that it updates.
 
-    `gpu`: the GPU that it worked on, if any, and what was in use there at the end. `lost`: by step, how many of its
-    updates left a weight as it was, where weights have no masters; of copies the first rank counts.
+    `gpu`: its GPU, if any, and the bytes in use there at the end. `lost`: by step, the number of its
+    updates that left a weight unchanged, if weights have no masters; for copies the first rank counts.
     """
 
     losses: list[float]
@@ -66,13 +70,11 @@ def run(
     progress: Progress | None = None,
     keep_events: bool = False,
     optimizer: Optimizer | None = None,
-    is_trained: IsTrained = all_trained,
 ) -> RunResult:
     """Train as `config` says.
 
     `keep_events` keeps every rank's whole record in the result (memory grows with steps). An `optimizer` of your own,
-    such as a subclass of `zerosim.optim.elementwise.Elementwise`, takes the place of the configuration's. Of the flat
-    buffers those are trained for which `is_trained` is true; the others have parameters alone.
+    such as a subclass of `zerosim.optim.elementwise.Elementwise`, replaces the configuration's.
 
     Raises: InputError (bad input, before any rank starts), OutOfMemory, RankFailed.
     """
@@ -80,7 +82,7 @@ def run(
         if session is not None:
             session.check_world(config.mesh.ranks, config.world.ranks_per_process)
             check_alike(session, config)
-        experiment = Experiment(config, optimizer=optimizer, is_trained=is_trained)
+        experiment = Experiment(config, optimizer=optimizer)
     ledgers: dict[int, RankLedgers] = {}
 
     def readers(rank: int) -> tuple[Reader, ...]:
@@ -97,7 +99,8 @@ def run(
         finally:
             ledgers[ctx.rank].events = ctx.device.recorder.history
 
-    outcomes = launch(program, world_of(config, keep_events=keep_events), readers)
+    with run_folder(config.offload.nvme, writes=config.offload.uses_nvme) as folder:
+        outcomes = launch(program, world_of(config, keep_events=keep_events, folder=folder), readers)
     counted = list(ledgers.values())
     if session is not None:
         counted, outcomes = of_all_processes(session, counted, outcomes)
@@ -107,9 +110,10 @@ def run(
 class Experiment:
     """One run, its inputs read and checked: the program of each rank, and the result of what they return.
 
-    `make_strategy`, a pipeline's `schedule` and an `optimizer` take the place of those that the configuration names.
+    `make_strategy`, a pipeline's `schedule` and an `optimizer` replace those of the configuration.
 
-    Raises: InputError for what cannot be read, does not fit the run, or cannot run on this machine.
+    Raises: InputError for inputs that cannot be read or do not fit the run, and for a run that is too large for this
+    machine.
     """
 
     def __init__(
@@ -118,10 +122,11 @@ class Experiment:
         make_strategy: MakeStrategy | None = None,
         schedule: Schedule | None = None,
         optimizer: Optimizer | None = None,
-        is_trained: IsTrained = all_trained,
     ) -> None:
         check_libraries(config)
         check_run(config)
+        if config.offload.uses_nvme:
+            asks_for_folder(config.offload.nvme, config.offload.where)
         if schedule is not None and config.mesh.pp == 1:
             raise InputError("a schedule orders a pipeline's stages, and here is one stage; choose pp 2 or more")
         cut, partition = "elements" if optimizer is None else optimizer.cut, config.parallel.partition
@@ -136,21 +141,22 @@ class Experiment:
         self.make_strategy = make_strategy
         self.schedule = schedule
         self.optimizer = optimizer
-        self.is_trained = is_trained
-        self.model = build_model(config, Device(0, make_backend("numpy")))  # no memory is taken for it
-        self.layout = layout_of(config, self.model, is_trained=is_trained)
+        self.model = build_model(config, Device(0, make_backend("numpy")))  # it needs no memory
+        check_trained(config, self.model)
+        check_quantized(config, self.model)
+        self.layout = layout_of(config, self.model)
         self._inputs = _read_inputs(config, self.model)
         check_room_for(config, self.model)
 
     @property
     def steps(self) -> int:
-        """How many there are to train: given, or as many as the tokens hold."""
+        """The number of steps: given, or as many as the tokens hold."""
         return self._inputs.steps
 
     def train_rank(
         self, ctx: Context, *, progress: Progress | None = None, opened: Opened | None = None
     ) -> RankOutcome:
-        """The program of one rank: the same on all of them."""
+        """Run the program of one rank, which is the same on all ranks."""
         config, device = self.config, ctx.device
         trained = train_rank(
             ctx,
@@ -159,11 +165,10 @@ class Experiment:
             make_strategy=self.make_strategy,
             schedule=self.schedule,
             optimizer=self.optimizer,
-            is_trained=self.is_trained,
             progress=progress,
             opened=opened,
         )
-        with device.scope(step=self.steps):  # what is recorded from here on comes after the last step
+        with device.scope(step=self.steps):  # records from here on come after the last step
             sample = None if config.data.sample is None else _sample(config, trained, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in trained.model.flats]
@@ -174,9 +179,9 @@ class Experiment:
     def result(
         self, outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers], *, keep_events: bool = False
     ) -> RunResult:
-        """What the ranks returned and their ledgers counted, as one."""
+        """Combine the ranks' return values and the counts of their ledgers."""
         mesh = self.layout.mesh
-        last = self.config.chunks.last_stage  # where losses come out
+        last = self.config.chunks.last_stage  # the ranks that have losses
         data_ranks = [mesh.group(rank, "pp")[last] for rank in mesh.first_ranks(*DATA)]
         return collect(
             self.config,
@@ -186,7 +191,7 @@ class Experiment:
             range(self.config.mesh.ranks),
             outcomes[0].steps,
             losses=[list(step) for step in zip(*(outcomes[rank].losses for rank in data_ranks), strict=True)],
-            weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces]),
+            weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces], values_of),
             sample=outcomes[0].sample,
             keep_events=keep_events,
             lost_updates=self._lost(outcomes),
@@ -194,7 +199,8 @@ class Experiment:
         )
 
     def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[int]:
-        """By step, how many updates of this rank's were lost; of what several ranks update, the first one says it."""
+        """Return, by step, the number of this rank's lost updates; for weights that several ranks update, the first one
+        counts."""
         mesh, lost = self.layout.mesh, [0] * (self.steps if self.config.precision.rounding else 0)
         copies = DATA if self.config.parallel.zero_stage == 0 else ("dp_replicate",)
         if mesh.index(rank, *copies):
@@ -209,13 +215,13 @@ class Experiment:
         return lost
 
     def _lost(self, outcomes: Sequence[RankOutcome]) -> list[Fraction]:
-        """By step, of all weights the share that an update left as they were."""
+        """Return, by step, the share of all weights that an update left unchanged."""
         by_step = zip(*(outcome.lost for outcome in outcomes), strict=True)
         return [Fraction(sum(step), self.model.num_parameters) for step in by_step]
 
 
 def _read_inputs(config: RunConfig, model: Model) -> Inputs:
-    weights = None if config.data.weights is None else data.read_weights(config.data.weights, model.shapes())
+    weights = data.read_start(config.data.weights, config.tuning.adapters, model.shapes())
     rows, seq = config.global_batch, config.model.seq
     batch: Callable[[int], Any]
     if config.data.tokens is not None:
@@ -235,15 +241,13 @@ def _read_inputs(config: RunConfig, model: Model) -> Inputs:
     return Inputs(steps, micro_batches, _writer(config, weights))
 
 
-def _writer(config: RunConfig, weights: Mapping[str, Any] | None) -> Callable[[Flat, Group], None]:
+def _writer(config: RunConfig, weights: Mapping[str, Any]) -> Callable[[Flat, Group], None]:
     exact = config.precision.master_init == "exact"
-    if weights is None:
-        return lambda flat, group: draw_flat(flat, config.data.seed, group, exact_master=exact)
-    return lambda flat, group: load_flat(flat, weights, group, exact_master=exact)
+    return lambda flat, group: draw_flat(flat, config.data.seed, group, exact_master=exact, given=weights)
 
 
 def _sample(config: RunConfig, trained: Trained, device: Device) -> bytes:
-    """`sample_tokens` bytes that the model continues `sample` with, at temperature 0.8."""
+    """Return the model's continuation of `sample` by `sample_tokens` bytes, at temperature 0.8."""
     random = generator("sample", config.data.seed)
 
     def choose(logits: Any) -> int:
@@ -265,7 +269,7 @@ def _sample(config: RunConfig, trained: Trained, device: Device) -> bytes:
 
 
 def _gpu_uses(outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers]) -> tuple[GpuUse, ...]:
-    """By GPU: what was in use when the last of its ranks ended, and what of it no rank's pool holds."""
+    """Return for each GPU the bytes in use when the last of its ranks ended, and those outside all ranks' pools."""
     uses: dict[int, GpuUse] = {}
     for outcome, ledger in zip(outcomes, ledgers, strict=True):
         if outcome.gpu is None:

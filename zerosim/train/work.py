@@ -1,8 +1,8 @@
-"""How much work a configuration asks for, estimated before any of it: what no one would wait for is refused.
+"""Estimate the work of a configuration before it starts, and refuse what no one would wait for.
 
-A plan and a run take a time per event of their records: the kernels and buffers of every unit, and the calls that
-buckets cut a collective into. A run also computes. The estimates are right to about a factor of two, which is enough to
-tell minutes from days.
+The time of a plan or a run is proportional to the events of its record: the kernels and buffers of every unit, and the
+calls into which buckets cut a collective. A run also computes. The estimates are right to about a factor of two, which
+is enough to tell minutes from days.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from zerosim.errors import InputError, wrong
 from zerosim.units import format_count
 
 MOST_EVENTS = 20_000_000
-"""Of one plan, or of one step of a run: some minutes, and the memory of a laptop where events are kept."""
+"""The limit for one plan, or for one step of a run: some minutes, and a laptop's memory if events are kept."""
 
 MOST_FLOPS = 10**16
-"""Of one step of a run: two days at 50 GFLOP/s."""
+"""The limit for one step of a run: two days at 50 GFLOP/s."""
 
 LONG_FLOPS = 10**14
-"""Half an hour at 50 GFLOP/s: nobody waits so long to see stages side by side."""
+"""The limit for a comparison of ZeRO stages: half an hour at 50 GFLOP/s."""
 
 _PER_BLOCK, _PER_UNIT, _MODULES = 170, 50, 12
-_PER_CALL = 4  # of one collective: its launch and wait, the copies and buffers around it
-_PER_ROUND = 10  # of a ring's, in events that take as long
+_PER_CALL = 4  # events of one collective: its launch and wait, the copies and buffers around it
+_PER_ROUND = 10  # one round of a ring, in events of the same duration
 
 
 class Work(NamedTuple):
-    """Events by what they are of: kernels and buffers of `units`, `calls` that buckets make, `rounds` of rings."""
+    """Events by origin: kernels and buffers of `units`, `calls` of buckets, `rounds` of rings."""
 
     units: int
     calls: int
@@ -42,7 +42,8 @@ class Work(NamedTuple):
 
 
 def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> Work:
-    """What every step of `config` records with so many micro-batches, by so many ranks of each pipeline stage."""
+    """Estimate the events of one step of `config` with that number of microbatches, on that number of ranks per
+    pipeline stage."""
     model, mesh = config.model, config.mesh
     steps = (config.optim.steps or 1) * ranks
     units = (model.units or 1) if model.family == "flat" else model.layers + 2
@@ -52,7 +53,7 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
         steps *= min(mesh.shards, units * modules)
     bucket = config.parallel.bucket_bytes
     nbytes = _numel(config) // mesh.tp * dtype(config.precision.stored).itemsize
-    # Stage 3 gathers for forward and for backward and reduces, in every micro-batch; the others gather and reduce once.
+    # ZeRO-3 gathers twice and reduces once in every microbatch; the other stages gather and reduce once.
     passes = 3 * micro_batches if config.parallel.zero_stage == 3 else 1 + config.parallel.zero_stage // 2
     collectives = passes * (units + (0 if bucket is None else nbytes // bucket))
     rounds = mesh.shards - 1 if config.world.algorithm == "ring" else 0
@@ -64,14 +65,14 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
 
 
 def check_plan(config: RunConfig, micro_batches: int, *, every_rank: bool = False) -> None:
-    """Raises: InputError for a plan of more than `MOST_EVENTS`, with the option that makes it so large."""
+    """Check a plan. Raises: InputError for more than `MOST_EVENTS`, with the option that makes it so large."""
     mesh = config.mesh
     ranks = mesh.ranks // mesh.pp if every_rank else 1
     _check_events(config, expected_work(config, micro_batches=micro_batches, ranks=ranks), micro_batches, "a plan")
 
 
 def check_run(config: RunConfig) -> None:
-    """Raises: InputError for a run of which one step would take days, with the option that makes it so large."""
+    """Check a run. Raises: InputError if one step would take days, with the option that makes it so large."""
     step, mesh = config.replace(steps=1), config.mesh
     work = expected_work(step, micro_batches=config.data.accumulate, ranks=mesh.ranks // mesh.pp)
     _check_events(step, work, config.data.accumulate, "a step")
@@ -85,7 +86,7 @@ def check_run(config: RunConfig) -> None:
 
 
 def step_flops(config: RunConfig) -> int:
-    """About the floating-point operations of one step of a run."""
+    """Estimate the floating-point operations of one step of a run."""
     model = config.model
     attention = 12 * model.layers * model.hidden * model.seq if model.has_blocks else 0
     return config.global_batch * model.seq * (6 * _numel(config) + attention)
@@ -109,7 +110,7 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
 
 
 def _numel(config: RunConfig) -> int:
-    """About the model's parameters: its matrices and tables."""
+    """Estimate the model's parameters: its matrices and tables."""
     model = config.model
     if model.family == "flat":
         return model.params or 1

@@ -1,17 +1,17 @@
-"""Scenarios that check themselves: what a source prints, read, and judged against what is counted.
+"""Scenarios that check themselves: read a source's printed figures and judge them against counts.
 
 expectation.py   a table [expect], as values
-keys.py          the keys of a table [expect], and which go together
+keys.py          the keys of a table [expect], and their valid combinations
 reading.py       the table [expect] of a file
-sweeps.py        the grid of runs that a table spans
-rows.py          runs that no grid spans, a line each
-errors.py        how far off a list of figures is, and how well it ranks layouts
+sweeps.py        the grid of runs in a table
+rows.py          runs without a grid, a line each
+errors.py        the errors of a list of figures, and its ranking of layouts
 figures.py       printed figures: units, bold type, rounding
-asked.py         a question about a run, and the runs that are needed
-largest.py       what fits on a device, and the largest that does
-counts.py        what can be counted on a run, and what the clock says of its time: a row for each
-closed_forms.py  what can be computed from its values: a row for each
-judging.py       whether count and formula, rounded as the source rounds, are what it prints
+asked.py         a question about a run, and the cache of runs
+largest.py       the largest value that fits on a device
+counts.py        counts of a run, and the clock's times: a row for each
+closed_forms.py  formulas of a run's values: a row for each
+judging.py       compare count and formula, rounded as the source rounds, with the printed figure
 """
 
 from zerosim.analysis.expect.asked import Runs as Runs

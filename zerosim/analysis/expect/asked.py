@@ -1,4 +1,4 @@
-"""A question about a run, the runs that were made for such questions, and what an answer is."""
+"""A question about a run, the cache of runs for such questions, and the form of an answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from zerosim.analysis.expect.largest import fits
 from zerosim.analysis.shares import is_mesh, share_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
-from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.presets.nodes import nodes
 from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
@@ -29,57 +30,63 @@ T = TypeVar("T")
 WHOLE: Mapping[str, Any] = MappingProxyType(
     dict(recompute="none", sequence_parallel=False, partition_activations=False, cpu_checkpointing=False)
 )
-"""The fields of a run that keeps all of its activations, cut by tensor parallelism alone."""
+"""The fields of a run that saves all of its activations, cut by tensor parallelism alone."""
 
 
 class Runs:
-    """Runs that were made, so that tables that ask for the same one make it once."""
+    """A cache of runs, so that tables with the same run share it."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[RunConfig, str], RunResult] = {}
         self._answers: dict[tuple[object, ...], Any] = {}
 
     def once(self, make: Callable[..., T], *question: object) -> T:
-        """What `make` answers to a question, which it is asked once."""
+        """Return `make`'s answer to a question, which is computed once."""
         if (make, *question) not in self._answers:
             self._answers[make, *question] = make(*question)
         answer: T = self._answers[make, *question]
         return answer
 
     def result(self, config: RunConfig, counted_on: str) -> RunResult:
-        """A step on shapes alone, or training for real numbers. Raises: what either raises."""
+        """Return a step on shapes alone, or a training run for real numbers. Raises: the errors of either."""
         if (config, counted_on) not in self._made:
             self._made[config, counted_on] = run(config) if counted_on == TRAINING else plan(config)
         return self._made[config, counted_on]
 
     def fits(self, config: RunConfig, memory: int) -> bool:
-        """Whether a step needs no more than so many bytes."""
+        """Return whether a step needs at most that many bytes."""
         made = self._made.get((config, SHAPES)) if config.memory.allocator == "exact" else None
         if made is not None:
             return max(rank.peak.total_bytes for rank in made.memory) <= memory
         return self.once(fits, config, memory)
 
     def time(self, config: RunConfig, gpu: str, nic: int | None) -> StepTime:
-        """A step by the clock, on GPUs of that name, in nodes whose NICs carry `nic` bytes per second (None: those that
-        such nodes have)."""
+        """Time a step by the clock, on GPUs or nodes of that name, in nodes whose NICs carry `nic` bytes per second
+        (None: the usual NICs of such nodes)."""
         result = self.once(_timed, config, gpu, nic)
-        assert result.time is not None  # a plan on a cluster has one
+        assert result.time is not None  # a plan on a cluster has a time
         self._made.setdefault((config, SHAPES), result)
         return result.time
 
 
 def model_of(config: RunConfig) -> Model:
-    """As it is built; nothing has to run for that."""
+    """Build the model; nothing has to run for that."""
     return build_model(config, Device(0, make_backend("meta")))
 
 
+def cluster_named(name: str, nic: int | None) -> Cluster:
+    """Nodes of that name or, where it is a GPU's, as that GPU has them; of a node's host the speeds are known."""
+    node = next((one for one in nodes() if one.name == name), None)
+    return cluster_of(find_hardware(name if node is None else node.gpu), node=node, nic_bytes_per_s=nic)
+
+
 def _timed(config: RunConfig, gpu: str, nic: int | None) -> RunResult:
-    return plan(config, cluster=cluster_of(find_hardware(gpu), nic_bytes_per_s=nic))
+    return plan(config, cluster=cluster_named(gpu, nic))
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One cell's question: a run, and what a quantity takes beside it. `pipeline_stage` None: of all ranks."""
+    """One cell's question: a run, and the other inputs of a quantity. `pipeline_stage` None means all ranks."""
 
     config: RunConfig
     runs: Runs
@@ -98,18 +105,18 @@ class Asked:
 
     @property
     def memory_of_ranks(self) -> list[RankMemory]:
-        """Of the ranks that are asked about."""
+        """Return the memory of the ranks in question."""
         if self.pipeline_stage is None:
             return self.result.memory
         return [self.result.memory[rank] for rank in share_of(self.result, self.pipeline_stage).ranks]
 
     @property
     def time(self) -> StepTime:
-        """By the clock."""
+        """Time the run by the clock."""
         return self.runs.time(self.config, self.gpu, self.bandwidth)
 
     def moment(self) -> str:
-        """`at`. Raises: InputError where the run has no such moment."""
+        """Return the moment `at`. Raises: InputError if the run has no such moment."""
         marks = self.result.memory[0].marks
         if self.at not in marks:
             raise InputError(f"at {self.at!r}: this run has no such moment; it has {', '.join(marks)}")
@@ -120,7 +127,7 @@ Read = Callable[[Asked], Fraction | int | None]
 
 
 class Quantity(NamedTuple):
-    """How to read a number, its dimension, what it is, and which keys of [expect] it needs or takes."""
+    """A quantity: its reader, its dimension, its description, and the keys of [expect] that it needs or accepts."""
 
     read: Read
     dimension: str
@@ -140,12 +147,13 @@ def quantity(
 
 
 def table(*quantities: Quantity) -> Mapping[str, Quantity]:
-    """By the names of their functions."""
+    """Return the quantities by the names of their functions."""
     return MappingProxyType({one.read.__name__: one for one in quantities})
 
 
 def ring_share(config: RunConfig) -> Fraction:
-    """(N-1)/N: of a volume, what a rank of a ring sends. Raises: InputError where a volume is divided otherwise."""
+    """Return (N-1)/N, the share of a volume that a rank of a ring sends. Raises: InputError if a volume is divided
+    otherwise."""
     if config.mesh.ranks == 1:
         raise InputError("ranks 1: one rank sends nothing, so its volume has no factor (N-1)/N; give two at least")
     if config.mesh.dp_replicate > 1:

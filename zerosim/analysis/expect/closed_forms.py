@@ -1,7 +1,7 @@
-"""FORMULAS: what is put together from a run's values, for a printed figure to be compared with.
+"""FORMULAS: values computed from a run's configuration, to compare with a printed figure.
 
-Nothing is counted in them; what a schedule gathers more or less often than Psi is read off the units of the run's
-model (`analysis/shares.py`), as the tables of a run do.
+They count nothing. Gathers that a schedule adds to Psi or saves are read off the units of the run's
+model (`analysis/shares.py`), as in the tables of a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zerosim.placement.mesh import MODEL
 
 
 def _psi(config: RunConfig) -> int:
-    """Parameters by the formula of the model's family."""
+    """Return the parameters by the formula of the model's family."""
     model = config.model
     if model.family == "flat":
         assert model.params is not None  # its family fills it in
@@ -47,6 +47,8 @@ def model_states_bytes(asked: Asked) -> Fraction:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
     subject = {"gradients_upcast": "upcast", "after_step": "between"}.get(asked.at, "states")
     whole = formulas.total(of(forms(c, cost_of(asked.result)), subject).values())
+    if c.tuning.is_on:  # the layout says which weights are trained, and which are stored as codes
+        return whole.at(letters_of(asked.result, asked.pipeline_stage or 0))
     return max(whole.at(Ψ=psi, N=c.mesh.shards) for psi in held)
 
 
@@ -183,6 +185,36 @@ def activation_efficiency(asked: Asked) -> Fraction:
     return _efficiency(asked, formulas.activation_intensity(_with_blocks(asked).hidden))
 
 
+def _infinity(asked: Asked, form: formulas.Form) -> Fraction:
+    """A rule of ZeRO-Infinity's with this model's sizes, for one GPU that checkpoints each block."""
+    model = _with_blocks(asked)
+    rows = asked.config.data.micro_batch
+    return form.at({"l": model.layers, "h": model.hidden, "a": model.heads, "s": model.seq, "b": rows, "ci": 1})
+
+
+@quantity("bytes", "20 bytes of each of 12Lh² parameters")
+def infinity_states(asked: Asked) -> Fraction:
+    """Of a flat model, whose parameters are given, of those."""
+    if asked.config.model.family == "flat":
+        return formulas.infinity_states().at({"l": Fraction(_psi(asked.config), 12), "h": 1})
+    return _infinity(asked, formulas.infinity_states())
+
+
+@quantity("bytes", "2bshL: a block's input of each block")
+def infinity_checkpoints(asked: Asked) -> Fraction:
+    return _infinity(asked, formulas.infinity_checkpoints())
+
+
+@quantity("bytes", "16h²: the largest linear map and its gradient")
+def infinity_largest_map(asked: Asked) -> Fraction:
+    return _infinity(asked, formulas.infinity_working_memory()[0])
+
+
+@quantity("bytes", "bs(16h + 2as): activations between two checkpoints")
+def infinity_activations(asked: Asked) -> Fraction:
+    return _infinity(asked, formulas.infinity_working_memory()[1])
+
+
 @quantity("bytes", "a published calculator's rule", needs=("calculator",))
 def calculator(asked: Asked) -> Fraction | None:
     c = asked.config
@@ -194,5 +226,6 @@ FORMULAS = table(
     model_states_bytes, sent_over_psi, block_activation_bytes, activation_share, score_bytes, mask_bytes,
     attention_output_bytes, bubble, parameters, largest_model, zero_activation_bytes, checkpoint_elements,
     checkpoint_bytes, partition_share, checkpoints_and_block_bytes, megatron_parameters, twelve_l_h_squared,
-    parameter_efficiency, optimizer_efficiency, activation_efficiency, calculator,
+    parameter_efficiency, optimizer_efficiency, activation_efficiency, infinity_states, infinity_checkpoints,
+    infinity_largest_map, infinity_activations, calculator,
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""COUNTS: what is read off the ledgers of a run, and of its schedule, for a printed figure to be compared with.
+"""COUNTS: values read from a run's ledgers and its schedule, to compare with a printed figure.
 
-No formula is in them. Bytes are those of the rank with the most, padding included.
+They contain no formula. Bytes are those of the fullest rank, padding included.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from zerosim.analysis.expect.asked import WHOLE, Asked, model_of, quantity, ring_share, table
+from zerosim.analysis.expect.asked import WHOLE, Asked, cluster_named, model_of, quantity, ring_share, table
 from zerosim.analysis.expect.largest import largest_states, largest_that_fits
 from zerosim.analysis.expect.sweeps import BANDWIDTH, GPU, PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
+from zerosim.config import RunConfig
+from zerosim.device.device import Phase
 from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.parallel.pipeline import schedule_of
 from zerosim.placement.spec import is_block
-from zerosim.train.plan import plan
+from zerosim.train.check_trained import num_trained
+from zerosim.train.plan import plan, plan_first_step, timeline_of
 
 _BY_CLOCK: dict[str, Any] = {"needs": ("gpu",), "takes": (BANDWIDTH, GPU)}
-"""Of a time: the GPU that it is on, and what its node's NICs carry."""
+"""Keys of a time: its GPU, and the bandwidth of its node's NICs."""
 
 
 @quantity("bytes", "param + grad + optim on the rank with the most, padding included", takes=("at", PIPELINE_STAGE))
@@ -69,7 +72,7 @@ def reserved_bytes(asked: Asked) -> int:
 
 @quantity("bytes", "the peak of the same run at stage 0, less this one's")
 def spared_bytes(asked: Asked) -> int:
-    """By the peaks."""
+    """Return the difference of the peaks."""
     whole = replace(asked, config=asked.config.at_stage(0))
     return int(peak_bytes(whole) - peak_bytes(asked))
 
@@ -99,7 +102,7 @@ def activation_bytes(asked: Asked) -> int:
 
 
 def _counted_blocks(asked: Asked) -> list[int]:
-    """What each block's forward saved, as its ops recorded it."""
+    """Return the bytes that each block's forward saved, as its ops recorded them."""
     kept = [sum(row.nbytes for row in rows) for unit, rows in asked.result.saved.items() if is_block(unit)]
     if not kept or asked.config.model.family == "flat":
         raise InputError(f"model {asked.config.model.name} has no blocks whose activations could be counted")
@@ -110,14 +113,14 @@ def _counted_blocks(asked: Asked) -> list[int]:
     "share", "what forward keeps of all blocks, over what it keeps with nothing recomputed and no sequence parallelism"
 )
 def activation_share(asked: Asked) -> Fraction:
-    """Of all blocks, beside the same run with nothing recomputed and no sequence parallelism."""
+    """Return all blocks' activations over those of the same run without recompute and sequence parallelism."""
     whole = replace(asked, config=asked.config.replace(**WHOLE))
     return Fraction(sum(_counted_blocks(asked)), sum(_counted_blocks(whole)))
 
 
 @quantity("share", "what blocks all-gather over tp for Pa, over what else they send there")
 def partition_share(asked: Asked) -> Fraction:
-    """By every message of a block that tp's first rank sent, in a step whose record is kept."""
+    """Compute the share from every message of a block that tp's first rank sent, in a recorded step."""
     sent = {"all_gather": 0, "all_reduce": 0}
     for event in plan(asked.config, keep_events=True).events[0]:
         if isinstance(event, Launch) and event.axis == "tp" and is_block(event.scope.block):
@@ -129,14 +132,14 @@ def partition_share(asked: Asked) -> Fraction:
 
 @quantity("count", "parameters that the rank with the most holds, copies and padding included", takes=(PIPELINE_STAGE,))
 def parameters_of_a_rank(asked: Asked) -> int:
-    """By the layout that the run was placed with."""
+    """Read the parameters off the run's layout."""
     held = [share.num_parameters for share in shares_of(asked.result)]
     return max(held) if asked.pipeline_stage is None else held[asked.pipeline_stage]
 
 
 @quantity("share", "slots in which a stage waits, over those that its actions take")
 def bubble(asked: Asked) -> Fraction:
-    """Of the lists of actions that the engine runs; nothing has to run for that."""
+    """Count the bubble in the engine's lists of actions; nothing has to run for that."""
     c = asked.config
     if c.mesh.pp == 1:
         raise InputError("pp 1: one stage waits for nobody; give two at least")
@@ -148,6 +151,16 @@ def bubble(asked: Asked) -> Fraction:
 @quantity("count", "parameters that the model declares, a tied table once")
 def parameters(asked: Asked) -> int:
     return asked.runs.once(model_of, asked.config).num_parameters
+
+
+@quantity("count", "parameters that are trained, a tied table once")
+def trained_parameters(asked: Asked) -> int:
+    return num_trained(asked.result.layout)
+
+
+@quantity("bytes", "trained parameters as they are stored, on all ranks together")
+def trained_bytes(asked: Asked) -> int:
+    return num_trained(asked.result.layout) * dtype(asked.config.precision.stored).itemsize
 
 
 @quantity("count", "elements of the matrices that the model's blocks declare")
@@ -164,8 +177,8 @@ def block_matrices(asked: Asked) -> int:
     takes=("mp",),
 )
 def largest_model(asked: Asked) -> int:
-    """Of flat models by their states, times mp: a model of mp times as many parameters leaves each rank what one of
-    this size does. Of others by all that a step takes, with more and more layers."""
+    """Find the largest model. For flat models compare the states and multiply by mp, because mp ranks share the
+    parameters. For other models compare a step's peak, with more and more layers."""
     c = asked.config
     if c.model.family == "flat":
         return asked.runs.once(largest_states, c, asked.memory) * asked.mp
@@ -197,7 +210,7 @@ def hardware_flops_per_s(asked: Asked) -> Fraction:
 
 @quantity(
     "flops per second",
-    "FLOP/s of a GPU by the clock: each forward product and the two of its backward, none computed again",
+    "FLOP/s of a GPU by the clock: each product of forward and of gradients, none computed again",
     **_BY_CLOCK,
 )
 def model_flops_per_s(asked: Asked) -> Fraction:
@@ -215,16 +228,29 @@ def compute_share(asked: Asked) -> Fraction:
     return Fraction(asked.time.compute / asked.time.seconds)
 
 
+@quantity("seconds", "a step's backward by the clock, from its first kernel to its last kernel or copy", **_BY_CLOCK)
+def backward_seconds(asked: Asked) -> Fraction:
+    """On the rank that ends last."""
+    return asked.runs.once(_backward, asked.config, asked.gpu, asked.bandwidth)
+
+
+def _backward(config: RunConfig, gpu: str, nic: int | None) -> Fraction:
+    spans = timeline_of(plan_first_step(config), cluster_named(gpu, nic)).last.spans
+    own = [span for span in spans if span.scope.phase == Phase.BACKWARD]
+    return Fraction(max(span.stop for span in own)) - Fraction(min(span.start for span in own))
+
+
 @quantity("verdict", "whether a step needs no more than the memory", needs=("memory",))
 def fits(asked: Asked) -> int:
     return int(asked.runs.fits(asked.config, asked.memory))
 
 
 COUNTS = table(
-    model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, spared_bytes, sent_bytes,
-    sent_over_psi, block_activation_bytes, activation_bytes, activation_share, partition_share, parameters_of_a_rank,
-    bubble, parameters, block_matrices, largest_model, largest_batch, step_seconds, hardware_flops_per_s,
-    model_flops_per_s, tokens_per_s, compute_share, fits,
+    model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, spared_bytes,
+    sent_bytes, sent_over_psi, block_activation_bytes, activation_bytes, activation_share, partition_share,
+    parameters_of_a_rank, bubble, parameters, trained_parameters, trained_bytes, block_matrices, largest_model,
+    largest_batch, step_seconds, hardware_flops_per_s, model_flops_per_s, tokens_per_s, compute_share,
+    backward_seconds, fits,
 )  # fmt: skip
 TIMES = tuple(name for name, count in COUNTS.items() if "gpu" in count.needs)
-"""Those of the clock."""
+"""The quantities of the clock."""

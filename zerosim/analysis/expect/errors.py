@@ -1,7 +1,7 @@
-"""How far a list of modelled figures is from what was measured, in a few numbers.
+"""Summarise how far a list of modelled figures is from the measured ones.
 
-An error is modelled / measured - 1. The ranks of layouts are what a search wants: within rows that differ only in how a
-run is laid out, Spearman's correlation of what was measured and what is modelled (equal values share their mean rank).
+An error is modelled / measured - 1. A search needs the ranking of layouts: among rows that differ only in the
+layout of the run, Spearman's correlation of measured and modelled values (equal values share their mean rank).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 FEWEST_RANKED = 4
-"""Rows of a group: of three, chance alone puts a sixth in perfect order."""
+"""The fewest rows of a group: three rows are in perfect order by chance in one case of six."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Within rows of the same values of the columns `same`, the correlation is `above` in at least `groups` groups."""
+    """A demand: among rows with equal values in the columns `same`, the correlation is `above` in at least `groups`
+    groups."""
 
     same: tuple[str, ...]
     above: float
@@ -25,7 +26,8 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of a list: the median, the mean of absolute ones, the least and the most, as shares; how many there are."""
+    """Errors of a list as shares: the median, the mean of absolute values, the least and the greatest; and their
+    number."""
 
     median: float
     mean_absolute: float
@@ -40,12 +42,12 @@ class Errors:
 
 
 def errors_of(shares: Sequence[float]) -> Errors:
-    """Of at least one error."""
+    """Summarise at least one error."""
     return Errors(median(shares), fmean(map(abs, shares)), min(shares), max(shares), len(shares))
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """The correlation of two lists' ranks; 0 where one of them is all equal."""
+    """Return the correlation of two lists' ranks; 0 if all values of one list are equal."""
     a, b = _ranks(first), _ranks(second)
     mean = (len(a) + 1) / 2
     both = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
@@ -54,7 +56,8 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def correlations(rows: Sequence[tuple[Hashable, float, float]]) -> dict[Hashable, float]:
-    """By group that of its rows (group, measured, modelled), for groups of at least `FEWEST_RANKED`."""
+    """Return each group's correlation, from rows (group, measured, modelled), for groups of at least
+    `FEWEST_RANKED`."""
     groups: dict[Hashable, list[tuple[float, float]]] = {}
     for group, measured, modelled in rows:
         groups.setdefault(group, []).append((measured, modelled))
@@ -63,5 +66,5 @@ def correlations(rows: Sequence[tuple[Hashable, float, float]]) -> dict[Hashable
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """From 1; equal values share their mean."""
+    """Return ranks from 1; equal values share their mean rank."""
     return [sum(other < value for other in values) + (values.count(value) + 1) / 2 for value in values]

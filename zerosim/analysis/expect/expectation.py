@@ -1,4 +1,4 @@
-"""What a table [expect] asks, as values: its figures, the runs that they are about, how they are judged."""
+"""A table [expect] as values: its figures, their runs, and how to judge them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerosim.config.presets.hardware import Hardware
 
 @dataclass(frozen=True, slots=True)
 class BoldRule:
-    """Bold is the smallest value of an axis whose figure is at most so many bytes."""
+    """The rule for bold type: the smallest value of an axis whose figure is at most that many bytes."""
 
     smallest: str
     at_most: int
@@ -24,7 +24,7 @@ class BoldRule:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One printed figure, the run that it is about, and what is right in its place where that is known."""
+    """One printed figure, its run, and the right figure where the source is known to be wrong."""
 
     labels: tuple[str, ...]
     config: RunConfig
@@ -34,18 +34,18 @@ class Cell:
     instead: Figure | None
     bandwidth: int | None = None
     gpu: str = ""
-    over: Cell | None = None  # the place that this one is divided by
+    over: Cell | None = None  # the cell that this one is divided by
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """One table of printed figures, with everything that is needed to judge it.
+    """One table of printed figures, with everything needed to judge it.
 
-    A figure is compared by its `rounding`, or where that is '' as a share of what is printed that it may be off
-    (`within`), with the bytes of the causes that the count leaves out (`outside`) added to the count.
+    A figure is compared by its `rounding`. If that is '', the count may differ by a share of the printed figure
+    (`within`), after the bytes of causes that the count leaves out (`outside`) were added.
 
-    `figures` says where the figures are from: the source 'printed' or 'measured' them, or they were 'computed' for the
-    file with the source's rule. Where nothing is counted, `formula_only` says why.
+    `figures` says where the figures come from: the source 'printed' or 'measured' them, or they were 'computed' for the
+    file with the source's rule. If nothing is counted, `formula_only` says why.
     """
 
     path: str
@@ -60,9 +60,9 @@ class Expectation:
     note: str
     rounding: str
     within: Fraction | int
-    """A share of what is printed, or bytes."""
+    """A share of the printed figure, or bytes."""
     mean_within: Fraction
-    """The same of all figures' mean; 0 where it is not held."""
+    """The same for the mean of all figures; 0 if there is no demand."""
     ranking: Ranking | None
     outside: Mapping[str, int | Quantity]
     bold: BoldRule | None
@@ -70,7 +70,7 @@ class Expectation:
     at: str
     memory: int | Hardware
     calculator: str
-    is_modelled: bool  # what is compared is the clock's, and no count
-    is_list: bool  # rows that no grid spans; the axes are their columns
+    is_modelled: bool  # the compared value is the clock's, not a count
+    is_list: bool  # rows without a grid; the axes are their columns
     axes: tuple[Axis, ...]
     cells: tuple[Cell, ...]

@@ -1,6 +1,6 @@
-"""Figures as a source prints them: digits, unit, bold type, and the rules by which they were rounded.
+"""Figures as a source prints them: digits, unit, bold type, and rounding.
 
-The text of one cell, and what an exact number becomes when it is printed like it. GB is 1e9 bytes.
+This module parses the text of a cell, and prints an exact number in the same way. GB is 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,16 @@ from zerosim.units import LONGEST_NUMBER, shown
 
 UNITS: Mapping[str, Mapping[str, int | Fraction]] = MappingProxyType(
     {
-        "bytes": {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30},
+        "bytes": {
+            "B": 1,
+            "KB": 10**3,
+            "MB": 10**6,
+            "GB": 10**9,
+            "TB": 10**12,
+            "MiB": 2**20,
+            "GiB": 2**30,
+            "TiB": 2**40,
+        },
         "count": {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12},
         "volume": {"Ψ": 1},
         "share": {"": 1, "%": Fraction(1, 100)},
@@ -29,7 +38,7 @@ UNITS: Mapping[str, Mapping[str, int | Fraction]] = MappingProxyType(
         "tokens per second": {"tokens/s": 1},
     }
 )
-"""How large the units of a dimension are. A count or a share may stand without one."""
+"""The units of each dimension and their sizes. A count or a share may have no unit."""
 
 ROUNDINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -51,7 +60,7 @@ _CELL = re.compile(r"(\*\*)?([0-9][0-9,]*(?:\.[0-9]+)?) ?([A-Za-zΨ]*)(\*\*)?")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One printed number: `text` as the source has it, `digits` without commas, in a unit of `scale`."""
+    """One printed number: `text` as in the source, `digits` without commas, in a unit of `scale`."""
 
     text: str
     digits: str
@@ -65,11 +74,11 @@ class Figure:
 
     @property
     def value(self) -> Fraction:
-        """In its unit."""
+        """The value in its unit."""
         return Fraction(self.digits)
 
     def measured(self, exact: Fraction) -> Fraction:
-        """Bytes or a count in this figure's unit."""
+        """Convert bytes or a count to this figure's unit."""
         return exact / self.scale
 
     @property
@@ -77,7 +86,7 @@ class Figure:
         return f"{self.digits} {self.unit}".rstrip()
 
     def shown(self, exact: Fraction) -> str:
-        """Bytes or a count as this figure would be shown, in its unit."""
+        """Format bytes or a count like this figure, in its unit."""
         return VERDICTS[int(exact)] if self.is_verdict else show(self.measured(exact))
 
     def in_unit(self, exact: Fraction) -> str:
@@ -86,7 +95,7 @@ class Figure:
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """A block whose InputErrors begin with where they are."""
+    """Make InputErrors in the block begin with their place."""
     try:
         yield
     except InputError as error:
@@ -94,7 +103,7 @@ def naming(where: str) -> Iterator[None]:
 
 
 def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
-    """'31.4', '**31.4**' in bold, '0.5T' with a unit of its own, '1,557,611,200'; None for '-', not printed.
+    """Parse '31.4', '**31.4**' in bold, '0.5T' with its own unit, '1,557,611,200'; return None for '-', not printed.
 
     Raises: InputError for a number instead of a string (its digits would be lost), and anything else.
     """
@@ -120,7 +129,7 @@ def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
 
 
 def printed_like(value: Fraction, digits: str, rounding: str) -> str:
-    """An exact number with as many decimals as `digits`, by a rule of `ROUNDINGS` ('exact' rounds nothing)."""
+    """Round an exact number to the decimals of `digits`, by a rule of `ROUNDINGS` ('exact' rounds nothing)."""
     if rounding == "exact":
         return digits if value == Fraction(digits) else show(value)
     if rounding == "tens":
@@ -129,7 +138,7 @@ def printed_like(value: Fraction, digits: str, rounding: str) -> str:
 
 
 def show(value: Fraction) -> str:
-    """A number in its unit: whole ones in full, others with six decimals, or four digits below 1."""
+    """Format a number in its unit: whole numbers in full, others with six decimals, or four digits below 1."""
     if value.denominator == 1:
         return f"{int(value):,}"
     if abs(value) < 1:
@@ -138,17 +147,17 @@ def show(value: Fraction) -> str:
 
 
 def percent(share: Fraction) -> str:
-    """'5 %'."""
+    """Return '5 %'."""
     return f"{float(100 * share):g} %"
 
 
 def within_text(within: Fraction | int) -> str:
-    """How far off a measured figure may be: '5 %', or '65,536 B'."""
+    """Return the tolerance of a measured figure: '5 %', or '65,536 B'."""
     return f"{within:,} B" if isinstance(within, int) else percent(within)
 
 
 def show_difference(value: Fraction) -> str:
-    """Signed, four digits; a whole number in full, and 0 where nothing differs."""
+    """Format a signed difference with four digits; a whole number in full, and 0 for no difference."""
     if not value:
         return "0"
     return f"{int(value):+,}" if value.denominator == 1 else f"{float(value):+.4g}"

@@ -1,9 +1,9 @@
-"""Whether a source's printed figures are what was counted, and what the closed form says.
+"""Compare a source's printed figures with the counts and the closed form.
 
-A number agrees when it is printed the same: rounded by the source's own rule, to the digits that it
-shows. Where a file says that its source is wrong (`instead`), the number must be the right one and
-must not be the printed one, so that neither claim can go stale. What a source measured agrees when
-the count, with the causes that it leaves out, is near enough (`within`).
+A number agrees if it prints the same: rounded by the source's own rule, to the digits of the printed
+figure. If a file says that its source is wrong (`instead`), the number must equal the corrected figure and
+must differ from the printed one, so that neither claim can become outdated. A measured figure agrees if
+the count, plus the causes that it leaves out, is near enough (`within`).
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class JudgedCell:
 
     @property
     def judged(self) -> Fraction:
-        """The count, with what is outside of it, or, where none is judged, the formula."""
+        """The count with the causes outside it or, if no count is judged, the formula."""
         value = self.formula if self.counted is None else self.counted
         assert value is not None  # reading.py demands one
         return value + sum(self.outside.values())
 
     @property
     def difference(self) -> Fraction:
-        """Judged less printed, in the figure's unit."""
+        """The judged number minus the printed one, in the figure's unit."""
         return self.printed.measured(self.judged) - self.printed.value
 
     @property
     def share_off(self) -> Fraction:
-        """The difference as a share of what is printed; 0 where that is 0."""
+        """The difference as a share of the printed figure; 0 if that is 0."""
         return self.difference / self.printed.value if self.printed.value else Fraction(0)
 
 
@@ -77,18 +77,18 @@ class Judged:
 
     @property
     def errors(self) -> Errors:
-        """Of all figures."""
+        """The errors of all figures."""
         return errors_of([float(cell.share_off) for cell in self.cells])
 
     @property
     def ranks(self) -> list[float]:
-        """How well layouts are ranked, by group; empty where nothing is asked."""
+        """The correlation of layouts by group; empty if the table does not ask for it."""
         ranking = self.expectation.ranking
         return [] if ranking is None else list(correlations(_grouped(self, ranking)).values())
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """What is wrong with all figures together."""
+        """The failures of all figures together."""
         found, allowed, ranking = [], self.expectation.mean_within, self.expectation.ranking
         if allowed and self.errors.mean_absolute > allowed:
             found.append(f"{self.errors}: the mean is more than {within_text(allowed)}")
@@ -101,7 +101,7 @@ class Judged:
 
     @property
     def worst(self) -> Fraction:
-        """How far off the figure is that is farthest off, as a share of it."""
+        """The largest error of a figure, as a share of it."""
         return max(abs(cell.share_off) for cell in self.cells)
 
     @property
@@ -110,7 +110,8 @@ class Judged:
 
 
 def judge(expectation: Expectation, runs: Runs) -> Judged:
-    """Count, put numbers into formulas, compare. Raises: InputError, naming the file and the cell; what runs raise."""
+    """Count, put numbers into formulas, compare. Raises: InputError, naming the file and the cell; and the errors of
+    runs."""
     counted = _read(expectation, expectation.quantity, COUNTS, runs)
     formula = _read(expectation, expectation.formula, FORMULAS, runs)
     beside = _read(expectation, expectation.beside, COUNTS, runs)
@@ -130,7 +131,7 @@ def judge(expectation: Expectation, runs: Runs) -> Judged:
 
 
 def _grouped(judged: Judged, ranking: Ranking) -> list[tuple[tuple[str, ...], float, float]]:
-    """Of each row its group, what was measured and what is said of it."""
+    """Return the group, the measured and the modelled value of each row."""
     names = [axis.name for axis in judged.expectation.axes]
     at = [names.index(name) for name in ranking.same]
     rows = []
@@ -143,7 +144,7 @@ def _grouped(judged: Judged, ranking: Ranking) -> list[tuple[tuple[str, ...], fl
 def _read(
     expectation: Expectation, name: str | None, known: Mapping[str, Quantity], runs: Runs
 ) -> list[Fraction] | list[None]:
-    """A quantity's exact numbers, by cell."""
+    """Return a quantity's exact numbers, by cell."""
     if name is None:
         return [None] * len(expectation.cells)
     e, values = expectation, []
@@ -168,13 +169,13 @@ def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
 
 
 def _left_of(device: Hardware, config: RunConfig) -> int:
-    """What a device has beside what is outside of the program."""
+    """Return a device's memory minus the memory outside the program."""
     is_tied = config.model.has_blocks and config.model.tie_embeddings
     return device.memory_bytes - sum(one.nbytes for one in device.outside(config.mesh.axes, is_tied=is_tied))
 
 
 def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Fraction]:
-    """Bytes by cause."""
+    """Return bytes by cause."""
     asked = _asked(expectation, cell, runs)
     return {
         cause: Fraction(each if isinstance(each, int) else each.read(asked) or 0)
@@ -183,12 +184,12 @@ def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Frac
 
 
 def _far_off(expectation: Expectation, cell: Cell, what: str, value: Fraction, outside: Fraction) -> str | None:
-    """What is wrong with one number beside what a source measured, or None."""
+    """Return the failure of one number beside a measured figure, or None."""
     printed = cell.printed
     off = printed.measured(value + outside) - printed.value
     within = expectation.within
     below = above = within if isinstance(within, int) else within * printed.value
-    if not isinstance(within, int) and within >= 1:  # else nothing would be too little
+    if not isinstance(within, int) and within >= 1:  # otherwise no number would be too small
         below = printed.value - printed.value / (1 + within)
     if -below <= off <= above:
         return None
@@ -201,7 +202,7 @@ def _far_off(expectation: Expectation, cell: Cell, what: str, value: Fraction, o
 
 
 def _misprinted(expectation: Expectation, cell: Cell, what: str, value: Fraction) -> str | None:
-    """What is wrong with one number beside what a source rounded, or None."""
+    """Return the failure of one number beside a rounded figure, or None."""
     printed, right = cell.printed, cell.instead or cell.printed
     if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
         return f"{what} {printed.in_unit(value)} is what is {expectation.figures}: drop instead"
@@ -220,7 +221,7 @@ def _misprinted(expectation: Expectation, cell: Cell, what: str, value: Fraction
 
 
 def _rounded(expectation: Expectation, cell: Cell, figure: Figure, value: Fraction) -> str:
-    """The number as the source would print it in the figure's place."""
+    """Return the number as the source would print it."""
     rounding = expectation.rounding
     if rounding == "multiples-of-first-row":
         first = _first_row(expectation, cell)
@@ -230,7 +231,7 @@ def _rounded(expectation: Expectation, cell: Cell, figure: Figure, value: Fracti
 
 
 def _first_row(expectation: Expectation, cell: Cell) -> Figure:
-    """What is printed above a cell in the row of the smallest mp; a number there is that of its place, over mp."""
+    """Return the figure above a cell in the row of the smallest mp; a number there is its own, divided by mp."""
     for other in expectation.cells:
         if other.mp == 1 and other.labels[1:] == cell.labels[1:]:
             return other.printed
@@ -241,7 +242,7 @@ def _first_row(expectation: Expectation, cell: Cell) -> Figure:
 
 
 def _bold_failures(expectation: Expectation, values: Sequence[Fraction | None]) -> dict[tuple[str, ...], str]:
-    """By a cell's labels: bold where the rule sets none, or the other way round."""
+    """Return the cells, by labels, whose bold type contradicts the rule."""
     rule, found = expectation.bold, dict[tuple[str, ...], str]()
     if rule is None:
         return found

@@ -1,30 +1,31 @@
-"""The keys of a table [expect], and which of them go together.
+"""The keys of a table [expect], and their valid combinations.
 
-A key and what it says:
+Each key and its meaning:
 
-    source                where it is printed: paper, section or table (required)
-    title                 what the figures are (required where a file has several tables)
-    quantity, formula     what is judged: a count (`counts.py`), a formula (`closed_forms.py`), or both
-    formula_only          why nothing is counted, where there is no quantity
-    printed               the figures as strings, one for each place of the grid; **bold**, "-" for none
-    computed              in its place, for figures that no source prints: its rule with numbers put in by the file
-    unit                  of figures that name none, such as GB
-    rounding              how the source rounded (`figures.py`); or, for what a source measured:
+    source                where the figures are printed: paper, section or table (required)
+    title                 the meaning of the figures (required if a file has several tables)
+    quantity, formula     the judged value: a count (`counts.py`), a formula (`closed_forms.py`), or both
+    formula_only          why nothing is counted, if there is no quantity
+    printed               the figures as strings, one for each cell of the grid; **bold**, "-" for none
+    computed              instead of printed, for figures that no source prints: the source's rule applied by the file
+    unit                  the unit of figures without one, such as GB
+    rounding              how the source rounded (`figures.py`); or, for measured figures:
     within                how far count and causes may be from it, such as "5%", or "64KiB" where the unit is B; from
                           "100%" on also in the other direction: "300%" is four times as much, or a fourth
     outside               causes that the count leaves out: each a size, or the name of a count or formula in bytes
-    bold                  the rule of its bold type, { smallest = "ranks", at_most = "32GB" }
-    instead, note         figures that the source's own rule gives where it prints others, and why
-    beside, why           a count that is shown and not judged, and why it differs
-    over                  each place that has a figure, and the one that it is divided by: { "400" = "64" }
+    bold                  the rule for bold type, { smallest = "ranks", at_most = "32GB" }
+    instead, note         figures that the source's own rule gives where it prints others, and the reason
+    beside, why           a count that is shown but not judged, and why it differs
+    over                  each place with a figure, and the place that it is divided by: { "400" = "64" }
     with, sweep           fields of this table's runs; its own grid instead of the file's
-    columns, rows, cases  in place of a grid and `printed`: a line for each run (`rows.py`)
-    mean_within           beside within, for rows: how far off they may be in the mean, such as "15%"
+    columns, rows, cases  instead of a grid and `printed`: a line for each run (`rows.py`)
+    mean_within           beside within, for rows: the tolerance of their mean error, such as "15%"
     ranking               for rows: columns within which layouts are ranked, a Spearman correlation and how many groups
                           must be above it, { same = ["layers", "ranks"], above = 0.8, groups = 9 }
     counted_on            "shapes" (one step, Megatron's kernels) or "training" (real numbers)
-    gpu                   whose times: a device by name
-    at, memory, calculator   what some quantities take: a moment, devices' bytes or a device by name, whose rule
+    gpu                   the device of the times, by name
+    at, memory, calculator   inputs of some quantities: a moment, devices' bytes or a device by name, the author of a
+    rule
 """
 
 from __future__ import annotations
@@ -53,22 +54,23 @@ WORDS: Mapping[str, Collection[str]] = MappingProxyType(
         "calculator": [calculator.name for calculator in calculators()],
     }
 )
-"""The keys that take one of some words."""
+"""The keys with a fixed set of values."""
 FIGURES = PRINTED, MEASURED, COMPUTED = "printed", "measured", "computed"
-"""Where a table's figures are from."""
+"""The origin of a table's figures."""
 _FROM: Mapping[str, str] = MappingProxyType(
     {PRINTED: "the figures as they are printed, as strings", COMPUTED: "those that its rule gives, worked out here"}
 )
-"""The keys of the figures themselves, of which a table has one."""
+"""The keys of the figures themselves; a table has exactly one."""
 MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch", *TIMES)
-"""Counts that depend on each buffer of a program: no source has a rule for them, it can only measure its own."""
+"""Counts that depend on each buffer of a program. No source has a rule for them; it can only measure its own."""
 NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices", *TIMES)
-"""Counts that are read off no step."""
+"""Counts that need no step."""
 KEYS = (*TEXTS, *TABLES, *WORDS, *_FROM, "instead", "memory", "columns", "rows")
 
 
 def check_keys(table: Mapping[str, Any]) -> None:
-    """Raises: InputError for an unknown key, a missing one, a value of another kind, and one without its companion."""
+    """Check the keys. Raises: InputError for an unknown or missing key, a wrong kind of value, and a key without its
+    companion."""
     for key in table:
         if key not in KEYS:
             hint = did_you_mean(key, KEYS, f"expected one of {', '.join(KEYS)}")
@@ -115,7 +117,7 @@ def check_keys(table: Mapping[str, Any]) -> None:
 
 
 def _check_rows(table: Mapping[str, Any]) -> None:
-    """Of a list of runs. Raises: InputError."""
+    """Check the keys of a list of runs. Raises: InputError."""
     if ("columns" in table) != ("rows" in table):
         raise InputError("columns and rows go together: names, and a list of values for each run")
     for key in ("sweep", PRINTED, COMPUTED, "instead", "bold", "over"):
@@ -129,12 +131,12 @@ def _check_rows(table: Mapping[str, Any]) -> None:
 
 
 def check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> None:
-    """Whether quantities go together, and with the keys that only some of them take. Raises: InputError."""
+    """Check that quantities go together, and with the keys that only some of them accept. Raises: InputError."""
     if len({quantity.dimension for quantity in asked.values()}) > 1:
         raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
     for key in ("at", "memory", "calculator", "gpu"):
         needed = any(key in quantity.needs for quantity in asked.values())
-        if needed and key not in table and not (key == "gpu" and "rows" in table):  # each row may have its own
+        if needed and key not in table and not (key == "gpu" and "rows" in table):  # each row may have its own value
             raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")
         if key in table and not needed and not any(key in quantity.takes for quantity in asked.values()):
             raise InputError(f"{key} {table[key]!r}: nothing here takes it; leave it out")

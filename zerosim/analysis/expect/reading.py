@@ -1,6 +1,6 @@
-"""The table [expect] of a scenario: what a source prints about the run above it.
+"""Read the table [expect] of a scenario: a source's printed figures about the run above it.
 
-Whatever can be wrong with a file is found here and in `keys.py`, before anything runs.
+This module and `keys.py` find every error in a file before anything runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from zerosim.units import LONGEST_NUMBER, parse_bytes, shown
 
 
 def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
-    """Every [expect] of a file. Raises: InputError, in one line, with the file and the key."""
+    """Read every [expect] of a file. Raises: InputError, in one line, with the file and the key."""
     titles = [table.get("title") for table in file.expect]
     if len(titles) > 1 and (None in titles or len(set(map(str, titles))) < len(titles)):
         raise InputError(f"scenario {file.path}: expect.title: each of several [[expect]] needs a title of its own")
@@ -134,7 +134,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
 def _over(
     table: Mapping[str, Any], axes: Sequence[Axis], points: Sequence[Point]
 ) -> dict[tuple[str, ...], Point] | None:
-    """By a place's labels the one that its figure is divided by. Raises: InputError for what is no place."""
+    """Return for a place's labels the place that its figure is divided by. Raises: InputError for an unknown place."""
     if "over" not in table:
         return None
     labels = axes[-1].labels if axes else ()
@@ -151,7 +151,7 @@ def _over(
 def _figures(
     table: Mapping[str, Any], key: str, axes: Sequence[Axis], points: Sequence[Point], dimension: str
 ) -> list[Figure | None]:
-    """The figures of all places in the grid's order. Raises: InputError where cells are missing or too many."""
+    """Return the figures of all cells in the grid's order. Raises: InputError for missing or extra cells."""
     if key not in table:
         return [None] * len(points)
     value = table[key]
@@ -175,7 +175,7 @@ def _figures(
 
 
 def _of_rows(table: Mapping[str, Any], lines: Sequence[Any], dimension: str) -> list[Figure | None]:
-    """What is printed in each row."""
+    """Return the printed figure of each row."""
     figures = []
     for number, text in enumerate(lines, 1):
         with naming(f"row {number}: "):
@@ -184,7 +184,7 @@ def _of_rows(table: Mapping[str, Any], lines: Sequence[Any], dimension: str) -> 
 
 
 def _ranking(given: Mapping[str, Any], axes: Sequence[Axis]) -> Ranking:
-    """Raises: InputError for other keys, and for columns that there are not."""
+    """Read the demand on rankings. Raises: InputError for other keys, and for unknown columns."""
     names, same, above = [axis.name for axis in axes], given.get("same"), given.get("above")
     if not isinstance(same, list) or set(given) != {"same", "above", "groups"} or any(one not in names for one in same):
         raise InputError(
@@ -215,9 +215,9 @@ def _bold(
 
 
 def _within(table: Mapping[str, Any], key: str) -> Fraction | int:
-    """'5%' or '0.5%' of what is printed, or a size such as '64KiB' where figures are in bytes.
+    """Parse '5%' or '0.5%' of the printed figure, or a size such as '64KiB' if figures are in bytes.
 
-    Raises: InputError for anything else, and for none or all of it.
+    Raises: InputError for anything else, and for 0 %.
     """
     text = table[key]
     if table.get("unit") == "B" and "%" not in text:
@@ -231,7 +231,7 @@ def _within(table: Mapping[str, Any], key: str) -> Fraction | int:
 
 
 def _outside(table: Mapping[str, Any], dimension: str) -> dict[str, int | Quantity]:
-    """By cause its bytes, or the quantity that they are. Raises: InputError for anything else."""
+    """Return each cause's bytes, or its quantity. Raises: InputError for anything else."""
     known = {name: each for name, each in {**FORMULAS, **COUNTS}.items() if each.dimension == "bytes"}
     found: dict[str, int | Quantity] = {}
     for cause, value in table.get("outside", {}).items():
@@ -245,7 +245,7 @@ def _outside(table: Mapping[str, Any], dimension: str) -> dict[str, int | Quanti
 
 
 def _memory(table: Mapping[str, Any]) -> int | Hardware:
-    """A size, or a device by its name. Raises: InputError for neither."""
+    """Parse a size, or a device's name. Raises: InputError for neither."""
     value = table["memory"]
     if isinstance(value, str) and not value[:1].isdigit():
         return find_hardware(value)
@@ -261,7 +261,7 @@ def _size(table: Mapping[str, Any], key: str) -> int:
 def _config(
     file: ScenarioFile, table: Mapping[str, Any], point: Point, axes: Sequence[Axis], counted_on: str
 ) -> RunConfig:
-    """The run of one place: what is assumed (one step), the file's values, the table's, the place's own."""
+    """Build the run of one cell: one step by default, then the file's values, the table's, and the cell's own."""
     assumed = {**(PLAN_DEFAULTS if counted_on == SHAPES else {}), "steps": 1}
     own = {name: value for name, value in point.changes.items() if name not in NO_FIELDS}
     with naming(f"at {describe(axes, point.labels)}: " if axes else ""):

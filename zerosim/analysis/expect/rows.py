@@ -1,8 +1,8 @@
-"""Runs that no grid spans, a line each: `columns` and `rows` of a table [expect].
+"""Runs without a grid, a line each: `columns` and `rows` of a table [expect].
 
-A column is a field, one of the axes that are no field (`sweeps.py`), or a word: `[expect.cases.COLUMN]` says which
-fields each of its values sets. A field's column may have cases too, for those of its values that mean more.
-The last column is what the source printed.
+A column is a field, an axis that is no field (`sweeps.py`), or a word. `[expect.cases.COLUMN]` says which
+fields each value of a word sets. A field's column may have cases too, for values that set further fields.
+The last column is the source's printed figure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PRINTED = "printed"
 
 
 def read_rows(table: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[tuple[Axis, ...], list[Point], list[Any]]:
-    """A table's columns as axes, a point for each row, and what is printed there. `beside`: values of all rows.
+    """Return a table's columns as axes, a point for each row, and the printed figures. `beside`: values of all rows.
 
-    Raises: InputError for a column that says nothing, a row of another length, a case that no row has.
+    Raises: InputError for a column without meaning, a row of another length, a case that no row has.
     """
     columns, rows, cases = table["columns"], table["rows"], table.get("cases", {})
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns) or columns[-1:] != [PRINTED]:
@@ -73,5 +73,5 @@ def _point(number: int, row: object, names: Sequence[str], cases: Mapping[str, A
 
 
 def _turned(points: Sequence[Point]) -> list[tuple[str, ...]]:
-    """By column."""
+    """Transpose the rows into columns."""
     return list(zip(*(point.labels for point in points), strict=True))

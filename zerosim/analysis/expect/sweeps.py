@@ -1,4 +1,4 @@
-"""The grid of runs that a table spans: axes of fields' values, or of named cases.
+"""The grid of runs in a table: axes of fields' values, or of named cases.
 
 In `[sweep]` an axis is a list of values of one field (ranks = [1, 4, 16]), or a table of cases
 ([sweep.schedule], each a name and the fields that it sets). The first axis goes down a table, the
@@ -20,18 +20,18 @@ MP = "mp"
 """An axis that is no field: the model-parallel degree, over which parameters or checkpoints are divided."""
 
 PIPELINE_STAGE = "pipeline_stage"
-"""An axis that is no field: the stage, from 0, whose ranks are asked about; without it those with the most are."""
+"""An axis that is no field: the pipeline stage, from 0, of the ranks in question; without it, the fullest ranks."""
 
 BANDWIDTH = "bandwidth"
-"""An axis that is no field: bytes per second of a node's NICs, or those that a formula is asked about."""
+"""An axis that is no field: bytes per second of a node's NICs, or of a formula."""
 
 GPU = "gpu"
-"""An axis that is no field: the device whose times are asked for, in place of the table's."""
+"""An axis that is no field: the device of the times, in place of the table's."""
 
 NO_FIELDS = (MP, PIPELINE_STAGE, BANDWIDTH, GPU)
 
 MOST_PLACES = 10_000
-"""Of a grid: axes multiply, and a few lines could ask for more runs than there is time."""
+"""The limit of a grid: axes multiply, and a few lines could ask for too many runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One place of the grid: its label on each axis, and the fields that are set there."""
+    """One cell of the grid: its label on each axis, and its fields."""
 
     labels: tuple[str, ...]
     changes: Mapping[str, Any]
 
 
 def read_axes(sweep: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The axes of a [sweep] table. `beside` are the values given where it stands.
+    """Read the axes of a [sweep] table. `beside` are the values beside it.
 
     Raises: InputError for a name that is no field, an axis without values, a value twice, a field given twice, and
     more than `MOST_PLACES`.
@@ -67,7 +67,7 @@ def read_axes(sweep: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[Axis
 
 
 def grid(axes: Sequence[Axis]) -> list[Point]:
-    """Every place, the last axis fastest; one place without axes."""
+    """Return every cell, the last axis fastest; one cell without axes."""
     places = itertools.product(*(zip(axis.labels, axis.changes, strict=True) for axis in axes))
     points = []
     for place in places:
@@ -79,7 +79,7 @@ def grid(axes: Sequence[Axis]) -> list[Point]:
 
 
 def describe(axes: Sequence[Axis], labels: Sequence[str]) -> str:
-    """'ranks=64, params=7.5B, stage=1'."""
+    """Return 'ranks=64, params=7.5B, stage=1'."""
     return ", ".join(f"{axis.name}={label}" for axis, label in zip(axes, labels, strict=True))
 
 

@@ -4,11 +4,12 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
 
     states.py       bytes of parameters, gradients and optimizer states per rank, by stage
     traffic.py      elements and bytes that a rank sends per step
-    parallel.py     what tensor, sequence and pipeline parallelism send beside that
-    printed.py      what the ZeRO paper prints, how it rounds, the largest model that fits
-    activations.py  what forward keeps, by two papers that differ
+    zeropp.py       traffic of ZeRO++ and MiCS within and across nodes, hpZ's second shard, groups of codes
+    parallel.py     traffic of tensor, sequence and pipeline parallelism
+    printed.py      the ZeRO paper's printed figures and rounding, and the largest model that fits
+    activations.py  activations that forward saves, by two papers that differ
     parameters.py   parameters of GPT-2 and Llama
-    efficiency.py   how much of a step computes, at a bandwidth
+    efficiency.py   the share of a step that computes, at a bandwidth
     calculators.py  published calculators that disagree
 """
 
@@ -23,6 +24,10 @@ from zerosim.analysis.formulas.activations import parts_again as parts_again
 from zerosim.analysis.formulas.activations import zero_paper_elements as zero_paper_elements
 from zerosim.analysis.formulas.calculators import Calculator as Calculator
 from zerosim.analysis.formulas.calculators import calculators as calculators
+from zerosim.analysis.formulas.compression import REDUCED as REDUCED
+from zerosim.analysis.formulas.compression import encoded_bytes as encoded_bytes
+from zerosim.analysis.formulas.compression import kept_numel as kept_numel
+from zerosim.analysis.formulas.compression import powersgd_numel as powersgd_numel
 from zerosim.analysis.formulas.efficiency import activation_intensity as activation_intensity
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
@@ -30,6 +35,10 @@ from zerosim.analysis.formulas.efficiency import parameter_intensity as paramete
 from zerosim.analysis.formulas.form import Form as Form
 from zerosim.analysis.formulas.form import figure as figure
 from zerosim.analysis.formulas.form import total as total
+from zerosim.analysis.formulas.offload import infinity_checkpoints as infinity_checkpoints
+from zerosim.analysis.formulas.offload import infinity_states as infinity_states
+from zerosim.analysis.formulas.offload import infinity_working_memory as infinity_working_memory
+from zerosim.analysis.formulas.offload import offloaded as offloaded
 from zerosim.analysis.formulas.optimizers import UNIFORM as UNIFORM
 from zerosim.analysis.formulas.optimizers import exchanged as exchanged
 from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
@@ -62,21 +71,34 @@ from zerosim.analysis.formulas.printed import Printed as Printed
 from zerosim.analysis.formulas.printed import largest_model as largest_model
 from zerosim.analysis.formulas.printed import printed as printed
 from zerosim.analysis.formulas.printed import printed_states as printed_states
+from zerosim.analysis.formulas.states import KEPT as KEPT
 from zerosim.analysis.formulas.states import MASTER_BYTES as MASTER_BYTES
 from zerosim.analysis.formulas.states import STATES as STATES
 from zerosim.analysis.formulas.states import ZERO_PAPER as ZERO_PAPER
 from zerosim.analysis.formulas.states import BytesPerParameter as BytesPerParameter
+from zerosim.analysis.formulas.states import Frozen as Frozen
 from zerosim.analysis.formulas.states import after_step_states as after_step_states
 from zerosim.analysis.formulas.states import blocked_numel as blocked_numel
 from zerosim.analysis.formulas.states import bytes_per_parameter as bytes_per_parameter
 from zerosim.analysis.formulas.states import bytes_per_parameter_at as bytes_per_parameter_at
 from zerosim.analysis.formulas.states import first_partitioned as first_partitioned
+from zerosim.analysis.formulas.states import late_states as late_states
 from zerosim.analysis.formulas.states import model_states as model_states
 from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
 from zerosim.analysis.formulas.traffic import Volume as Volume
 from zerosim.analysis.formulas.traffic import all_reduce_volume as all_reduce_volume
+from zerosim.analysis.formulas.traffic import encoded_volume as encoded_volume
 from zerosim.analysis.formulas.traffic import optimizer_sums as optimizer_sums
 from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
 from zerosim.analysis.formulas.traffic import volume as volume
+from zerosim.analysis.formulas.zeropp import Gathers as Gathers
+from zerosim.analysis.formulas.zeropp import Operation as Operation
+from zerosim.analysis.formulas.zeropp import gathers as gathers
+from zerosim.analysis.formulas.zeropp import grad_scales as grad_scales
+from zerosim.analysis.formulas.zeropp import grads_sent as grads_sent
+from zerosim.analysis.formulas.zeropp import leaves_a_node as leaves_a_node
+from zerosim.analysis.formulas.zeropp import params_sent as params_sent
+from zerosim.analysis.formulas.zeropp import secondary_states as secondary_states
+from zerosim.analysis.formulas.zeropp import weight_scales as weight_scales

@@ -1,8 +1,8 @@
-"""Activations that forward keeps for backward: the two published estimates.
+"""Activations that forward saves for backward: the two published estimates.
 
 The accounting of "Reducing Activation Recomputation in Large Transformer Models" (arXiv
 2205.05198, section 4) and the ZeRO paper's estimate (arXiv 1910.02054, sections 3.2 and 6.1). Neither
-is what zerosim's own model keeps: that is counted.
+describes zerosim's own model, whose activations are counted.
 
 s tokens per row, b rows of a micro-batch, h width, f width of the MLP, a heads, l blocks, t tensor-parallel ranks.
 """
@@ -31,8 +31,8 @@ NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
         "op": (8, 8),  # all of these but the activation's input, and the scores
     }
 )
-"""What a block does not keep of each part that runs again, in sbh bytes: of the 10 that tensor parallelism leaves
-whole, and of the 24 that it divides, where ffn = 4h."""
+"""Bytes that recomputing each part saves in a block, in sbh: of the 10 that tensor parallelism leaves
+whole, and of the 24 that it divides, for ffn = 4h."""
 
 WHY_ESTIMATES_DIFFER = (
     "The ZeRO paper gives 12 elements per token, width and block in one sentence, without naming them, and nothing "
@@ -48,9 +48,10 @@ def _scores(*, fp32_softmax: bool) -> Form:
 
 
 def block_parts(*, fp32_softmax: bool = False) -> dict[str, Form]:
-    """Bytes that one block keeps, by part: attention 11sbh + 5as²b, mlp 3sbh + 4sbf, layernorms 4sbh (2205.05198, 4.1).
+    """Return the bytes that one block saves, by part: attention 11sbh + 5as²b, mlp 3sbh + 4sbf, layernorms 4sbh
+    (2205.05198, 4.1).
 
-    The MLP keeps its input (2sbh), the input and the output of its activation (2 bytes * f each per token) and a
+    The MLP saves its input (2sbh), the input and the output of its activation (2 bytes * f each per token) and a
     dropout mask (1sbh): 19sbh where f = 4h.
     """
     return {
@@ -69,17 +70,17 @@ def block_activations(
     on_host: bool = False,
     fp32_softmax: bool = False,
 ) -> Form:
-    """Bytes that one block keeps on one of t ranks (2205.05198, Table 2).
+    """Return the bytes that one block saves on one of t ranks (2205.05198, Table 2).
 
     Tensor parallelism leaves 10sbh whole on every rank: the inputs of attention and MLP (4sbh), their
-    dropout masks (2sbh) and the norms' inputs (4sbh). Sequence parallelism divides those too; where inputs are
-    kept as they were gathered, 4sbh of them stay whole.
+    dropout masks (2sbh) and the norms' inputs (4sbh). Sequence parallelism divides those too; if a rank saves
+    gathered inputs, 4sbh of them stay whole.
 
-    With full recompute t ranks may keep the input `partitioned`, or nothing of it where it waits `on_host` (the ZeRO
-    paper's Pa and Pa+cpu, 1910.02054, section 6.1).
+    With full recompute t ranks may hold the input `partitioned`, or nothing of it on the device if it is `on_host` (the
+    ZeRO paper's Pa and Pa+cpu, 1910.02054, section 6.1).
     With `fp32_softmax` scores are 7as²b.
-    `selective` computes the attention scores again (5as²b), `selective:PART,...` what is named (`NOT_KEPT`), `full` the
-    whole block from its input (2sbh; that sequence parallelism divides it follows from the rest).
+    `selective` recomputes the attention scores (5as²b), `selective:PART,...` the named parts (`NOT_KEPT`), and `full`
+    the whole block from its input (2sbh; sequence parallelism divides it, which follows from the rest).
     """
     if recompute == "full":
         kept = Form() if on_host else 2 * _sbh / _t if sequence_parallel or partitioned else 2 * _sbh
@@ -93,18 +94,18 @@ def block_activations(
 
 
 def parts_again(recompute: str) -> list[str]:
-    """The parts that `selective` or `selective:PART,...` names."""
+    """Return the parts that `selective` or `selective:PART,...` recomputes."""
     form, _, given = recompute.partition(":")
     return (given or "core_attn").split(",") if form == "selective" else []
 
 
 def keeps_scores(recompute: str) -> bool:
-    """Whether a block keeps its attention scores, where eager attention has made some."""
+    """Return whether a block saves its attention scores, if eager attention computed them."""
     return recompute != "full" and not {"core_attn", "op"} & set(parts_again(recompute))
 
 
 def _not_kept(recompute: str) -> tuple[int, int]:
-    """In sbh bytes, as in `NOT_KEPT`."""
+    """Return sbh bytes, as in `NOT_KEPT`."""
     pairs = [NOT_KEPT[part] for part in parts_again(recompute)]
     return sum(whole for whole, _ in pairs), sum(divided for _, divided in pairs)
 
@@ -118,7 +119,7 @@ def zero_paper_elements() -> Form:
 
 
 def checkpoint_elements() -> Form:
-    """One input per block, hbsl elements: all that is kept when every block is recomputed.
+    """Return one input per block, hbsl elements: all that is saved if every block is recomputed.
 
     The ZeRO paper's 100B example (section 6.1: 33 GB, 2 GB with Pa over 16 ranks) counts 1 byte for each of
     them; section 3.2 of the same paper says about 60 GB, which is 2.

@@ -1,7 +1,7 @@
 """Published memory calculators, which disagree on the same question: each one's formula for model states.
 
-The formulas are as read in their sources at the commits named; whether they are right is not judged. Buffers
-that a calculator adds without being asked are in it, activations are not.
+The formulas are as in their sources at the named commits; this module does not judge them. Buffers
+that a calculator adds by default are included, activations are not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from fractions import Fraction
 from zerosim.analysis.formulas.states import BytesPerParameter, bytes_per_parameter_at
 
 Rule = Callable[[int, int, int, int], Fraction | None]
-"""(stage, parameters, ranks, parameters of the largest layer) -> bytes per rank, None where it says nothing."""
+"""(stage, parameters, ranks, parameters of the largest layer) -> bytes per rank, or None if the calculator has no
+answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calculator:
-    """One calculator: its name, where its formula was read, what it counts, and the formula."""
+    """One calculator: its name, the source of its formula, what it counts, and the formula."""
 
     name: str
     source: str
@@ -26,12 +27,12 @@ class Calculator:
     rule: Rule
 
     def model_states(self, stage: int, num_parameters: int, ranks: int, largest_layer: int = 0) -> Fraction | None:
-        """Bytes of model states per rank with Adam in mixed precision; None where it has no answer."""
+        """Return the bytes of model states per rank with Adam in mixed precision; None if it has no answer."""
         return self.rule(stage, num_parameters, ranks, largest_layer)
 
 
 def calculators() -> tuple[Calculator, ...]:
-    """All of them, the paper's own rule first."""
+    """Return all calculators, the paper's own rule first."""
     return (
         Calculator(
             "ZeRO paper",
@@ -85,14 +86,14 @@ def calculators() -> tuple[Calculator, ...]:
 
 
 def _staged(stage: int, psi: int, ranks: int, *, grad: int) -> Fraction:
-    """The plain rule with Adam's 12 bytes: each kind is divided from its stage on."""
+    """Return the plain rule with Adam's 12 bytes: each kind is divided from its ZeRO stage on."""
     return psi * bytes_per_parameter_at(stage, ranks, BytesPerParameter(2, grad, 12))
 
 
 def _deepspeed_code(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
     if stage < 2:
         return None
-    divided = 18 * psi // ranks  # it cuts to a whole byte
+    divided = 18 * psi // ranks  # it truncates to a whole byte
     return Fraction(2 * psi + divided if stage == 2 else 4 * largest + divided)
 
 

@@ -1,4 +1,4 @@
-"""How much of a step computes, where what it needs arrives at so many bytes per second and nothing overlaps.
+"""The share of a step that computes, if its data arrive at a given bandwidth and nothing overlaps.
 
 ZeRO-Infinity (arXiv 2104.07857, section 4): computing takes flops / peak, moving takes bytes / bandwidth, and their
 ratio follows from the arithmetic intensity, flops per byte moved. A step with full recompute has 8 flops for each
@@ -14,25 +14,25 @@ from __future__ import annotations
 from fractions import Fraction
 
 V100_PEAK = 70 * 10**12
-"""Flops per second that the paper takes for one V100: the mean of the 62 to 78 that it measured in products."""
+"""The paper's flops per second of one V100: the mean of the 62 to 78 that it measured in products."""
 
 
 def parameter_intensity(seq: int, rows: int) -> int:
-    """Flops per byte of parameters and gradients; `rows` on one GPU."""
+    """Return the flops per byte of parameters and gradients; `rows` on one GPU."""
     return seq * rows
 
 
 def optimizer_intensity(seq: int, rows: int) -> Fraction:
-    """Flops per byte of optimizer states."""
+    """Return the flops per byte of optimizer states."""
     return Fraction(seq * rows, 4)
 
 
 def activation_intensity(hidden: int, every: int = 1) -> int:
-    """Flops per byte of blocks' inputs, one of `every` blocks."""
+    """Return the flops per byte of blocks' inputs, one of `every` blocks."""
     return 24 * hidden * every
 
 
 def efficiency(intensity: Fraction | int, bandwidth: int, peak: int = V100_PEAK) -> Fraction:
-    """The share of the time that computes, of nothing that overlaps: `bandwidth` in bytes per second."""
+    """Return the share of the time that computes, without overlap: `bandwidth` in bytes per second."""
     moved = Fraction(intensity) * bandwidth
     return moved / (moved + peak)

@@ -6,8 +6,8 @@
     states.at({"Ψ": 7_500_000_000, "N": 64})  # Fraction(31406250000)
     str(states.where(N=4))                    # '7Ψ'
 
-Terms are printed in the order in which they were written; like terms are added where the first of them stands. There
-is no other simplification. What is no product (a sum as a factor, the least of two) is a `Group`.
+Terms are printed in the order of writing. Like terms are added at the place of the first one. There
+is no other simplification. A factor that is no product (a sum, the least of two) is a `Group`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ class Group:
     parts: tuple[Form, ...]
 
     def where(self, values: Mapping[str, Number | Form]) -> Form:
-        """The group with symbols replaced; a number as soon as all of it is one, but for a ring, which is shown."""
+        """Return the group with symbols replaced; a number if nothing else is left, except for a ring, which stays
+        visible."""
         parts = tuple(part.where(values) for part in self.parts)
         if self.kind == "ring" or any(part.symbols for part in parts):
             return Form(((((Group(self.kind, parts), 1),), Fraction(1)),))
         return form(min(part.at() for part in parts))
 
     def at(self, values: Mapping[str, Number]) -> Fraction:
-        """Its number."""
+        """Return its number."""
         numbers = [part.at(values) for part in self.parts]
         return (numbers[0] - 1) / numbers[0] if self.kind == "ring" else min(numbers)
 
@@ -55,13 +56,13 @@ class Group:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Form:
-    """A sum of terms, each a product of powers and a number; `source` is where it was read."""
+    """A sum of terms, each a product of powers and a number; `source` cites it."""
 
     terms: tuple[tuple[Powers, Fraction], ...] = ()
     source: str = field(default="", compare=False)
 
     def by(self, source: str) -> Form:
-        """Name the source, such as 'arXiv 1910.02054, section 7'. A sum has that of its first form with one."""
+        """Name the source, such as 'arXiv 1910.02054, section 7'. A sum has the source of its first form with one."""
         return Form(self.terms, source)
 
     def __add__(self, other: Form | Number) -> Form:
@@ -100,12 +101,12 @@ class Form:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The letters that have no number yet."""
+        """Return the letters without a number."""
         return frozenset(_letters(self))
 
     @property
     def elements(self) -> Form:
-        """A form in bytes that a rank sends, as the elements of a volume: without sizes of numbers (w, g, q) and
+        """Return a form of sent bytes as the elements of a volume: without sizes of numbers (w, g, q) and
         without a ring's (n - 1) / n, as papers print it."""
         total = Form((), self.source)
         for powers, number in self.terms:
@@ -114,7 +115,7 @@ class Form:
         return total
 
     def where(self, values: Mapping[str, Number | Form] | None = None, /, **more: Number | Form) -> Form:
-        """The form with symbols replaced by numbers or forms. What becomes 0 is gone."""
+        """Return the form with symbols replaced by numbers or forms, without zero terms."""
         values = {**(values or {}), **more}
         if not values:
             return self
@@ -129,7 +130,8 @@ class Form:
         return total
 
     def at(self, values: Mapping[str, Number] | None = None, /, **more: Number) -> Fraction:
-        """The exact number, with a value for every symbol. Raises: KeyError naming the symbols without one."""
+        """Return the exact number, with a value for every symbol. Raises: KeyError that names the symbols without a
+        value."""
         values = {**(values or {}), **more}
         if missing := self.symbols - values.keys():
             raise KeyError(f"no value for {', '.join(sorted(missing))}")
@@ -144,7 +146,7 @@ class Form:
         return f"Form({self})"
 
     def numbers(self, values: Mapping[str, Number]) -> str:
-        """The text with these numbers in the place of symbols, such as '63/64 · 2 · 7,500,000,000'."""
+        """Return the text with these numbers in place of symbols, such as '63/64 · 2 · 7,500,000,000'."""
         return self._joined(lambda powers, number: _numbers(powers, number, values))
 
     def __str__(self) -> str:
@@ -178,7 +180,7 @@ def _term(powers: Powers, number: Fraction) -> str:
 
 
 def _numbers(powers: Powers, number: Fraction, values: Mapping[str, Number]) -> str:
-    """Rings first, then the number, the factors (bytes of a number last) and what divides them."""
+    """Format a term: rings first, then the number, the factors (bytes of a number last) and the divisors."""
 
     def value(atom: Atom) -> str:
         found = Fraction(values[atom]) if isinstance(atom, str) else atom.at(values)
@@ -199,12 +201,12 @@ def _power(atom: Atom, power: int) -> str:
 
 
 def figure(number: Number) -> str:
-    """A whole number with thousands apart, of another one four digits: 12, 1,024, 6.031."""
+    """Format a whole number with thousands separators, and another one with four digits: 12, 1,024, 6.031."""
     return f"{int(number):,}" if Fraction(number).denominator == 1 else f"{float(number):,.4g}"
 
 
 def form(value: Form | Number) -> Form:
-    """A number as a form."""
+    """Return a number as a form."""
     if isinstance(value, Form):
         return value
     return Form((((), Fraction(value)),) if value else ())
@@ -215,20 +217,20 @@ def symbol(letter: str) -> Form:
 
 
 def symbols(letters: str) -> list[Form]:
-    """A form for each of these letters, with blanks between."""
+    """Return a form for each of these letters, with blanks between."""
     return [symbol(letter) for letter in letters.split()]
 
 
 def group(kind: str, *parts: Form) -> Form:
-    """A `Group` as a form."""
+    """Return a `Group` as a form."""
     return Form(((((Group(kind, parts), 1),), Fraction(1)),))
 
 
 def ring(ranks: Form) -> Form:
-    """(n - 1) / n: what a member of a group of n sends of a payload that goes round once."""
+    """Return (n - 1) / n: the share of a payload that a member of a group of n sends when it goes round once."""
     return group("ring", ranks)
 
 
 def total(forms: Iterable[Form]) -> Form:
-    """Their sum."""
+    """Return their sum."""
     return sum(forms, Form())

@@ -27,6 +27,7 @@ from zerosim.analysis.formulas.states import N
 
 _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
+_x, _y, _z, _k, _j = symbols("x y z k j")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
@@ -42,34 +43,43 @@ class Again(NamedTuple):
     g: Form
 
 
-def borders_again(recompute: str) -> Again:
+def borders_again(recompute: str, *, frozen: bool = False) -> Again:
     """Both f and both g of each block that runs again whole; of the others those of the parts of `selective`."""
     if recompute.partition(":")[0] == "full":
         return Again(2 * _r, 2 * _r)
-    parts = parts_again(recompute)
-    return Again(parts.count("mlp") * _l, (parts.count("attn_proj") + parts.count("op")) * _l)
+    parts, blocks = parts_again(recompute), _k if frozen else _l
+    return Again(parts.count("mlp") * blocks, (parts.count("attn_proj") + parts.count("op")) * blocks)
 
 
-def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2) -> dict[str, Form]:
+def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False) -> dict[str, Form]:
     """Bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
-    `all_reduce` is what an all_reduce moves of its payload (`traffic.all_reduce_volume`).
+    `all_reduce` is what an all_reduce moves of its payload (`traffic.all_reduce_volume`). Where weights are `frozen`, f
+    reduces for those maps alone whose input's gradient is wanted.
     """
     calls = 4 * _l + borders_again(recompute).g + _first + _last
+    if frozen:
+        calls = 2 * _l + borders_again(recompute, frozen=True).g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
 
 
-def sequence_parallel(recompute: str = "none", *, all_reduce: int = 2, keep_gathered: bool = False) -> dict[str, Form]:
+def sequence_parallel(
+    recompute: str = "none", *, all_reduce: int = 2, keep_gathered: bool = False, frozen: bool = False
+) -> dict[str, Form]:
     """Bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Unless they are kept, inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block
     and 1 of the head.
     """
-    twice, again = 0 if keep_gathered else 1, borders_again(recompute)
+    twice, again = 0 if keep_gathered else 1, borders_again(recompute, frozen=frozen)
     each = ring(_t) * _w * _m * _bsh
+    gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice) * _last
+    scatters = 4 * _l + again.g + _first + _last
+    if frozen:
+        gathers, scatters = 2 * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
     return {
-        "all_gather": (each * ((4 + 2 * twice) * _l + again.f + _first + (1 + twice) * _last)).by(_SEQUENCE),
-        "reduce_scatter": (each * (4 * _l + again.g + _first + _last)).by(_SEQUENCE),
+        "all_gather": (each * gathers).by(_SEQUENCE),
+        "reduce_scatter": (each * scatters).by(_SEQUENCE),
         "all_reduce": _loss(all_reduce).by(_TENSOR),
     }
 
@@ -102,14 +112,18 @@ def inputs_moved(*, divided: bool = False) -> Form:
     return (_w * _r * _m * (_bsh / _t if divided else _bsh)).by(f"{_ZERO_R}, section 6.1")
 
 
-def border_sends(schedule: str = "1f1b", *, divided: bool = False) -> Form:
+def border_sends(schedule: str = "1f1b", *, divided: bool = False, frozen: bool = False) -> Form:
     """Bytes that a pipeline rank sends: one message on and one back of each of its v chunks and m micro-batches.
 
     The first chunk of all sends nothing back, the last nothing on. zb-v has both on the first stage, and turns on the
-    last one without a message (2401.10241, section 6). `divided`: sequence parallelism sends 1/t of each.
+    last one without a message (2401.10241, section 6). `divided`: sequence parallelism sends 1/t of each. Where weights
+    are `frozen`, j chunks send a gradient back: those above the lowest trained unit.
     """
     fewer = 2 if schedule == "zb-v" else 1
     each = _w * _m * (_bsh / _t if divided else _bsh)
+    if frozen:
+        onward = _v - _end - (_start if schedule == "zb-v" else 0)
+        return (each * (onward + _j)).by(f"{_PIPELINE}, section 3.2")
     return (each * (2 * _v - fewer * _start - fewer * _end)).by(f"{_PIPELINE}, section 3.2")
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from zerosim.analysis.formulas.form import Form, form, group, symbols, total
 
 PSI, N = symbols("Ψ N")
+TRAINED, QUANTIZED, QUANTIZED_BYTES = symbols("Ψ_t Ψ_q Q")
+[KEPT] = symbols("Y")
 STATES = ("param", "grad", "optim")
 ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
 MASTER_BYTES = 4
@@ -66,18 +69,39 @@ def first_partitioned(kind: str) -> int:
     return {"optim": 1, "grad": 2, "param": 3}[kind]
 
 
-def model_states(stage: int, cost: BytesPerParameter) -> dict[str, Form]:
+class Frozen(NamedTuple):
+    """Parameters that are not trained: `each` bytes a parameter. Of those that are `quantized`, Q bytes in all."""
+
+    each: int
+    quantized: bool = False
+
+
+def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
     """Bytes per rank of each model state when backward ends, in Psi and N (ZeRO paper, section 5 and Figure 1).
 
-    Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters.
+    Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters. What is `frozen`
+    has parameters alone: of Psi, Psi_t are trained (arXiv 2106.09685, section 4.2).
     """
-    each = {"param": cost.param, "grad": cost.grad, "optim": cost.optim}
+    whole = {"param": cost.param * PSI, "grad": cost.grad * PSI, "optim": cost.optim * PSI}
+    if frozen is not None:
+        whole = {"param": frozen_params(cost, frozen), "grad": cost.grad * TRAINED, "optim": cost.optim * TRAINED}
     source = f"{ZERO_PAPER}, sections 3.1 and 5"
-    return {kind: (each[kind] * (PSI / N if stage >= first_partitioned(kind) else PSI)).by(source) for kind in STATES}
+    return {kind: (whole[kind] / (N if stage >= first_partitioned(kind) else 1)).by(source) for kind in STATES}
+
+
+def frozen_params(cost: BytesPerParameter, frozen: Frozen) -> Form:
+    """Bytes of all parameters where some are frozen."""
+    params = frozen.each * PSI + (cost.param - frozen.each) * TRAINED
+    return params - frozen.each * QUANTIZED + QUANTIZED_BYTES if frozen.quantized else params
 
 
 def optimizer_step_states(
-    stage: int, cost: BytesPerParameter, *, upcast_grads: bool = False, sub_group: int = 0
+    stage: int,
+    cost: BytesPerParameter,
+    frozen: Frozen | None = None,
+    *,
+    upcast_grads: bool = False,
+    sub_group: int = 0,
 ) -> dict[str, Form]:
     """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 
@@ -89,20 +113,32 @@ def optimizer_step_states(
     without the 2-byte gradients. Gradients of 4 bytes or more need no copy.
     """
     each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
-    own = PSI / N if stage >= 1 else PSI
+    own = (PSI if frozen is None else TRAINED) / (N if stage >= 1 else 1)
     copies = each * (group("least", own, form(sub_group)) if sub_group else own)
-    return {**model_states(stage, cost), "upcast": copies.by("DeepSpeed edaa722, stage_1_and_2.py, stage3.py")}
+    return {**model_states(stage, cost, frozen), "upcast": copies.by("DeepSpeed edaa722, stage_1_and_2.py, stage3.py")}
 
 
 def after_step_states(
-    stage: int, cost: BytesPerParameter, *, persistent_grads: bool = False, keep_upcast: bool = False
+    stage: int,
+    cost: BytesPerParameter,
+    frozen: Frozen | None = None,
+    *,
+    persistent_grads: bool = False,
+    keep_upcast: bool = False,
 ) -> dict[str, Form]:
     """Bytes per rank between two steps: gradients only where their buffer, or an fp32 copy of them, outlives the step.
 
     Megatron-LM with Adam: 18Psi, or 6Psi + 12Psi/N, in bf16; 4Psi + 16Psi/N in fp16. DeepSpeed's stage 3: 16Psi/N.
     """
-    states = optimizer_step_states(stage, cost, upcast_grads=keep_upcast)
+    states = optimizer_step_states(stage, cost, frozen, upcast_grads=keep_upcast)
     return states if persistent_grads else {**states, "grad": Form()}
+
+
+def late_states(cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
+    """Bytes per rank that a delayed parameter update adds when backward ends (arXiv 2101.06840, section 5.2): the own
+    part of the last step's gradients, which the CPU reads meanwhile, and new parameters beside the old."""
+    own = (PSI if frozen is None else TRAINED) / N
+    return {"param": cost.param * own, "grad": cost.grad * own}
 
 
 def bytes_per_parameter_at(stage: int, ranks: int, cost: BytesPerParameter) -> Fraction:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.form import Form, form, ring, symbols
-from zerosim.analysis.formulas.states import PSI, ZERO_PAPER, N
+from zerosim.analysis.formulas.states import PSI, QUANTIZED, QUANTIZED_BYTES, TRAINED, ZERO_PAPER, N
 
 _VD, _U, _R, _P, _M, _F, _w, _g, _q, _c = symbols("VD U R P M F w g q c")
+_B, _P_t, _Z = symbols("B P_t Z")
 ZERO_VOLUME = f"{ZERO_PAPER}, section 7"
 
 
@@ -53,6 +54,8 @@ def volume(
     sync: bool = True,
     in_forward: bool = False,
     casts: bool = False,
+    frozen: bool = False,
+    quantized: bool = False,
 ) -> Volume:
     """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
 
@@ -79,19 +82,28 @@ def volume(
     micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     `in_forward` (stages 1 and 2): parameters are gathered in each pass's forward, not after the update: 4 Psi then.
     `casts`: gradients are cast to q bytes before they are sent.
+    `frozen`: Psi_t of Psi are trained, and alone reduced and published. Stage 3 gathers all of Psi for forward, and for
+    backward B elements, those of units that it comes through and that are not gathered already (2106.09685; derived).
+    `quantized`: of Psi, Psi_q parameters are Q bytes, which are gathered as they are (2305.14314; derived).
     """
+    trained = TRAINED if frozen else PSI
     grads, params = ((ring(N) * each).by(ZERO_VOLUME) for each in (_q if casts else _g, _w))
     if stage == 0:
-        return Volume(grads * all_reduce * passes * PSI)
+        return Volume(grads * all_reduce * passes * trained)
     reduction = all_reduce if grad_reduction == "all_reduce" else 1
     gathers = passes if in_forward else 1
     if stage == 1:
-        return Volume(grads * reduction * passes * PSI, params * gathers * PSI)
+        return Volume(grads * reduction * passes * trained, params * gathers * trained)
     micro_batches *= passes  # what is reduced and gathered in each of them
     reductions = micro_batches if sync else passes
     if stage == 2:
-        return Volume(grads * reduction * reductions * PSI, params * gathers * PSI)
-    reduced = grads * reductions * PSI
+        return Volume(grads * reduction * reductions * trained, params * gathers * trained)
+    reduced = grads * reductions * trained
+    if frozen:
+        published = persistent * _P_t - persistent * micro_batches * _P
+        second = micro_batches * (again * _M + tied * _VD)
+        codes = ring(N) * micro_batches * (QUANTIZED_BYTES - _w * QUANTIZED) if quantized else Form()
+        return Volume(reduced, params * (micro_batches * (PSI + _B) + second + published) + codes)
     if not reshard_after_forward:
         return Volume(reduced, params * (micro_batches * PSI - persistent * (micro_batches - 1) * _P))
     more, less = again * micro_batches * _M, persistent * (2 * micro_batches - 1) * _P
@@ -104,7 +116,13 @@ def volume(
     return Volume(reduced, params * (2 * micro_batches * PSI + more - keep_last_unit * micro_batches * _U - less))
 
 
-def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False) -> Form:
+def encoded_volume(*, reductions: int = 1) -> Form:
+    """Bytes sent of encoded gradients, of which the calls of a step carry Z over all ranks: each part goes once, in an
+    all_to_all, an all_gather or a reduce_scatter. Source: derived."""
+    return ring(N) * reductions * _Z
+
+
+def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False, frozen: bool = False) -> Form:
     """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over n replicas.
 
     2 (Psi/N) (n-1)/n elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together. By all
@@ -112,7 +130,7 @@ def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False) ->
     Source: derived from MiCS (arXiv 2205.00119) and PyTorch's fully_shard on a 2-D mesh.
     """
     share = ring(form(replicas)) if replicas > 1 else Form()
-    return share * _g * all_reduce_volume(replicas, pairs=pairs) * reductions * PSI / N
+    return share * _g * all_reduce_volume(replicas, pairs=pairs) * reductions * (TRAINED if frozen else PSI) / N
 
 
 def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:

@@ -1,7 +1,7 @@
 """Arrays on GPUs: allocation, copies and casts, within a GPU and between two; uploads and downloads are host.py's.
 
-Elementwise kernels take strides and mixed types as they come. Kernels that go by rows want contiguous arrays of
-certain types: `dense` makes such an operand, `landing` room for such a result.
+Elementwise kernels accept strided arrays and mixed types. Row kernels need contiguous arrays of
+certain types: `dense` makes such an operand, and `landing` makes room for such a result.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def fill(out: Array, value: float) -> None:
 
 
 def cast(source: Array, out: Array) -> None:
-    """out = source, of this GPU, broadcast; rounded once where the types differ."""
+    """Write source, an array of this GPU, to out: broadcast, and rounded once if the types differ."""
     if out.size:
         (_move if source.dtype == out.dtype else _convert)(source, out)
 
 
 def copy(source: Array, out: Array) -> None:
-    """Arrays of another GPU are copied whole to scratch on this one, unless bytes can go straight to out."""
+    """Copy. An array of another GPU is first copied whole to scratch on this one, unless its bytes can go straight to
+    out."""
     if not out.size:
         return
     if source.dtype == out.dtype and source.flags.c_contiguous and out.flags.c_contiguous:
@@ -48,9 +49,9 @@ def copy(source: Array, out: Array) -> None:
 
 
 def local(array: Array) -> Array:
-    """`array` itself, or, where it lies on another GPU, a copy of it in scratch on this one.
+    """Return `array` itself, or a copy in scratch on this GPU if it lies on another one.
 
-    Raises: ValueError for a strided array of more than one dim on another GPU: nothing sends one.
+    Raises: ValueError for a strided array of more than one dim on another GPU, which no caller sends.
     """
     here = cp.cuda.Device().id
     if array.device.id == here or not array.size:
@@ -78,7 +79,7 @@ def _copy_bytes(source: Array, out: Array, nbytes: int) -> None:
 
 
 def dense(a: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """`a` itself if it is C-contiguous and of that dtype, else a copy that is."""
+    """Return `a` itself if it is C-contiguous and of that dtype, else a copy that is."""
     dtype = dtype or a.dtype
     if a.flags.c_contiguous and a.dtype == dtype:
         return a
@@ -88,14 +89,14 @@ def dense(a: Array, dtype: np.dtype[Any] | None = None) -> Array:
 
 
 def room_like(out: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """`out` itself if it is C-contiguous and of that dtype, else scratch of its shape that is."""
+    """Return `out` itself if it is C-contiguous and of that dtype, else scratch of its shape that is."""
     dtype = dtype or out.dtype
     return out if out.flags.c_contiguous and out.dtype == dtype else cp.empty(out.shape, dtype)
 
 
 @contextmanager
 def landing(out: Array, dtype: np.dtype[Any] | None = None) -> Iterator[Array]:
-    """`room_like(out, dtype)` for a result, which is cast into `out` at the end if it is not there already."""
+    """Yield `room_like(out, dtype)` for a result, and cast the result into `out` at the end if necessary."""
     result = room_like(out, dtype)
     yield result
     if result is not out:

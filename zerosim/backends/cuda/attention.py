@@ -1,9 +1,9 @@
 """Causal self-attention on the device with its probabilities stored, forward and backward, over packed q|k|v.
 
-Products go through cuBLAS, batched over heads where they lie in the packed array; row kernels make the
-softmax and its gradient. Scores of half types stay in float32 until they are probabilities: they pass through
-scratch that holds a part of them (SCORES), so that probabilities are rounded once, when they are stored. It is those
-that tensor cores multiply with v: beside the contract's formula a result is off by at most half a last place of each.
+Products go through cuBLAS, batched over heads in place in the packed array. Row kernels compute the
+softmax and its gradient. Scores of half types stay in float32 until they become probabilities. They pass through
+scratch that holds some of them at a time (SCORES), so that probabilities are rounded once, when they are stored. Tensor
+cores multiply the rounded probabilities with v: each is off by at most half a unit in the last place.
 The same holds for the scores' gradient. Attention that stores no probabilities is in `flash.py`.
 
 Layouts are those of `numpy/attention.py`: (B, K, H/K, T, d), keys and values (B, K, 1, T, d).
@@ -27,7 +27,8 @@ from zerosim.backends.kernels import Array, Heads, Probs
 from zerosim.backends.numpy.cast import wide
 
 SCORES = 16 * 1024 * 1024
-"""Scores in scratch at a time, about: 64 MB in float32. A sequence of 12 heads and 1,024 tokens is one part."""
+"""About how many scores are in scratch at a time: 64 MB in float32. A sequence of 12 heads and 1,024 tokens is one
+part."""
 
 _SOFTMAX = r"""
 // The causal softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each. probs or
@@ -153,13 +154,14 @@ def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compu
 
 # -- views --------------------------------------------------------------------------------------------
 def common(*arrays: Array) -> np.dtype[Any]:
-    """The type to read and write all of these in: theirs if it is one, else the one that arithmetic runs in."""
+    """Return the dtype to read and write all of these arrays in: their own if they share one, else the compute
+    dtype."""
     first = arrays[0].dtype
     return first if all(a.dtype == first for a in arrays) else wide(*arrays)
 
 
 def split(qkv: Array, heads: Heads) -> tuple[Array, Array, Array]:
-    """Contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d), views."""
+    """View contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d)."""
     width = qkv.shape[2] // heads.packed
     first, second = heads.queries * width, (heads.queries + heads.keys) * width
     k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (qkv[..., first:second], qkv[..., second:]))
@@ -167,24 +169,25 @@ def split(qkv: Array, heads: Heads) -> tuple[Array, Array, Array]:
 
 
 def by_group(packed: Array, heads: Heads) -> Array:
-    """(B, T, H d), rows of contiguous elements, as (B, K, H/K, T, d), a view."""
+    """View (B, T, H d), rows of contiguous elements, as (B, K, H/K, T, d)."""
     batch, tokens, columns = packed.shape
     shape = (batch, tokens, heads.keys, heads.sharing, columns // heads.queries)
     return packed.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
 def by_heads(scores: Array, heads: Heads) -> Array:
-    """Contiguous (B, H, T, T) as (B, K, H/K, T, T), a view."""
+    """View contiguous (B, H, T, T) as (B, K, H/K, T, T)."""
     return scores.reshape(len(scores), heads.keys, heads.sharing, *scores.shape[2:])
 
 
 def within(room: Array, shape: tuple[int, ...]) -> Array:
-    """An array of that shape over the first elements of the flat `room`."""
+    """Return an array of that shape over the first elements of the flat `room`."""
     return room[: math.prod(shape)].reshape(shape)
 
 
 def parts(shape: tuple[int, ...], by_parts: bool) -> Iterator[tuple[slice, slice]]:
-    """Slices of the batch and of the key-value heads, contiguous in memory, of about SCORES scores; or one of all."""
+    """Yield slices of the batch and the key-value heads, contiguous in memory, of about SCORES scores each; or one
+    slice of all."""
     batches, kv_heads, scores = shape[0], shape[1], math.prod(shape[2:])
     heads = min(kv_heads, max(1, SCORES // scores)) if by_parts else kv_heads
     rows = max(1, SCORES // (scores * kv_heads)) if by_parts else batches
@@ -203,10 +206,10 @@ def softmax(
     lse: Array | None = None,
     first: int = 0,
 ) -> None:
-    """The causal softmax of scores (..., queries, keys), contiguous as all arrays are, from query `first` on.
+    """Compute the causal softmax of scores (..., queries, keys) from query `first` on. All arrays are contiguous.
 
-    probs and dropped, of one type, receive it before and after the mask, and may lie over the scores; lse, (heads, T)
-    in the scores' type, the log-sum-exp of these queries.
+    probs and dropped, of one dtype, receive it before and after the mask, and may share the scores' memory. lse,
+    (heads, T) in the scores' dtype, receives the log-sum-exp of these queries.
     """
     queries, keys = scores.shape[-2:]
     target = probs if dropped is None else dropped

@@ -1,8 +1,8 @@
-"""The CUDA backend, on CuPy: the contract of `kernels.py`, and in which file each kernel is.
+"""The CUDA backend, on CuPy: the protocol of `kernels.py`, and the file of each kernel.
 
-Kernels run in the calling thread's current stream and device; only `to_host`, and what `to_host_later`
-returns, wait for it (and an upload, where a gigabyte of others is under way: see host.py). Nothing
-here is imported unless backend "cuda" was asked for.
+Kernels run in the calling thread's current stream and device. Only `to_host` and the function that `to_host_later`
+returns wait for the stream (and an upload, if a gigabyte of others is in flight: see host.py). Only
+backend "cuda" imports this module.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import cupy as cp
 from zerosim.backends.cuda import (
     arrays,
     attention,
+    coded,
     flash,
     fused,
     llama,
+    nf4,
     norm,
     ops,
     products,
@@ -32,10 +34,10 @@ from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array, Native, made_of
 
 
-@made_of(arrays, ops, products, norm, fused, attention, flash, llama, tokens, update, quantize, rules)
+@made_of(arrays, ops, products, norm, fused, attention, flash, llama, tokens, update, quantize, nf4, coded, rules)
 class CudaBackend:
-    """Implements `Backend` on NVIDIA GPUs. One instance serves every rank: it holds pinned blocks
-    under way and NCCL's communicators, nothing of a run."""
+    """Implements `Backend` on NVIDIA GPUs. One instance serves every rank. It holds pinned blocks
+    in flight and NCCL's communicators, and no state of a run."""
 
     name = "cuda"
     empty = staticmethod(arrays.empty)
@@ -44,7 +46,7 @@ class CudaBackend:
         self._nccl, self._transfers = Nccl(), Transfers()
 
     def open_stream(self, rank: int) -> CudaStream:
-        """Ranks are dealt out to the visible GPUs in turn."""
+        """Open rank r's stream on visible GPU r mod G."""
         return CudaStream(rank % cp.cuda.runtime.getDeviceCount())
 
     def native_collective(self, streams: Sequence[Any], calls: Sequence[Native]) -> None:

@@ -1,7 +1,7 @@
-"""Whether CuPy, its CUDA libraries, the driver and a GPU can be used, and what mends it when they cannot.
+"""Check that CuPy, its CUDA libraries, the driver and a GPU can be used, and say how to mend what cannot.
 
-Checked before the first array is made on a GPU: a fault is one sentence and one command, the same in a run's error
-and in `zerosim doctor`. It is judged by what `facts.py` found; nothing here imports CuPy.
+The check runs before the first array on a GPU. A fault is one sentence and one command, the same in a run's error
+and in `zerosim doctor`. The facts come from `facts.py`; this module does not import CuPy.
 
 Source: CUDA compatibility guide (a driver runs every older CUDA, and newer ones of its own major version), cuBLAS's
 manual (cublasSetWorkspace: 32 MiB on compute capability 9 and newer, 4 MiB before).
@@ -15,16 +15,19 @@ from zerosim.units import format_bytes
 
 __all__ = ["check_cuda", "check_nccl", "check_precision", "check_room", "cuda_facts", "cuda_faults", "nccl_fault"]
 
-INSTALL = "pip install 'zerosim[cuda]'"
+INSTALL = "pip install 'cupy-cuda12x[ctk]>=14'"
+"""The requirement of pyproject.toml's extra `cuda`. The name zerosim on a package index may belong to another
+project."""
 BF16_SINCE = 14
 OLDEST_DRIVER = 12
 
 Fault = tuple[str, str]
-"""What is wrong, and the command or setting that mends it."""
+"""A problem, and the command or setting that mends it."""
 
 
 def check_cuda(ranks: int | None = None) -> None:
-    """Refuse a run on GPUs that could not start; with `ranks`, dealt out in turn, also one without room for them.
+    """Refuse a run on GPUs that could not start. With `ranks`, dealt out in turn, also refuse a GPU without room for
+    them.
 
     Raises: InputError, one line with the command that mends it.
     """
@@ -54,7 +57,7 @@ def check_room(index: int, ranks: int, rank_bytes: int) -> None:
 
 
 def check_precision(name: str) -> None:
-    """Refuse bf16 on a CuPy that does not know it. Raises: InputError."""
+    """Refuse bf16 on a CuPy without bf16. Raises: InputError."""
     if name != "bf16":
         return
     facts = basic_facts()
@@ -66,13 +69,13 @@ def check_precision(name: str) -> None:
 
 
 def check_nccl() -> None:
-    """Refuse NCCL's collectives where NCCL does not load. Raises: InputError."""
+    """Refuse NCCL's collectives if NCCL does not load. Raises: InputError."""
     if (wrong := nccl_fault(cuda_facts(probe=False))) is not None:
         raise InputError(f"--collective native on --backend cuda: {wrong[0]}: {wrong[1]}, or --collective direct")
 
 
 def cuda_faults(facts: CudaFacts) -> tuple[Fault, ...]:
-    """What keeps a GPU from being used, in the order in which it is mended; what cannot be known yet is left out."""
+    """Return the faults that keep a GPU from being used, in the order to mend them, without those not yet known."""
     if len(facts.distributions) > 1:
         names = " ".join(found.split()[0] for found in facts.distributions)
         shown = " and ".join(facts.distributions)
@@ -85,13 +88,13 @@ def cuda_faults(facts: CudaFacts) -> tuple[Fault, ...]:
         why = facts.import_error or "no reason given"
         mend = _libraries(facts) if ".so" in why else f"pip install --force-reinstall '{_package(facts)}[ctk]'"
         return ((f"{_shown(facts)} is installed but its import fails ({why})", mend),)
-    if (wrong := _version_fault(facts)) is not None:  # another CuPy, with other libraries
+    if (wrong := _version_fault(facts)) is not None:  # another CuPy brings other libraries
         return (wrong,)
     return tuple(fault for fault in (_gpu_fault(facts), _library_fault(facts)) if fault is not None)
 
 
 def nccl_fault(facts: CudaFacts) -> Fault | None:
-    """NCCL is wanted only where every rank has its own GPU and asks for native collectives."""
+    """Return NCCL's fault, if every rank has its own GPU and native collectives were requested."""
     if facts.nccl is not None:
         return None
     major = (facts.runtime_version or 12000) // 1000
@@ -99,14 +102,14 @@ def nccl_fault(facts: CudaFacts) -> Fault | None:
 
 
 def _version_fault(facts: CudaFacts) -> Fault | None:
-    """A driver that is older than the CUDA that CuPy is built for."""
+    """Return the fault of a driver older than CuPy's CUDA."""
     driver, runtime = facts.driver_version, facts.runtime_version
     if facts.num_gpus or not driver or not runtime or driver // 1000 >= runtime // 1000:
         return None
     what = f"{_shown(facts)} is built for CUDA {version_text(runtime)}, the driver runs CUDA {version_text(driver)}"
     if driver // 1000 < OLDEST_DRIVER:
         return what, f"install a driver for CUDA {OLDEST_DRIVER} or newer; nvidia-smi shows which CUDA it runs"
-    return what, f"pip uninstall -y {_package(facts)} && {INSTALL}, which is cupy-cuda12x"
+    return what, f"pip uninstall -y {_package(facts)} && {INSTALL}"
 
 
 def _gpu_fault(facts: CudaFacts) -> Fault | None:
@@ -132,12 +135,12 @@ def _library_fault(facts: CudaFacts) -> Fault | None:
 
 
 def _libraries(facts: CudaFacts) -> str:
-    """CuPy's own extra: the CUDA libraries as wheels."""
+    """Return CuPy's own extra: the CUDA libraries as wheels."""
     return f"pip install '{_package(facts)}[ctk]'"
 
 
 def _package(facts: CudaFacts) -> str:
-    """The package that pip knows CuPy by; `cupy` itself is built from source, and has no libraries to bring."""
+    """Return the name of CuPy's package in pip; `cupy` itself is built from source and brings no libraries."""
     name = facts.distributions[0].split()[0] if facts.distributions else "cupy"
     return "cupy-cuda12x" if name == "cupy" else name
 
@@ -147,10 +150,10 @@ def _shown(facts: CudaFacts) -> str:
 
 
 def version_text(number: int) -> str:
-    """'12.8' of NVIDIA's 12080."""
+    """Return '12.8' for NVIDIA's 12080."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _major(version: str) -> int:
     head = version.split(".")[0]
-    return int(head) if head.isdigit() else BF16_SINCE  # a development version knows what the newest does
+    return int(head) if head.isdigit() else BF16_SINCE  # a development version has what the newest release has

@@ -1,6 +1,6 @@
-"""Which CuPy, CUDA libraries, driver and GPUs there are, found without raising. `check.py` judges whether they will do.
+"""Find CuPy, CUDA libraries, driver and GPUs, without raising. `check.py` judges whether they suffice.
 
-CuPy is imported inside functions only. Its errors span many lines: each is kept as the one that says what happened.
+Only functions import CuPy. Its errors span many lines; this module keeps the one line that says what happened.
 
 Source: CuPy 14 (`cupy/_environment.py`, `cupy_backends/cuda/libs/__init__.py`), CUDA Runtime API
 (cudaDriverGetVersion is 0 where there is no driver).
@@ -25,7 +25,7 @@ PROBE = "#include <cuda_fp16.h>\ntemplate <class T> __global__ void probe(T* x) 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One visible GPU. Memory in bytes: `free_bytes` is what nobody on the machine uses now."""
+    """One visible GPU. Memory in bytes: `free_bytes`: memory that no process uses now."""
 
     index: int
     name: str
@@ -36,15 +36,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class CudaFacts:
-    """What is there. Versions of CUDA are NVIDIA's numbers: 12080 is 12.8; a driver version of 0 is no driver.
+    """The facts found. Versions of CUDA are NVIDIA's numbers: 12080 is 12.8. A driver version of 0 means no driver.
 
     distributions    CuPy's packages as pip knows them, such as 'cupy-cuda12x 14.2.0'
-    cupy             the version that was imported, None where it is not installed or its import fails
+    cupy             the imported version, None if CuPy is not installed or its import fails
     runtime_version  the CUDA that this CuPy is built for; driver_version the newest that the driver runs
-    visible          CUDA_VISIBLE_DEVICES, None where it is not set
+    visible          CUDA_VISIBLE_DEVICES, None if it is not set
     cublas_error     why cuBLAS does not load; so nvrtc_error, count_error (of the GPUs), and probe_error of a kernel
-    look_error       why nothing could be found out: the process that looked did not come back
-    nccl             its version, None where it does not load
+    look_error       why there are no facts: the process that looked did not return
+    nccl             its version, None if it does not load
     """
 
     is_installed: bool = False
@@ -65,7 +65,8 @@ class CudaFacts:
 
 
 def cuda_facts(*, probe: bool = True) -> CudaFacts:
-    """Everything about CuPy and the GPUs, found without raising; `probe` compiles a small kernel where there is one."""
+    """Return all facts about CuPy and the GPUs, without raising. `probe` also compiles a small kernel on the first
+    GPU."""
     facts = basic_facts()
     if facts.cupy is None:
         return facts
@@ -76,7 +77,7 @@ def cuda_facts(*, probe: bool = True) -> CudaFacts:
 
 
 def basic_facts() -> CudaFacts:
-    """What can be found without touching a GPU's memory."""
+    """Return the facts that need no GPU memory."""
     facts = installed_facts()
     if not facts.is_installed:
         return facts
@@ -99,13 +100,13 @@ def basic_facts() -> CudaFacts:
 
 
 def installed_facts() -> CudaFacts:
-    """What can be found without importing CuPy."""
+    """Return the facts that need no import of CuPy."""
     there = []
     for name in DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             there.append(f"{name} {importlib.metadata.version(name)}")
     is_installed = True
-    with contextlib.suppress(ValueError):  # a module without a spec: somebody put it there
+    with contextlib.suppress(ValueError):  # a module without a spec: other code put it there
         is_installed = importlib.util.find_spec("cupy") is not None
     return CudaFacts(is_installed, tuple(there), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -113,18 +114,19 @@ def installed_facts() -> CudaFacts:
 def _cupy() -> Any:
     import cupy
 
-    return cupy, cupy.cuda.runtime  # a folder that only looks like CuPy has no such thing
+    return cupy, cupy.cuda.runtime  # a folder that only looks like CuPy has no such attribute
 
 
 def _cublas() -> Any:
-    # Of this form: CuPy finds the library, in a wheel too, when the attribute is asked for; `import a.b` passes it by.
+    # Use this form: CuPy finds the library, in a wheel too, on access to the attribute. `import a.b` skips that.
     from cupy_backends.cuda.libs import cublas
 
     return cublas
 
 
 def find_gpu(index: int) -> Gpu | None:
-    """One GPU; None where it does not answer. To ask for its free memory makes this process's context on it."""
+    """Return one GPU, or None if it does not answer. Asking for its free memory creates this process's context on
+    it."""
 
     def look() -> Gpu:
         cupy, runtime = _cupy()
@@ -139,7 +141,7 @@ def find_gpu(index: int) -> Gpu | None:
 
 
 def _nccl() -> str | None:
-    """'2.27.7' of NCCL's 22707; None where it does not load."""
+    """Return '2.27.7' for NCCL's 22707, or None if NCCL does not load."""
 
     def look() -> str:
         from cupy.cuda import nccl
@@ -152,7 +154,7 @@ def _nccl() -> str | None:
 
 
 def _probe() -> str | None:
-    """Why a kernel of half precision does not compile: CUDA's headers are a package of their own."""
+    """Return why a kernel in half precision does not compile: CUDA's headers are a separate package."""
 
     def compile_it() -> None:
         cupy, _ = _cupy()
@@ -163,7 +165,7 @@ def _probe() -> str | None:
 
 
 def _tried(look: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What `look` returns, or why it does not, in one line. CuPy's warnings are ignored."""
+    """Return the result of `look`, or its error in one line. CuPy's warnings are ignored."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -173,7 +175,7 @@ def _tried(look: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def one_line(error: Exception) -> str:
-    """The line of an error that says what happened, without banners and lists of places that were tried."""
+    """Return the line of an error that says what happened, without banners and lists of searched paths."""
     text = str(error)
     if (missing := re.search(r'Failure finding "([^"]+)"', text)) is not None:
         return f"no {missing[1]}"
@@ -184,5 +186,5 @@ def one_line(error: Exception) -> str:
 
 
 def main() -> None:
-    """The facts as one line of JSON: for `zerosim doctor`, which asks in a process of its own."""
+    """Print the facts as one line of JSON, for `zerosim doctor`, which runs this in a separate process."""
     print(json.dumps(asdict(cuda_facts())))

@@ -1,11 +1,11 @@
 """Causal self-attention on the device that stores no probabilities: FlashAttention's promise, by other means.
 
-What stays from forward to backward is the result and the log-sum-exp of each query's scores; backward makes the
-probabilities again, p = exp(score - lse), and with dropout the mask again out of its key. No array of T x T is ever
-held: a block of queries meets its keys, up to the block's end, in scratch of bounded size that fits a GPU's
-second-level cache. Where FlashAttention is one kernel that walks over keys in on-chip memory, this is three calls
+Forward saves the result and the log-sum-exp of each query's scores. Backward recomputes the
+probabilities, p = exp(score - lse), and with dropout the mask from its key. No array of T x T is ever
+allocated: a block of queries meets its keys, up to the block's end, in scratch of bounded size that fits a GPU's
+second-level cache. FlashAttention is one kernel that iterates over keys in on-chip memory; this is three calls
 for each block: cuBLAS, a row kernel, cuBLAS. dk and dv are added in the compute dtype, blocks from the last to the
-first, and rounded once. As there, what tensor cores multiply is probabilities rounded to the half type.
+first, and rounded once. As in FlashAttention, tensor cores multiply probabilities rounded to the half type.
 
 Scratch: forward 4 bytes for each of SCORES scores (8 in fp64), half types 2 more, dropout 1 more; backward twice
 that (one mask), and dk and dv of the heads at work, in the compute dtype.
@@ -31,10 +31,10 @@ from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.cast import wide
 
 SCORES = 4 * 1024 * 1024
-"""Scores in scratch at a time, at most, unless one query of one key-value head's queries has more."""
+"""The maximum of scores in scratch at a time, unless one query of one key-value head has more."""
 
 QUERIES = 128
-"""Queries in a block where tokens are few: fewer leave out more of the future half, more keep the matrices thick."""
+"""Queries in a block for short sequences. Fewer skip more of the future half; more keep the matrices large."""
 
 _DELTA = r"""
 // delta (B, H, T) = the sum over a head of grad * out, both (B, T, H, width).
@@ -134,7 +134,7 @@ def flash_attention_backward(
 
 
 def _heads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
-    """Each sequence, with as many key-value heads at a time as leave room for a block of QUERIES."""
+    """Yield each sequence with as many key-value heads as leave room for a block of QUERIES."""
     batches, kv_heads, sharing, tokens, _ = shape
     heads = min(kv_heads, max(1, SCORES // (sharing * min(tokens, QUERIES) * tokens)))
     for batch in range(batches):
@@ -143,7 +143,8 @@ def _heads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
 
 
 def _blocks(shape: tuple[int, ...]) -> list[slice]:
-    """Blocks of queries: QUERIES, or a quarter of many tokens; fewer where the heads' scores would exceed SCORES."""
+    """Yield blocks of queries: QUERIES, or a quarter of a long sequence; fewer if the heads' scores would exceed
+    SCORES."""
     tokens, (_, group) = shape[3], next(_heads(shape))
     most = max(1, SCORES // (shape[2] * (group.stop - group.start) * tokens))
     step = min(max(QUERIES, tokens // 4), most)
@@ -154,8 +155,8 @@ def _blocks(shape: tuple[int, ...]) -> list[slice]:
 def _rooms(
     shape: tuple[int, ...], count: int, compute: np.dtype[Any], stored: np.dtype[Any], has_mask: bool
 ) -> list[Array]:
-    """Flat scratch for the largest block: `count` of scores, as many of what the products read (the same memory where
-    the types are one), and with dropout one of the mask."""
+    """Return flat scratch for the largest block: `count` arrays of scores, as many operands of the products (the same
+    memory if the dtypes are equal), and with dropout one mask."""
     _, group = next(_heads(shape))  # the first has the most heads
     size = shape[2] * (group.stop - group.start) * max((rows.stop - rows.start) * rows.stop for rows in _blocks(shape))
     wide_rooms = [cp.empty((size,), compute) for _ in range(count)]

@@ -131,7 +131,7 @@ def dropout_mask(key: tuple[int, int], probability: float, out: Array, window: W
 
 def mask_rows(dropout: Dropout, mask: Array, first: int, jump: int, step: int) -> None:
     """mask (heads, queries, columns), uint8 and contiguous: 1 where word first + head * jump + query * step + column
-    of the key's stream is at least chance * 2**32, so that a mask's rows need not be whole."""
+    of the key's stream is at least chance * 2**32. So a mask's rows need not be complete."""
     heads, run, columns = mask.shape
     if not mask.size:
         return

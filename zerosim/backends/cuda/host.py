@@ -1,9 +1,9 @@
-"""Between host and device: pinned memory, uploads that wait for nothing, downloads that wait for one event.
+"""Copies between host and device: pinned memory, uploads that do not wait, downloads that wait for one event.
 
-CuPy's pool hands a pinned block out again as soon as Python drops it, even while its copy is under way;
-`Transfers` therefore holds each block until the event recorded after its copy has passed. A step's own copies
+CuPy's pool reuses a pinned block as soon as Python drops it, even while its copy is in flight.
+So `Transfers` holds each block until the event recorded after its copy has completed. The copies of a step
 (tokens, losses, a flag) are small. The first upload of a large model's weights is not: beyond `most_bytes`
-the host waits for what is under way.
+the host waits for the copies in flight.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from zerosim.backends.numpy.cast import raised, store
 
 
 class Transfers:
-    """Copies over the bus, and the pinned blocks that copies under way still use. Any thread may call."""
+    """Copies over the bus, and the pinned blocks that copies in flight still use. Any thread may call."""
 
     def __init__(self, most_bytes: int = 2**30) -> None:
         self._most_bytes = most_bytes
         self._held: deque[tuple[Any, Any, int]] = deque()
 
     def from_host(self, values: Any, out: Array) -> None:
-        """Round on the host, as the NumPy backend does, and upload in the current stream. Waits for nothing.
+        """Round on the host, as the NumPy backend does, and upload in the current stream, without waiting.
 
         A strided `out` takes scratch of its size.
         """
@@ -37,7 +37,7 @@ class Transfers:
             return
         block = self._pinned(out.nbytes)
         rounded = _as_array(block, out.shape, out.dtype)
-        with np.errstate(all="ignore"):  # inf and nan are results like others here
+        with np.errstate(all="ignore"):  # inf and nan are ordinary results here
             store(np.asarray(values), rounded)
         with landing(out) as target:
             stream = cp.cuda.get_current_stream()
@@ -46,13 +46,13 @@ class Transfers:
         self._hold(block, out.nbytes)
 
     def to_host(self, array: Array) -> Any:
-        """The values as a new NumPy array (half types as float32). Waits for the current stream."""
+        """Return the values as a new NumPy array (half types as float32). Wait for the current stream."""
         return self.to_host_later(array)()
 
     def to_host_later(self, array: Array) -> Callable[[], Any]:
-        """Start a download in the current stream; the function returned waits for it, and gives the values.
+        """Start a download in the current stream. The returned function waits for it and returns the values.
 
-        What is written to `array` later in this stream does not change them. A strided array takes scratch.
+        A later write to `array` in this stream does not change them. A strided array needs scratch.
         """
         shape, dtype = array.shape, array.dtype
         if not array.size:
@@ -64,7 +64,7 @@ class Transfers:
             cp.cuda.runtime.memcpyAsync(block.ptr, source.data.ptr, array.nbytes, kind, stream.ptr)
             done = self._hold(block, array.nbytes)
 
-        def wait() -> Any:  # holds on to the block, not to the device's array
+        def wait() -> Any:  # keeps the block alive, not the device's array
             done.synchronize()
             values = _as_array(block, shape, dtype)
             found = raised(values)
@@ -73,7 +73,7 @@ class Transfers:
         return wait
 
     def _pinned(self, nbytes: int) -> Any:
-        """A block of pinned memory, after blocks whose copies are done have gone back to CuPy's pool."""
+        """Return a block of pinned memory, after giving blocks whose copies are done back to CuPy's pool."""
         under_way = tuple(self._held)
         if nbytes + sum(held for _, _, held in under_way) > self._most_bytes:
             for event, _, _ in under_way:
@@ -81,14 +81,14 @@ class Transfers:
         for _ in under_way:
             try:
                 entry = self._held.popleft()
-            except IndexError:  # another thread has been here
+            except IndexError:  # another thread was faster
                 break
             if not entry[0].done:
                 self._held.append(entry)
         return cp.cuda.alloc_pinned_memory(nbytes)
 
     def _hold(self, block: Any, nbytes: int) -> Any:
-        """Keep the block until what the current stream has been given so far is done; the event that says so."""
+        """Hold the block until the current stream has finished its queued work. Return the event of that."""
         event = cp.cuda.Event(disable_timing=True)
         event.record(cp.cuda.get_current_stream())
         self._held.append((event, block, nbytes))
@@ -96,6 +96,6 @@ class Transfers:
 
 
 def _as_array(block: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    """A NumPy view of pinned memory, good for as long as the block is held."""
+    """Return a NumPy view of pinned memory, valid while the block is held."""
     nbytes = math.prod(shape) * dtype.itemsize
     return np.frombuffer(block, np.uint8, nbytes).view(dtype).reshape(shape)

@@ -1,11 +1,11 @@
 """NCCL's collectives for ranks of one process that each have a GPU of their own.
 
-The last rank to join a round calls NCCL for all of them, inside one group (groupStart, groupEnd): alone, the
-first call would wait for ever for the others. Each rank's part runs in its own stream.
+The last rank to join a round calls NCCL for all ranks, inside one group (groupStart, groupEnd). Otherwise the
+first call would wait for the others for ever. Each rank's call runs in its own stream.
 
 avg is NCCL's sum, divided by N afterwards: one rounding of the quotient, as in the other algorithms. NCCL's own average
-(ncclAvg, since 2.10) multiplies every part by 1/N, rounded to the format, before it adds. Unless N is a power of two
-these are other bits. What the sum costs: in fp16 it can overflow where the average would not.
+(ncclAvg, since 2.10) multiplies every part by 1/N, rounded to the format, before it adds. Unless N is a power of two,
+the bits differ. The price of the sum: in fp16 it can overflow where the average would not.
 
 Source: NCCL User Guide, "Group Calls" and "Point-to-point communication" (all_to_all); nccl.h for the numbers of types
 and operations; enqueue.cc (hostToDevRedOp) for ncclAvg.
@@ -28,6 +28,7 @@ from zerosim.errors import InputError
 TYPES: Mapping[np.dtype[Any], int] = MappingProxyType(
     {
         np.dtype(np.uint8): 1,
+        np.dtype(np.int32): 2,
         np.dtype(np.int64): 4,
         np.dtype(np.float16): 6,
         np.dtype(np.float32): 7,
@@ -51,13 +52,13 @@ REDUCTIONS: Mapping[str, int] = MappingProxyType({"sum": SUM, "avg": SUM, "max":
 
 
 class Nccl:
-    """The communicators of one run, one list per set of GPUs, made when first used."""
+    """The communicators of one run, one list per set of GPUs, created on first use."""
 
     def __init__(self) -> None:
         self._communicators: dict[tuple[int, ...], list[Any]] = {}
 
     def perform(self, streams: Sequence[CudaStream], calls: Sequence[Native]) -> None:
-        """Queue `inputs[i]` to `outputs[i]` of every member's call, of an all_to_all in parts.
+        """Queue `inputs[i]` to `outputs[i]` of every member's call; an all_to_all is queued piece by piece.
 
         Raises: InputError where two share a GPU, and for a verb that NCCL does not have.
         """
@@ -95,7 +96,8 @@ class Nccl:
 
 
 def _begin(communicator: Any, call: Native, source: Array, target: Array, stream: int) -> None:
-    """One member's part of one collective. Counts are of elements: of a rank's slice where one side has N of them."""
+    """Queue one member's call of one collective. Counts are in elements: of a rank's slice, if one side has N
+    slices."""
     send, receive, dtype = source.data.ptr, target.data.ptr, TYPES[source.dtype]
     words = [*([REDUCTIONS[call.reduction]] if call.reduction else []), *([call.root] if call.root >= 0 else [])]
     getattr(communicator, NAMES[call.op])(send, receive, min(source.size, target.size), dtype, *words, stream)

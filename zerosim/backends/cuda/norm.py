@@ -1,7 +1,7 @@
 """Layer norm in CUDA, and sums over the rows of a matrix: a bias's gradient, the norm's own. Formulas: numpy/fused.py.
 
-A row is taken by a warp or by a block (`run_rows`). In a column sum a block adds a patch of 32 columns and `height`
-rows; where there are more rows, the patches' sums go through scratch and are added by a second launch. The order of
+A warp or a block processes a row (`run_rows`). In a column sum a block adds a patch of 32 columns and `height`
+rows. If there are more rows, the patches' sums go through scratch and a second launch adds them. The order of
 every addition depends on shapes alone.
 """
 
@@ -18,7 +18,7 @@ from zerosim.backends.numpy.cast import wide
 ROWS_IN_A_STAGE = 128
 """Rows that a block of a column sum adds: 8,192 rows of 768 columns make 1,536 blocks."""
 MOST_STAGES = 256
-"""Partial sums that a column has at most: what the second stage then adds."""
+"""The maximum of partial sums of a column, which the second launch adds."""
 
 COLUMN_SUM = r"""
 // out[blockIdx.y] = the sum of rows [blockIdx.y * height, + height): 32 columns and 8 rows of threads a block.
@@ -59,7 +59,7 @@ def column_sum(grad: Array, out: Array) -> None:
 
 
 def stages_of(rows: int) -> tuple[int, int]:
-    """Rows in a partial sum, and how many there are: a function of the number of rows alone."""
+    """Return the rows in a partial sum and the number of partial sums. They depend on the number of rows alone."""
     height = max(ROWS_IN_A_STAGE, -(-rows // MOST_STAGES))
     return height, max(1, -(-rows // height))
 

@@ -22,7 +22,7 @@ Unary = Callable[[Array, Array], None]
 
 
 def _binary(name: str, symbol: str) -> Binary:
-    """out = a (symbol) b, of arrays, or of an array and a number, which takes the array's compute type."""
+    """Make the kernel out = a (symbol) b, of arrays, or of an array and a number in the array's compute dtype."""
     body = f"using W = typename wide_both<T, U>::type; store(static_cast<W>(a) {symbol} static_cast<W>(b), out)"
     with_array = elementwise("T a, U b", "V out", body, name)
     body = f"using W = typename wide<T>::type; store(wide_of(a) {symbol} static_cast<W>(b), out)"
@@ -39,7 +39,7 @@ def _binary(name: str, symbol: str) -> Binary:
 
 
 def _unary(name: str) -> Unary:
-    """out = the function of that name, in CUDA's library too, of each element."""
+    """Make the kernel that applies the function of that name in CUDA's library to each element."""
     run = elementwise("T a", "V out", f"store({name}(wide_of(a)), out)", name)
 
     def kernel(a: Array, out: Array) -> None:
@@ -74,7 +74,7 @@ __global__ void rows_to_one(const T* a, O* out, long long rows, long long run, l
 
 
 def sum_to(a: Array, out: Array) -> None:
-    """Scratch of a's size where the dims added over are not its last ones."""
+    """Sum. Scratch of a's size if the summed dims are not its last ones."""
     _reduce_to(a, out, largest=False)
 
 

@@ -1,14 +1,14 @@
 """Matrix products over cuBLAS: `matmul`, `linear`, and the scaled, accumulating product attention is made of.
 
 Half types multiply on tensor cores and add in float32, float32 as true float32 (no TF32), float64 in float64;
-partial sums are never rounded to a half type, and a result is rounded once. What cuBLAS reads in place is used
-in place: rows or columns contiguous, any distance between them, leading dims broadcast. Anything else (operands
+partial sums are never rounded to a half type, and a result is rounded once. Operands that cuBLAS can read stay
+in place: contiguous rows or columns, at any distance, with broadcast leading dims. Anything else (operands
 of two types, every other element) passes through scratch of the operand's or the result's size.
 
 CuPy keeps one cuBLAS handle for each thread and device, in host pointer mode, and sets its stream at every call.
-One rank multiplies in one stream through one handle, so the same call gives the same bits. What is the same call,
-alignment decides too: addresses count modulo 512 bytes (a pool's blocks begin at multiples), and a parameter lies at
-one offset of its block in every stage.
+One rank multiplies in one stream through one handle, so the same call gives the same bits. For cuBLAS alignment is part
+of the call: addresses count modulo 512 bytes. A pool's blocks begin at multiples of that, and a parameter has
+the same offset in its block at every ZeRO stage.
 
 Source: cuBLAS library, 2.1.4 (reproducibility), 2.2.10 (math modes), 2.8.13 (cublasGemmStridedBatchedEx).
 """
@@ -43,8 +43,8 @@ def matmul(a: Array, b: Array, out: Array) -> None:
 
 
 def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
-    """The bias is where the sum begins: it is written into every row, then the product is added to it in the
-    compute dtype. Scratch of out's shape where the bias is not of out's dtype and that would round it."""
+    """Write the bias into every row, then add the product to it in the
+    compute dtype. Scratch of out's shape if out's dtype would round the bias."""
     if bias is None:
         product(x, weight, out)
         return
@@ -60,7 +60,7 @@ def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
 def product(a: Array, b: Array, out: Array, *, scale: float = 1.0, add: bool = False) -> None:
     """out = scale * a @ b (with `add`, out += scale * a @ b) over the last two dims; leading dims broadcast to out's.
 
-    One cuBLAS call where leading dims are equally far apart (a batch), else one for each index of the others.
+    One cuBLAS call if the leading dims have equal distances (a batch), else one call for each index of the other dims.
     """
     if not out.size:
         return
@@ -83,7 +83,7 @@ def product(a: Array, b: Array, out: Array, *, scale: float = 1.0, add: bool = F
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """Matrices as cuBLAS takes them; `array` holds on to their memory."""
+    """Matrices in cuBLAS's terms; `array` keeps their memory alive."""
 
     array: Array
     transposed: bool
@@ -91,7 +91,7 @@ class _Operand:
 
     @classmethod
     def of(cls, a: Array, dtype: np.dtype[Any]) -> _Operand:
-        """`a` where it is, if its rows or its columns are contiguous, else a copy."""
+        """Use `a` in place if its rows or its columns are contiguous, else copy it."""
         if a.dtype == dtype:
             if _reads_in_rows(a):
                 return cls(a, False, _pitch(a))
@@ -104,14 +104,14 @@ class _Operand:
 
 
 def _reads_in_rows(a: Array) -> bool:
-    """Whether each matrix is rows of contiguous elements, one below the other."""
+    """Return whether each matrix consists of rows of contiguous elements."""
     (rows, columns), (down, across), size = a.shape[-2:], a.strides[-2:], a.itemsize
     contiguous = columns == 1 or across == size
     return bool(contiguous and (rows == 1 or (down >= columns * size and down % size == 0)))
 
 
 def _pitch(a: Array) -> int:
-    """Elements from one row to the next; the stride of a single row says nothing."""
+    """Return the elements from one row to the next; the stride of a single row is meaningless."""
     return int(a.strides[-2]) // int(a.itemsize) if a.shape[-2] > 1 else int(a.shape[-1])
 
 
@@ -143,10 +143,10 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]
 def _batches(
     lead: tuple[int, ...], layouts: tuple[Layout, ...]
 ) -> tuple[tuple[tuple[int, ...], ...], int, tuple[int, ...]]:
-    """Where each call's matrices begin, in bytes; how many a batch has; and the bytes from one to the next.
+    """Return the start of each call's matrices in bytes, the size of a batch, and the bytes between its matrices.
 
-    Neighbouring dims become one where all three arrays step through them evenly; the longest is the batch. Kept, since
-    a model multiplies by few layouts and often: to work one out takes the host as long as several launches.
+    Merge neighbouring dims if all three arrays step through them evenly; the longest dim is the batch. The result is
+    cached: a model uses few layouts, often, and computing one takes the host as long as several launches.
     """
     dims: list[tuple[int, tuple[int, ...]]] = []
     for size, *steps in zip(lead, *(_lead_strides(layout, len(lead)) for layout in layouts), strict=True):
@@ -166,6 +166,6 @@ def _batches(
 
 
 def _lead_strides(layout: Layout, count: int) -> list[int]:
-    """Bytes from one matrix to the next along each of `count` leading dims; 0 along those it is repeated."""
+    """Return the bytes from one matrix to the next along each of `count` leading dims; 0 along broadcast dims."""
     own = [0 if size == 1 else stride for size, stride in zip(*layout, strict=True)]
     return [0] * (count - len(own)) + own

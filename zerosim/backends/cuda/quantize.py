@@ -1,7 +1,7 @@
 """8-bit Adam in CUDA: a block of threads for each block of states, with NumPy's tables and its bits.
 
-The tables are constants of the source. A thread has one element: its codes become numbers, it takes Adam's step, the
-block finds its largest magnitudes, and the thread looks for the nearest entry of each table, by halves.
+The tables are constants in the source. Each thread has one element. It decodes the element's states and takes Adam's
+step. The block finds its largest magnitudes. Then the thread finds the nearest entry of each table by bisection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An element-wise rule on weights that are stored in bf16, as one CUDA kernel. The rules: `optim/rounding.py`.
 
-As in numpy/rounding.py, to the bit. What is lost is added up by blocks of threads, and those in one number: all are
-whole, so that their order changes nothing.
+As in numpy/rounding.py, to the bit. Blocks of threads count lost updates and add the counts to one number. Counts are
+integers, so the order of additions changes nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zerosim.backends.cuda.types import NULL, raw, run_threads
 from zerosim.backends.kernels import Array, Storing
 
 DRAWN = 16
-"""Numbers of the stream that one counter gives, and elements that a thread takes."""
+"""Numbers of the stream per counter, which is also the number of elements per thread."""
 
 KERNEL = r"""
 __global__ void stored_rule(const G* grad, T* param, T* compensation, double* lost, unsigned long long key0,
@@ -59,7 +59,7 @@ STORE = {
 
 @cache
 def stored_source(kind: str, lines: str, states: int, numbers: int) -> str:
-    """The kernel of a rule with so many states and numbers."""
+    """Return the source of the kernel for a rule with that number of states and numbers."""
     arguments = [f", double n{i}" for i in range(numbers)] + [f", T* state{i}" for i in range(states)]
     parts = {
         "ARGUMENTS": "".join(arguments),
@@ -77,9 +77,9 @@ def stored_source(kind: str, lines: str, states: int, numbers: int) -> str:
 def stored_step(
     lines: str, numbers: Sequence[float], grad: Array, param: Array, states: Sequence[Array], storing: Storing
 ) -> None:
-    """One step of a rule whose `lines` and `numbers` are those of `rules.py`; all arrays contiguous.
+    """Take one step of a rule with the `lines` and `numbers` of `rules.py`; all arrays are contiguous.
 
-    The first number is what gradients are multiplied by.
+    The first number is the factor of the gradients.
     """
     if not param.size:
         return

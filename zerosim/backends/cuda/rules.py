@@ -1,8 +1,8 @@
 """An element-wise rule (`optim/elementwise.py`) as one CUDA kernel.
 
-The rule is run once on names instead of arrays; what it does to them becomes the kernel's lines, one rounded operation
-each, in its order: NumPy's bits. Its Python numbers are arguments of the kernel, in the order in which they come up, so
-that a step with other numbers finds the kernel that is there.
+The rule runs once on names in place of arrays. Each of its operations becomes a line of the kernel, rounded by itself
+and in order, which gives NumPy's bits. Its Python numbers become arguments of the kernel, in order of appearance. So
+a step with other numbers reuses the compiled kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zerosim.backends.kernels import Array, Rule, Storing
 
 
 class _Trace:
-    """What a rule has done so far."""
+    """The operations of a rule so far."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -39,7 +39,7 @@ _Method = Callable[["Traced", Any], "Traced"]
 
 
 def _operator(sign: str) -> tuple[_Method, _Method, _Method]:
-    """What Python calls for a sign: with the array on its left, on its right, and in place."""
+    """Return Python's methods for an operator: with the array on its left, on its right, and in place."""
 
     def combined(trace: _Trace, left: Any, right: Any) -> str:
         return f"{trace.term(left)} {sign} {trace.term(right)}"
@@ -76,7 +76,7 @@ class Traced:
 
 
 class _Functions:
-    """`xp`: what a rule may call, by NumPy's names."""
+    """`xp`: the functions that a rule may call, by NumPy's names."""
 
     def sqrt(self, x: Traced) -> Traced:
         return x.trace.new(f"sqrt({x.name})")
@@ -102,7 +102,7 @@ def _kernel(inputs: str, outputs: str, lines: str) -> Any:
 
 
 def elementwise(rule: Rule, grad: Array, param: Array, *states: Array, storing: Storing | None = None) -> None:
-    """See `kernels.py`. The kernel is compiled where its text is new."""
+    """See `kernels.py`. A kernel is compiled the first time that its source appears."""
     trace = _Trace()
     kept = [f"s{i}" for i in range(len(states))]
     w, g, *others = (Traced(name, trace) for name in ("w", "g", *kept))

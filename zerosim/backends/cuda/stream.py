@@ -1,10 +1,10 @@
 """One rank on a GPU: its device, its stream, and a memory pool of its own.
 
-Rank r works on GPU r mod G; ranks that share a GPU have streams of their own there, which run side by side.
-Streams know nothing of each other: what one rank may read of another's arrays, and when memory may be
-used again, is ordered by events (`comm/transports/threads.py`). Blocks that a pool took back are handed out again in
-the same stream alone, so that a rank needs no order with itself. A pool per rank tells ranks apart that share a GPU.
-CuPy 14 never frees what a pool holds when the pool is dropped: a stream gives it back as it ends.
+Rank r works on GPU r mod G. Ranks that share a GPU have separate streams there, which run side by side.
+Streams do not synchronise by default: events order reads of another rank's arrays and the reuse of
+memory (`comm/transports/threads.py`). A pool reuses a block in
+the same stream only, so a rank needs no synchronisation with itself. One pool per rank separates ranks that share a
+GPU. CuPy 14 never frees a dropped pool's memory, so a stream frees it when it closes.
 
 Source: CuPy 14.2, `cupy/cuda/memory.pyx` (free chunks and their arena hold one another until `free_all_blocks`);
 CUDA Runtime API, Event Management (times have a resolution of about half a microsecond).
@@ -26,7 +26,7 @@ from zerosim.dtypes import DType
 
 
 class CudaStream:
-    """Where one rank's kernels queue and its memory comes from. Any thread works as the rank, `with stream.use():`."""
+    """One rank's queue of kernels and its memory pool. Any thread may act as the rank: `with stream.use():`."""
 
     def __init__(self, gpu: int) -> None:
         self.gpu = gpu
@@ -37,7 +37,7 @@ class CudaStream:
         finalize(self, _give_back, self.device, self.pool).atexit = False
 
     def use(self) -> AbstractContextManager[object]:
-        """Kernels launched inside run in this rank's stream, arrays made inside come from its pool."""
+        """Launch kernels in this rank's stream and allocate arrays from its pool inside the `with` block."""
         stack = ExitStack()
         stack.enter_context(self.device)
         stack.enter_context(cp.cuda.using_allocator(self.pool.malloc))
@@ -45,35 +45,35 @@ class CudaStream:
         return stack
 
     def record_event(self) -> Any:
-        """An event behind all that the stream was given so far."""
+        """Record an event after all work queued so far."""
         with self.device:
             event = cp.cuda.Event(disable_timing=True)
             event.record(self.cupy_stream)
         return event
 
     def wait_event(self, event: Any) -> None:
-        """The stream goes on when `event` has passed, which may be of another GPU; the host does not wait."""
+        """Make the stream wait for `event`, which may be another GPU's. The host does not wait."""
         with self.device:
             self.cupy_stream.wait_event(event)
 
     def synchronize(self) -> None:
-        """The host waits until the stream has nothing left to do."""
+        """Wait on the host until the stream has finished all its work."""
         self.cupy_stream.synchronize()
 
     def download(self, array: Array) -> Any:
-        """An array's bytes in the host's memory, bit for bit, as a flat NumPy array of uint8. Waits for them."""
+        """Copy an array's bytes to the host, bit for bit, as a flat NumPy array of uint8. Wait for the copy."""
         with self.use():
             return array.get().reshape(-1).view(np.uint8)
 
     def upload(self, data: Any, shape: tuple[int, ...], dtype: DType) -> Array:
-        """A new array of this rank with these bytes; CUDA takes them from pageable memory before it returns."""
+        """Return a new array of this rank with these bytes. CUDA has read the pageable memory when this returns."""
         with self.use():
             array = cp.empty(shape, NUMPY_TYPES[dtype.name])
             array.set(np.frombuffer(data, np.uint8).view(array.dtype).reshape(shape))
             return array
 
     def gpu_bytes(self) -> GpuBytes:
-        """The GPU's number, name and bytes in use, other programs' among them."""
+        """Return the GPU's number, name and bytes in use, including other programs' bytes."""
         self.synchronize()
         gpu = find_gpu(self.gpu)
         assert gpu is not None, f"GPU {self.gpu} worked a moment ago"
@@ -83,21 +83,21 @@ class CudaStream:
         return StreamTimer(self)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and held."""
+        """Return the bytes of the rank's pool on its GPU: in use (each block rounded up to 512), and reserved."""
         with self.device:
             return self.pool.used_bytes(), self.pool.total_bytes()
 
 
 def _give_back(device: Any, pool: Any) -> None:
-    """Free what the pool holds on that GPU and nobody uses."""
+    """Free the pool's unused memory on that GPU."""
     with device:
         pool.free_all_blocks()
 
 
 class StreamTimer:
-    """`start()`, work given to the stream, `stop()`: its time by the GPU's own clock. Any thread may call, repeatedly.
+    """Time the work queued between `start()` and `stop()` by the GPU's own clock. Any thread may call, repeatedly.
 
-    It has two events that hold times; a stream's events hold none, because that costs less.
+    Its two events record times. A stream's other events do not, because that costs less.
     """
 
     def __init__(self, stream: CudaStream) -> None:
@@ -107,12 +107,12 @@ class StreamTimer:
             self._stopped = cp.cuda.Event()
 
     def start(self) -> None:
-        """What the stream is given from here on is timed. Returns at once; a stream with work left starts after it."""
+        """Start timing the work queued from now on. Return at once; timing begins after the stream's queued work."""
         with self._stream.device:
             self._started.record(self._stream.cupy_stream)
 
     def stop(self) -> float:
-        """Seconds on the GPU from `start` to the end of what the stream was given so far. Waits for that end."""
+        """Wait for the work queued so far, and return the seconds on the GPU since `start`."""
         with self._stream.device:
             self._stopped.record(self._stream.cupy_stream)
             self._stopped.synchronize()

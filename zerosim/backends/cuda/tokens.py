@@ -182,10 +182,10 @@ def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
 
 
 def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
-    """Sort the tokens by id, keeping the order of equal ids, and add up each run: no atomics.
+    """Sort the tokens by id, keep the order of equal ids, and add up each run, without atomics.
 
-    Scratch: 8 bytes a token. The sort compares every token with every other, which is work for the square of
-    their number (67 million comparisons for 8,192), and, unlike a library's sort, never waits for the device.
+    Scratch: 8 bytes a token. The sort compares every token with every other, so its work grows with the square of
+    their number (67 million comparisons for 8,192). Unlike a library's sort it never waits for the device.
     """
     tokens, (height, columns) = ids.size, dweight.shape
     with landing(dweight) as target:

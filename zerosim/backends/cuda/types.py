@@ -1,4 +1,4 @@
-"""What every CUDA kernel here shares: types, rounding, sums over a row, and how sources become kernels.
+"""Shared code of the CUDA kernels: types, rounding, sums over a row, and compilation.
 
 Kernels are written once, as templates over the stored types: they read through `wide_of` (float, or double for
 fp64) and write through `store`, the one place that rounds. CuPy compiles every kernel with -ftz=true: subnormal
@@ -67,7 +67,7 @@ template <class T> __device__ inline void store(double v, T& out) {
 // The larger one; nan if one of them is.
 template <class V> __device__ inline V larger(V a, V b) { return (a > b || a != a) ? a : b; }
 """
-"""For elementwise kernels, which know half types as CuPy's classes, and, below, for raw ones."""
+"""The preamble of elementwise kernels, where half types are CuPy's classes. The next one is for raw kernels."""
 
 RAW_PREAMBLE = (
     "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
@@ -94,13 +94,13 @@ template <class V> __device__ inline V row_max(V v, V* shared) {
 }
 """
 )
-"""For raw kernels, which know half types as CUDA's __half and __nv_bfloat16."""
+"""The preamble of raw kernels, where half types are CUDA's __half and __nv_bfloat16."""
 
 EXACT = ("--fmad=false",)
 """Options of kernels that round after every operation, as NumPy does."""
 
 WARP_COLUMNS = 1024
-"""Columns up to which one warp takes a row: longer rows are worth a block and its barriers."""
+"""The widest row for one warp. Longer rows are worth a block and its barriers."""
 
 THREADS = 256
 
@@ -109,7 +109,7 @@ NULL = np.uint64(0)
 
 
 def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
-    """A `cp.ElementwiseKernel` with the preamble. Outputs are passed last; nothing is returned."""
+    """Return a `cp.ElementwiseKernel` with the preamble. The caller passes outputs last; the kernel returns nothing."""
     return cp.ElementwiseKernel(
         inputs, outputs, operation, f"zerosim_{name}", preamble=PREAMBLE, no_return=True, options=EXACT
     )
@@ -117,9 +117,9 @@ def elementwise(inputs: str, outputs: str, operation: str, name: str) -> Any:
 
 @cache
 def raw(source: str, name: str, types: tuple[np.dtype[Any], ...]) -> Any:
-    """The kernel template `name` of `source` for these types, to be called with (grid, block, arguments).
+    """Return the kernel template `name` of `source` for these types; call it with (grid, block, arguments).
 
-    Only what is asked for is compiled, the first time that it runs on a device; CuPy keeps the result on disk.
+    A kernel is compiled the first time that it runs on a device; CuPy caches the result on disk.
     """
     expression = f"{name}<{', '.join(C_NAMES[t] for t in types)}>"
     code = RAW_PREAMBLE + source
@@ -138,5 +138,5 @@ def run_rows(kernel: Any, rows: int, columns: int, *arguments: Any) -> None:
 
 
 def run_threads(kernel: Any, threads: int, *arguments: Any) -> None:
-    """Launch a kernel of so many threads, in blocks of THREADS."""
+    """Launch a kernel with that number of threads, in blocks of THREADS."""
     kernel((-(-threads // THREADS),), (THREADS,), arguments)

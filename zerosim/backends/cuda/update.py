@@ -1,6 +1,6 @@
 """Sums over ranks, norms and optimizer steps in CUDA: flat arrays, elementwise, in place.
 
-What a slice of an array gives is, bit for bit, what the whole array would have given there: every
+A slice of an array gives the same bits as the whole array would give there. Every
 operation is rounded by itself (--fmad=false), in the order of numpy/update.py, and no cut changes it.
 """
 
@@ -19,7 +19,7 @@ from zerosim.backends.kernels import AdamStep, Array
 from zerosim.backends.numpy.cast import FLOAT64, wide
 
 TOGETHER = 8
-"""Parts that one launch adds; more are added eight, then seven at a time, through scratch."""
+"""Parts that one launch adds. More parts are added eight, then seven at a time, through scratch."""
 
 PIECE = 8 * 1024
 """Elements in a partial sum of squares."""
@@ -51,7 +51,7 @@ ADAM = """
     v = v * W(beta2) + g * W(beta2_rest) * g;
     p -= m * W(step_size) / (sqrt(v) / W(correction) + W(eps));
 """
-"""One step, on a weight p, its gradient g and averages m and v; the other names are those of `adam_numbers`."""
+"""One step on a weight p, its gradient g and averages m and v. `adam_numbers` gives the other names."""
 
 _adam = elementwise(
     "G grad, float64 grad_scale, float64 factor, float64 decay, float64 step_size, float64 beta1_rest, "
@@ -68,7 +68,7 @@ _adam = elementwise(
 
 @cache
 def _combine(op: str, count: int) -> Any:
-    """The kernel that combines `count` parts, in order; "avg" divides by its first argument."""
+    """Return the kernel that combines `count` parts, in order; "avg" divides by its first argument."""
     letters = "ABCDEFGH"[:count]
     steps = [f"using W = decltype({' + '.join(f'wide<{c}>::type()' for c in letters)}); W total = W(wide_of(p0));"]
     for k in range(1, count):
@@ -117,7 +117,8 @@ def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: Ad
 
 
 def adam_numbers(hyper: AdamStep) -> list[float]:
-    """A kernel's: grad_scale, factor, decay, step_size, beta1_rest, beta2, beta2_rest, correction, eps."""
+    """Return a kernel's numbers: grad_scale, factor, decay, step_size, beta1_rest, beta2, beta2_rest, correction,
+    eps."""
     decay, beta1, beta2 = hyper.weight_decay, hyper.beta1, hyper.beta2
     factor, decay = (1.0 - hyper.lr * decay, 0.0) if hyper.decoupled else (1.0, decay)
     rests = 1.0 - beta1, beta2, 1.0 - beta2

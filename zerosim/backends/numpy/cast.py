@@ -1,7 +1,7 @@
-"""Half types in NumPy: how values go from 16 bits to float32 and back, bit for bit as IEEE 754 rounds.
+"""Half types in NumPy: casts from 16 bits to float32 and back, bit for bit as IEEE 754 rounds.
 
 NumPy has no fast arithmetic for float16 and bfloat16, so every kernel reads through `raised` (float32
-values), works in float32 and leaves through `store`, the one place that rounds. Here, too, arrays are cut
+values), works in float32 and leaves through `store`, the one place that rounds. This module also cuts arrays
 into pieces that fit the cache.
 
 float32 -> bfloat16 and back is left to ml_dtypes. float16 goes another way than `astype`, which
@@ -24,7 +24,8 @@ FLOAT64 = np.dtype(np.float64)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 BLOCK = 64 * 1024
-"""Elements in a piece: a few float32 arrays of it fit the second-level cache, and the calls' overhead is hidden."""
+"""Elements in a piece. A few float32 arrays of this size fit the second-level cache, and the overhead of calls is
+small."""
 
 TINY = 256
 """Elements up to which one call of astype costs less than the dozen calls that are faster per element."""
@@ -34,12 +35,12 @@ _FLOAT16_VALUES.flags.writeable = False
 
 
 def wide(*arrays: Array) -> np.dtype[Any]:
-    """What arithmetic on these arrays runs in: float64 if one of them is, else float32."""
+    """Return the dtype for arithmetic on these arrays: float64 if one of them is, else float32."""
     return FLOAT64 if any(a.dtype == FLOAT64 for a in arrays) else FLOAT32
 
 
 def raised(a: Array) -> Array:
-    """The values of `a` to compute with: `a` itself, or a half type's values as a new float32 array.
+    """Return the values of `a` to compute with: `a` itself, or a half type's values as a new float32 array.
 
     The copy has a's memory order, so that a transposed view stays one that BLAS can read.
     """
@@ -51,7 +52,7 @@ def raised(a: Array) -> Array:
 
 
 def landing(out: Array, compute: np.dtype[Any]) -> Array:
-    """Where a result in the `compute` type is written before `land`: `out` itself if its type is that one."""
+    """Return the array for a result in the `compute` type, before `land`: `out` itself if it has that type."""
     return out if out.dtype == compute else np.empty_like(out, dtype=compute)
 
 
@@ -77,9 +78,9 @@ def store(values: Array, out: Array) -> None:
 
 
 def windows(*arrays: Array) -> Iterator[Sequence[Array]]:
-    """Matching pieces of arrays of one shape, cut for the cache; flat ones where all are contiguous.
+    """Yield matching pieces of arrays of one shape, cut for the cache; flat pieces if all arrays are contiguous.
 
-    For elementwise kernels only: where the cuts fall depends on the memory layout, so results must not.
+    For elementwise kernels only. The cuts depend on the memory layout, so results must not depend on the cuts.
     """
     if arrays[0].size <= BLOCK:
         yield arrays
@@ -95,14 +96,14 @@ def windows(*arrays: Array) -> Iterator[Sequence[Array]]:
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Cuts of a (rows, columns) array into blocks of whole rows, a function of the shape alone."""
+    """Return cuts of a (rows, columns) array into blocks of whole rows. They depend on the shape alone."""
     step = max(1, BLOCK // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def _in_flat_blocks(convert: Callable[[Array, Array], None], values: Array, out: Array) -> None:
-    """Run convert(block of values, block of out) over contiguous 1-D blocks, by way of a copy if need be."""
+    """Run convert(block of values, block of out) over contiguous 1-D blocks, through a copy if necessary."""
     if values.flags.f_contiguous and out.flags.f_contiguous:
         values, out = values.T, out.T
     target = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)

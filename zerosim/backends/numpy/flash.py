@@ -1,9 +1,9 @@
 """Causal self-attention in NumPy that stores no probabilities: FlashAttention's promise, not its tiling.
 
-What stays from forward to backward is the result and the log-sum-exp of each query's scores
-(Dao 2307.08691, section 3.1); backward makes the probabilities again, p = exp(score - lse), and with
-dropout the mask again out of its key. A block of queries meets all its keys at once in scratch of the
-cache's size: that is the host's memory, where a GPU kernel would walk over keys in tiles.
+Forward saves the result and the log-sum-exp of each query's scores
+(Dao 2307.08691, section 3.1). Backward recomputes the probabilities, p = exp(score - lse), and with
+dropout the mask from its key. A block of queries meets all its keys at once, in scratch memory of the
+cache's size. A GPU kernel would iterate over keys in tiles.
 
 Layouts are those of `attention.py`. B batch, T tokens, H heads, K key-value heads, d width of a head.
 """

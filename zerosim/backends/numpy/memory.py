@@ -1,10 +1,10 @@
-"""Freed memory stays with the process, so that the next array gets pages that are already there.
+"""Freed memory stays with the process, so that the next array gets pages that are already mapped.
 
 A training step frees all its activations and asks for the same sizes again. glibc gives large
 blocks back to the kernel at once, and threads get arenas that are trimmed eagerly: then every step
 pays a page fault for each 4 KiB of its activations. One arena that is never trimmed avoids that. It
-works in full where it is asked for before any other thread has allocated: a notebook, whose kernel
-has threads already, gains a part of it.
+works best before any other thread has allocated. A notebook's kernel
+already has threads, so it gains less.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Narrow number formats on the host: what a cast to 16 or 8 bits makes of float32 values.
+"""Narrow number formats on the host: casts of float32 values to 16 or 8 bits.
 
 e4m3 and e5m2 are those of the Open Compute Project's 8-bit formats (OCP OFP8, arXiv 2209.05433): e4m3 has no infinity
 and reaches 448, e5m2 is fp16 with two digits. ml_dtypes has both, and turns what is too large into e4m3's only
@@ -43,7 +43,7 @@ NARROW: Mapping[str, Limits] = MappingProxyType({name: _limits(kind) for name, k
 
 
 class Fates(NamedTuple):
-    """How many values a format holds with all digits and with fewer, and how many become 0 or overflow."""
+    """Counts of values that a format holds with all digits, with fewer, as 0, and that overflow."""
 
     full: int
     fewer_digits: int
@@ -52,7 +52,7 @@ class Fates(NamedTuple):
 
 
 def cast(values: Array, name: str) -> Array:
-    """float32 values as the format holds them, in float32 again."""
+    """Round float32 values to the format, and return them in float32."""
     narrow = np.empty(values.shape, _TYPES[name])
     with np.errstate(over="ignore", invalid="ignore"):
         store(values, narrow)
@@ -60,7 +60,7 @@ def cast(values: Array, name: str) -> Array:
 
 
 def fates(values: Array, name: str) -> Fates:
-    """What a cast makes of float32 values, none of which is 0. Counted on the result of the cast."""
+    """Count the fates of float32 values in a cast. None may be 0. Counted on the result of the cast."""
     held = np.abs(cast(values, name))
     to_zero = int(np.count_nonzero(held == 0))
     overflowed = held.size - int(np.count_nonzero(np.isfinite(held)))
@@ -69,6 +69,6 @@ def fates(values: Array, name: str) -> Fates:
 
 
 def exponents(values: Array) -> dict[int, int]:
-    """How many float32 values, none of which is 0, lie in each [2^e, 2^(e+1)), by e."""
+    """Count the float32 values in each [2^e, 2^(e+1)), by e. None may be 0."""
     found, counts = np.unique(np.frexp(values)[1] - 1, return_counts=True)
     return {int(exponent): int(count) for exponent, count in zip(found, counts, strict=True)}

@@ -24,6 +24,7 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "fp16": FLOAT16,
         "bf16": BFLOAT16,
         "int64": np.dtype(np.int64),
+        "int32": np.dtype(np.int32),
         "uint8": np.dtype(np.uint8),
     }
 )
@@ -35,7 +36,7 @@ def empty(shape: tuple[int, ...], dtype: DType) -> Array:
 
 
 def array_over(memory: Any, dtype: DType) -> Array:
-    """The flat array that these bytes are, in memory that somebody else owns: MPI's buffers, while it adds."""
+    """Return a flat array over these bytes, in memory that another library owns: MPI's buffers, while MPI adds."""
     return np.frombuffer(memory, NUMPY_TYPES[dtype.name])
 
 
@@ -44,6 +45,7 @@ def from_host(values: Any, out: Array) -> None:
 
 
 def to_host(array: Array) -> Any:
+    array = np.asarray(array)  # a file is read
     values = raised(array)
     return values.copy() if values is array else values
 
@@ -64,7 +66,7 @@ def copy(source: Array, out: Array) -> None:
 
 # -- elementwise ops ------------------------------------------------------------------------------
 def _apply(ufunc: np.ufunc, *operands: Array | float, out: Array) -> None:
-    """out = ufunc(*operands); by pieces where half types are to pass through float32 in the cache."""
+    """out = ufunc(*operands). Half types pass through float32 piece by piece, in the cache."""
     # A Python float takes the arrays' type; np.float64, its subclass, would raise everything to float64.
     numbers = [float(x) for x in operands if not isinstance(x, np.ndarray)]
     arrays = [x for x in operands if isinstance(x, np.ndarray)]

@@ -2,7 +2,7 @@
 
 A block is divided by its largest magnitude (absmax), and each quotient becomes the number of the nearest entry of a
 table of 256, the dynamic map: its spacing grows with the magnitude, like that of floats. Seven decades, 1e-6 to 1; each
-has twice as many entries as the one below it. Functions of arrays alone, which change none of them.
+has twice as many entries as the one below it. The functions are pure: they change no array.
 
 Sources: Dettmers and others, 2110.02861, section 2; bitsandbytes 0.50, functional.py, create_dynamic_map,
 whose tables these are, to the bit.
@@ -22,7 +22,7 @@ DECADES = 7
 
 @cache
 def dynamic_map(signed: bool) -> Array:
-    """The table: 256 fp32 numbers in rising order, from -1 or 0 to 1; read only.
+    """Return the table: 256 fp32 numbers in rising order, from -1 or 0 to 1; read only.
 
     Decade e from the smallest, e = 0..6, is 10^(e-6) times the means of neighbours among 2^e + 1 points that cut
     [0.1, 1] evenly, and their negatives; unsigned there are 2^(e+1) + 1 points. Beside them stand 0 and 1.
@@ -42,20 +42,21 @@ def dynamic_map(signed: bool) -> Array:
 
 
 def nearest(values: Array, table: Array) -> Array:
-    """The code of the entry nearest to each value, uint8; halfway between two it is the lower one."""
+    """Return the code of the entry nearest to each value, uint8; halfway between two, the lower one."""
     wide = table.astype(FLOAT64)  # where the middle of two fp32 numbers is exact
     return np.searchsorted((wide[:-1] + wide[1:]) / 2, values).astype(np.uint8)
 
 
 def quantize(values: Array, table: Array, block: int = QUANT_BLOCK) -> tuple[Array, Array]:
-    """Codes (n) and absmax (ceil(n / block)), fp32, of finite values (n), n >= 1. A block of zeros has absmax 0."""
+    """Return codes (n) and absmax (ceil(n / block)), fp32, of finite values (n), n >= 1. A block of zeros has absmax
+    0."""
     absmax = np.maximum.reduceat(np.abs(values), np.arange(0, values.size, block)).astype(FLOAT32)
     divisors = np.where(absmax == 0, np.float32(1), absmax)
     return nearest(values / _each(divisors, block, values.size), table), absmax
 
 
 def dequantize(codes: Array, absmax: Array, table: Array, block: int = QUANT_BLOCK) -> Array:
-    """The values (n), fp32, that codes stand for: an entry times its block's absmax."""
+    """Return the values (n), fp32, of codes: an entry of the table times its block's absmax."""
     return table[codes] * _each(absmax, block, codes.size)
 
 

@@ -34,15 +34,16 @@ def stored_step(rule: Rule, grad: Array, param: Array, states: Sequence[Array], 
 
 
 def stochastic(values: Array, drawn: Array) -> Array:
-    """float32 `values` to those of bf16, still as float32: away from 0 where `drawn`, 16 bits, is less than the 16 bits
-    that are cut off, towards 0 otherwise."""
+    """Round float32 `values` to those of bf16, still as float32: away from 0 where `drawn`, 16 bits, is less than the
+    16 bits that are cut off, towards 0 otherwise."""
     bits = values.view(np.uint32)
     cut = bits & np.uint32(0xFFFF)
     return ((bits - cut) + ((drawn < cut).astype(np.uint32) << np.uint32(16))).view(np.float32)
 
 
 def words16(key: tuple[int, int], first: int, count: int) -> Array:
-    """Numbers `first` and on of a stream of 16-bit ones: Philox-4x64-10, 16 of a counter, low bits first."""
+    """Return the numbers from `first` on of a stream of 16-bit numbers: Philox-4x64-10, 16 numbers per counter, low
+    bits first."""
     words = np.random.Philox(key=np.array(key, np.uint64), counter=first // 16)
     skip = first % 16
     drawn = words.random_raw((skip + count + 3) // 4).astype("<u8", copy=False).view("<u2")

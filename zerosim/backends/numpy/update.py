@@ -1,8 +1,8 @@
 """Sums over ranks, norms and optimizer steps in NumPy: flat arrays, elementwise, in place.
 
-What a slice of an array gives is, bit for bit, what the whole array would have given there: every
-operation is one that IEEE 754 rounds correctly (+ - * / sqrt), in an order that no cut changes. That
-is what lets ZeRO's shards be compared with `==`.
+A slice of an array gives the same bits as the whole array would give there. Every
+operation is one that IEEE 754 rounds correctly (+ - * / sqrt), in an order that no cut changes. So
+ZeRO's shards can be compared with `==`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from zerosim.backends.numpy.quantize import dequantize, dynamic_map, quantize
 from zerosim.backends.numpy.rounding import stored_step
 
 SQUARES = 8 * 1024
-"""Elements in a partial sum of squares: what stays in the cache. NumPy adds them in an order that their number decides,
-where BLAS's dot may go by where in memory they start."""
+"""Elements in a partial sum of squares: as many as fit the cache. NumPy's order of additions depends only on their
+number. The order of BLAS's dot may depend on their address."""
 
 BLOCKS = 32
-"""Blocks of 8-bit states that are treated at once: as many elements as SQUARES."""
+"""Blocks of 8-bit states processed together: as many elements as SQUARES."""
 
 EXPONENTS: Mapping[np.dtype[Any], np.uint16] = MappingProxyType(
     {FLOAT16: np.uint16(0x7C00), BFLOAT16: np.uint16(0x7F80)}
@@ -34,7 +34,7 @@ EXPONENTS: Mapping[np.dtype[Any], np.uint16] = MappingProxyType(
 def reduce(parts: Sequence[Array], op: str, out: Array) -> None:
     combine = np.maximum if op == "max" else np.add
     compute = wide(*parts)
-    # Sums gather in `out` itself, unless it is a part that is still to be read by then.
+    # Sum in `out` itself, unless `out` is one of the parts and still has to be read.
     in_out = out.dtype == compute and not any(np.may_share_memory(out, part) for part in parts[2:])
     for *pieces, target in windows(*parts, out):
         sums = target if in_out else np.empty_like(target, dtype=compute)

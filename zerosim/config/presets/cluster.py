@@ -17,6 +17,11 @@ from zerosim.config.presets.machine_file import Machine
 from zerosim.config.presets.nodes import Node
 from zerosim.errors import wrong
 
+CPU_RATE = 32 * 10e9 / 2.57
+"""Bytes per second that a node's CPUs move in an optimizer step. ZeRO-Offload, 2101.06840, Table 4: 2.57 s for 10B
+parameters on a DGX-2 (two Xeon 8168), at 26 bytes each that Adam reads and writes beside fp16 gradients, and 6 that
+rounding to fp16 does. Its rows of 1B to 8B give 106 to 145 GB/s. Other nodes have it for want of their own."""
+
 _OF_A_LINE = 0.8
 """What NCCL counts of an NVLink's line: 20 of 25 GB/s."""
 
@@ -27,7 +32,10 @@ class Cluster(Links):
 
     `measured` is what kernels take: one GPU's tables, or a machine of its own. `borrowed`: they are another GPU's.
     `collectives`: what collectives take inside a node; None where NCCL's formula says it. `flash_kernel`: the
-    FlashAttention that runs on them; '' for a recipe's. Three factors, 0 for what takes no time: `latency` of NCCL's
+    FlashAttention that runs on them; '' for a recipe's. Of a node's host, which all its ranks share: its memory and
+    that of its drives in bytes (None: not known); in bytes per second what its PCIe links to the host carry each way,
+    the drives each way, and what CPU-Adam moves (`cpu_known`: the
+    device's file says it). Three factors, 0 for what takes no time: `latency` of NCCL's
     latencies, `host` of the host's launches, `contention` of what kernels lose to collectives in flight.
     """
 
@@ -38,12 +46,22 @@ class Cluster(Links):
     borrowed: bool = False
     collectives: CollectiveTables | None = None
     flash_kernel: str = ""
+    host_bytes: int | None = None
+    nvme_bytes: int | None = None
+    host_rate: float = math.inf
+    nvme_rate: float = math.inf
+    cpu_rate: float = CPU_RATE
+    cpu_known: bool = False
     latency: float = 1.0
     host: float = 1.0
     contention: float = 1.0
 
     def node_of(self, rank: int) -> int:
         return rank // self.node_gpus
+
+    def without_limits(self) -> Cluster:
+        """The same, with as much memory of its hosts and drives as anybody asks for."""
+        return replace(self, host_bytes=None, nvme_bytes=None)
 
     @property
     def machine(self) -> Machine | None:
@@ -56,6 +74,11 @@ class Cluster(Links):
         if isinstance(self.measured, Machine):
             return self.measured.source
         return f"{'assumed, of ' if self.borrowed else ''}{self.measured.gpu}: {self.measured.sources['products']}"
+
+    @property
+    def cpu_source(self) -> str:
+        """Where the rate of a node's CPUs comes from."""
+        return f"of {self.name}'s file" if self.cpu_known else "of a DGX-2, ZeRO-Offload, Table 4"
 
     @property
     def collectives_source(self) -> str:
@@ -98,6 +121,12 @@ def cluster_of(
         borrowed=borrowed,
         collectives=_collectives(device),
         flash_kernel=device.flash_kernel,
+        host_bytes=None if node is None else node.host_bytes,
+        nvme_bytes=None if node is None else node.nvme_bytes,
+        host_rate=math.inf if node is None or node.host_bytes_per_s is None else float(node.host_bytes_per_s),
+        nvme_rate=math.inf if node is None or node.nvme_bytes_per_s is None else float(node.nvme_bytes_per_s),
+        cpu_rate=float(device.cpu_bytes_per_s or CPU_RATE),
+        cpu_known=device.cpu_bytes_per_s > 0,
         **values,
     )
 

@@ -7,6 +7,7 @@ practice. What the CUDA context and libraries take of its memory is in `outside.
 from __future__ import annotations
 
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -65,7 +66,8 @@ class Hardware:
     is not known; `flash`: FlashAttention runs on it, None where that is not known, and `flash_kernel` which, '' for a
     recipe's; `links`: what a node's links carry after all; `tables`: whose packaged tables of kernels and of
     collectives it takes; `kernels` and `collectives`: tables of its own; `machine`: what `zerosim calibrate` measured,
-    None for a device that was not.
+    None for a device that was not; `cpu_bytes_per_s`: what its node's CPUs read and write in an optimizer step, 0 where
+    that is not known.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Hardware:
     links: Links | None = None
     tables: tuple[str, str] = ("a100", "")
     flash_kernel: str = ""
+    cpu_bytes_per_s: int = 0
 
     def outside(self, mesh: Mesh, *, is_tied: bool = False) -> tuple[Outside, ...]:
         """What a rank of this mesh holds beside its program; empty where it is not known. `is_tied`: the model's table
@@ -109,10 +112,11 @@ _ALSO = MappingProxyType(
 _BY_FULL_NAME = ("a100-pcie", "h100-96", "v100-16")
 """Devices that nobody means by 'A100', 'H100' or 'V100' alone."""
 NEEDED = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s")
-_SPEEDS = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s", "nic_bytes_per_s")
+_SPEEDS = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s", "nic_bytes_per_s", "cpu_bytes_per_s")
 KEYS = (*NEEDED, *_SPEEDS, "nic_share", "node_gpus", "formats", "flash_kernel")
 """The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second, without
-`link_bytes_per_s` no links. `nic_share` of the NICs' bandwidth is what collectives get. `flash_kernel` names the
+`link_bytes_per_s` no links. `nic_share` of the NICs' bandwidth is what collectives get. `cpu_bytes_per_s` is of all
+CPUs of a node, which step what is offloaded (`zerosim calibrate` measures it). `flash_kernel` names the
 FlashAttention kernel that it runs, or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose
 shares of the peaks it takes) and [collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
 
@@ -158,7 +162,7 @@ def find_hardware(name_or_path: str) -> Hardware:
     Names are taken as people write them: 'H100', 'nvidia h100-80', 'A100-SXM4-80GB', 'Tesla_V100'.
     Raises: InputError for an unknown name, with the nearest; for a name that two devices share; for a bad file.
     """
-    if "/" in name_or_path or name_or_path.lower().endswith(".toml"):
+    if "/" in name_or_path or os.sep in name_or_path or name_or_path.lower().endswith(".toml"):
         return read_hardware(name_or_path)
     wanted = _plain(name_or_path)
     devices = {device.name: device for device in presets()}
@@ -198,7 +202,7 @@ def read_hardware(path: str) -> Hardware:
     if not isinstance(values["name"], str) or not values["name"].strip():
         raise InputError(f"{where}: name {values['name']!r}: expected text")
     memory, peak, hbm = (_positive(path, key, values) for key in NEEDED[1:])
-    link, pair, pcie, nic = (_positive(path, key, values) if values.get(key, 0) != 0 else 0 for key in _SPEEDS)
+    link, pair, pcie, nic, cpu = (_positive(path, key, values) if values.get(key, 0) != 0 else 0 for key in _SPEEDS)
     calls = None if collectives is None else read_collectives(f"{where}, collectives", collectives, link)
     share, node = values.get("nic_share", 1), values.get("node_gpus", 8)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
@@ -220,6 +224,7 @@ def read_hardware(path: str) -> Hardware:
         links=Links(link, pcie or a100.pcie, node, (nic or a100.nic) * share, pair),
         tables=("", ""),
         flash_kernel=flash if flash != "none" else "",
+        cpu_bytes_per_s=cpu,
     )  # fmt: skip
 
 

@@ -22,11 +22,13 @@ class Node:
     host_bytes: int | None = None
     nvme_bytes: int | None = None
     nvme_bytes_per_s: int | None = None
+    host_bytes_per_s: int | None = None
 
 
 def nodes() -> tuple[Node, ...]:
     """The nodes known by name."""
     sizes = {"host_gb": ("host_bytes", GB), "nvme_tb": ("nvme_bytes", 1000 * GB), "nvme": ("nvme_bytes_per_s", GB)}
+    sizes["host_link"] = "host_bytes_per_s", GB
     found = []
     for name, row in packaged("nodes.toml").items():
         host = {field: round(row[key] * unit) for key, (field, unit) in sizes.items() if key in row}

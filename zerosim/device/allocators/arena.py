@@ -1,13 +1,13 @@
 """One contiguous region, taken from the device at the start, and ZeRO-R's memory defragmentation (MD).
 
-What lives long (checkpoints of activations, gradients of parameters) and what is gone at once are interleaved in a
-step. So the free bytes come to lie in many holes, and a request may find none although there are bytes enough. With
-`defragment` live bytes are then moved to the start of the region, and the holes become one.
+A step interleaves long-lived buffers (activation checkpoints, parameters' gradients) with short-lived ones.
+So the free bytes end up in many holes, and a request may fail although there are enough bytes. With
+`defragment` live bytes are then moved to the start of the region, which merges the holes.
 
-Sizes are not rounded and addresses not aligned: the least that a contiguous region could need.
+Sizes are not rounded and addresses not aligned, so this is a lower bound for a contiguous region.
 
 Source: ZeRO (arXiv 1910.02054), sections 3.2 and 6.3; DeepSpeed, runtime/zero/contiguous_memory_allocator.py, which
-takes the smallest hole that is large enough, too, and moves everything when it moves.
+also takes the smallest hole that is large enough, and moves everything when it moves.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from zerosim.device.memory import News
 from zerosim.errors import Room
 
 Moves = list[tuple[int, int, int]]
-"""Source, target and size of each, in the order in which they are done."""
+"""Source, target and size of each move, in order."""
 
 
 def compacted(live: Mapping[int, int]) -> Moves:
-    """Move what is live (size by address) to the start, in the order of its addresses."""
+    """Plan the moves of live bytes (size by address) to the start, in the order of addresses."""
     moves, end = [], 0
     for address, size in sorted(live.items()):
         if address != end:
@@ -35,7 +35,7 @@ def compacted(live: Mapping[int, int]) -> Moves:
 
 
 class Arena:
-    """Grants parts of `capacity` bytes. `compact` says how live bytes are put together."""
+    """Grants ranges of `capacity` bytes. `compact` plans how live bytes are moved together."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Arena:
         self._live: dict[int, tuple[int, int]] = {}  # address and size by id
         self._starts: dict[int, int] = {}  # holes: size by address
         self._ends: dict[int, int] = {}  # holes: address by end
-        self._holes: list[tuple[int, int]] = []  # size and address, the smallest first
+        self._holes: list[tuple[int, int]] = []  # size and address, smallest first
         self._open(0, capacity)
 
     def forget(self) -> None:
         self.news.clear()
 
     def reserve(self, id: int, nbytes: int) -> int | None:
-        """`nbytes`; None where there are not so many, or none that lie together."""
+        """Reserve `nbytes`. Return None if there are not enough bytes, or no hole is large enough."""
         if nbytes > self.free_bytes:
             return None
         address = self._hole(nbytes)
@@ -67,7 +67,7 @@ class Arena:
                 return None
             self._defragment()
             address = self._hole(nbytes)
-            assert address is not None  # all that is free lies together now
+            assert address is not None  # all free bytes are contiguous now
         if nbytes:
             size = self._close(address)
             self._open(address + nbytes, size - nbytes)
@@ -100,7 +100,7 @@ class Arena:
         return Room(self.free_bytes, largest, self.capacity, self.capacity + nbytes - largest, remedy)
 
     def _hole(self, nbytes: int) -> int | None:
-        """Where one of at least `nbytes` begins: the smallest, or by first fit the lowest."""
+        """Return the address of a hole of at least `nbytes`: the smallest, or with first fit the lowest."""
         if not nbytes:
             return 0
         if self.knobs.fit == "best":
@@ -115,7 +115,7 @@ class Arena:
             insort(self._holes, (size, address))
 
     def _close(self, address: int) -> int:
-        """The size of the hole that was there."""
+        """Remove the hole at an address, and return its size."""
         size = self._starts.pop(address)
         del self._ends[address + size]
         del self._holes[bisect_left(self._holes, (size, address))]

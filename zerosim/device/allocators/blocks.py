@@ -1,7 +1,7 @@
-"""What a caching allocator keeps account of: blocks of addresses in a chain, pools of free ones, the device's memory.
+"""The books of a caching allocator: chains of address blocks, pools of free blocks, the device's memory.
 
-A segment is a range of addresses that was taken from the device at once. It begins as one block; a request may split
-off the front of a free block, and free neighbours become one block again.
+A segment is a range of addresses taken from the device in one call. It begins as one block. A request may split
+off the front of a free block, and free neighbours merge into one block.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNLIMITED = 2**62
 class Block:
     """`size` bytes from `address` on. `before` and `after` are its neighbours in the same segment.
 
-    Of an expandable segment, which begins at `base`, a block may be addresses alone (`mapped` False).
+    In an expandable segment, which begins at `base`, a block may be addresses without memory (`mapped` False).
     """
 
     __slots__ = ("address", "after", "allocated", "base", "before", "mapped", "pool", "since", "size", "stream", "uses")
@@ -34,8 +34,8 @@ class Block:
         self.allocated = False
         self.before: Block | None = None
         self.after: Block | None = None
-        self.since = 0  # how many searches its pool had seen when it became free
-        self.uses: set[int] = set()  # works on other streams that have not ended
+        self.since = 0  # the number of its pool's searches when it became free
+        self.uses: set[int] = set()  # unfinished works on other streams
 
     @property
     def is_split(self) -> bool:
@@ -43,11 +43,11 @@ class Block:
 
     @property
     def is_free(self) -> bool:
-        """Freed by the program, and by every other stream that used it."""
+        """Whether the program has freed it, and every other stream has finished with it."""
         return not self.allocated and not self.uses
 
     def split(self, size: int) -> Block:
-        """Keep the first `size` bytes; the rest is a new block."""
+        """Keep the first `size` bytes, and return the rest as a new block."""
         rest = Block(self.pool, self.stream, self.address + size, self.size - size, self.base)
         rest.mapped, rest.before, rest.after = self.mapped, self, self.after
         if self.after is not None:
@@ -56,7 +56,7 @@ class Block:
         return rest
 
     def merge(self) -> None:
-        """Take in free neighbours, which leave their pool's lists."""
+        """Merge with free neighbours, which leave their pool's lists."""
         for other in (self.before, self.after):
             if other is None or not other.is_free or other.mapped != self.mapped:
                 continue
@@ -73,12 +73,12 @@ class Block:
 
 
 class BlockPool:
-    """Free blocks, of small requests or of large ones, in the order of stream, size and address."""
+    """Free blocks for small requests, or for large ones, ordered by stream, size and address."""
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
         self.searches = 0
-        self._free: list[tuple[str, int, int, Block]] = []  # no two have the same address: blocks are not compared
+        self._free: list[tuple[str, int, int, Block]] = []  # no two have the same address, so blocks are never compared
         self._unmapped: list[tuple[str, int, Block]] = []
 
     def put(self, block: Block) -> None:
@@ -95,25 +95,26 @@ class BlockPool:
             del self._unmapped[bisect_left(self._unmapped, (block.stream, block.address))]
 
     def free(self) -> list[Block]:
-        """All of them, the smallest of each stream first."""
+        """Return all free blocks, the smallest of each stream first."""
         return [entry[-1] for entry in self._free]
 
     def at_least(self, stream: str, size: int) -> Iterator[Block]:
-        """A stream's free blocks of at least that size, the smallest first, of equal ones the lowest address."""
+        """Yield a stream's free blocks of at least that size, smallest first, then by address."""
         for at in range(bisect_left(self._free, (stream, size, 0)), len(self._free)):
             if self._free[at][0] != stream:
                 return
             yield self._free[at][-1]
 
     def unmapped(self, stream: str) -> list[Block]:
-        """A stream's addresses without memory, the lowest first."""
+        """Yield a stream's addresses without memory, lowest first."""
         return [block for of, _, block in self._unmapped if of == stream]
 
 
 class DeviceMemory:
-    """What the driver hands out: any addresses, as long as there are bytes (its memory is paged and does not fragment).
+    """The driver's memory: it grants any addresses as long as there are bytes (its memory is paged and does not
+    fragment).
 
-    `reserved_bytes` are handed out now; `news` tells of each change.
+    `reserved_bytes` are granted now; `news` lists each change.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -126,7 +127,7 @@ class DeviceMemory:
         return self.capacity is None or self.reserved_bytes + nbytes <= self.capacity
 
     def addresses(self, nbytes: int) -> int:
-        """The lowest free range of so many addresses; no memory is taken for it."""
+        """Return the lowest free range of that many addresses, without memory behind it."""
         start = 0
         for first, end in self._ranges:
             if first - start >= nbytes:
@@ -136,10 +137,10 @@ class DeviceMemory:
         return start
 
     def forget(self, address: int) -> None:
-        """The range that begins there may be used again."""
+        """Release the address range that begins there."""
         del self._ranges[bisect_left(self._ranges, (address, 0))]
 
     def take(self, address: int, nbytes: int) -> None:
-        """Memory behind addresses; a negative number gives it back."""
+        """Map memory behind addresses; a negative number gives it back."""
         self.reserved_bytes += nbytes
         self.news.append((Segment, (address, nbytes)))

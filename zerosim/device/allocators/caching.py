@@ -1,20 +1,20 @@
 """PyTorch's CUDA caching allocator, as rules.
 
-Memory that a program frees is kept for its next request, because the driver's own malloc and free are slow. So more is
-reserved than allocated, and the difference depends on the sizes and the order of requests:
+The allocator keeps freed memory for the next request, because the driver's own malloc and free are slow. So it reserves
+more than it has allocated. The difference depends on the sizes and the order of requests:
 
     rounding    to 512 bytes (`rounded`)
     pools       requests of at most 1 MiB are small: they share segments of 2 MiB. Larger ones take segments of
                 20 MiB; from 10 MiB on, segments of their own size, rounded up to 2 MiB
     search      the smallest free block of the same pool and stream that is large enough (`_cached`)
-    splitting   what is left over becomes a free block: from 512 bytes in the small pool, above 1 MiB in the large one;
+    splitting   the remainder becomes a free block: from 512 bytes in the small pool, above 1 MiB in the large one;
                 otherwise it belongs to the request, and counts as allocated (`_splits`)
     merging     a freed block and its free neighbours in the segment become one
-    a miss      takes a new segment; where the device has no room, segments without live bytes are given back
-                first, then it is out of memory (`reserve`)
+    a miss      takes a new segment. If the device has no room, segments without live bytes are given back
+                first; then it is out of memory (`reserve`)
 
-A block that another stream uses comes back when that stream's work has ended (`lend`, `passed`). In zerosim's own runs
-a collective holds its buffers until it is waited for, so that none is freed before.
+A block that another stream uses is free when that stream's work has ended (`lend`, `passed`). In zerosim's own runs
+a collective holds its buffers until the rank waits for it, so none is freed earlier.
 
 Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp; knobs: `config/allocator.py`. Left out: CUDA graphs' private pools,
 several devices, callbacks, allocations by other libraries.
@@ -31,16 +31,16 @@ from zerosim.device.memory import News
 from zerosim.errors import Room
 
 MIN_BLOCK = 512
-SMALL_REQUEST = 1 * MIB  # at most: the small pool's
+SMALL_REQUEST = 1 * MIB  # the largest request of the small pool
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
-OWN_SEGMENT = 10 * MIB  # at least: a segment of its own size
+OWN_SEGMENT = 10 * MIB  # the smallest request with a segment of its own size
 ROUND_LARGE = 2 * MIB
 COMPUTE = "compute"
 
 
 class CachingAllocator:
-    """Grants blocks. `allocated_bytes` are those of live blocks, `reserved_bytes` of all segments."""
+    """Grants blocks. `allocated_bytes` counts live blocks, `reserved_bytes` all segments."""
 
     def __init__(self, capacity: int | None = None, knobs: CachingKnobs = CachingKnobs()) -> None:  # noqa: B008  frozen
         self.capacity = capacity
@@ -51,7 +51,7 @@ class CachingAllocator:
         self._max_split = UNLIMITED if knobs.max_split_size_mb is None else knobs.max_split_size_mb * MIB
         self._expandable = ExpandableSegments(self.memory) if knobs.expandable_segments else None
         self._live: dict[int, Block | None] = {}  # None: a request of 0 bytes has no block
-        self._pending: list[Block] = []  # freed, but in use on another stream
+        self._pending: list[Block] = []  # freed, but still in use on another stream
 
     @property
     def reserved_bytes(self) -> int:
@@ -65,7 +65,7 @@ class CachingAllocator:
         self.memory.news.clear()
 
     def reserve(self, id: int, nbytes: int, stream: str = COMPUTE) -> int | None:
-        """The size of the block that a request gets; None where it is out of memory."""
+        """Reserve a block for a request and return its size; None if out of memory."""
         if not nbytes:
             self._live[id] = None
             return 0
@@ -106,13 +106,14 @@ class CachingAllocator:
 
     # -- other streams --------------------------------------------------------------------------
     def lend(self, id: int, work: int) -> None:
-        """A work on another stream uses the bytes of `id`: once freed, they come back when it has ended."""
+        """Note that a work on another stream uses the bytes of `id`: after a free they stay reserved until the work
+        ends."""
         block = self._live[id]
         if block is not None:
             block.uses.add(work)
 
     def passed(self, work: int) -> None:
-        """The work has ended."""
+        """Note that the work has ended."""
         for block in [block for block in (*self._pending, *self._live.values()) if block and work in block.uses]:
             block.uses.remove(work)
             if block.is_free:
@@ -121,7 +122,7 @@ class CachingAllocator:
 
     # -- the rules ------------------------------------------------------------------------------
     def rounded(self, nbytes: int) -> int:
-        """To 512 bytes or, by roundup_power2_divisions, to a fraction of the power of two below."""
+        """Round a size to 512 bytes or, with roundup_power2_divisions, to a fraction of the power of two below."""
         power = nbytes.bit_length() - 1
         divisions = self.knobs.roundup_power2_divisions[min(max(0, power - 20), INTERVALS - 1)]
         if divisions <= 1 or nbytes <= MIN_BLOCK * divisions:
@@ -130,7 +131,7 @@ class CachingAllocator:
         return -(-nbytes // part) * part
 
     def _cached(self, pool: BlockPool, stream: str, size: int) -> Block | None:
-        """Best fit; of max_split_size and more, a block is for requests of that size, and not far beyond them."""
+        """Return the best fit. A block of max_split_size or more serves only requests of about its size."""
         pool.searches += 1
         fitting = pool.at_least(stream, size)
         block = next(fitting, None)
@@ -150,7 +151,7 @@ class CachingAllocator:
         return size < self._max_split and rest > SMALL_REQUEST
 
     def _new(self, pool: BlockPool, stream: str, size: int) -> Block | None:
-        """A segment taken from the device, as a block; None where there is no room."""
+        """Take a segment from the device, as a block; None if there is no room."""
         if self._expandable is not None:
             return self._expandable.grow(pool, stream, size)
         nbytes = segment_bytes(size)
@@ -171,7 +172,7 @@ class CachingAllocator:
         self.memory.forget(block.address)
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, give back large segments that were not used for longer than the mean of them."""
+        """Above the threshold, give back large segments whose idle time is above the mean."""
         if self.capacity is None or not self.knobs.garbage_collection_threshold:
             return
         target = self.reserved_bytes - int(self.knobs.garbage_collection_threshold * self.capacity)
@@ -184,7 +185,8 @@ class CachingAllocator:
                 del ages[block]
 
     def _give_back_oversize(self, pool: BlockPool, stream: str, size: int) -> bool:
-        """Of max_split_size and more: the smallest block that is enough, or as many as it takes, largest first."""
+        """Give back oversize blocks (max_split_size and more): the smallest sufficient one, or as many as needed,
+        largest first."""
         if self._max_split == UNLIMITED:
             return False
         enough = next(pool.at_least(stream, size), None)
@@ -229,12 +231,12 @@ class CachingAllocator:
 
 
 def segment_bytes(size: int) -> int:
-    """What is taken from the device for a request of that rounded size."""
+    """Return the size of a new segment for a request of that rounded size."""
     if size <= SMALL_REQUEST:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
 def _is_whole(block: Block) -> bool:
-    """All of a segment that was taken at once."""
+    """Whether the block is a whole segment."""
     return not block.is_split and block.base is None

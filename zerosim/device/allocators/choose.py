@@ -1,4 +1,4 @@
-"""The allocator that a configuration names."""
+"""Make the allocator that a configuration names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerosim.errors import wrong
 
 
 def make_allocator(name: str, capacity: int | None, conf: str | None = None) -> Exact | CachingAllocator | Arena:
-    """'exact', 'caching' or 'arena', with the knobs of `conf` (`config/allocator.py`).
+    """Make the allocator 'exact', 'caching' or 'arena', with the settings of `conf` (`config/allocator.py`).
 
     Raises: InputError for an unknown name or knob, and for an arena without a capacity.
     """

@@ -1,7 +1,7 @@
-"""Expandable segments: one long range of addresses for each pool and stream, with memory put behind it page by page.
+"""Expandable segments: one long range of addresses for each pool and stream, mapped to memory page by page.
 
-A request that no free block can hold gets new pages behind the last block, so that free bytes at a segment's end are
-no longer lost. Out of memory, pages without live bytes are given back, wherever they are.
+A request that fits no free block gets new pages behind the last block, so free bytes at a segment's end are
+no longer lost. Out of memory, the allocator gives back pages without live bytes anywhere.
 
 Source: PyTorch, c10/cuda/CUDACachingAllocator.cpp, "Expandable Segments".
 """
@@ -17,13 +17,14 @@ LARGE_PAGE = 20 * MIB
 
 
 class ExpandableSegments:
-    """Grows and shrinks the segments of an allocator's pools. Pages have 2 MiB in the small pool, 20 in the large."""
+    """Grows and shrinks the segments of an allocator's pools. Pages have 2 MiB in the small pool and 20 MiB in the
+    large one."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
 
     def least_room(self, first: Block, larger: Iterable[Block]) -> Block:
-        """Best fit, where a block that could grow counts with what it could grow to."""
+        """Return the best fit. A block that could grow counts with its largest size."""
         best = first
         for block in larger:
             if _could_be(block) >= _could_be(best):
@@ -32,7 +33,7 @@ class ExpandableSegments:
         return best
 
     def grow(self, pool: BlockPool, stream: str, size: int) -> Block | None:
-        """A block of at least `size` bytes at the lowest addresses that have room; None where pages run out."""
+        """Return a block of at least `size` bytes at the lowest addresses with room; None if pages run out."""
         block = self._candidate(pool, stream, size)
         if not block.mapped and not self._map(block, min(block.size, size)):
             return None
@@ -41,12 +42,12 @@ class ExpandableSegments:
             assert behind is not None  # or the candidate had no room
             if not self._map(behind, min(behind.size, size - block.size)):
                 return None
-            block = behind  # it has taken in what stood before it
+            block = behind  # it has merged with its free neighbour before
         pool.remove(block)
         return block
 
     def missing(self, pool: BlockPool, stream: str, size: int) -> int:
-        """Bytes of pages that `grow` still has to map for a block of `size` bytes."""
+        """Return the bytes of pages that `grow` still has to map for a block of `size` bytes."""
         block: Block | None = self._candidate(pool, stream, size)
         page, found, missing = _page(pool), 0, 0
         while found < size:
@@ -57,7 +58,7 @@ class ExpandableSegments:
         return missing
 
     def shrink(self, block: Block) -> None:
-        """Give back the whole pages of a free block; what is left at its ends stays."""
+        """Give back the whole pages of a free block, and keep the remainders at its ends."""
         assert block.base is not None
         page, pool = _page(block.pool), block.pool
         first = -(-(block.address - block.base) // page) * page + block.base
@@ -80,7 +81,7 @@ class ExpandableSegments:
             self._memory.forget(block.address)
 
     def _candidate(self, pool: BlockPool, stream: str, size: int) -> Block:
-        """The lowest unmapped block that has room for `size`, counting what is free before and behind it."""
+        """Return the lowest unmapped block with room for `size`, counting free bytes before and behind it."""
         for unmapped in pool.unmapped(stream):
             before = unmapped.before
             block = before if before is not None and before.is_free else unmapped
@@ -96,7 +97,7 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int) -> bool:
-        """Memory behind the first `size` bytes of unmapped addresses, in whole pages."""
+        """Map memory behind the first `size` bytes of unmapped addresses, in whole pages."""
         page = _page(block.pool)
         nbytes = -(-size // page) * page
         if not self._memory.has(nbytes):
@@ -122,7 +123,7 @@ def _could_be(block: Block) -> int:
 
 
 def _free_from(block: Block | None, wanted: int) -> int:
-    """Free or unmapped bytes from a block on, counted until there are enough."""
+    """Count free or unmapped bytes from a block on, until there are enough."""
     found = 0
     while block is not None and block.is_free and found < wanted:
         found, block = found + block.size, block.after

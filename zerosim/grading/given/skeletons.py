@@ -5,12 +5,14 @@ Which runs a solution must pass is in `catalogue.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 from zerosim.backends.kernels import Array
 from zerosim.comm.collectives import Comm
-from zerosim.device.device import Buffer
+from zerosim.device.copies import launch_copy
+from zerosim.device.device import Buffer, Kind
 from zerosim.nn import Unit
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.optim.precision import norm_partials, total_norm
@@ -239,3 +241,101 @@ def my_quantiser(values: Array, table: Array) -> tuple[Array, float]:
 def my_rounding(values: Array, drawn: Array) -> Array:
     """float32 to bf16, kept as float32. drawn: uint32 below 2**16."""
     raise NotImplementedError("my_rounding: return the rounded values")
+
+
+def my_adapter(
+    x: Array,
+    w: Array,
+    a: Array,
+    b: Array,
+    scale: float,
+    dy: Array,
+) -> tuple[Array, Array, Array, Array]:
+    """y, dx, da, db of y = x Wᵀ + scale (x Aᵀ) Bᵀ. W (O, I) is frozen."""
+    raise NotImplementedError("my_adapter: return y, dx, da, db")
+
+
+def my_nf4(values: Array, table: Array) -> tuple[Array, float]:
+    """Codes, two a byte, the first one high; and absmax. 16 entries."""
+    raise NotImplementedError("my_nf4: return codes, absmax")
+
+
+def my_top_k(
+    grad: Array,
+    residual: Array,
+    k: int,
+) -> tuple[Array, Array, Array]:
+    """Places and values that are sent, and the new residual."""
+    raise NotImplementedError("my_top_k: return places, values, residual")
+
+
+def my_powersgd(m: list[Array], q: Array) -> tuple[Array, Array]:
+    """m: each rank's matrix. The mean's approximation, and the new Q."""
+    raise NotImplementedError("my_powersgd: return approximation, q")
+
+
+class MySecondShard(Zero3):
+    """ZeRO-3 is there, but for the gathers. self.node are the ranks of this node; self.second has a buffer for each
+    flat, by its name, and self.old the names of those that hold old parameters."""
+
+    def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
+        super().place(flats, write)
+        self.node = self.groups("node")
+        sizes = {flat.name: flat.padded_numel // self.node.size for flat in flats}
+        self.second = {flat.name: self.device.alloc((sizes[flat.name],), flat.dtype, Kind.PARAM) for flat in flats}
+        self.old = set(self.second)
+
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        self.device.kernel(0, self.device.backend.copy, source.array, target.array)
+
+    def pre_forward(self, unit: Unit) -> None:
+        raise NotImplementedError("pre_forward: gather among all; copy the second shard, if the one there is old")
+
+    def pre_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("pre_backward: gather within the node")
+
+    def publish_params(self, flat: Flat) -> None:
+        raise NotImplementedError("publish_params: the flat was updated")
+
+
+class MyCpuAdam(Zero2):
+    """ZeRO-2 is there, but for what passes PCIe. flat.master and the moments lie on the host, flat.shard() is a window
+    of the device's parameters."""
+
+    tile = 512  # elements that go back at once
+
+    def carry(self, source: Buffer, target: Buffer) -> None:
+        """From one memory to the other, waited for on both sides. dtypes may differ; source's bytes are sent."""
+        copy = launch_copy(source, target, after="cpu" if source.memory == "host" else "compute")
+        copy.wait("cpu")
+        copy.wait()
+
+    def cast(self, source: Buffer, target: Buffer) -> None:
+        """Within one memory."""
+        self.device.kernel(0, self.device.backend.copy, source.array, target.array)
+
+    def post_backward(self, unit: Unit) -> None:
+        raise NotImplementedError("post_backward: reduce the unit's gradient, carry your slice to the host")
+
+    def update(self, flat: Flat, scale: float) -> None:
+        raise NotImplementedError("update: step the flat on the host, carry its new parameters back tile by tile")
+
+    def step(self) -> None:
+        scale = self.reduce_grad_norm()
+        for flat in self.flats:
+            if scale is not None:
+                self.update(flat, scale)
+                self.publish_params(flat)
+            flat.drop_grads()
+
+
+def my_offload(
+    psi: int,
+    room: dict[str, int],
+    links: dict[str, int],
+    compute: int,
+    update: dict[str, int],
+) -> tuple[str, str, str]:
+    """Where optimizer, gradients and parameters lie. psi: billions of parameters. room: GB. links: GB/s, each way.
+    compute, update: seconds."""
+    raise NotImplementedError("my_offload: return three of 'device', 'host', 'nvme'")

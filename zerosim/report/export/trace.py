@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from zerosim.ledger.clock import COMPUTE, Span, Timeline, Track
+from zerosim.device.events import COMPUTE
+from zerosim.ledger.clock import Span, Timeline, Track
 from zerosim.verbs import MESSAGES
 
 NS = 1e9

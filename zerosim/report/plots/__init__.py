@@ -4,12 +4,16 @@ Everything that needs matplotlib is in this folder, which nothing imports until 
 """
 
 from zerosim.report.plots.addresses import addresses_figure as addresses_figure
+from zerosim.report.plots.beside import beside_figure as beside_figure
 from zerosim.report.plots.by_stage import memory_figure as memory_figure
 from zerosim.report.plots.by_stage import traffic_figure as traffic_figure
 from zerosim.report.plots.descent import descent_figure as descent_figure
+from zerosim.report.plots.flow import flow_figure as flow_figure
 from zerosim.report.plots.gradients import gradients_figure as gradients_figure
 from zerosim.report.plots.optimizers import optimizers_figure as optimizers_figure
 from zerosim.report.plots.overlap import overlap_figure as overlap_figure
+from zerosim.report.plots.ownership import stage_figure as stage_figure
+from zerosim.report.plots.ownership import stages_figure as stages_figure
 from zerosim.report.plots.page import write_figure as write_figure
 from zerosim.report.plots.scaling import scaling_figure as scaling_figure
 from zerosim.report.plots.schedule import schedule_figure as schedule_figure

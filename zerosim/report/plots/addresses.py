@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from zerosim.report.export.extents import Addresses, Extent
-from zerosim.report.names import ALLOCATORS
+from zerosim.report.names import ALLOCATORS, kind_words
 from zerosim.report.plots.axes import EVENTS, bytes_axis, events_axis
 from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches, open_page, plain
 from zerosim.report.plots.style import KIND_PAINTS, in_order
@@ -32,7 +32,7 @@ def addresses_figure(
     """One rank's, under the allocator of that name; `step` None: everything recorded. `size` in inches, width first."""
     page = open_page(size, theme, (9.0, 5.5))
     kinds = in_order(dict.fromkeys(one.kind for one in addresses.live), KIND_PAINTS)
-    key = [(kind, page.paint(kind, KIND_PAINTS)) for kind in kinds]
+    key = [(kind_words(kind), page.paint(kind, KIND_PAINTS)) for kind in kinds]
     key.append(("reserved, not live", {"facecolor": page.theme.grid, "linewidth": 0}))
     what = "everything recorded" if step is None else f"step {step}"
     frame(page, f"Addresses on rank {rank}, {what}: {ALLOCATORS[allocator]}", subtitle, key, _notes(addresses))

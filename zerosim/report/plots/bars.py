@@ -13,8 +13,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from zerosim.report.names import kind_words
 from zerosim.report.plots.axes import bytes_axis, rows_axis
-from zerosim.report.plots.page import Page, dress, finish, ground, inches, settle, stage_name
+from zerosim.report.plots.page import Page, describe, dress, finish, ground, inches, settle, stage_name
 from zerosim.report.plots.style import OTHER_PAINT, Paint, in_order, ink_on
 from zerosim.units import format_bytes
 
@@ -85,12 +86,12 @@ class Reference:
 def key_of(page: Page, bars: Sequence[Bar], paints: Mapping[str, Paint]) -> list[tuple[str, dict[str, Any]]]:
     """Every part that can be seen in some bar, in the order of the stack."""
     seen = {name: nbytes for name, nbytes in _largest(bars).items() if nbytes and name not in _thin(bars)}
-    return [(name, page.paint(name, paints)) for name in in_order(seen, paints)]
+    return [(kind_words(name), page.paint(name, paints)) for name in in_order(seen, paints)]
 
 
 def too_thin(bars: Sequence[Bar]) -> list[str]:
     """A sentence about the parts that no bar is long enough to show; none where there are none."""
-    thin = ", ".join(f"{name} (at most {format_bytes(nbytes)})" for name, nbytes in _thin(bars).items())
+    thin = ", ".join(f"{kind_words(name)} (at most {format_bytes(nbytes)})" for name, nbytes in _thin(bars).items())
     return [f"Too thin to be seen: {thin}."] if thin else []
 
 
@@ -143,6 +144,7 @@ def draw_bars(
     span = len(bars) / max(1 - len(references) * row / height, 0.3)
     axes.set_ylim(len(bars) - 0.5, len(bars) - 0.5 - span)
     finish(page)
+    describe(page, "; ".join(f"{bar.label}: {bar.words}" for bar in bars) + ".")
     chart.draw_references(references, len(bars) - 0.5 - span, row * span / height)
     for position, bar in enumerate(bars):
         chart.draw_bar(position, bar, min(0.64, 0.62 * span / height))
@@ -201,7 +203,7 @@ class _Chart:
         piece = max(pairwise(ends), key=lambda piece: piece[1] - piece[0])
         color = page.theme.color(self.paints.get(name, OTHER_PAINT))
         font, nbytes = page.font(scale=0.85), format_bytes(span[1] - span[0])
-        for words, (start, stop) in ((f"{name} {nbytes}", piece), (nbytes, piece), (nbytes, span)):
+        for words, (start, stop) in ((f"{kind_words(name)} {nbytes}", piece), (nbytes, piece), (nbytes, span)):
             if page.width(words, **font) <= (stop - start) * scale - 2 * _GAP:
                 pad = 0.1 if (start, stop) == piece else 0.4
                 looks = {"bbox": ground(color, pad), "gid": f"bar{position}.{name} label", **font}

@@ -19,6 +19,7 @@ from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, shares_of
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS
+from zerosim.placement.memories import HOST, NVME
 from zerosim.report.plots.bars import Bar, Reference, draw_bars, key_of, too_thin, which_rank
 from zerosim.report.plots.page import frame, open_page
 from zerosim.report.plots.style import KIND_PAINTS, OP_PAINTS, Paint
@@ -36,6 +37,8 @@ MOMENTS = {
 }
 
 
+OTHER_MEMORIES = {HOST: "on the host", NVME: "on NVMe"}
+
 Reserve = Callable[[RunConfig], int]
 """Bytes that are kept for what is outside the program."""
 UP_TO_PEAK, OUTSIDE = "up to the peak", "outside the program"
@@ -50,7 +53,8 @@ def memory_bars(
     results: Mapping[str, RunResult], mark: str = "end_of_backward", reserve: Reserve | None = None
 ) -> list[Bar]:
     """Live bytes by kind at a mark, on the rank that has the most of them there. One bar per result; of one pipeline
-    alone one per pipeline stage, those that hold the same together. With a `reserve` also what decides whether it fits:
+    alone one per pipeline stage, those that hold the same together. With offload one more per other memory. With a
+    `reserve` also what decides whether it fits:
     how much more the highest peak is, and the reserve.
 
     Raises: InputError for a mark that is not one of `MOMENTS`.
@@ -65,9 +69,22 @@ def memory_bars(
             drawn += [(bar, result, ranks) for bar, ranks in _by_pipeline_stage(result, held)]
         else:
             drawn.append((Bar.of(label, dict(enumerate(held))), result, range(len(held))))
+        drawn += [(bar, result, ()) for bar in _other_memories(label, result, mark)]
     if reserve is None:
         return [bar for bar, _, _ in drawn]
-    return [replace(bar, beyond=_beyond(bar, result, ranks, reserve)) for bar, result, ranks in drawn]
+    return [replace(bar, beyond=_beyond(bar, result, ranks, reserve)) if ranks else bar for bar, result, ranks in drawn]
+
+
+def _other_memories(label: str, result: RunResult, mark: str) -> Iterator[Bar]:
+    """Yield a bar for each memory beside the device's in which model states lie."""
+    for name, words in OTHER_MEMORIES.items():
+        held = {
+            rank: (memory.others[name].peak if mark == "peak" else memory.others[name].marks[mark]).by_kind
+            for rank, memory in enumerate(result.memory)
+            if name in memory.others
+        }
+        if held:
+            yield Bar.of(f"{label.split(' (')[0]}, {words}", held)
 
 
 def _beyond(bar: Bar, result: RunResult, ranks: Iterable[int], reserve: Reserve) -> dict[str, int]:

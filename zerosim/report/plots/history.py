@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerosim.device.events import Alloc, Event, Free, Retag, Scope
 from zerosim.errors import InputError, wrong
+from zerosim.placement.memories import DEVICE
 
 COLUMNS = 1200
 
@@ -61,6 +62,14 @@ class History:
         }
 
 
+class InTime(NamedTuple):
+    """`live[k, i]` bytes of `kinds[k]` are live from `seconds[i]` on."""
+
+    kinds: tuple[str, ...]
+    seconds: Any
+    live: Any
+
+
 def read_history(events: Sequence[Event], step: int | None = None, columns: int = COLUMNS) -> History:
     """Live bytes over one step, or over all events when `step` is None.
 
@@ -73,12 +82,12 @@ def read_history(events: Sequence[Event], step: int | None = None, columns: int 
         known = f"{steps[0]} to {steps[-1]}" if steps else "none, for the record is empty"
         raise wrong("step", f" {step}: no events of it: expected one of {known}, recorded with keep_events")
     first, last = inside[0], inside[-1] + 1
-    kinds, live = _live_after(events[:last])
+    kinds, live = live_after(events[:last])
     shown = events[first:last]
     before, live = live[:, first : first + 1], live[:, first + 1 :]
     totals = live.sum(axis=0)
     top = int(totals.argmax())
-    kept = _columns(totals, columns)
+    kept = in_columns(totals, np.arange(len(totals)), columns)
     return History(
         kinds=kinds,
         num_events=len(shown),
@@ -90,11 +99,13 @@ def read_history(events: Sequence[Event], step: int | None = None, columns: int 
     )
 
 
-def _live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
+def live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
     """Live bytes of each kind (K, E + 1): before the first event, then after each."""
     live: dict[int, tuple[str, int]] = {}
     changes: list[tuple[str, int, int]] = []  # kind, event, bytes
     for index, event in enumerate(events):
+        if getattr(event, "memory", DEVICE) != DEVICE:
+            continue
         nbytes = event.nbytes if isinstance(event, Alloc) else 0
         if isinstance(event, (Free, Retag)):
             if event.id not in live:
@@ -111,16 +122,31 @@ def _live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
     return tuple(rows) or ("none",), counts.cumsum(axis=1)
 
 
-def _columns(totals: Any, columns: int) -> Any:
-    """Which moments to draw: all, or of each column the highest and the lowest, in their order."""
+def in_columns(totals: Any, at: Any, columns: int) -> Any:
+    """Which moments to draw: all, or of each column the highest and the lowest, in their order. `at` rises."""
     if len(totals) <= 2 * columns:
         return np.arange(len(totals))
-    edges = np.linspace(0, len(totals), columns + 1).astype(int)
+    edges = np.searchsorted(at, np.linspace(at[0], at[-1] + 1e-12, columns + 1))
     kept: set[int] = {0, len(totals) - 1}
     for start, end in pairwise(edges):
-        kept.add(start + int(totals[start:end].argmax()))
-        kept.add(start + int(totals[start:end].argmin()))
+        if start < end:
+            kept.add(int(start) + int(totals[start:end].argmax()))
+            kept.add(int(start) + int(totals[start:end].argmin()))
     return np.array(sorted(kept))
+
+
+def live_in_time(events: Sequence[Event], seconds: Sequence[float], step: int, columns: int = COLUMNS) -> InTime:
+    """Live bytes by kind over one step in time. `seconds` are the moments of its allocations and frees on the device,
+    in order."""
+    inside = [
+        at
+        for at, event in enumerate(events)
+        if isinstance(event, Alloc | Free) and event.memory == DEVICE and event.scope.step == step
+    ]
+    kinds, live = live_after(events[: inside[-1] + 1])
+    live = live[:, np.array(inside) + 1]
+    kept = in_columns(live.sum(axis=0), np.array(seconds), columns)
+    return InTime(kinds, np.array(seconds)[kept], live[:, kept])
 
 
 def _spans(names: Sequence[str]) -> tuple[Span, ...]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import NullLocator
 
-from zerosim.report.plots.page import Page, Place, dress, finish, inches
+from zerosim.report.plots.page import Page, Place, describe, dress, finish, inches
 from zerosim.report.plots.style import DASHES, LINE_PAINTS, MARKERS
 
 Mark = tuple[float, float, bool]
@@ -67,6 +67,7 @@ def beside(page: Page, axes: Axes, where: Place, words: str, color: str) -> Anno
 def finish_lines(page: Page, axes: Axes, labels: list[Annotation], *, lines: int = 1) -> Figure:
     """The finished figure, each label, of so many lines, as near to its point's height as the others let it."""
     finish(page)
+    describe(page, f"Lines: {'; '.join(' '.join(label.get_text().split()) for label in labels)}.")
     height = inches(page, axes)[1]
     pitch = min(page.points * 1.45 * lines / 72, height / len(labels)) / height
     order = sorted(labels, key=lambda label: label.xy[1])

@@ -66,7 +66,7 @@ def overlap_figure(
     ]
     title = "Time of a step, by bandwidth"
     frame(page, title, f"{config.mesh.ranks:,} ranks of {cluster.name}, {config.global_batch:,} sequences", notes=notes)
-    axes = log_axes(page, f"bytes per second of {_LINKS[link]}", bandwidths)
+    axes = log_axes(page, f"bandwidth of {_LINKS[link]}, in bytes per second", bandwidths)
     axes.set_ylim(0, _HIGHEST * least)
     axes.axvline(getattr(cluster, link), color=page.theme.text, linewidth=1.0, dashes=(4, 2), gid="own")
     labels = []

@@ -34,21 +34,24 @@ Place = tuple[float, float]
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself, without %matplotlib inline."""
+    """A figure that a notebook shows by itself, without %matplotlib inline; `alt` is what it shows, in words."""
 
-    def _repr_png_(self) -> bytes:
+    alt: str = ""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
+        """The picture, and the metadata that a notebook keeps beside it."""
         file = io.BytesIO()
         # On paper of its own colour, on a page of any theme and whatever matplotlib's settings are.
         paper = self.get_facecolor()
         self.savefig(file, format="png", dpi=DPI * 0.6, facecolor=paper, transparent=False, metadata={"Software": None})
-        return file.getvalue()
+        return file.getvalue(), {"alt": self.alt}
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """A figure, its theme, its size in inches, and the size of its body text in points."""
 
-    figure: Figure
+    figure: Picture
     theme: Theme
     size: tuple[float, float]
     points: float
@@ -94,14 +97,22 @@ def check_size(size: tuple[float, float]) -> tuple[float, float]:
     return size
 
 
-def open_page(size: tuple[float, float] | None, theme: str, default: tuple[float, float] = DEFAULT_SIZE) -> Page:
-    """An empty sheet. Raises: InputError for a theme that is not 'light' or 'dark', and a size as `check_size` does."""
+def open_page(
+    size: tuple[float, float] | None,
+    theme: str,
+    default: tuple[float, float] = DEFAULT_SIZE,
+    largest_type: float = 10.0,
+) -> Page:
+    """An empty sheet, its type as large as it has room for.
+
+    Raises: InputError for a theme that is not 'light' or 'dark', and a size as `check_size` does.
+    """
     if theme not in THEMES:
         raise wrong("theme", f" {theme!r}: expected one of {', '.join(THEMES)}")
     width, height = check_size(size or default)
     figure = Picture(figsize=(width, height), dpi=DPI, facecolor=THEMES[theme].background)
     FigureCanvasAgg(figure)
-    return Page(figure, THEMES[theme], (width, height), min(10.0, max(6.5, 10 * min(width / 7, height / 4))))
+    return Page(figure, THEMES[theme], (width, height), min(largest_type, max(6.5, 10 * min(width / 7, height / 4))))
 
 
 def frame(
@@ -111,8 +122,12 @@ def frame(
     key: Sequence[tuple[str, dict[str, Any]]] = (),
     notes: Iterable[str] = (),
 ) -> None:
-    """Write heading, key and notes; what is left of the sheet is the axes'. The title is also the figure's label."""
+    """Write heading, key and notes; what is left of the sheet is the axes'. The title is also the figure's label, and
+    all of it is its text for those who do not see it."""
+    notes = list(notes)
+    colours = f"Colours: {', '.join(name for name, _ in key)}." if key else ""
     page.figure.set_label(title)
+    page.figure.alt = " ".join(filter(None, (_sentence(title), _sentence(subtitle), colours, *notes)))
     height = page.size[1]
     large, body, small = page.font(scale=1.2, bold=True), page.font(), page.font(scale=0.85)
     top = _write(page, height - _MARGIN, _wrapped(page, title, large), large, page.theme.text)
@@ -125,12 +140,21 @@ def frame(
     page.figure.set_layout_engine("constrained", rect=(0, low, 1, room), w_pad=_MARGIN, h_pad=0.06, hspace=0.02)
 
 
+def describe(page: Page, words: str) -> None:
+    """Add a sentence to the text that stands for the picture."""
+    page.figure.alt = f"{page.figure.alt} {words}"
+
+
+def _sentence(words: str) -> str:
+    return words and (words if words.endswith((".", "!", "?", ":")) else f"{words}.")
+
+
 def settle(page: Page) -> None:
     """Place the axes, so that texts may ask how many inches an axis has. May be called again."""
     page.figure.draw_without_rendering()
 
 
-def finish(page: Page) -> Figure:
+def finish(page: Page) -> Picture:
     """The figure, its axes where they are now."""
     settle(page)
     page.figure.set_layout_engine("none")

@@ -1,7 +1,7 @@
-"""A step in time: for each rank its streams as lanes, what compute waits for, and live bytes below. Modelled seconds.
+"""A step in time: for each rank a lane of compute and one of communication, and live bytes below. Modelled seconds.
 
 The clock's (`ledger/clock.py`). What a lane does without a break for one micro-batch is one bar. Hatched: compute waits
-for a rank that is not there yet, which is the bubble.
+for a rank that is not there yet, which is the bubble. All streams but that of compute share the second lane.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from zerosim.device.events import COMPUTE, CPU, Event
 from zerosim.errors import InputError, wrong
-from zerosim.ledger.clock import COMPUTE, Timeline, Track
-from zerosim.report.names import listed
+from zerosim.ledger.clock import Timeline, Track
+from zerosim.report.names import kind_words, listed
 from zerosim.report.plots.axes import BLOCK, block, bytes_axis, rows_axis, ticks
-from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_page, plain, settle
-from zerosim.report.plots.style import KIND_PAINTS
+from zerosim.report.plots.history import InTime, live_in_time
+from zerosim.report.plots.page import Page, describe, dress, finish, frame, inches, open_page, settle
+from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.verbs import MESSAGES
 
 MOST_RANKS = 8
@@ -31,6 +35,9 @@ _PAINTS = {
     "copy": KIND_PAINTS["unsharded_grad"],
 }
 BUBBLE = "waits for other ranks"
+COMMUNICATION = "communication"
+LANES = (COMPUTE, CPU, COMMUNICATION)
+_THINNEST = 0.02  # inches of a bar that can still be seen
 
 
 class Bar(NamedTuple):
@@ -47,11 +54,14 @@ def streams_figure(
     timeline: Timeline,
     ranks: Sequence[int],
     *,
+    events: Sequence[Event] = (),
+    step: int = 0,
     subtitle: str = "",
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """The lanes of these ranks, which were simulated in detail, above the live bytes of the first of them.
+    """The lanes of these ranks, which were simulated in detail, above the live bytes of the first of them: by kind with
+    its whole record, `events`, and else in all.
 
     Raises: InputError for more than 8 ranks, and for one that was not simulated.
     """
@@ -61,26 +71,38 @@ def streams_figure(
             raise wrong("rank", f" {rank} was not simulated: another one stands for it; expected one of {known}")
     if not 1 <= len(ranks) <= MOST_RANKS:
         raise InputError(f"{len(ranks)} ranks: expected 1 to {MOST_RANKS} in one picture")
-    lanes = [(rank, lane, bars_of(timeline.tracks[rank], lane)) for rank in ranks for lane in _lanes(timeline, rank)]
-    page = open_page(size, theme, (10.0, min(3.4 + 0.4 * len(lanes), 14.0)))
+    every = [(rank, lane, bars_of(timeline.tracks[rank], lane)) for rank in ranks for lane in LANES]
+    lanes = [(rank, lane, bars) for rank, lane, bars in every if bars]
+    live = _live(timeline.tracks[ranks[0]], events, step)
+    page = open_page(size, theme, (10.0, min(4.6 + 0.5 * len(lanes), 14.0)))
     used = dict.fromkeys(bar.what for _, _, bars in lanes for bar in bars)
     key = [(what, {"facecolor": page.theme.color(paint)}) for what, paint in _PAINTS.items() if what in used]
     key += [(BUBBLE, _hatched(page))] if BUBBLE in used else []
+    seen = dict.fromkeys(kind for kind, row in zip(live.kinds, live.live, strict=True) if row.any())
+    kinds = in_order(seen, KIND_PAINTS)
     last = timeline.last
     waits = {"for other ranks": last.bubble, **{f"for {axis}": seconds for axis, seconds in last.exposed.items()}}
-    words = listed([f"{seconds_words(seconds)} {what}" for what, seconds in waits.items() if seconds])
-    notes = [f"Rank {last.rank} ends last" + (f"; it waits {words}." if words else ".")]
-    notes.append("Empty stretches of compute are waits for a collective's, a message's or a copy's own time.")
+    waits |= {"for copies": last.copies, "for its CPU": last.cpu}
+    words = [f"{seconds_words(seconds)} {what}" for what, seconds in waits.items() if seconds]
+    notes = [f"Rank {last.rank} ends last" + (f"; it waits {listed(words)}." if words else ".")]
+    notes.append("Empty stretches of compute are waits for a collective, a message, a copy or the CPU to end.")
     notes.append("Seconds are modelled, not measured.")
     frame(page, f"A step of {seconds_words(timeline.seconds)}", subtitle, key, notes)
-    above, below = page.figure.subplots(2, 1, sharex=True, height_ratios=[max(2, 0.45 * len(lanes)), 1.6])
+    above, below = page.figure.subplots(2, 1, sharex=True, height_ratios=[max(1.3, 0.5 * len(lanes)), 1.9])
     dress(page, above, grid="x")
-    names = [f"{rank}: {lane}" if len(ranks) > 1 else lane for rank, lane, _ in lanes]
-    rows_axis(page, above, [plain(name) for name in names], 0.9)
+    shown = [(rank, "its host's CPU" if lane == CPU else lane) for rank, lane, _ in lanes]
+    names = [f"rank {rank}: {lane}" if len(ranks) > 1 else lane for rank, lane in shown]
+    rows_axis(page, above, names, 0.9)
     above.set_xlim(0, timeline.seconds)
-    _draw_memory(page, below, timeline.tracks[ranks[0]], timeline.seconds)
-    below.set_ylabel(f"rank {ranks[0]}: live", color=page.theme.text, **page.font(scale=0.9))
+    _draw_memory(page, below, live, kinds, timeline.seconds)
+    below.set_ylabel(f"live bytes, rank {ranks[0]}", color=page.theme.text, **page.font(scale=0.9))
     ticks(below.xaxis, MaxNLocator(8), seconds_words)
+    handles = [Rectangle((0, 0), 1, 1, **page.paint(kind, KIND_PAINTS)) for kind in kinds]
+    below.legend(
+        handles, [kind_words(kind) for kind in kinds], loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False,
+        ncols=4, labelcolor=page.theme.text, prop=_legend_font(page), handlelength=1.5, columnspacing=1.4,
+    )  # fmt: skip
+    describe(page, f"Live bytes of {listed([kind_words(kind) for kind in kinds])}.")
     settle(page)
     for row, (rank, lane, bars) in enumerate(lanes):
         _draw_lane(page, above, row, f"rank{rank}.{lane}", bars)
@@ -101,13 +123,13 @@ def bars_of(track: Track, lane: str) -> list[Bar]:
 
 def _pieces(track: Track, lane: str) -> Iterator[Bar]:
     for span in track.spans:
-        if span.stop == span.start or _lane(span.stream) != lane:
+        if span.stop == span.start or lane != (span.stream if span.stream in (COMPUTE, CPU) else COMMUNICATION):
             continue
         phase = span.scope.phase.removeprefix("curvature_")
         if span.name == "wait":
             if span.bubble[1] > span.bubble[0]:
                 yield Bar(lane, BUBBLE, "", *span.bubble)
-        elif lane == COMPUTE:
+        elif lane in (COMPUTE, CPU):
             words = f"{phase[0].upper()}{span.scope.slot}" if phase in ("forward", "backward") else ""
             words = f"c{words}" if phase != span.scope.phase else words  # of an estimate of curvature
             yield Bar(lane, phase if phase in _PAINTS else "optimizer", words, span.start, span.stop)
@@ -117,26 +139,17 @@ def _pieces(track: Track, lane: str) -> Iterator[Bar]:
             yield Bar(lane, "copy" if span.name == "copy" else "collective", "", span.start, span.stop)
 
 
-def _lane(stream: str) -> str:
-    """Messages of all pairs share a lane."""
-    return stream.split(" ")[0] + " messages" if " to " in stream and "," in stream else stream
-
-
-def _lanes(timeline: Timeline, rank: int) -> list[str]:
-    spans = timeline.tracks[rank].spans
-    return list(dict.fromkeys([COMPUTE, *(_lane(span.stream) for span in spans if span.stop > span.start)]))
-
-
 def _draw_lane(page: Page, axes: Axes, row: int, gid: str, bars: Sequence[Bar]) -> None:
     width, seconds = inches(page, axes)[0], axes.get_xlim()[1]
-    for bar in bars:
+    thinnest = _THINNEST / width * seconds
+    for bar in sorted(bars, key=lambda bar: bar.start - bar.stop):  # of those at one time the shorter lies above
         length = bar.stop - bar.start
         if bar.what == BUBBLE:
             axes.barh(row, length, BLOCK, left=bar.start, gid=f"{gid}.{BUBBLE}", **_hatched(page))
             continue
-        edge = 0.4 if length / seconds * width > 0.02 else 0.0  # no edge would leave anything of a thinner one
-        span, color, words = (bar.start, bar.stop), page.theme.color(_PAINTS[bar.what]), (bar.words, bar.words[1:])
-        block(page, axes, row, span, color, words, scale=0.8, gid=gid, linewidth=edge)
+        edge = 0.4 if length > 2 * thinnest else 0.0  # no edge hides a thin bar
+        span, color = (bar.start, max(bar.stop, bar.start + thinnest)), page.theme.color(_PAINTS[bar.what])
+        block(page, axes, row, span, color, (bar.words, bar.words[1:]), scale=0.8, gid=gid, linewidth=edge)
 
 
 def _hatched(page: Page) -> dict[str, Any]:
@@ -144,14 +157,29 @@ def _hatched(page: Page) -> dict[str, Any]:
     return {"facecolor": page.theme.band, "edgecolor": page.theme.muted, "hatch": "////", "linewidth": 0.0}
 
 
-def _draw_memory(page: Page, axes: Axes, track: Track, seconds: float) -> None:
+def _live(track: Track, events: Sequence[Event], step: int) -> InTime:
+    seconds, live = zip(*track.live, strict=True)
+    if events:
+        return live_in_time(events, seconds, step)
+    return InTime(("live bytes",), np.array(seconds), np.array([live]))
+
+
+def _draw_memory(page: Page, axes: Axes, live: InTime, kinds: Sequence[str], seconds: float) -> None:
     dress(page, axes, grid="y")
-    at = [moment for moment, _ in track.live] + [seconds]
-    live = [nbytes for _, nbytes in track.live]
-    most = max(live, default=1)
-    bytes_axis(axes.yaxis, most, 3)
+    at, rows = np.append(live.seconds, seconds), dict(zip(live.kinds, live.live, strict=True))
+    tops = np.cumsum([np.append(rows[kind], rows[kind][-1]) for kind in kinds], axis=0)
+    most = max(int(tops[-1].max()), 1)
+    bytes_axis(axes.yaxis, most, 4)
     axes.set_ylim(0, most * 1.08)
-    axes.fill_between(at, [*live, live[-1] if live else 0], step="post", color=page.theme.color(KIND_PAINTS["param"]))
+    for kind, top in zip(reversed(kinds), tops[::-1], strict=True):
+        axes.fill_between(
+            at, 0, top, step="post", gid=f"area.{kind}", **page.paint(kind, KIND_PAINTS) | {"linewidth": 0}
+        )
+
+
+def _legend_font(page: Page) -> dict[str, Any]:
+    font = page.font(scale=0.9)
+    return {"family": font["fontfamily"], "size": font["fontsize"]}
 
 
 def seconds_words(value: float) -> str:

@@ -25,13 +25,16 @@ Command = tuple[str, tuple[Point, ...]]
 
 
 def write_svg(figure: Figure, file: BinaryIO) -> None:
-    """The figure's label becomes the file's title."""
+    """The figure's label becomes the file's title, its text for those who do not see it the description."""
     buffer, nameless = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Type", "Format"))
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", facecolor=figure.get_facecolor(), metadata=nameless)
     text = re.sub(r"<!DOCTYPE[^>]*>\s*", "", buffer.getvalue().decode())  # it names a file on the web
     title = html.escape(str(figure.get_label()), quote=False)
-    text = re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}\n <title>{title}</title>", text, count=1)
+    alt = html.escape(str(getattr(figure, "alt", "")), quote=False)
+    text = re.sub(
+        r"(<svg [^>]*>)", lambda found: f"{found[1]}\n <title>{title}</title>\n <desc>{alt}</desc>", text, count=1
+    )
     text = re.sub(r"<pattern .*?</pattern>", lambda found: _smaller_tile(found[0]), text, flags=re.DOTALL)
     text = re.sub(r'(?<= d=")[^"]*', lambda found: _shorter(found[0]), text)
     text = re.sub(r' transform="rotate\(-?0 [^"]*"', "", text)

@@ -12,9 +12,10 @@ from matplotlib.text import Annotation
 
 from zerosim.device.events import Event
 from zerosim.errors import InputError, wrong
+from zerosim.report.names import kind_words
 from zerosim.report.plots.axes import EVENTS, bytes_axis, events_axis
 from zerosim.report.plots.history import COLUMNS, History, Span, read_history
-from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches, open_page, plain
+from zerosim.report.plots.page import Page, describe, dress, finish, frame, ground, inches, open_page, plain
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.report.plots.words import limit_words
 from zerosim.report.words import moment
@@ -63,25 +64,26 @@ def timeline_figure(
     kinds = in_order(dict.fromkeys(kind for kind, nbytes in live if nbytes.any()), KIND_PAINTS)
     what = "everything recorded" if step is None else f"step {step}"
     who = f"rank {ranks[0]}" if len(set(ranks)) == 1 else f"{len(ranks)} ranks"
-    key = [(kind, page.paint(kind, KIND_PAINTS)) for kind in kinds]
+    key = [(kind_words(kind), page.paint(kind, KIND_PAINTS)) for kind in kinds]
     frame(page, f"Live bytes on {who}, {what}", subtitle, key, _notes(shown, limit))
     panels = page.figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     most = max(history.peak.nbytes for history in shown) or 1
     for axes, history, name in zip(panels, shown, names, strict=True):
-        _draw_panel(page, axes, history, kinds, most)
+        draw_panel(page, axes, history, kinds, most)
         if len(ranks) > 1:
             axes.set_ylabel(plain(name), color=page.theme.text, **page.font())
     panels[-1].set_xlabel(EVENTS, color=page.theme.muted, **page.font(scale=0.9))
     panels[0].set_xlim(0, max(history.num_events for history in shown))
     events_axis(page, panels[-1])
-    strips = _strips(page, panels[0])
+    num_strips = strips(page, panels[0])
     near = limit if limit is not None and limit[1] <= _FARTHEST * most else None
-    _set_heights(page, panels[0], most, near, strips)
+    set_heights(page, panels[0], most, near, num_strips)
     finish(page)
-    for axes, history in zip(panels, shown, strict=True):
-        for row, spans in enumerate((history.phases, history.units)[:strips]):
-            _draw_strip(page, axes, spans, row, banded=row == 0)
-        label = _mark_peak(page, axes, history, step, 0 if limit is None else limit[1])
+    for axes, history, name in zip(panels, shown, names, strict=True):
+        for row, spans in enumerate((history.phases, history.units)[:num_strips]):
+            draw_strip(page, axes, spans, row, banded=row == 0)
+        label = mark_peak(page, axes, history, step, 0 if limit is None else limit[1])
+        describe(page, f"{name}: {label.get_text()}.")
         if near is not None:
             _draw_limit(page, axes, near, label)
     return page.figure
@@ -100,7 +102,7 @@ def _notes(shown: Sequence[History], limit: tuple[str, int] | None) -> list[str]
     return notes
 
 
-def _draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], most: int) -> None:
+def draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], most: int) -> None:
     dress(page, axes, grid="y")
     bytes_axis(axes.yaxis, most, 4)
     rows = dict(zip(history.kinds, history.live, strict=True))
@@ -114,14 +116,14 @@ def _draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], 
     axes.step(at, tops[-1], where="post", color=page.theme.text, linewidth=width, gid="total")
 
 
-def _set_heights(page: Page, axes: Axes, most: int, near: tuple[str, int] | None, strips: int) -> None:
+def set_heights(page: Page, axes: Axes, most: int, near: tuple[str, int] | None, num_strips: int) -> None:
     """Room above the highest peak, and above a limit near it, for a label and the strips."""
     most = most if near is None else max(most, near[1])
-    axes.set_ylim(0, most / max(1 - _row(page, axes) * (strips + 1.6), 0.25))
+    axes.set_ylim(0, most / max(1 - _row(page, axes) * (num_strips + 1.6), 0.25))
     bytes_axis(axes.yaxis, most, max(2, min(6, int(inches(page, axes)[1] / 0.45))))
 
 
-def _strips(page: Page, axes: Axes) -> int:
+def strips(page: Page, axes: Axes) -> int:
     """How many strips of names leave the curve its room. Raises: InputError where there is none for one label."""
     lines = 1 / _row(page, axes)
     if lines < 3.2:
@@ -135,7 +137,7 @@ def _row(page: Page, axes: Axes) -> float:
     return page.points * 1.3 / 72 / inches(page, axes)[1]
 
 
-def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, banded: bool) -> None:
+def draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, banded: bool) -> None:
     """Names above the curve, each where its events are; one that does not fit is left out."""
     pitch, width = _row(page, axes), inches(page, axes)[0]
     low, high = 1 - pitch * (row + 1), 1 - pitch * row
@@ -157,7 +159,7 @@ def _draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, band
             page.write(axes, plain(fitting), place, color=color, xycoords=across, **font)
 
 
-def _mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit: int) -> Annotation:
+def mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit: int) -> Annotation:
     """A dot where the most bytes are live, with how many and where: inside the axes' width, not across the limit."""
     peak, font = history.peak, page.font(scale=0.9, bold=True)
     events, width = axes.get_xlim()[1], inches(page, axes)[0]

@@ -32,8 +32,9 @@ def most_bytes(world: DebugWorld, before: Mapping[str, int]) -> dict[str, int]:
     """By kind, the most bytes of it on any rank, now or before: the kinds that have a row, and the bars' one scale."""
     most = dict(before)
     for view in world.ranks:
-        for kind, nbytes in view.memory().by_kind.items():
-            most[kind] = max(nbytes, most.get(kind, 0))
+        for name in view.memories:
+            for kind, nbytes in view.memory(name).by_kind.items():
+                most[kind] = max(nbytes, most.get(kind, 0))
     return most
 
 
@@ -174,7 +175,11 @@ def _column(
     if len(shown) < len(kinds):
         rest = sum(by_kind.get(kind, 0) for kind in kinds[len(shown) :])
         lines.append(_number_line(Text("others"), f"{rest:,}", width))
-    return lines
+    for name in view.memories[1:]:  # below the device's, as far as there is room
+        elsewhere = view.memory(name).by_kind
+        bars = [line for kind, nbytes in ordered(elsewhere) if nbytes for line in _bar(kind, nbytes, scale, width)]
+        lines += [_number_line(Text(name), f"{sum(elsewhere.values()):,}", width), *bars]
+    return lines[:height]
 
 
 def _standing(view: RankView, rounds: Sequence[PendingCollective]) -> tuple[str, str]:

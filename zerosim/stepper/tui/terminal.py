@@ -40,6 +40,8 @@ _ASCII = str.maketrans({"─": "-", "│": "|", "→": ">", "▶": ">", "·": "-
 
 def is_usable(keys: TextIO, screen: TextIO) -> bool:
     """Whether screens can be drawn and keys be read; if not, only text can be printed."""
+    if termios is None:  # Windows
+        return False
     try:
         both = keys.isatty() and screen.isatty()
     except ValueError:  # closed
@@ -56,7 +58,8 @@ class Terminal:
     def __init__(self, keys: TextIO, screen: TextIO) -> None:
         if termios is None:
             raise InputError(
-                "this platform reads no single keys (it lacks termios): into a pipe or file, events are printed as text"
+                "this platform reads no single keys (it lacks termios): zerosim step --html step.html plays the step "
+                "in a browser; into a pipe or file, events are printed as text"
             )
         self.ascii = not (screen.encoding or "utf-8").lower().startswith("utf")
         self._screen, self._input, self._output = screen, keys.fileno(), screen.fileno()

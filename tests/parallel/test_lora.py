@@ -1,0 +1,144 @@
+"""Adapters beside frozen maps: the same bits at every stage, the base as it was, and a plan that counts the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim.config import RunConfig
+from zerosim.config.tuning import is_adapter
+from zerosim.device.events import Alloc
+from zerosim.models.adapters import adapters_of, merged
+from zerosim.train.plan import plan
+from zerosim.train.run import run
+
+GPT: dict[str, Any] = dict(layers=3, hidden=16, heads=2, seq=8, vocab=256, steps=3, micro_batch=1, seed=5, lora_rank=4)
+LLAMA = GPT | dict(model="llama", heads=4, kv_heads=2)
+CASES: tuple[dict[str, Any], ...] = (
+    *(GPT | dict(ranks=4, stage=stage) for stage in range(4)),
+    *(GPT | dict(ranks=2, stage=stage, lora_target="all-linear", lora_dropout=0.2) for stage in (1, 3)),
+    GPT | dict(ranks=2, stage=2, lora_target="c_attn,h.[01].mlp.c_fc", lora_alpha=16.0, accumulate=2),
+    GPT | dict(ranks=4, stage=3, lora_target="h.1.attn.q", dp_replicate=2),
+    GPT | dict(ranks=2, stage=3, recipe="deepspeed", lora_dropout=0.1),
+    GPT | dict(ranks=2, stage=3, recipe="fsdp2", recompute="full", lora_target="all-linear", lora_dropout=0.1),
+    GPT | dict(ranks=2, stage=2, partition="owner", freeze="!ln_f,!wte"),
+    GPT | dict(ranks=4, stage=3, tp=2, lora_target="all-linear", lora_dropout=0.1),
+    GPT | dict(ranks=4, stage=1, tp=2, sequence_parallel=True, lora_target="all-linear", recipe="megatron"),
+    GPT | dict(ranks=4, stage=2, pp=2, accumulate=4, layers=4),
+    GPT | dict(ranks=4, stage=0, pp=2, accumulate=4, pipeline="zb-h1", layers=4),
+    *(LLAMA | dict(ranks=2, stage=stage, lora_target="all-linear") for stage in range(4)),
+    LLAMA | dict(ranks=4, stage=1, tp=4, lora_target="q,k,v,o,gate,up,down"),
+    LLAMA | dict(ranks=2, stage=2, freeze="layers.0", lora_target="q_proj"),
+    *(LLAMA | dict(ranks=4, stage=stage, base="nf4") for stage in range(4)),
+    GPT | dict(ranks=3, stage=3, base="nf4", gather="module", recipe="deepspeed", lora_target="all-linear"),
+    GPT | dict(ranks=4, stage=3, base="nf4", tp=2, lora_target="all-linear", recompute="full"),
+    GPT | dict(ranks=4, stage=3, base="nf4", partition="owner", dp_replicate=2, lora_dropout=0.1),
+    LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),
+)
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any]) -> None:
+    config = RunConfig(**case)
+    result, planned = run(config), plan(config, every_rank=True)
+    assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+    assert planned.traffic == result.traffic
+    first = run(config.replace(steps=1, lr=1e-30)).weights
+    changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
+    assert changed == set(filter(config.tuning.trains, first))
+    assert any(map(is_adapter, changed))
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize(
+    "more", [{}, dict(lora_target="all-linear", lora_dropout=0.3), dict(model="llama"), dict(base="nf4")], ids=str
+)
+def test_all_stages_give_the_same_bits(more: dict[str, Any]) -> None:
+    config = RunConfig(**GPT | more, ranks=2, stage=0)
+    changes: list[dict[str, Any]] = [dict(stage=stage) for stage in range(4)]
+    changes += [dict(stage=3, gather="module"), dict(stage=2, partition="owner"), dict(stage=3, recompute="full")]
+    first, *others = [run(config.replace(**change)) for change in changes]
+    for other in others:
+        assert other.losses == first.losses
+        assert all(np.array_equal(other.weights[name], one) for name, one in first.weights.items())
+
+
+@pytest.mark.parametrize("more", [dict(model="gpt"), dict(model="llama", kv_heads=2)], ids=str)
+@pytest.mark.parametrize("mesh", [dict(tp=2), dict(tp=2, sequence_parallel=True), dict(tp=4), dict(pp=3)], ids=str)
+def test_meshes_compute_the_same(more: dict[str, Any], mesh: dict[str, Any]) -> None:
+    """Losses and weights of one rank, in fp64; Adam with a large eps, so that no sign of a zero decides."""
+    same = GPT | more | dict(
+        precision="fp64", heads=4, lora_target="all-linear", eps=1.0, lr=0.1, accumulate=3,
+    )  # fmt: skip
+    if more["model"] == "gpt":
+        same |= dict(lora_dropout=0.2)
+    one, other = (
+        run(RunConfig(**same, ranks=1)),
+        run(RunConfig(**same, ranks=np.prod([*mesh.values()][:1]).item(), **mesh)),
+    )
+    np.testing.assert_allclose(other.losses, one.losses, rtol=1e-12)
+    for name, values in one.weights.items():
+        np.testing.assert_allclose(other.weights[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_gpt3_with_rank_4_on_q_and_v_trains_18874368_parameters() -> None:
+    """LoRA (arXiv 2106.09685), section 4.2: 35 MB of a checkpoint in fp16."""
+    result = plan(RunConfig(model="gpt3-175b", ranks=1, lora_rank=4, micro_batch=1, seq=8))
+    layout = result.layout
+    trained = sum(flat.num_parameters for name, flat in layout.flats.items() if layout.is_trained(name))
+    assert trained == 18_874_368
+    assert result.memory[0].marks["after_init"].by_kind["optim"] == 12 * trained
+
+
+@pytest.mark.parametrize("more", [dict(model="gpt"), dict(model="llama", heads=4, kv_heads=2)], ids=str)
+@pytest.mark.parametrize("target", ["q,v", "all-linear", "c_proj,o_proj,down"])
+def test_merged_weights_compute_the_same(more: dict[str, Any], target: str, tmp_path: Path) -> None:
+    if more["model"] == "llama":
+        target = target.replace("c_proj,", "")
+    elif "o_proj" in target:
+        target = "c_proj,down"
+    tuned = RunConfig(
+        **GPT | more | dict(precision="fp64", lora_target=target, lora_alpha=8.0, steps=4, lr=0.05), ranks=2
+    )
+    result = run(tuned)
+    np.savez(tmp_path / "tuned.npz", **result.weights)
+    np.savez(tmp_path / "merged.npz", **merged(result.weights, tuned.tuning))
+    np.savez(tmp_path / "adapters.npz", **adapters_of(result.weights))
+    start = dict(steps=1, seed=9)
+    before = run(tuned.replace(**start, weights=str(tmp_path / "tuned.npz")))
+    plain = tuned.replace(**start, lora_rank=None, lora_alpha=None, lora_target=None)
+    after = run(plain.replace(weights=str(tmp_path / "merged.npz")))
+    np.testing.assert_allclose(after.losses, before.losses, rtol=1e-6)  # files hold fp32 or fp64 as they were
+    np.savez(tmp_path / "base.npz", **{n: w for n, w in result.weights.items() if not is_adapter(n)})
+    apart = tuned.replace(**start, weights=str(tmp_path / "base.npz"), adapters=str(tmp_path / "adapters.npz"))
+    assert run(apart).losses == before.losses
+    assert run(plain.replace(weights=str(tmp_path / "base.npz"))).losses != before.losses
+
+
+def test_a_base_in_nf4_takes_4_bits_and_a_copy_of_one_map_at_a_time() -> None:
+    config = RunConfig(
+        model="gpt", layers=2, hidden=256, heads=4, seq=8, vocab=256, micro_batch=1, lora_rank=4, ranks=2
+    )
+    for stage in (2, 3):
+        plain, codes = (plan(config.replace(stage=stage, base=base)) for base in (None, "nf4"))
+        maps = 2 * 12 * 256 * 256
+        shards = 1 if stage < 3 else 2
+        held = [result.memory[0].marks["after_init"].by_kind["param"] for result in (plain, codes)]
+        spared = 2 * maps - maps * (1 / 2 + 1 / 64 + 4 / 64 / 256)
+        assert held[0] - held[1] == pytest.approx(spared / shards, rel=1e-4)
+        most = {event.nbytes for event in plan(config.replace(stage=stage, base="nf4"), keep_events=True).events[0]
+                if isinstance(event, Alloc) and event.kind == "temp" and event.nbytes > 2 * 256 * 256}  # fmt: skip
+        assert most == {2 * 3 * 256 * 256, 2 * 4 * 256 * 256}
+
+
+def test_merged_weights_of_a_base_in_nf4_are_the_codes_values() -> None:
+    config = RunConfig(**GPT, ranks=2, stage=3, base="nf4")
+    tuned, plain = run(config).weights, run(config.replace(base=None)).weights
+    for name, values in tuned.items():
+        if name.startswith("h.") and values.ndim == 2 and not is_adapter(name):
+            assert np.unique(values).size < values.size // 2
+            assert 0 < np.abs(values - plain[name]).max() <= 0.16 * np.abs(plain[name]).max()

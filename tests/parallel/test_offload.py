@@ -1,0 +1,208 @@
+"""Offloaded model states: no bit changes, shapes leave the record of a run, bytes and copies are the closed forms'."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zerosim
+from zerosim.analysis.compare import check_states
+from zerosim.analysis.copies import check_copies, check_memories
+from zerosim.config import RunConfig, plan_config
+from zerosim.device.events import Alloc, Copy, Kernel
+from zerosim.placement.memories import DEVICE, HOST, NVME
+from zerosim.report.plots.by_stage import memory_bars
+from zerosim.train.plan import plan
+from zerosim.train.result import RunResult
+from zerosim.train.run import run
+
+SMALL: dict[str, Any] = dict(ranks=2, steps=2, accumulate=2, micro_batch=1, layers=2, hidden=16, heads=2, seq=8)
+INFINITY = "optimizer=nvme,params=nvme"
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("optimizer=host", dict(stage=stage, precision=one)) for stage in (1, 2, 3) for one in ("bf16", "fp16", "fp32")),
+    *((INFINITY, dict(stage=3, precision=one)) for one in ("bf16", "fp16", "fp32")),
+    ("params=host", dict(stage=3)),
+    ("optimizer=host,params=host", dict(stage=3, prefetch=1)),
+    (INFINITY, dict(stage=3, prefetch=1, ranks=3)),
+    ("params=nvme", dict(stage=3, optimizer="lion")),
+    ("optimizer=host,params=nvme", dict(stage=3)),
+    ("optimizer=nvme,params=host,grads=host", dict(stage=3)),
+    ("optimizer=nvme", dict(stage=2)),
+    (INFINITY, dict(stage=3, recipe="deepspeed")),
+    (INFINITY, dict(stage=3, recipe="fsdp2")),
+    (INFINITY, dict(stage=3, gather="module")),
+    (INFINITY, dict(stage=3, lora_rank=4)),
+    ("optimizer=host", dict(stage=1, recipe="megatron")),
+    ("optimizer=host", dict(stage=2, recipe="deepspeed")),
+    ("optimizer=host,params=host", dict(stage=3, partition="owner")),
+    ("optimizer=host,params=host", dict(stage=3, ranks=4, dp_replicate=2)),
+    ("optimizer=host,params=host", dict(stage=3, ranks=4, tp=2, sequence_parallel=True)),
+    ("optimizer=host", dict(stage=1, ranks=4, pp=2)),
+    ("optimizer=host,params=host", dict(stage=3, ranks=4, secondary_shard=2)),
+    ("optimizer=host,grads=host", dict(stage=3, ranks=4, secondary_shard=2)),
+    ("optimizer=host", dict(stage=3, grad_sync=False)),
+    ("optimizer=host", dict(stage=2, cpu_checkpointing=True, recompute="full")),
+]
+
+
+def assert_alike(one: RunResult, other: RunResult) -> None:
+    assert one.losses == other.losses
+    assert one.weights.keys() == other.weights.keys()
+    assert all(np.array_equal(one.weights[name], other.weights[name]) for name in one.weights)
+
+
+def assert_forms(result: RunResult) -> None:
+    """Bytes of each memory, and what moved between them in the last step."""
+    for stage in range(result.layout.mesh.pp):
+        assert [check.agrees for check in check_states(result, stage)] == [True] * 4
+        checks = [*check_memories(result, stage), *check_copies(result, result.config.optim.steps - 1, stage)]
+        assert all(check.agrees is not False for check in checks), [c for c in checks if c.agrees is False]
+
+
+@pytest.mark.bits
+@pytest.mark.quick(4)
+@pytest.mark.parametrize(("offload", "fields"), CASES, ids=str)
+def test_no_bit_changes_and_shapes_leave_the_record(offload: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    config = RunConfig(**SMALL | fields)
+    away = config.replace(offload=offload, nvme=str(tmp_path))
+    result, planned = run(away, keep_events=True), plan(away, keep_events=True, every_rank=True)
+    assert_alike(run(config), result)
+    assert result.events == planned.events
+    assert result.live_bytes_after == [0] * config.mesh.ranks
+    assert not list(tmp_path.iterdir())
+    assert_forms(result)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_offload_moves_2_psi_over_n_each_way(stage: int) -> None:
+    """2M/N bytes of gradients out, 2M/N of parameters back (ZeRO-Offload, section 4), and 14M/N on the host."""
+    result = plan(plan_config(**SMALL | dict(stage=stage, ranks=4, accumulate=1, steps=1), offload="optimizer=host"))
+    psi, memory = sum(flat.numel for flat in result.layout.flats.values()), result.memory[0]
+    padded = sum(result.layout.padded(name) for name in result.layout.flats)
+    assert psi == padded
+    moved = {row.op: row.payload_bytes for row in result.traffic[0] if row.purpose == "offload"}
+    assert moved == {"device to host": 2 * psi // 4, "host to device": 2 * psi // 4}
+    host = memory.others[HOST].marks["end_of_backward"].by_kind
+    assert host == {"optim": 12 * psi // 4, "grad": 2 * psi // 4}
+    assert "optim" not in memory.marks["end_of_backward"].by_kind
+    assert memory.states == {} or sum(memory.states.values()) == 12 * psi // 4
+
+
+def test_the_cpu_steps_and_the_device_does_nothing_there() -> None:
+    result = plan(
+        plan_config(**SMALL | dict(stage=2, steps=1, accumulate=1), offload="optimizer=host"), keep_events=True
+    )
+    kernels = [event for event in result.events[0] if isinstance(event, Kernel)]
+    assert {kernel.place for kernel in kernels if kernel.name == "adam"} == {HOST}
+    assert all(kernel.place == DEVICE for kernel in kernels if kernel.scope.phase in ("forward", "backward"))
+
+
+def test_gradients_leave_as_backward_goes() -> None:
+    """Of own parts that were reduced one is on the device beside the one that arrives."""
+    result = plan(plan_config(**SMALL | dict(stage=2, steps=1, accumulate=1), offload="optimizer=host"))
+    own = max(flat.numel for flat in result.layout.flats.values()) // 2
+    assert result.memory[0].peak.by_kind.get("grad", 0) <= 2 * 2 * own
+    backward = [row for row in result.traffic[0] if row.op == "device to host" and row.purpose == "offload"]
+    assert {row.phase for row in backward} == {"backward"}
+
+
+def test_every_rank_brings_its_own_part_an_owner_brings_all() -> None:
+    """Bandwidth-centric partitioning (ZeRO-Infinity, section 6.1): N links bring 1/N each, instead of one all of it."""
+    brought = {}
+    for partition in ("slices", "owner"):
+        fields = SMALL | dict(stage=3, steps=1, ranks=4, partition=partition, tie_embeddings=False)
+        result = plan(plan_config(**fields, offload="params=host"), keep_events=True, every_rank=True)
+        brought[partition] = [
+            {event.scope.unit: event.nbytes for event in events if isinstance(event, Copy) and event.target == DEVICE}
+            for events in result.events
+        ]
+    for unit in brought["slices"][0]:
+        slices, owner = ([one.get(unit, 0) for one in brought[how]] for how in ("slices", "owner"))
+        assert len(set(slices)) == 1
+        assert sorted(owner)[:3] == [0, 0, 0]
+        assert max(owner) <= sum(slices)
+
+
+def test_three_tiles_of_states_are_on_the_host_at_most() -> None:
+    """One is read while one is stepped and one is written, 12 bytes a parameter; and gradients of 2."""
+    fields = SMALL | dict(stage=3, steps=1, layers=6, accumulate=1)
+    result = plan(plan_config(**fields, offload="optimizer=nvme,params=nvme"), keep_events=True)
+    tile = max(flat.numel for flat in result.layout.flats.values()) // 2
+    peak = result.memory[0].others[HOST].peak.by_kind
+    assert tile * 12 < peak["optim"] <= 3 * 12 * tile
+    assert peak.get("grad", 0) <= 3 * 2 * tile
+
+
+def test_with_prefetch_the_next_comes_to_the_device_and_the_one_after_to_the_host() -> None:
+    fields = SMALL | dict(stage=3, steps=1, layers=6, accumulate=1, prefetch=1)
+    result = plan(plan_config(**fields, offload=INFINITY), keep_events=True)
+    events = result.events[0]
+    at = {}
+    for number, event in enumerate(events):
+        if event.scope.phase == "forward" and getattr(event, "op", "") == "all_gather":
+            at["gather", event.scope.unit] = number
+        elif isinstance(event, Copy) and event.scope.phase == "forward":
+            at.setdefault((event.target, event.nbytes, number), number)
+    first = min(number for key, number in at.items() if key[0] == "gather")
+    before = [event for event in events[: at["gather", "h.1"]] if isinstance(event, Copy)]
+    ways = [(event.source, event.target) for event in before if event.scope.phase == "forward"]
+    assert first < at["gather", "h.1"]
+    assert ways.count((NVME, HOST)) > ways.count((HOST, DEVICE)) >= 2
+
+
+def test_files_hold_the_ledgers_bytes(tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def progress(rank: int, step: int, loss: float) -> None:
+        if rank == 0:
+            files = [path for folder in tmp_path.iterdir() for path in folder.glob("rank0-*.bin")]
+            found.append(sum(path.stat().st_size for path in files))
+
+    result = run(RunConfig(**SMALL | dict(stage=3, offload=INFINITY, nvme=str(tmp_path))), progress=progress)
+    assert found == [result.memory[0].others[NVME].marks["after_step"].total_bytes] * 2
+
+
+def test_allocs_say_their_memory_and_json_has_each() -> None:
+    result = plan(plan_config(**SMALL | dict(stage=3, steps=1), offload=INFINITY), keep_events=True)
+    places = {event.memory for event in result.events[0] if isinstance(event, Alloc)}
+    assert places == {DEVICE, HOST, NVME}
+    memory = result.to_dict()["ranks"][0]["memory"]
+    psi = sum(result.layout.padded(name) for name in result.layout.flats)
+    assert memory["nvme"]["end_of_backward"] == {"optim": 6 * psi, "param": psi, "grad": psi}
+    assert memory["host"]["peak"]["bytes"] == memory["host_peak_bytes"] > 0
+    without = plan(plan_config(**SMALL | dict(stage=3, steps=1))).to_dict()["ranks"][0]["memory"]
+    assert not without.keys() & {"host", "nvme"}
+
+
+def test_forms_agree_for_many_micro_batches() -> None:
+    for offload in ("optimizer=host", INFINITY):
+        fields = SMALL | dict(stage=3, steps=1, accumulate=9, ranks=3, tie_embeddings=False)
+        assert_forms(plan(plan_config(**fields, offload=offload)))
+
+
+def test_paper_bytes_on_the_host() -> None:
+    """14M bytes over all ranks (ZeRO-Offload, section 4.1), 16M where gradients are kept in fp32 (DeepSpeed)."""
+    for grads, each in (("bf16", 14), ("fp32", 16)):
+        fields = SMALL | dict(stage=2, steps=1, accumulate=1, grad_dtype=grads)
+        result = plan(plan_config(**fields, offload="optimizer=host"))
+        psi = sum(result.layout.padded(name) for name in result.layout.flats)
+        assert result.memory[0].others[HOST].marks["end_of_backward"].total_bytes == Fraction(each * psi, 2)
+
+
+def test_pictures_and_the_stepper_have_a_bar_for_each_memory() -> None:
+    config = RunConfig(stage=3, ranks=2, steps=1, layers=2, hidden=16, heads=2, seq=8, offload="optimizer=host")
+    result = plan(config)
+    device, host = memory_bars({"ZeRO-3 (P_os+g+p)": result})
+    assert (device.label, host.label) == ("ZeRO-3 (P_os+g+p)", "ZeRO-3, on the host")
+    assert dict(device.parts) == dict(result.memory[0].marks["end_of_backward"].by_kind)
+    assert dict(host.parts) == dict(result.memory[0].others["host"].marks["end_of_backward"].by_kind)
+    with zerosim.debug(config) as world:
+        world.until("end_of_backward", rank=0)
+        rank = world.ranks[0]
+        assert rank.memories == ["device", "host"]
+        assert rank.memory("host").by_kind == result.memory[0].others["host"].marks["end_of_backward"].by_kind
+        assert "in its host memory" in rank._repr_html_()

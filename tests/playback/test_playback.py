@@ -1,0 +1,254 @@
+"""The player's data: what a ledger reads from it is what the run's own ledgers read; and what is refused."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zerosim
+from zerosim.cli.main import main
+from zerosim.config import RunConfig
+from zerosim.device.events import Launch, Wait
+from zerosim.errors import InputError
+from zerosim.ledger.memory import MemoryLedger
+from zerosim.ledger.traffic import CommLedger
+from zerosim.playback import Recorded, decode, encode, page, record
+from zerosim.playback.encode import MOST_BYTES, as_text
+from zerosim.playback.html import script_text, style_text
+from zerosim.playback.order import call_of
+from zerosim.playback.squeeze import squeezed
+from zerosim.train.plan import plan
+
+SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=8, micro_batch=1, steps=1)
+FLAGS = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "7", "--micro-batch", "1", "--ranks", "2"]
+MESHES = (
+    dict(ranks=4),
+    dict(ranks=4, tp=2),
+    dict(ranks=4, pp=2, accumulate=2),
+    dict(ranks=4, dp_replicate=2),
+    dict(ranks=8, pp=2, tp=2, accumulate=2),
+)
+OTHERS = (
+    dict(stage=3, ranks=3, collective="ring"),
+    dict(stage=3, ranks=4, recipe="usual"),
+    dict(stage=2, ranks=2, accumulate=2, recompute="full"),
+    dict(stage=3, ranks=2, recompute="full", cpu_checkpointing=True),
+    dict(stage=1, ranks=2, compress="top-k", grad_dtype="fp32"),
+    dict(stage=2, ranks=2, optimizer="adafactor"),
+    dict(stage=3, ranks=2, gather="module"),
+    dict(stage=3, ranks=2, model="llama"),
+)
+
+
+def cases() -> Iterator[dict[str, Any]]:
+    for mesh in MESHES:
+        for stage in range(4):
+            for partition in ("slices", "owner"):
+                untied = {"tie_embeddings": False} if partition == "owner" and "pp" in mesh else {}
+                if (stage or partition == "slices") and not (stage == 0 and "dp_replicate" in mesh):
+                    yield dict(stage=stage, partition=partition, **mesh, **untied)
+
+
+@cache
+def recorded(**changes: Any) -> Recorded:
+    return record(RunConfig(**{**SMALL, **changes}))
+
+
+def agrees(one: Recorded, run: int = 0, *others: Recorded) -> None:
+    """Whether ledgers that read the data, as JSON, are those of the run."""
+    data = json.loads(as_text(encode(*others, one) if others else encode(one)))
+    result = one.result
+    records = decode(data)[run]
+    assert list(records) == result.ran
+    for rank, events in records.items():
+        memory, traffic = MemoryLedger(), CommLedger()
+        memory.read(events)
+        traffic.read(events)
+        counted = result.memory[rank]
+        assert memory.marks == counted.marks
+        assert memory.peak == counted.peak
+        assert memory.host_peak_bytes == counted.host_peak_bytes
+        assert memory.states == counted.states
+        assert traffic.rows() == result.traffic[rank]
+        marks = next(row["marks"] for row in data["runs"][run]["ranks"] if row["rank"] == rank)
+        assert marks == {name: dict(shot.by_kind) for name, shot in counted.marks.items()}
+
+
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("changes", list(cases()), ids=lambda changes: "-".join(map(str, changes.values())))
+def test_ledgers_of_the_data_are_the_runs_own(changes: dict[str, Any]) -> None:
+    agrees(recorded(**changes))
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("changes", OTHERS, ids=lambda changes: "-".join(map(str, changes.values())))
+def test_and_of_runs_with_more_in_them(changes: dict[str, Any]) -> None:
+    agrees(recorded(**changes))
+
+
+def test_and_of_plans() -> None:
+    for mesh in MESHES[:3]:
+        result = plan(RunConfig(stage=3, **{**SMALL, **mesh}), keep_events=True)
+        agrees(Recorded(result))
+
+
+def test_recording_changes_nothing_of_a_run() -> None:
+    config = RunConfig(stage=3, ranks=2, **SMALL)
+    plain, seen = zerosim.run(config, keep_events=True), record(config).result
+    assert seen.events == plain.events
+    assert seen.losses == plain.losses
+
+
+def test_the_order_lets_no_rank_go_on_before_all_have_joined() -> None:
+    for changes in (dict(stage=3, ranks=4), dict(stage=1, ranks=4, pp=2, accumulate=3), dict(stage=3, ranks=4, tp=2)):
+        data = encode(recorded(**changes))
+        (run,) = data["runs"]
+        records = {rank: iter(events) for rank, events in decode(data)[0].items()}
+        joined: dict[Any, set[int]] = {}
+        works: dict[Any, Any] = {}
+        for _, rank, *_ in run["events"]:
+            event = next(records[rank])
+            if isinstance(event, Launch):
+                call = works[rank, event.work] = call_of(event)
+                joined.setdefault(call, set()).add(rank)
+            elif isinstance(event, Wait):
+                op, _, group, _ = works[rank, event.work]
+                assert joined[works[rank, event.work]] >= ({group[0]} if op == "send" else set(group))
+
+
+def test_a_launch_has_the_line_of_its_stage() -> None:
+    (run,) = encode(recorded(stage=3, ranks=2))["runs"]
+    found = set()
+    for event, line in zip(run["events"], run["lines"], strict=True):
+        if event[0] == 4 and run["scopes"][event[2]][1] == "forward":
+            found.add(tuple(run["sources"][line][:1] + run["sources"][line][2:]))
+    ((file, function, text),) = found
+    assert (file, function) == ("parallel/zero3.py", "Zero3.pre_forward")
+    assert text.startswith("self.gathered.unshard(unit)")
+
+
+# -- the page ---------------------------------------------------------------------------------------
+class Tags(HTMLParser):
+    """A page's tags and the texts of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+MARKUP = "</script><img src=x onerror=alert(1)><!--"
+
+
+def test_names_with_markup_stay_text() -> None:
+    one = recorded(stage=3, ranks=2)
+    data = encode(one)
+    plain = page(data)
+    data["runs"][0]["model"] = data["runs"][0]["about"] = MARKUP
+    data["runs"][0]["words"][0] = MARKUP
+    text = page(data)
+    assert Tags(text).tags == Tags(plain).tags
+    inside = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert inside is not None
+    assert json.loads(inside[1])["runs"][0]["model"] == MARKUP
+    assert html.escape(MARKUP) in text  # the title
+
+
+def test_a_page_names_nothing_outside_itself() -> None:
+    text = page(encode(recorded(stage=3, ranks=2)))
+    names = [value for name, value in Tags(text).attributes if name in ("src", "href", "action")]
+    assert not names
+    assert "default-src 'none'" in text
+    assert "http" not in re.sub(r"http-equiv|http://www\.w3\.org/2000/svg", "", text)
+    assert len(script_text().encode()) <= 60_000
+    assert len(style_text().encode()) <= 8_000
+
+
+def test_squeezing_leaves_texts_alone() -> None:
+    source = "// gone\nconst a = 'x // y';  // gone\nconst b = `p ${ a  ? `q  ${ a }` : '' } r`;\nreturn a + +b;\n"
+    assert squeezed(source) == "const a='x // y';const b=`p ${a?`q  ${a}`:''} r`;return a+ +b;"
+
+
+def test_a_notebook_keeps_a_frame_and_a_picture() -> None:
+    shown = zerosim.player(recorded(stage=3, ranks=2).result)._repr_html_()
+    tags = Tags(shown)
+    assert tags.tags[:1] == ["iframe"]
+    assert "img" in tags.tags
+    attributes = dict(tags.attributes)
+    assert attributes["sandbox"] == "allow-scripts allow-downloads"
+    assert "<main id=" in (attributes["srcdoc"] or "")
+    assert (attributes["src"] or "").startswith("data:image/png;base64,")
+
+
+# -- the commands -------------------------------------------------------------------------------------
+def test_step_writes_a_page_of_several_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "step.html"
+    assert main(["step", "--html", str(file), "--stages", "0,3", *FLAGS]) == 0
+    assert "DDP on 2 ranks beside ZeRO-3" in capsys.readouterr().out
+    assert file.read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_plan_writes_a_page_beside_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.html"
+    assert main(["plan", "--html", str(file), "--stage", "3", "--model", "gpt2", "--layers", "2", "--ranks", "64"]) == 0
+    printed = capsys.readouterr().out
+    assert "plan.html" in printed
+    assert "Formulas and counts agree." in printed
+    assert "rank 0" not in printed
+    assert file.stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["step", "--html", "/no/such/folder/x.html"], "folder /no/such/folder does not exist: make it first"),
+        (["step", "--stages", "1,2"], "pass --html OUT.html too"),
+        (["step", "--html", "x.html", "--stages", "1", "--stage", "2"], "both given: choose one"),
+        (["step", "--html", "x.html", "--world", "mpi"], "the player records threads"),
+        (["plan", "--html", "x.html", "--model", "gpt2-xl", "--accumulate", "512"], "leave out"),
+    ],
+)
+def test_what_is_refused_in_one_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_too_large_says_what_to_leave_out() -> None:
+    one = recorded(stage=3, ranks=2)
+    less = encode(one, most=len(as_text(encode(one))) - 1)
+    assert less["runs"][0]["left_out"] == ["kernel"]
+    assert decode(less)[0].keys() == {0, 1}
+    with pytest.raises(InputError, match="leave out ZeRO stages, ranks, layers or micro-batches"):
+        encode(one, most=10_000)
+
+
+def test_data_of_another_schema_are_refused() -> None:
+    data = encode(recorded(stage=3, ranks=2))
+    with pytest.raises(InputError, match="version 2 of zerosim-player: expected version 1"):
+        decode({**data, "version": 2})
+    result = recorded(stage=3, ranks=2).result
+    with pytest.raises(InputError, match="schema 2: expected 'zerosim-player'"):
+        decode(result.to_dict())
+    with pytest.raises(InputError, match="player takes results, not a dict"):
+        zerosim.player(result.to_dict())  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"zerosim\.run\(config, keep_events=True\)"):
+        zerosim.player(zerosim.run(RunConfig(stage=3, ranks=2, **SMALL)))

@@ -1,0 +1,54 @@
+"""Find the largest named model that fits: plan each on shapes alone, from the largest down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from zerosim.analysis.search import Trial
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.config.presets.models import model_names
+from zerosim.device.device import Device
+from zerosim.errors import InputError, OutOfMemory
+from zerosim.train.build import build_model
+
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units")
+"""The sizes of a named model."""
+MOST = 3
+"""The search ends after this number of models that fit."""
+
+
+class TriedModel(NamedTuple):
+    """A planned model: its parameters (without adapters), the bytes of a rank, and whether they fit. `too_small`: see
+    `search.Tried`."""
+
+    name: str
+    num_parameters: int
+    peak_bytes: int
+    reserve_bytes: int
+    fits: bool
+    too_small: str = ""
+
+
+def largest_models(
+    config: RunConfig, capacity: int, trial: Trial, reserve: Callable[[RunConfig], int]
+) -> list[TriedModel]:
+    """Return the planned models, largest first: those that do not fit, and the first few that do."""
+    device, named = Device(0, make_backend("meta")), list[tuple[int, str, RunConfig]]()
+    for name in model_names():
+        with suppress(InputError):  # a model that the other options exclude
+            asked = config.replace(model=name)
+            named.append((build_model(RunConfig(model=name), device).num_parameters, name, asked))
+    tried = list[TriedModel]()
+    for numel, name, asked in sorted(named, key=lambda one: (-one[0], one[1])):
+        kept = reserve(asked)
+        try:
+            nbytes = trial(asked)
+            tried.append(TriedModel(name, numel, nbytes, kept, nbytes + kept <= capacity))
+        except OutOfMemory as error:
+            tried.append(TriedModel(name, numel, 0, kept, False, error.memory))
+        if sum(one.fits for one in tried) == MOST:
+            break
+    return tried

@@ -1,0 +1,114 @@
+"""Traffic that leaves a node in a step: the counted bytes that go to ranks on other nodes, and their forms.
+
+A node is `--ranks-per-node` neighbouring ranks. The receivers of each call follow from its verb and algorithm: on a
+ring the next member alone, else every member equally. Only the traffic of model states counts, not
+the messages between pipeline stages.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+from zerosim.analysis import forms, formulas
+from zerosim.analysis.formulas import Form
+from zerosim.analysis.formulas.form import symbol
+from zerosim.analysis.letters import letters_of, passes_of, shown
+from zerosim.analysis.shares import Share, share_of
+from zerosim.analysis.traffic import AXES
+from zerosim.config import RunConfig
+from zerosim.ledger.traffic import TrafficRow
+from zerosim.placement.mesh import Mesh, what_for
+from zerosim.train.result import RunResult
+from zerosim.verbs import find_verb
+
+
+class NodeCheck(NamedTuple):
+    """Bytes of one operation that leave a node in a step, beside its form."""
+
+    op: str
+    axis: str
+    counted: Fraction
+    formula: Fraction
+    with_padding: Fraction
+    form: Form
+
+    @property
+    def text(self) -> str:
+        return str(self.form)
+
+    @property
+    def agrees(self) -> bool:
+        return self.counted == self.with_padding
+
+
+def has_nodes(config: RunConfig) -> bool:
+    """Return whether the configuration says which ranks share a node."""
+    return config.mesh.ranks_per_node > 0 or config.mesh.secondary_shard > 0
+
+
+def node_size(config: RunConfig) -> int:
+    """Return the ranks per node, ranks of tp included."""
+    return config.mesh.ranks_per_node or config.mesh.secondary_shard * config.mesh.tp
+
+
+def node_forms(config: RunConfig, passes: int = 1, step: int = 0) -> dict[tuple[str, str], Form]:
+    """Return the forms of bytes that leave a node in a step, by operation and the group's purpose."""
+    found, mesh = {}, config.mesh.axes
+    rings, each = config.world.algorithm in ("ring", "native"), symbol("t") if mesh.tp > 1 else 1
+    for (name, use), form in forms.of(forms.forms(config, passes=passes, step=step), "sent").items():
+        if use == "replicas" or (use == "nodes" and mesh.nodes > 1):
+            found[name, use] = each * symbol("d") * form
+        elif use == "states" and mesh.nodes > 1:
+            is_ring = rings and not find_verb(name).pairwise
+            found[name, use] = each * formulas.leaves_a_node(form, ring_of_all=is_ring)
+    return found
+
+
+def check_nodes(result: RunResult, step: int, stage: int = 0) -> list[NodeCheck]:
+    """Check the bytes that leave the first node of a pipeline stage in a step, by operation, then all; nothing if nodes
+    are unknown."""
+    config, share = result.config, share_of(result, stage)
+    if not has_nodes(config):
+        return []
+    held, padded = (letters_of(result, stage, padded=padded, step=step) for padded in (False, True))
+    counted = _counted(result, step, share)
+    expected = node_forms(config, passes_of(result, step), step)
+    checks = []
+    for op, use in dict.fromkeys((*expected, *counted)):
+        form = expected.get((op, use), Form())
+        sent, formula = counted.get((op, use), Fraction(0)), form.at(held)
+        if sent or formula:
+            axis = config.mesh.axes.name(*AXES.get(use, (use,)))
+            checks.append(NodeCheck(op, axis, sent, formula, form.at(padded), shown(form, held)))
+    whole = NodeCheck(
+        "total",
+        "",
+        sum((check.counted for check in checks), Fraction(0)),
+        sum((check.formula for check in checks), Fraction(0)),
+        sum((check.with_padding for check in checks), Fraction(0)),
+        formulas.total(check.form for check in checks),
+    )
+    return [*checks, whole]
+
+
+def _counted(result: RunResult, step: int, share: Share) -> dict[tuple[str, str], Fraction]:
+    found: dict[tuple[str, str], Fraction] = {}
+    for rank in share.ranks[: node_size(result.config)]:
+        for row in result.traffic[result.stands_for[rank]]:
+            if row.step == step and row.purpose == "states" and what_for(row.axis) not in ("tp", "pp"):
+                key = row.op, what_for(row.axis)
+                away = share_away(row, rank, result.layout.mesh, result.config)
+                found[key] = found.get(key, Fraction(0)) + row.wire_bytes * away
+    return found
+
+
+def share_away(row: TrafficRow, rank: int, mesh: Mesh, config: RunConfig) -> Fraction:
+    """Return the share of a rank's bytes in such a call that goes to ranks on other nodes."""
+    group, size = mesh.group(rank, *row.axis.split("+")), node_size(config)
+    if len(group) == 1:
+        return Fraction(0)
+    if config.world.algorithm in ("ring", "native") and not find_verb(row.op).pairwise:
+        following = group[(group.index(rank) + 1) % len(group)]
+        return Fraction(following // size != rank // size)
+    return Fraction(sum(other // size != rank // size for other in group), len(group) - 1)

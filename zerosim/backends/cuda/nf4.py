@@ -1,0 +1,52 @@
+"""Weights in NF4 on a GPU: a thread makes two values, those of one byte, in NumPy's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.types import raw, run_threads
+from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.nf4 import NF4
+from zerosim.backends.numpy.quantize import dynamic_map
+from zerosim.placement.nf4 import ABSMAX_BLOCK, NF4_BLOCK, nf4_parts
+
+
+def _constant(name: str, entries: Array) -> str:
+    return f"__constant__ float {name}[{entries.size}] = {{{', '.join(f'{float(one).hex()}f' for one in entries)}}};\n"
+
+
+DEQUANTIZE = (
+    _constant("nf4_map", NF4)
+    + _constant("absmax_map", dynamic_map(True))
+    + f"constexpr int NF4_BLOCK = {NF4_BLOCK}, ABSMAX_BLOCK = {ABSMAX_BLOCK};\n"
+    + r"""
+__device__ inline float number_at(const unsigned char* bytes) {
+    float number;
+    memcpy(&number, bytes, sizeof number);
+    return number;
+}
+
+template <class T>
+__global__ void dequantize_nf4(const unsigned char* stored, T* out, int mean, int absmax, int codes, long long numel) {
+    using W = typename wide<T>::type;
+    const long long byte = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x, first = 2 * byte;
+    if (first >= numel) return;
+    const long long block = first / NF4_BLOCK;  // both values are in one block, whose size is even
+    const float quotient = absmax_map[stored[absmax + block]] * number_at(stored + 4 * (block / ABSMAX_BLOCK));
+    const float largest = quotient + number_at(stored + mean);
+    const unsigned char both = stored[codes + byte];
+    store(W(nf4_map[both >> 4] * largest), out[first]);
+    if (first + 1 < numel) store(W(nf4_map[both & 15] * largest), out[first + 1]);
+}
+"""
+)
+
+
+def dequantize_nf4(stored: Array, out: Array) -> None:
+    numel = out.size
+    with landing(out) as target:
+        parts = nf4_parts(numel)
+        kernel = raw(DEQUANTIZE, "dequantize_nf4", (target.dtype,))
+        places = (np.int32(at) for at in (parts.mean, parts.absmax, parts.codes))
+        run_threads(kernel, -(-numel // 2), dense(stored), target, *places, numel)

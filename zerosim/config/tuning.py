@@ -1,0 +1,105 @@
+"""The part of a configuration that says what is trained: frozen parameters, adapters (LoRA), the base's format.
+
+A pattern names parameters by a run of the dotted parts of their names, with shell wildcards in each part: `h.0` is a
+block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns the last one that matches decides, and
+`!pattern` takes back: '*,!bias' freezes everything but biases (BitFit).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from zerosim.config.option import Part, option
+from zerosim.errors import wrong
+
+ADAPTERS = ("lora_A", "lora_B")
+"""The last parts but one of an adapter's two parameters, as PEFT names them."""
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningConfig(Part):
+    """Which parameters are trained, and what is trained beside them."""
+
+    freeze: str | None = option(
+        None, "parameters that are not trained: a block (h.0), a map (c_attn), all biases (*.bias). Put commas between "
+        "several patterns; '!PATTERN' trains the parameters after all. With --lora-rank all parameters except adapters "
+        "are frozen from the start",
+        metavar="PATTERN,...", shown="none",
+    )  # fmt: skip
+    lora_rank: int = option(
+        0, "train adapters of this rank beside frozen linear maps (LoRA); 0: none", low=0, high=10**5, metavar="R",
+        also=("--lora-r",),
+    )  # fmt: skip
+    lora_alpha: float | None = option(
+        None, "scale the adapters' output by A/R", above=0, metavar="A", shown="R, which scales by 1"
+    )
+    lora_target: str | None = option(
+        None, "linear maps that get adapters: q, k, v (for gpt: columns of its fused map), o, gate, up, down or fc; or "
+        "a map's name, a pattern, or all-linear", metavar="q,v|all-linear|PATTERN,...", shown="q,v",
+        also=("--lora-target-modules",),
+    )  # fmt: skip
+    lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
+    base: str | None = option(
+        None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
+        choices=("nf4",), shown="as parameters are",
+    )  # fmt: skip
+    adapters: str | None = option(
+        None, "adapters to start from, by name, in a file from --save-adapters", metavar="IN.npz", shown="A normal, B 0"
+    )
+
+    def _check(self) -> None:
+        for name, value in (("freeze", self.freeze), ("lora_target", self.lora_target)):
+            if value is not None and not all(pattern.strip("! ") for pattern in value.split(",")):
+                raise wrong(name, f" {value!r}: a pattern is empty; expected names of parameters such as h.0,wte")
+        if self.lora_rank:
+            return
+        for name in ("lora_alpha", "lora_target", "adapters"):
+            if (value := getattr(self, name)) is not None:
+                raise wrong(name, f" {value!r}: there are no adapters; choose a lora_rank, or leave it out")
+        if self.lora_dropout:
+            raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is frozen."""
+        return self.freeze is not None or self.lora_rank > 0
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """What `freeze` says, pattern by pattern."""
+        return tuple(pattern.strip() for pattern in (self.freeze or "").split(",") if pattern.strip())
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """What `lora_target` says, pattern by pattern; none without adapters."""
+        words = (self.lora_target or "q,v") if self.lora_rank else ""
+        return tuple(word.strip() for word in words.split(",") if word.strip())
+
+    @property
+    def scale(self) -> float:
+        """What adapters' output is multiplied by: alpha / rank."""
+        return 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora_rank
+
+    def trains(self, name: str) -> bool:
+        """Whether the parameter of this name is trained."""
+        trained = not self.lora_rank or is_adapter(name)
+        for pattern in self.patterns:
+            if matches(pattern.removeprefix("!"), name):
+                trained = pattern.startswith("!")
+        return trained
+
+
+ALL_TRAINED = TuningConfig()
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is an adapter's."""
+    return any(part in ADAPTERS for part in name.split("."))
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern matches a run of the dotted parts of a parameter's name."""
+    wanted, parts = pattern.split("."), name.split(".")
+    return any(all(map(fnmatchcase, parts[start:], wanted)) for start in range(len(parts) - len(wanted) + 1))

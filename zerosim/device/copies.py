@@ -1,0 +1,53 @@
+"""Copies between a rank's own memories: launched after a stream's earlier work, and waited for like collectives.
+
+Each direction has its own stream. A copy holds its source until compute or the host's CPU has waited for it.
+"""
+
+from __future__ import annotations
+
+from zerosim.backends.kernels import Backend
+from zerosim.backends.numpy.files import FileArray
+from zerosim.device.device import Buffer, Device
+from zerosim.device.events import COMPUTE, CPU, Copy, Wait
+
+OFFLOAD, CONTROL = "offload", "control"
+
+
+class Copying:
+    """A copy in flight into `target`."""
+
+    __slots__ = ("_held", "device", "id", "target")
+
+    def __init__(self, device: Device, id: int, source: Buffer, target: Buffer) -> None:
+        self.device, self.id, self.target = device, id, target
+        self._held: Buffer | None = source
+
+    def wait(self, by: str = COMPUTE) -> Buffer:
+        """Let compute, the host's CPU or a stream wait for the copy, and return the filled buffer."""
+        self.device.recorder.add(Wait(self.device.where, self.id, by))
+        if by in (COMPUTE, CPU):
+            self._held = None
+        return self.target
+
+
+def launch_copy(source: Buffer, target: Buffer, *, after: str = COMPUTE, purpose: str = OFFLOAD) -> Copying:
+    """Launch a copy of `source` into `target`, a buffer like it in another memory. `after`: the stream whose earlier
+    work the copy follows, `COMPUTE` or the host's `CPU`.
+
+    Raises: Aborted when the run has been ended; OutputError where a drive fails.
+    """
+    device = source.device
+    device.look_up()
+    id = device.next_id()
+    device.recorder.add(Copy(device.where, source.memory, target.memory, source.nbytes, purpose, id, after))
+    _carry(device.backend, source, target)
+    return Copying(device, id, source, target)
+
+
+def _carry(backend: Backend, source: Buffer, target: Buffer) -> None:
+    if isinstance(source.array, FileArray):
+        source.array.read(target.array)
+    elif isinstance(target.array, FileArray):
+        target.array.write(source.array)
+    else:
+        backend.copy(source.array, target.array)

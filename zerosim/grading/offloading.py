@@ -1,0 +1,113 @@
+"""The checks of CPU Adam's exercise: what passes PCIe, who steps, how much goes back at once, what lies where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.analysis.copies import PURPOSE, check_memories
+from zerosim.device.events import Alloc, Copy, Event, Kernel
+from zerosim.grading.checks import psi_of
+from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.given.skeletons import MyCpuAdam
+from zerosim.grading.record import peak, where
+from zerosim.grading.trial import result_of
+from zerosim.placement.memories import DEVICE, HOST
+
+OUT, BACK = f"{DEVICE} to {HOST}", f"{HOST} to {DEVICE}"
+_STATES = ("optim", "grad")
+
+
+def pcie(run: Comparison) -> Check:
+    """Bytes that each rank copies in each step, each way, are 2Ψ/N, and nothing goes another way."""
+    config = run.case.config
+    share = 2 * psi_of(result_of(run.mine), run.exercise.stage) // config.mesh.ranks
+    expected = f"2Ψ/N = {share:,} B {OUT} and as many back, per rank and step"
+    wanted = {OUT: share, BACK: share}
+    for rank, record in enumerate(run.mine.records):
+        for step in range(config.optim.steps or 1):
+            found = _copied(record, step)
+            if found == wanted:
+                continue
+            at = next(n for n, event in enumerate(record) if event.scope.step == step and _is_off(event, wanted, found))
+            words = ", ".join(f"{found.get(way, 0):,} B {way}" for way in dict.fromkeys((*wanted, *found)))
+            counted = f"{words}, on rank {rank} in step {step}"
+            return Check(
+                "pcie", False, expected, counted, hint=_hint(found, share), where=where(rank, record, at).only()
+            )
+    return Check("pcie", True, expected, f"{share:,} B each way")
+
+
+def _copied(record: Sequence[Event], step: int) -> dict[str, int]:
+    """Bytes that left one memory for another in a step, by way."""
+    found: dict[str, int] = {}
+    for event in record:
+        if isinstance(event, Copy) and event.scope.step == step and event.purpose == PURPOSE:
+            way = f"{event.source} to {event.target}"
+            found[way] = found.get(way, 0) + event.nbytes
+    return found
+
+
+def _is_off(event: Event, wanted: dict[str, int], found: dict[str, int]) -> bool:
+    """A copy of a way with the wrong bytes or, where there is none of that way, any event of the step."""
+    off = [way for way in (*wanted, *found) if found.get(way) != wanted.get(way)]
+    missing = [way for way in off if way not in found]
+    return bool(missing) or (isinstance(event, Copy) and f"{event.source} to {event.target}" in off)
+
+
+def _hint(found: dict[str, int], share: int) -> str:
+    if found.get(BACK, 0) == 2 * share:
+        return "masters are fp32, parameters half as large: cast on the host, then carry"
+    if found.get(OUT, 0) > share:
+        return "reduce_scatter first: what is left to carry is your slice"
+    if not found.get(BACK):
+        return "the device still has the old parameters: carry the new ones into flat.shard()"
+    return "each gradient goes out once, each new parameter comes back once"
+
+
+def cpu(run: Comparison) -> Check:
+    """Every kernel of the optimizer's ran on the host's CPU."""
+    expected = "Adam runs on the host's CPU"
+    for rank, record in enumerate(run.mine.records):
+        for number, event in enumerate(record):
+            if isinstance(event, Kernel) and event.name == "adam" and event.place != HOST:
+                at, hint = where(rank, record, number).only(), "with self.device.at('host'): kernels run on the CPU"
+                return Check("cpu", False, expected, f"on the device of rank {rank}", hint=hint, where=at)
+    return Check("cpu", True, expected, "it does")
+
+
+def tiles(run: Comparison) -> Check:
+    """At most one tile goes back at once, and the host holds no more than one beside the states and gradients."""
+    most = MyCpuAdam.tile * 2
+    expected = f"at most a tile of {MyCpuAdam.tile} elements = {most:,} B at once, on the host and on its way back"
+    for rank, record in enumerate(run.mine.records):
+        for number, event in enumerate(record):
+            if isinstance(event, Copy) and (event.source, event.purpose) == (HOST, PURPOSE) and event.nbytes > most:
+                at, hint = where(rank, record, number).only(), "carry self.tile elements of the slice, then the next"
+                return Check("tiles", False, expected, f"{event.nbytes:,} B on rank {rank}", hint=hint, where=at)
+        held = peak(record, lambda buffer: buffer.nbytes if buffer.memory == HOST and buffer.kind not in _STATES else 0)
+        if held.amount > most:
+            at, hint = where(rank, record, held.number).only("temp", "param"), "let go of a tile before the next one"
+            return Check("tiles", False, expected, f"{held.amount:,} B held on rank {rank}", hint=hint, where=at)
+    return Check("tiles", True, expected, "they are")
+
+
+def held(run: Comparison) -> Check:
+    """What lies where when backward ends is the closed form, and the device's peak is not above the reference's."""
+    mine = check_memories(result_of(run.mine))
+    expected = ", ".join(f"{one.name} {one.text}" for one in mine)
+    wrong = next((one for one in mine if not one.agrees), None)
+    if wrong is not None:
+        counted = f"{wrong.name} {max(wrong.counted):,} B, expected {int(wrong.formula or 0):,} B"
+        hint = "the slice lies on the host until the step, in a buffer of Kind.GRAD: flat.add_grad_shard keeps it"
+        return Check("held", False, expected, counted, hint=hint)
+    for rank, (record, theirs) in enumerate(zip(run.mine.records, run.reference.records, strict=True)):
+        most, found = peak(theirs, _on_device).amount, peak(record, _on_device)
+        if found.amount > most:
+            hint = "carry a gradient in post_backward, and keep no name on what the device had"
+            counted = f"a peak of {found.amount:,} B on the device of rank {rank}, the reference's is {most:,} B"
+            return Check("held", False, expected, counted, hint=hint, where=where(rank, record, found.number))
+    return Check("held", True, expected, "they do")
+
+
+def _on_device(buffer: Alloc) -> int:
+    return buffer.nbytes if buffer.memory == DEVICE else 0

@@ -1,0 +1,57 @@
+"""An answer's own run in the player, beside the reference's: it opens at the event that the first failure names.
+
+The run is the one that the first failure is of, else the first one; one that failed is played as far as it came. The
+player's lines of source are the answer's own.
+"""
+
+from __future__ import annotations
+
+from zerosim.errors import InputError
+from zerosim.grading.exercise import Recorded
+from zerosim.grading.picture import begun, points_at, reference
+from zerosim.grading.report import Grade
+from zerosim.ledger.ranks import RankLedgers
+from zerosim.playback.encode import encode
+from zerosim.playback.notebook import Player
+from zerosim.playback.record import Line
+from zerosim.playback.record import Recorded as Played
+from zerosim.train.result import RunResult, collect
+from zerosim.train.run import Experiment
+
+YOURS, REFERENCE = "yours", "reference"
+
+
+def played(grade: Grade) -> Player:
+    """Play the answer's run and the reference's; the answer's alone where both are more than a page holds.
+
+    Raises: InputError where the answer did not run, or its run is too much.
+    """
+    case, recorded = begun(grade)
+    mine = Played(_result(grade, recorded), _lines(recorded), YOURS)
+    event = points_at(grade, recorded)
+    opens = None if event is None else (recorded.rank, event)
+    theirs = Played(reference(grade, case), name=REFERENCE)
+    try:
+        return Player(encode(mine, theirs, opens=opens), mine.result)
+    except InputError:
+        return Player(encode(mine, opens=opens), mine.result)
+
+
+def _result(grade: Grade, recorded: Recorded) -> RunResult:
+    """What was counted in a run, whether it came to its end or not."""
+    experiment = Experiment(next(case.config for case in grade.exercise.cases if case.label == recorded.case))
+    config = experiment.config
+    ledgers = {rank: RankLedgers(rank) for rank in range(config.mesh.ranks)}
+    for rank, one in ledgers.items():
+        one.events = recorded.records[rank]
+        for reader in one.readers:
+            reader.read(recorded.records[rank])
+    ranks = range(config.mesh.ranks)
+    return collect(config, experiment.model, experiment.layout, ledgers, ranks, [], keep_events=True)
+
+
+def _lines(recorded: Recorded) -> list[list[Line | None]]:
+    return [
+        [None if at < 0 else Line(*sources[at]) for at in lines]
+        for lines, sources in zip(recorded.lines, recorded.sources, strict=True)
+    ]

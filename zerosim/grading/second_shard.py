@@ -1,0 +1,46 @@
+"""The checks of hpZ's exercise: backward's gathers stay in the node, and the second shard is all that is held more."""
+
+from __future__ import annotations
+
+from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.trial import Trial, result_of
+from zerosim.train.result import RunResult
+
+_HELD = ("param", "unsharded_param")
+
+
+def node(run: Comparison) -> Check:
+    """What each rank gathers of parameters in a step, by phase and axis, is the reference's."""
+    mine, wanted = _gathered(run.mine), _gathered(run.reference)
+    hint = ""
+    if mine != wanted:
+        hint = "forward gathers among all of self.comm, backward among self.node: each flat once for each use"
+    return Check("node", mine == wanted, _words(wanted), _words(mine), hint=hint)
+
+
+def held(run: Comparison) -> Check:
+    """Bytes of parameters when backward ends: the own shard and the second one, to the byte."""
+    mine, wanted = _param_bytes(result_of(run.mine)), _param_bytes(result_of(run.reference))
+    config = run.case.config
+    expected = f"2Ψ/{config.mesh.ranks} + 2Ψ/{config.mesh.secondary_shard} = {wanted[0]:,} B of parameters on each rank"
+    wrong = next((at for at, nbytes in enumerate(mine) if nbytes != wanted[at]), 0)
+    hint = "" if mine == wanted else "reshard() after each use, and nothing else of the gathered buffer stays"
+    return Check("held", mine == wanted, expected, f"{mine[wrong]:,} B", hint=hint)
+
+
+def _param_bytes(result: RunResult) -> list[int]:
+    marks = [memory.marks["end_of_backward"].by_kind for memory in result.memory]
+    return [sum(by_kind.get(kind, 0) for kind in _HELD) for by_kind in marks]
+
+
+def _gathered(trial: Trial) -> dict[tuple[str, str], int]:
+    """Bytes of the first rank's gathers in all steps, by phase and axis."""
+    found: dict[tuple[str, str], int] = {}
+    for row in result_of(trial).traffic[0]:
+        if row.op == "all_gather" and row.purpose == "states":
+            found[row.phase, row.axis] = found.get((row.phase, row.axis), 0) + row.wire_bytes
+    return found
+
+
+def _words(found: dict[tuple[str, str], int]) -> str:
+    return ", ".join(f"{phase} {nbytes:,} B on {axis}" for (phase, axis), nbytes in found.items()) or "nothing gathered"

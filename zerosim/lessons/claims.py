@@ -1,0 +1,10 @@
+"""A claim of a lesson: a sentence that a cell has just tested. A false one stops the notebook."""
+
+from __future__ import annotations
+
+
+def claim(text: str, holds: object) -> None:
+    """Print a sentence that holds. Raises: AssertionError with the sentence where it does not."""
+    if not bool(holds):
+        raise AssertionError(f"claim does not hold: {text}")
+    print(f"✓ {text}")

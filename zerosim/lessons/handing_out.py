@@ -1,0 +1,99 @@
+"""Write the course into a folder of a student's own: notebooks, scenarios, exercises as files, and where to begin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerosim.errors import InputError, OutputError
+from zerosim.grading.catalogue import EXERCISES
+from zerosim.grading.homework import skeleton
+from zerosim.lessons.course import KINDS, Way, course, exercise_minutes, material, project_url
+from zerosim.lessons.opening import away, opened
+
+START = "START.md"
+_WORDS = {"hour": "one hour", "day": "one day", "weeks": "two weeks"}
+
+
+def write_course(folder: Path) -> list[Path]:
+    """Write all files of the course, and return their paths. Nothing is written over.
+
+    Raises: InputError for a folder that holds something already; OutputError where a file cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder that is new or empty")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder}: holds files already, which zerosim does not write over; name a new folder")
+    files = contents()
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8", newline="\n")
+    except OSError as error:
+        raise OutputError(f"{folder}: cannot be written: {error.strerror or error}") from None
+    return [folder / name for name in files]
+
+
+def contents() -> dict[str, str]:
+    """Make the course's files, by their path in a student's folder.
+
+    Raises: InputError for an incomplete installation.
+    """
+    url, notebooks, scenarios = project_url(), material("notebooks"), material("scenarios")
+    files = {START: start()}
+    for lesson in course().lessons:
+        path = notebooks / f"{lesson.file}.ipynb"
+        if not path.is_file():
+            raise InputError(f"{path} is not there: install zerosim again, from a wheel or a whole checkout")
+        files[path.name] = away(opened(path.read_text("utf-8"), lesson, url), url)
+    for path in sorted(scenarios.rglob("*.toml")):
+        files[f"scenarios/{path.relative_to(scenarios).as_posix()}"] = path.read_text("utf-8")
+    for one in EXERCISES:
+        files[f"homework/{one.number:02}_{one.name}.py"] = skeleton(one)
+    return files
+
+
+def start() -> str:
+    """Write the page that a student reads first: the paths in minutes, the lessons, how an answer is graded.
+
+    It is `START.md` in a student's folder and `notebooks/README.md` in the repository.
+    """
+    lines = [
+        "# The course: start here",
+        "",
+        "Run `jupyter lab` in this folder. It comes with `pip install jupyterlab`. `zerosim course DIR` writes such a",
+        "folder: notebooks, scenarios, and every exercise as a file in `homework`.",
+        "",
+        "An answer is graded in the notebook that asks for it, or as a file: `zerosim grade homework/03_ddp.py`.",
+        "`zerosim homework ddp > hw.py` writes one alone. On Windows take the file in `homework`: a shell's `>` may",
+        "write another encoding. Windows and macOS: the code is guarded for both, and was tried on Linux alone.",
+        "",
+        "Minutes are planned. They were not measured with students.",
+        "",
+    ]
+    for way in course().ways:
+        lines += [f"## A path of {_WORDS[way.name]}: {_span(way.minutes)}", "", *path_rows(way), ""]
+        lines += [way.note, ""] if way.note else []
+    lines += ["## All notebooks", "", "| | minutes | | needs |", "|---|---|---|---|"]
+    for lesson in course().lessons:
+        needs = ", ".join(lesson.needs)
+        lines.append(f"| [{lesson.file}]({lesson.file}.ipynb) | {lesson.minutes} | {KINDS[lesson.kind]} | {needs} |")
+    return "\n".join(lines) + "\n"
+
+
+def path_rows(way: Way) -> list[str]:
+    """Write a path as a table: each lesson with its minutes and its exercises on this path."""
+    lines = ["| notebook | minutes | its exercises on this path | minutes |", "|---|---|---|---|"]
+    left = list(way.exercises)
+    for part in way.parts:
+        own = [name for name in part.lesson.exercises if name in left]
+        left = [name for name in left if name not in own]
+        where = f"[{part.lesson.file}]({part.lesson.file}.ipynb)" + (f", {part.part}" if part.part else "")
+        lines.append(f"| {where} | {part.minutes} | {', '.join(own)} | {sum(map(exercise_minutes, own)) or ''} |")
+    if left:
+        lines.append(f"| files in `homework` | | {', '.join(left)} | {sum(map(exercise_minutes, left))} |")
+    return lines
+
+
+def _span(minutes: int) -> str:
+    return f"{minutes} minutes" if minutes <= 60 else f"{minutes / 60:.1f} hours".replace(".0 ", " ")

@@ -1,0 +1,140 @@
+"""The linear maps with adapters (`functional/lora.py`).
+
+A target is a short word (q, k, v, o, gate, up, fc, down), a pattern of a map's name, or all maps. In
+GPT's fused map q, k and v are columns with separate adapters. The map by its name has one adapter for all columns, as
+in PEFT. Adapters are named as PEFT names them: h.0.attn.c_attn.lora_A.weight.
+
+Under tensor parallelism an adapter is cut like its map, and adds no message in forward or backward:
+
+    column-parallel    A whole, its gradient added over tp;  B by outputs
+    row-parallel       A by inputs;  B whole, its gradient added over tp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from zerosim.backends.kernels import Window
+from zerosim.config.tuning import ALL_LINEAR, matches
+from zerosim.device.device import Buffer
+from zerosim.functional.linear import Linear, linear_result
+from zerosim.functional.lora import Adapted, Adapter, Down, Drop, add_adapters
+from zerosim.nn.context import LayerContext
+from zerosim.placement.spec import Split, unit_of
+from zerosim.tensor.autograd import Rule
+from zerosim.tensor.discarded import Held
+from zerosim.tensor.tensor import Operand, Outline, Tensor, layer_of
+
+WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "q": ("q_proj", "attn.q"),
+        "k": ("k_proj", "attn.k"),
+        "v": ("v_proj", "attn.v"),
+        "o": ("o_proj", "attn.c_proj"),
+        "gate": ("gate_proj",),
+        "up": ("up_proj", "mlp.c_fc"),
+        "fc": ("mlp.c_fc",),
+        "down": ("down_proj", "mlp.c_proj"),
+    }
+)
+"""Short words for maps in all families."""
+PIECES = ("attn.q", "attn.k", "attn.v")
+"""Columns of GPT's fused map."""
+
+
+def is_target(word: str, name: str) -> bool:
+    """Return whether a word of `lora_target` names this map: h.0.attn.c_attn, or h.0.attn.q for its columns."""
+    if word == ALL_LINEAR:
+        return not any(matches(piece, name) for piece in PIECES)
+    return any(matches(one, name) for one in WORDS.get(word, (word,)))
+
+
+class Target(NamedTuple):
+    """Outputs of a map that may have an adapter: the name, the whole's widths in and out, the first local column, and
+    the cuts of A and B."""
+
+    name: str
+    inner: int
+    wide: int
+    first: int = 0
+    split_a: Split | None = None
+    split_b: Split | None = None
+
+
+class Adapters:
+    """The adapters of one linear map, possibly none. `by_rows`: the map is row-parallel."""
+
+    def __init__(self, here: LayerContext, targets: Sequence[Target], *, by_rows: bool = False) -> None:
+        maps, tuning = here.group.maps, here.tuning
+        self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
+        self.unit = unit_of(here.name)
+        self.targets = [one for one in targets if any(is_target(word, one.name) for word in tuning.targets)]
+        self.adapters: list[Adapter] = []
+        for name, inner, wide, first, split_a, split_b in self.targets:
+            at, cut = here.named(name), maps.size > 1
+            std = float((3 * inner) ** -0.5)  # PEFT draws A uniformly, with this variance
+            shape = tuning.lora_rank, inner
+            a = at.declare("lora_A.weight", shape, std=std, split=split_a, summed=cut and not by_rows)
+            b = at.declare("lora_B.weight", (wide, tuning.lora_rank), split=split_b, summed=cut and by_rows)
+            self.adapters.append(Adapter(a, b, first, tuning.scale))
+
+    def __bool__(self) -> bool:
+        return bool(self.adapters)
+
+    @property
+    def weights(self) -> list[Operand]:
+        return [one for adapter in self.adapters for one in (adapter.a, adapter.b)]
+
+    def _add(self, x: Tensor, out: Buffer, saved: dict[str, Buffer]) -> list[Down]:
+        """Add to the map's result, and put the buffers for backward into `saved`."""
+        downs = add_adapters(x, out, self.adapters, [self._drop(x, one) for one in self.targets])
+        for down in downs:
+            name = layer_of(down.adapter.a, "lora_A")
+            saved |= {name: down.t} | ({} if down.mask is None else {f"{name} mask": down.mask})
+        return downs
+
+    def _drop(self, x: Tensor, target: Target) -> Drop | None:
+        if not self.chance or not x.device.is_training:
+            return None
+        own, window = x.shape[-1], None
+        if own < target.inner:  # this rank's columns of a row-parallel map's input
+            window = Window(self.maps.index * own, own, target.inner)
+        return Drop(self.chance, self.keys(target.name, self.unit), window)
+
+    def columns(
+        self,
+        x: Tensor,
+        weights: Sequence[Operand],
+        run: Callable[[Tensor], Buffer],
+        rule_of: Callable[[Held | Outline], Rule],
+    ) -> Tensor:
+        """Apply a column-parallel map of `weights` and its adapters. `run` and `rule_of` are the map's."""
+        downs, saved = list[Down](), dict[str, Buffer]()
+
+        def run_both(whole: Tensor) -> Buffer:
+            out = run(whole)
+            downs.extend(self._add(whole, out, saved))
+            return out
+
+        def rule(kept: Held | Outline) -> Rule:
+            return Adapted(rule_of(kept), kept, downs)
+
+        op = layer_of(weights[0], "linear")
+        return self.maps.linear_columns(x, [*weights, *self.weights], run_both, rule, op, saved)
+
+    def rows(self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Tensor:
+        """Apply a row-parallel map and its adapters, whose results are summed over ranks in one call."""
+        downs, saved = list[Down](), dict[str, Buffer]()
+
+        def run_both(x: Tensor, bias: Operand | None) -> Buffer:
+            out = linear_result(x, weight, bias, transposed=transposed)
+            downs.extend(self._add(x, out, saved))
+            return out
+
+        def rule(kept: Held | Outline, bias: Operand | None) -> Rule:
+            return Adapted(Linear(kept, weight, bias, transposed), kept, downs)
+
+        op = layer_of(weight, "linear")
+        return self.maps.linear_rows(x, weight, bias, run_both, rule, op, self.weights, saved)

@@ -1,0 +1,139 @@
+"""Codecs: what of a gradient is sent, as buffers of bytes that are counted, and what is lost on the way.
+
+    Blocks   every element in 8 or 4 bits, with the largest magnitude of each quantization block
+    TopK     the elements of largest magnitude, and where they were
+    RandomK  elements that every rank draws alike: their values alone
+    Signs    one bit an element, and one scale
+
+A codec is written with NumPy's names, which are CuPy's: `xp` is one or the other. Rows (P, n) are what P ranks are
+sent, one part each; all values are in the gradients' own format. Sources: arXiv 1704.05021 and 1712.01887 (top-k),
+1802.06058 (signs and their scale, as DeepSpeed's 1-bit Adam has them), 2306.10209 (blocks).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from zerosim.backends.kernels import Array
+from zerosim.dtypes import DType, fp32, int32, uint8
+
+
+class Codec(Protocol):
+    """One way to send n numbers."""
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether `encode` leaves in the values what it did not send, to be added to the next gradient."""
+        ...
+
+    def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
+        """Elements and format of each buffer that numel numbers become."""
+        ...
+
+    def encode(self, xp: Any, values: Array, *sent: Array) -> None:
+        """Fill `sent`, each (P, its elements), with what stands for values (P, n)."""
+        ...
+
+    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+        """out (n) = the mean over N ranks of what arrived from them, each (N, its elements), added in rank order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Whole steps of absmax / 127 in a byte, or of absmax / 7 in half of one; nothing is kept of what is rounded."""
+
+    bits: int
+    block: int
+    has_residual: bool = False
+
+    def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
+        return [(-(-numel * self.bits // 8), uint8), (-(-numel // self.block), fp32)]
+
+    def encode(self, xp: Any, values: Array, *sent: Array) -> None:
+        codes, scales = sent
+        parts, numel = values.shape
+        most = 2 ** (self.bits - 1) - 1
+        padded = xp.zeros((parts, scales.shape[1] * self.block), values.dtype)
+        padded[:, :numel] = values
+        blocks = padded.reshape(parts, -1, self.block)
+        scales[...] = xp.abs(blocks).max(axis=2) / most
+        divisors = xp.where(scales == 0, xp.float32(1), scales)[:, :, None]
+        steps = (xp.rint(blocks / divisors).reshape(parts, -1)[:, :numel] + (most + 1)).astype(xp.uint8)
+        if self.bits == 8:
+            codes[...] = steps
+            return
+        pairs = xp.zeros((parts, 2 * codes.shape[1]), xp.uint8)
+        pairs[:, :numel] = steps
+        codes[...] = pairs[:, ::2] << 4 | pairs[:, 1::2]
+
+    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+        codes, scales = arrived
+        ranks, middle = codes.shape[0], 2 ** (self.bits - 1)
+        total = xp.zeros(out.shape, out.dtype)
+        for mine, scale in zip(codes, scales, strict=True):
+            if self.bits == 4:
+                mine = xp.stack([mine >> 4, mine & 15], axis=1).reshape(-1)
+            steps = mine[: out.size].astype(out.dtype) - middle
+            total += steps * xp.repeat(scale, self.block)[: out.size].astype(out.dtype)
+        out[...] = total / ranks
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """ceil(ratio n) elements, as values and int32 places; of equal ones the first. What stays is the residual."""
+
+    ratio: float
+    has_residual: bool = True
+
+    def count(self, numel: int) -> int:
+        """How many of numel elements are sent."""
+        return most_of(self.ratio, numel)
+
+    def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
+        return [(self.count(numel), dtype), (self.count(numel), int32)]
+
+    def encode(self, xp: Any, values: Array, *sent: Array) -> None:
+        kept, places = sent
+        order = xp.argsort(-xp.abs(values), axis=1, kind="stable")[:, : kept.shape[1]]
+        places[...] = xp.sort(order, axis=1)
+        for row, at, out in zip(values, places, kept, strict=True):
+            out[...] = row[at]
+            row[at] = 0
+
+    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+        kept, places = arrived
+        total = xp.zeros(out.shape, out.dtype)
+        for mine, at in zip(kept, places, strict=True):
+            total[at] += mine
+        out[...] = total / kept.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """x becomes sign(x) |x|_2 / sqrt(n), where 0 counts as positive; the rest is the residual."""
+
+    has_residual: bool = True
+
+    def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
+        return [(-(-numel // 8), uint8), (1, fp32)]
+
+    def encode(self, xp: Any, values: Array, *sent: Array) -> None:
+        bits, scales = sent
+        scales[:, 0] = xp.sqrt((values * values).sum(axis=1) / values.shape[1])
+        bits[...] = xp.packbits(values >= 0, axis=1)
+        values -= xp.where(values >= 0, scales, -scales).astype(values.dtype)
+
+    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+        bits, scales = arrived
+        total = xp.zeros(out.shape, out.dtype)
+        for mine, scale in zip(bits, scales, strict=True):
+            total += xp.where(xp.unpackbits(mine)[: out.size] == 1, scale, -scale).astype(out.dtype)
+        out[...] = total / bits.shape[0]
+
+
+def most_of(ratio: float, numel: int) -> int:
+    """ceil(ratio n), at least one of them."""
+    return max(1, math.ceil(ratio * numel)) if numel else 0

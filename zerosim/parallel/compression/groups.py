@@ -1,0 +1,81 @@
+"""ZeRO++'s codes, by DeepSpeed's rules: groups of fp16 values, each with an fp32 scale (arXiv 2306.10209, 3.1 and 3.3).
+
+    scale    2^k / (2 max|x|) of a group in fp32, 1 where all are 0; its inverse is what is sent
+    code     x scale, rounded to even, cut to [-2^(k-1), 2^(k-1) - 1]: the positive maximum returns as 127/128 or 7/8
+    value    code / scale, rounded to fp16
+
+Two codes of 4 bits share a byte, the first one above. A buffer of int8 codes is seen as uint8, byte for byte.
+
+Source: microsoft/DeepSpeed, csrc/includes/quantization_utils.h (0c1913d), csrc/quantization/swizzled_quantize.cu
+(3c9c91a) and quant_reduce.cu (303f96c); deepspeed/runtime/zero/partition_parameters.py (CUDAQuantizer),
+deepspeed/runtime/comm/coalesced_collectives.py (03aecee, all_to_all_quant_reduce).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from zerosim.backends.kernels import Array
+
+ALIGNED = 8
+"""Elements that a kernel loads at a time, so that groups of weights have a multiple of them."""
+TARGET = 8000
+
+
+@lru_cache(maxsize=1024)
+def weight_groups(numel: int) -> int:
+    """Groups of a shard of so many weights, a multiple of 8: about 8,000 elements in each."""
+    groups = -(-numel // TARGET)
+    while numel % (ALIGNED * groups):
+        groups += 1
+    while numel % (2 * ALIGNED * groups) == 0 and numel / groups > TARGET:
+        groups *= 2
+    return groups
+
+
+@lru_cache(maxsize=1024)
+def grad_groups(shapes: Sequence[tuple[int, ...]], numel: int, ranks: int) -> int:
+    """Groups of a gradient of so many elements, padding included, that `ranks` reduce; 0: it is reduced exactly.
+
+    DeepSpeed's rule of one tensor: as many as its rows or columns, whichever are more, and at least a group a rank; a
+    tensor of one dimension is reduced exactly. A flat buffer of several tensors has the most groups that any of them
+    would have. Here that is raised to the next number that cuts each rank's slice into groups of an even size.
+    """
+    wanted = max((max(shape[:2]) for shape in shapes if len(shape) > 1), default=0)
+    if not wanted or numel % (2 * ranks):
+        return 0
+    own = numel // ranks
+    each = -(-max(wanted, ranks) // ranks)
+    while own % each or own // each % 2:
+        each += 1
+    return each * ranks
+
+
+def encode(xp: Any, bits: int, values: Array, codes: Array, scales: Array) -> None:
+    """Fill codes and scales of fp16 values (any shape), group after group."""
+    rows = values.reshape(scales.size, -1).astype(xp.float32)
+    half, most = 2 ** (bits - 1), xp.abs(rows).max(axis=1)
+    scale = xp.float32(2**bits) / (2 * xp.where(most == 0, xp.float32(half), most))
+    steps = xp.clip(xp.rint(rows * scale[:, None]), -half, half - 1)
+    steps = xp.where(xp.isnan(steps), 0, steps).astype(xp.int8).reshape(-1)
+    scales[...] = 1 / scale
+    codes[...] = steps.view(xp.uint8) if bits == 8 else (steps[::2] << 4 | (steps[1::2] & 15)).view(xp.uint8)
+
+
+def decode(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
+    """The fp16 values of codes, in one dimension."""
+    steps = codes.view(xp.int8)
+    if bits == 4:
+        steps = xp.stack([steps >> 4, (steps << 4) >> 4], axis=1)
+    rows = steps.reshape(scales.size, -1).astype(xp.float32)
+    return (rows * scales[:, None]).astype(xp.float16).reshape(-1)
+
+
+def decoded_sum(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
+    """The fp16 sum over rows of codes (P, bytes) with scales (P, groups), added in their order, rounded each time."""
+    total = decode(xp, bits, codes[0], scales[0])
+    for mine, scale in zip(codes[1:], scales[1:], strict=True):
+        total = total + decode(xp, bits, mine, scale)
+    return total

@@ -1,0 +1,79 @@
+"""The delayed parameter update of ZeRO-Offload (arXiv 2101.06840, section 5.2), from step N on.
+
+    step          its gradients are of the weights after     what the CPU does beside its forward and backward
+    1 .. N - 1    all earlier steps                          nothing: it steps when backward is over
+    N             all earlier steps                          nothing. Its gradients wait
+    t > N         steps 1 .. t - 2                           steps with the gradients of t - 1
+
+So the weights of a step are late by one update. When its backward is over, the new parameters land, and the norm of its
+own gradients is decided: loss scale, clipping and learning rate are those of the step that made the gradients. The
+gradients of a skipped step go; nothing waits then. After the last step, what waits is applied.
+
+On the host the gradients of two steps are there, and new parameters beside the old ones: 2 Psi/N bytes more of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from zerosim.comm.groups import Groups
+from zerosim.config.zero import GradMemory
+from zerosim.device.device import Buffer, Phase
+from zerosim.optim.updater import Updater
+from zerosim.parallel import update
+from zerosim.parallel.schedule import Use
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.late import LateParams
+
+
+class Delayed:
+    """Gradients of one step that the CPU steps with in the next one."""
+
+    def __init__(self, updater: Updater, flats: Sequence[Flat], memory: GradMemory, groups: Groups) -> None:
+        self.updater, self.flats, self.memory, self.groups = updater, flats, memory, groups
+        self._scale: float | None = None  # what the gradients that wait are multiplied by
+        self._grads: list[Buffer | None] = []  # by flat; they stay until the CPU has stepped
+
+    def hold(self, scale: float | None) -> float | None:
+        """Have the gradients wait that were decided to be multiplied by `scale`. Gives what a step now does instead:
+        nothing or, where its update is not delayed, the same."""
+        is_late = 0 < self.memory.late <= len(self.updater.control.reports)
+        if is_late and scale is not None:
+            self._scale, self._grads = scale, [flat.grad_shard for flat in self.flats]
+        return None if is_late else scale
+
+    def launch(self, uses: Sequence[Use] = ()) -> None:
+        """A step of these uses begins: the CPU steps with what waits, in the order in which backward will leave the
+        buffers."""
+        if self._scale is None or not self.flats:
+            return
+        for flat, grad in zip(self.flats, self._grads, strict=True):
+            flat.grad_shard = grad
+            if flat.outgoing is not None:
+                flat.outgoing.last_slot = max((use.action.slot for use in uses), default=0)
+        with self.flats[0].device.phase(Phase.OPTIMIZER):
+            flats = self.flats[::-1]
+            update.step(self.updater, flats, self._scale, self.memory, self.groups, lambda flat: None, _store)
+        self._scale = None
+
+    def land(self, publish: Callable[[Flat], None]) -> None:
+        """Backward is over: new parameters, if there are any, take the place of the old ones."""
+        for flat in self.flats if self._grads else ():
+            if flat.outgoing is not None and (late := flat.outgoing.late.pop(flat.name, None)) is not None:
+                with flat.device.scope(unit=flat.module):
+                    late.land()
+                    del late
+                    publish(flat)
+        self._grads = []
+
+    def finish(self, publish: Callable[[Flat], None], step: int) -> None:
+        """After the last step: apply what waits. It is recorded as `step`."""
+        if self._scale is not None and self.flats:
+            with self.flats[0].device.scope(step=step, phase=Phase.OPTIMIZER):
+                self.launch()
+                self.land(publish)
+
+
+def _store(flat: Flat) -> None:
+    assert flat.outgoing is not None
+    flat.outgoing.late[flat.name] = LateParams(flat)

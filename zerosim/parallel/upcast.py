@@ -1,0 +1,33 @@
+"""Gradients in fp32 for the optimizer step (DeepSpeed's and Megatron's way)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerosim.config.zero import GradMemory
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import compute_dtype
+from zerosim.tensor.flat import Flat
+
+
+def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None:
+    """These flats' own slices in fp32, beside the half-type ones; then those go (DeepSpeed's order)."""
+    copies = [upcast_grad_shard(flat) for flat in flats]
+    if is_first:  # of several groups
+        flats[0].device.mark("gradients_upcast")
+    for flat, shard in zip(flats, copies, strict=True):
+        if shard is not None:
+            flat.drop_grads()
+            flat.grad_shard = shard
+            if memory.keep_upcast:
+                flat.grad_upcast = shard
+
+
+def upcast_grad_shard(flat: Flat) -> Buffer | None:
+    """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""
+    half, compute = flat.grad_shard, compute_dtype(flat.grad_dtype)
+    if half is None or not flat.grad_dtype.is_half:
+        return None
+    copy = flat.device.alloc(half.shape, compute, Kind.GRAD, padding=flat.own_padding)
+    flat.device.kernel(0, flat.device.backend.copy, half.array, copy.array)
+    return copy

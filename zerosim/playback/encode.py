@@ -1,0 +1,261 @@
+"""The page's data: runs, their layouts and every event that moves a byte, as values that JSON can hold.
+
+The schema is in `docs/player.md`; `decode.py` reads it back. A text that occurs often stands once in a table, and an
+event is a short list that begins with the place of its kind in `EVENTS`. Saves are not among them: they only name the
+buffers that they hold. Nor are an allocator's addresses and a memory pool's reports.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import zerosim
+from zerosim.analysis.letters import letters_of
+from zerosim.analysis.shares import itemsizes
+from zerosim.analysis.traffic import check_traffic
+from zerosim.backends.kernels import Backend
+from zerosim.comm.runtime import make_backend
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.device.events import (
+    Alloc,
+    Copy,
+    Event,
+    Free,
+    Kernel,
+    Launch,
+    Mark,
+    Message,
+    Retag,
+    Save,
+    Wait,
+)
+from zerosim.errors import InputError
+from zerosim.placement.layout import Layout
+from zerosim.placement.memories import DEVICE
+from zerosim.placement.mesh import AXES
+from zerosim.playback.looks import looks
+from zerosim.playback.order import call_of, in_order
+from zerosim.playback.record import Line, Recorded
+from zerosim.report.names import STAGES
+from zerosim.report.words import headline, model_name
+from zerosim.train.build import build_model
+from zerosim.train.work import expected_work
+from zerosim.units import format_bytes
+
+Data = dict[str, Any]
+
+SCHEMA, VERSION = "zerosim-player", 1
+MOST_BYTES = 2_000_000
+"""Of a page's data, as JSON."""
+EVENTS = (
+    "alloc", "free", "retag", "kernel", "launch", "wait", "message", "mark", "copy", "alloc_elsewhere",
+    "free_elsewhere",
+)  # fmt: skip
+"""What an event's first number stands for."""
+SMALLER = "leave out ZeRO stages, ranks, layers or micro-batches"
+_FAR_TOO_MANY = 700_000  # events: their data is larger than a page's by more than any estimate is wrong
+
+
+def check_size(*configs: RunConfig, every_rank: bool = True) -> None:
+    """Raises: InputError for runs of which no page can be made, before any of them."""
+    events = 0
+    for config in configs:
+        ranks = config.mesh.ranks // config.mesh.pp if every_rank else 1
+        events += expected_work(config.replace(steps=1), micro_batches=config.data.accumulate, ranks=ranks).events
+    if events > _FAR_TOO_MANY:
+        raise InputError(f"about {events:,} events are too many for a page of {format_bytes(MOST_BYTES)}: {SMALLER}")
+
+
+def encode(*recorded: Recorded, most: int = MOST_BYTES, opens: tuple[int, int] | None = None) -> Data:
+    """The data of a page that shows these runs, the first one first. Where it is too much, kernels are left out.
+
+    `opens`: the rank and the number of the first run's event at which the page opens.
+
+    Raises: InputError for a result without events, and for more than a page holds.
+    """
+    for each in recorded:
+        if not each.result.events:
+            raise InputError("the player needs the record of a run: zerosim.run(config, keep_events=True)")
+    for left_out in ((), ("kernel",)):
+        runs = [_Run(one, left_out, opens if at == 0 else None) for at, one in enumerate(recorded)]
+        data = _page_of([run.values() for run in runs])
+        if opens is not None:
+            data["opens"] = f"run=0&at={runs[0].at}&rank={opens[0]}&by=events"
+        nbytes = len(as_text(data))
+        if nbytes <= most:
+            return data
+    count = sum(len(run["events"]) for run in data["runs"])
+    raise InputError(
+        f"{count:,} events are {format_bytes(nbytes)} of data, and a page holds {format_bytes(most)}: {SMALLER}"
+    )
+
+
+def as_text(data: Data) -> str:
+    """The data as strict JSON on one line."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":"))
+
+
+def _page_of(runs: Sequence[Data]) -> Data:
+    return {"schema": SCHEMA, "version": VERSION, "zerosim": zerosim.__version__, **looks(), "runs": list(runs)}
+
+
+class _Table:
+    """Values that occur often, each once, by their place."""
+
+    def __init__(self) -> None:
+        self.places: dict[Any, int] = {}
+
+    def place(self, value: Any) -> int:
+        return self.places.setdefault(value, len(self.places))
+
+    @property
+    def values(self) -> list[Any]:
+        return list(self.places)
+
+
+class _Run:
+    """One run's values."""
+
+    def __init__(self, recorded: Recorded, left_out: Sequence[str], opens: tuple[int, int] | None = None) -> None:
+        self.recorded, self.result, self.left_out = recorded, recorded.result, left_out
+        self._opens, self.at = opens, 0  # a rank's event, and how many of the page's have happened then
+        self.words, self.scopes, self.calls, self.lines = _Table(), _Table(), _Table(), _Table()
+        self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
+        for rank in self.result.ran:
+            for event in self.result.events[rank]:
+                if isinstance(event, Save):
+                    self._names.setdefault((rank, event.id), f"{event.op}: {event.what}")
+
+    def values(self) -> Data:
+        result, config, layout = self.result, self.result.config, self.result.layout
+        places = {name: place for place, name in enumerate(layout.flats)}
+        events, lines = [], []
+        for event, line in self._events():
+            events.append(event)
+            lines.append(-1 if line is None else self.lines.place(line))
+        has_lines = any(line >= 0 for line in lines)
+        return {
+            "stage": config.parallel.zero_stage,
+            "name": self.recorded.name or STAGES[config.parallel.zero_stage],
+            "about": headline(config) + (f", {self.recorded.name}" if self.recorded.name else ""),
+            "model": model_name(config),
+            "parameters": result.num_parameters,
+            "dtype": config.precision.param_dtype,
+            "mesh": {axis: size for axis, size in layout.mesh.sizes.items() if size > 1},
+            "ranks": [self._rank(rank) for rank in result.ran],
+            "flats": [_flat(layout, name) for name in layout.flats],
+            "stages": [[places[name] for name in names] for names in layout.stages],
+            "units": {unit: [places[name] for name in names] for unit, names in _units(config).items()},
+            "words": self.words.values,
+            "scopes": [list(scope) for scope in self.scopes.values],
+            "calls": [[*call[:3], list(call[3]), *call[4:]] for call in self.calls.values],
+            "lines": lines if has_lines else [],
+            "sources": [list(line) for line in self.lines.values],
+            "left_out": list(self.left_out),
+            "events": events,
+        }
+
+    def _rank(self, rank: int) -> Data:
+        """A rank that ran: where it is, for how many it stands, what it should send, what its ledger has."""
+        result, mesh = self.result, self.result.layout.mesh
+        stage, memory = mesh.index(rank, "pp"), result.memory[rank]
+        total, letters = check_traffic(result, 0, stage)[-1], letters_of(result, stage, padded=True)
+        return {
+            "rank": rank,
+            "place": {axis: mesh.index(rank, axis) for axis in AXES if mesh.size(axis) > 1},
+            "stands_for": result.stands_for.count(rank),
+            "stage": stage,
+            "volume": {
+                "form": total.text,
+                "bytes": math.ceil(total.with_padding),
+                "psi_bytes": math.ceil(letters["Ψ"] * itemsizes(result.config)[0]),
+                "members": letters["N"],
+            },
+            "marks": {name: dict(shot.by_kind) for name, shot in memory.marks.items()},
+            "peak": memory.peak.total_bytes,
+        }
+
+    def _events(self) -> Iterator[tuple[list[Any], Line | None]]:
+        records = {rank: _steps_of(self.result.events[rank]) for rank in self.result.ran}
+        lines, opens, count = self.recorded.lines, self._opens, 0
+        for rank, number in in_order(records):
+            values = self._event(rank, records[rank][number])
+            if values is not None and values[0] not in self.left_out:
+                count += 1
+                if opens is not None and rank == opens[0] and number <= opens[1]:
+                    self.at = count
+                own = lines[rank] if lines else ()
+                line = own[number] if number < len(own) else None
+                yield [EVENTS.index(values[0]), rank, self.scopes.place(records[rank][number].scope), *values[1:]], line
+
+    def _event(self, rank: int, event: Event) -> list[Any] | None:
+        """An event's kind and its values after rank and scope; None for one that the page does not have."""
+        word = self.words.place
+        match event:
+            case Alloc():
+                name = event.name or self._names.get((rank, event.id), "")
+                values = [event.id, event.nbytes, word(event.kind), event.padding_bytes, word(name)]
+                if event.memory != DEVICE:
+                    return ["alloc_elsewhere", *values, word(event.memory)]
+                return ["alloc", *values]
+            case Free():
+                return (
+                    ["free", event.id] if event.memory == DEVICE else ["free_elsewhere", event.id, word(event.memory)]
+                )
+            case Retag():
+                return ["retag", event.id, word(event.kind)]
+            case Kernel():
+                return ["kernel", word(event.name), event.flops]
+            case Launch():
+                op, axis, group, sequence = call_of(event)
+                call = self.calls.place((op, axis, event.purpose, group, sequence, event.algorithm))
+                sizes = [event.payload_bytes, event.sent_bytes, event.received_bytes]
+                return ["launch", event.work, call, word(event.dtype), *sizes, event.modelled_bytes]
+            case Wait():
+                return ["wait", event.work]
+            case Message():
+                return ["message", event.work, event.peer, event.nbytes, event.count]
+            case Mark():
+                return ["mark", word(event.name)]
+            case Copy():
+                return ["copy", word(event.source), word(event.target), event.nbytes, word(event.purpose)]
+            case _:
+                return None
+
+
+def _steps_of(events: Sequence[Event]) -> Sequence[Event]:
+    """A record up to the end of its last step, which may have failed: what is let go when the program ends is none of
+    it."""
+    last = max((at for at, event in enumerate(events) if isinstance(event, Mark)), default=len(events) - 1)
+    later = (at for at, event in enumerate(events) if event.scope.step > events[last].scope.step)
+    last = max((last, *later))
+    while last + 1 < len(events) and events[last + 1].scope.step == events[last].scope.step:
+        last += 1
+    return events[: last + 1]
+
+
+def _flat(layout: Layout, name: str) -> Data:
+    """A flat buffer, and for each of its states the parts in which a group holds it."""
+    flat = layout.flats[name]
+    stage = next(stage for stage, names in enumerate(layout.stages) if name in names)
+    states = {
+        state: {
+            "axes": list(row.axes),
+            "whole": row.is_whole,
+            "parts": [[part.start, part.stop] for part in layout.parts(stage, name, state)],
+        }
+        for state, row in layout.rows(name).items()
+    }
+    return {"name": name, "numel": flat.numel, "states": states}
+
+
+def _units(config: RunConfig) -> Mapping[str, list[str]]:
+    """By unit, in the model's order, the flat buffers that it uses."""
+    backend: Backend = make_backend("meta")
+    units = build_model(config, Device(0, backend)).units
+    parts = [part for unit in units for part in (unit, *unit.leaves)]
+    return {part.name: [flat.name for flat in part.all_flats] for part in parts}

@@ -1,0 +1,82 @@
+"""The player in a notebook: the page in a frame of its own, and a still picture below it.
+
+A saved notebook keeps both. Where a frame is taken out, as on a site that shows notebooks, the picture is left.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from pathlib import Path
+
+from zerosim.errors import InputError, OutputError
+from zerosim.playback.encode import Data, encode
+from zerosim.playback.html import page, title_of
+from zerosim.playback.record import Recorded
+from zerosim.report.plots.page import write_figure
+from zerosim.report.plots.timeline import timeline_figure
+from zerosim.train.result import RunResult
+
+HEIGHT = 760
+"""Of the frame, in CSS pixels."""
+
+
+def player(*results: RunResult | Recorded) -> Player:
+    """The player of a run or a plan that has kept its events; several are stages to choose from, and to see side by
+    side.
+
+    Raises: InputError for what is no such result, and for more than a page holds.
+    """
+    for result in results:
+        if not isinstance(result, RunResult | Recorded):
+            raise InputError(
+                f"player takes results, not a {type(result).__name__}: "
+                "zerosim.player(zerosim.run(config, keep_events=True))"
+            )
+    if not results:
+        raise InputError("player takes at least one result: zerosim.player(zerosim.run(config, keep_events=True))")
+    recorded = [one if isinstance(one, Recorded) else Recorded(one) for one in results]
+    return Player(encode(*recorded), recorded[0].result)
+
+
+class Player:
+    """A page, its data, and how a notebook shows it."""
+
+    def __init__(self, data: Data, result: RunResult) -> None:
+        self.data = data
+        self._result = result
+
+    @property
+    def html(self) -> str:
+        """The page as text."""
+        return page(self.data)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page. Raises: OutputError where the file cannot be written."""
+        try:
+            Path(path).write_text(self.html, "utf-8")
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OutputError(f"{path}: cannot be written: {why}") from None
+
+    def __repr__(self) -> str:
+        count = sum(len(run["events"]) for run in self.data["runs"])
+        return f"Player({title_of(self.data)}, {count:,} events)"
+
+    def _repr_html_(self) -> str:
+        title = html.escape(title_of(self.data), quote=True)
+        picture = base64.b64encode(_still(self._result)).decode()
+        return (
+            f'<iframe srcdoc="{html.escape(self.html, quote=True)}" title="{title}" width="100%" height="{HEIGHT}" '
+            'sandbox="allow-scripts allow-downloads" style="border:0"></iframe>'
+            f'<details><summary>Still picture</summary><img alt="Live bytes by kind over the events of {title}" '
+            f'style="max-width:100%" src="data:image/png;base64,{picture}"></details>'
+        )
+
+
+def _still(result: RunResult) -> bytes:
+    """Live bytes over the step, of the first ranks that ran, as PNG."""
+    ranks, file = result.ran[:2], io.BytesIO()
+    write_figure(timeline_figure([result.events[rank] for rank in ranks], ranks), file, "png")
+    return file.getvalue()

@@ -1,0 +1,57 @@
+"""The ranks' records in one order: each in turn goes on to its next unit or collective; all join it, then all end it.
+
+A rank's record has an order of its own, and nothing counts across ranks: a collective's wait comes after every member
+has joined, and no more is certain. So the order between ranks is a choice, the same one each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from zerosim.device.events import Event, Launch, Mark, Wait
+from zerosim.verbs import MESSAGES
+
+Call = tuple[str, str, tuple[int, ...], int]
+"""What names a collective on all its ranks: verb, axis, group, and its number in that group."""
+
+
+def call_of(launch: Launch) -> Call:
+    """The collective that a rank joins. Both ends of a message are one call."""
+    return "send" if launch.op in MESSAGES else launch.op, launch.axis, launch.group, launch.sequence
+
+
+def in_order(records: Mapping[int, Sequence[Event]]) -> Iterator[tuple[int, int]]:
+    """Every event of the records by rank, as (rank, its number in that rank's record)."""
+    launched: dict[Call, set[int]] = {}
+    works: dict[tuple[int, int], Call] = {}  # by rank and work
+    at = dict.fromkeys(sorted(records), 0)
+
+    def can_go(rank: int) -> bool:
+        if at[rank] == len(records[rank]):
+            return False
+        event = records[rank][at[rank]]
+        call = works.get((rank, event.work)) if isinstance(event, Wait) else None
+        return call is None or launched[call] >= _needed(call, rank) & records.keys()
+
+    while left := [rank for rank in at if at[rank] < len(records[rank])]:
+        able = [rank for rank in left if can_go(rank)] or left[:1]  # a record that was cut off waits for nobody
+        for rank in able:
+            while True:
+                event = records[rank][at[rank]]
+                if isinstance(event, Launch):
+                    call = call_of(event)
+                    works[rank, event.work] = call
+                    launched.setdefault(call, set()).add(rank)
+                yield rank, at[rank]
+                at[rank] += 1
+                if at[rank] == len(records[rank]) or isinstance(event, Wait | Mark):
+                    break
+                coming = records[rank][at[rank]]
+                if coming.scope != event.scope or isinstance(coming, Launch | Wait):
+                    break
+
+
+def _needed(call: Call, rank: int) -> set[int]:
+    """Who has to have joined before this rank goes on: all members; of a message its sender."""
+    op, _, group, _ = call
+    return {group[0]} if op == "send" else set(group)

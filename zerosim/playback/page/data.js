@@ -1,0 +1,74 @@
+// The page's data, and small helpers: elements, numbers in words, colours.
+
+const DATA = JSON.parse(document.getElementById('data').textContent);
+const SCHEMA = 'zerosim-player', VERSION = 1;
+const KINDS = ['alloc', 'free', 'retag', 'kernel', 'launch', 'wait', 'message', 'mark', 'copy', 'alloc_elsewhere', 'free_elsewhere'];
+const [ALLOC, FREE, RETAG, KERNEL, LAUNCH, WAIT, MESSAGE, MARK, COPY, HOST_ALLOC, HOST_FREE] = KINDS.keys();
+const STATES = ['param', 'grad', 'optim'];
+const GATHERED = { param: ['unsharded_param', 'prefetched_param'], grad: ['unsharded_grad'], optim: [] };
+const PASSING = ['activation', 'activation_grad', 'kept', 'temp', 'comm'];
+const HEADS = { param: ['parameters', 'P'], grad: ['gradients', 'G'], optim: ['optimizer', 'O'] };
+const SVG_NS = 'http://www.w3.org/2000/svg';
+const FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? '' : value);
+  }
+  for (const child of [children].flat(3)) {
+    if (child !== null && child !== undefined && child !== false) node.append(child);
+  }
+  return node;
+}
+const html = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG_NS, tag), attributes, children);
+
+const f1 = (x) => Number(x.toFixed(1));
+const NUMBERS = new Intl.NumberFormat('en');
+const num = (n) => NUMBERS.format(n);
+const count = (n, one, many) => `${num(n)} ${n === 1 ? one : many || one + 's'}`;
+const exact = (n) => `${num(n)} B`;
+function bytes(n) {
+  for (const [unit, size] of [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['KB', 1e3]]) {
+    if (n >= size) return `${(n / size).toPrecision(3)} ${unit}`;
+  }
+  return `${n} B`;
+}
+function listed(names) {
+  return names.length < 2 ? names.join('') : `${names.slice(0, -1).join(', ')} and ${names[names.length - 1]}`;
+}
+function ranksText(ranks) {
+  const few = ranks.length > 8 ? [...ranks.slice(0, 6), `${ranks.length - 6} more`] : ranks;
+  return ranks.length === 1 ? `rank ${ranks[0]}` : `ranks ${listed(few)}`;
+}
+const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(1, most - 1))}…` : text);
+const verb = (op) => op.replaceAll('_', '-');
+const kindWord = (kind) => (DATA.kinds[kind] ? DATA.kinds[kind].word : kind);
+const letterOf = (kind) => (DATA.kinds[kind] ? DATA.kinds[kind].letter : '?');
+const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
+
+// -- colours ---------------------------------------------------------------------------------------
+let theme = 'light';
+let ink = DATA.themes.light;
+const kindColor = (kind) => (DATA.kinds[kind] || DATA.verbs[''])[theme];
+const verbColor = (op) => (DATA.verbs[op === 'recv' ? 'send' : op] || DATA.verbs[''])[theme];
+function luminance(color) {
+  const channels = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16) / 255);
+  const [r, g, b] = channels.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+const inkOn = (color) => (luminance(color) > 0.19 ? '#10151b' : '#ffffff');
+
+// What each hatch is made of, in a tile of 8 by 8.
+const HATCHES = {
+  '//': 'M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4', '\\\\': 'M-2,6 l4,4 M0,0 l8,8 M6,-2 l4,4',
+  xx: 'M0,8 l8,-8 M0,0 l8,8', '--': 'M0,4 h8', '||': 'M4,0 v8', '++': 'M0,4 h8 M4,0 v8',
+  '..': 'M3,4 h2', oo: 'M2.5,4 a1.5,1.5 0 1 0 3,0 a1.5,1.5 0 1 0 -3,0', '**': 'M1,4 h6 M4,1 v6',
+};
+function hatches(prefix) {
+  return svg('defs', {}, Object.entries(DATA.kinds).filter(([, kind]) => kind.hatch).map(([name, kind]) => svg('pattern',
+    { id: `${prefix}-${name}`, width: 8, height: 8, patternUnits: 'userSpaceOnUse' },
+    svg('path', { d: HATCHES[kind.hatch], fill: 'none', stroke: inkOn(kind[theme]), 'stroke-opacity': 0.3, 'stroke-width': kind.hatch === '..' ? 2 : 1 }))));
+}

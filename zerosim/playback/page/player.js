@@ -1,0 +1,315 @@
+// The player: what is shown, and what keys, buttons and the pointer do to it. Drawing is a function of `state`.
+
+const SPEEDS = [0.25, 0.5, 1, 2, 4];
+const main = document.getElementById('player');
+const root = document.documentElement;
+const parts = {};
+
+if (DATA.schema !== SCHEMA || DATA.version !== VERSION) {
+  main.textContent = `This page's data are version ${DATA.version} of ${DATA.schema}; its player reads version ${VERSION} of ${SCHEMA}. Write the page anew.`;
+} else start();
+
+function start() {
+  const runs = DATA.runs.map((run) => new Run(run));
+  const dark = matchMedia('(prefers-color-scheme: dark)');
+  const state = { run: 0, beside: -1, k: runs[0].start, by: 'collectives', rank: runs[0].ranks[0], speed: 2, look: 'auto', guess: false,
+    question: null, said: '', score: { asked: 0, right: 0 }, chosen: {}, playing: 0, printing: false };
+  const run = () => runs[state.run];
+  const other = () => (state.beside >= 0 ? runs[state.beside] : null);
+  let [track, trackKey, legendKey, room] = [null, '', '', null];
+
+  // -- the frame of the page ---------------------------------------------------------------------
+  const icon = (d) => svg('svg', { viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' }, svg('path', { d, fill: 'currentColor' }));
+  const button = (label, key, content, onclick, more) => html('button', { title: `${label} (${key})`, 'aria-label': label, onclick, ...more }, content);
+  const PLAY = 'M3,1l11,7l-11,7Z';
+  const PAUSE = 'M3,1h4v14h-4Z M9,1h4v14h-4Z';
+  parts.title = html('h1', {});
+  parts.sub = html('p', { class: 'muted' });
+  parts.play = button('Play', 'space', icon(PLAY), () => (state.playing ? pause() : play()), { class: 'play' });
+  parts.speed = html('select', { 'aria-label': 'Speed', title: 'Speed (+ and -)', onchange: (event) => { state.speed = Number(event.target.value); again(); } },
+    SPEEDS.map((speed, index) => html('option', { value: index, selected: index === state.speed }, `${speed} ×`)));
+  parts.by = html('select', { 'aria-label': 'What a step of the player is', title: 'Collectives or single events (c, e)', onchange: (event) => { state.by = event.target.value; render(); } },
+    html('option', { value: 'collectives' }, 'by collective'), html('option', { value: 'events' }, 'by event'));
+  parts.stages = html('div', { class: 'tabs', role: 'group', 'aria-label': 'ZeRO stage' });
+  runs.forEach((one, index) => { if (runs.length > 1) parts.stages.append(html('button', { title: `${one.data.name} (${one.data.stage})`, onclick: () => choose(index) }, one.data.name)); });
+  parts.beside = html('select', { 'aria-label': 'Beside', class: 'narrow', title: 'Two side by side (b)', onchange: (event) => { state.beside = Number(event.target.value); render(); } },
+    html('option', { value: -1 }, 'alone'), runs.map((one, index) => html('option', { value: index }, `+ ${one.data.name}`)));
+  parts.guess = button('Guess first', 'g', 'Guess first', () => { state.guess = !state.guess; state.question = null; state.said = ''; render(); });
+  parts.world = html('div', { class: 'world', role: 'group', 'aria-label': 'Ranks. Arrow keys move between shards, Enter chooses one.', tabindex: '0' });
+  parts.now = html('p', { class: 'words', 'aria-live': 'polite', 'aria-atomic': 'true' });
+  parts.where = html('p', { class: 'where' });
+  parts.nowMore = html('div');
+  parts.panel = html('div', { class: 'panel' });
+  parts.track = html('div', { class: 'track' });
+  parts.slider = html('input', { type: 'range', min: 0, 'aria-label': 'Moment: events that have happened', oninput: (event) => go(Number(event.target.value)) });
+  parts.legend = html('footer', {});
+  parts.help = html('dialog', { 'aria-label': 'Keys' });
+  const header = html('header', {}, html('div', { class: 'titles' }, parts.title, parts.sub), parts.stages,
+    html('div', { class: 'controls' },
+      button('To the start', 'Home', icon('M2,1h3v14h-3Z M14,1v14l-9,-7Z'), () => go(run().start)),
+      button('Back', '←', icon('M13,1v14l-11,-7Z'), () => step(-1)), parts.play,
+      button('Forward', '→', icon('M3,1l11,7l-11,7Z M0,0'), () => step(1), { class: 'next' }),
+      button('To the end', 'End', icon('M11,1h3v14h-3Z M2,1l9,7l-9,7Z'), () => go(run().length)), parts.by, parts.speed),
+    html('div', { class: 'controls' }, runs.length > 1 && parts.beside, parts.guess,
+      button('Save this frame as SVG', 's', icon('M7,1h2v7h3l-4,4l-4,-4h3Z M2,13h12v2h-12Z'), save), button('Light or dark', 't', '◐', toggleLook), button('Keys', '?', '?', help)));
+  const side = html('aside', { 'aria-label': 'Now' }, html('section', { class: 'now' }, parts.where, parts.now, parts.nowMore), parts.panel);
+  main.replaceChildren(header, parts.world, side, html('div', { class: 'below' }, parts.track, parts.slider), parts.legend, parts.help);
+
+  // -- going on ------------------------------------------------------------------------------------
+  function go(k) {
+    const target = clamp(k, 0, run().length);
+    if (target !== state.k) state.said = '';
+    state.k = target;
+    if (state.question && state.question.at !== target) state.question = null;
+    render();
+  }
+  function step(sign, by = state.by) {
+    const key = by === 'collectives' ? (sign > 0 ? run().nextKey(state.k) : run().lastKey(state.k)) : state.k + sign;
+    const next = state.guess && sign > 0 ? run().nextCall(state.k) : null;
+    if (next && key > next.first) {
+      pause();
+      state.said = '';
+      state.question = { ...choicesOf(run(), next.call), at: state.k, call: next.call }; // what is allocated for it would tell
+      render();
+      const first = parts.panel.querySelector('.question button');
+      if (first) first.focus({ preventScroll: true });
+      return;
+    }
+    go(key);
+  }
+  function answer(name) {
+    const { right, call } = state.question;
+    state.score = { asked: state.score.asked + 1, right: state.score.right + (name === right) };
+    const said = name === right ? `Right: ${right}.` : `No: it is ${right}.`;
+    state.question = null;
+    go(call.last + 1);
+    state.said = said;
+    render();
+    parts.world.focus({ preventScroll: true });
+  }
+  function play() {
+    if (state.k >= run().length) state.k = run().start;
+    const pace = state.by === 'collectives' ? 1100 : 110;
+    state.playing = setInterval(() => { step(1); if (state.k >= run().length) pause(); }, pace / SPEEDS[state.speed]);
+    render();
+  }
+  function pause() { clearInterval(state.playing); state.playing = 0; render(); }
+  function again() { if (state.playing) { clearInterval(state.playing); play(); } else render(); }
+  function choose(index) {
+    const k = runs[index].follow(run(), state.k);
+    Object.assign(state, { run: index, chosen: {}, question: null, said: '' });
+    if (!run().info.has(state.rank)) state.rank = run().ranks[0];
+    state.k = state.by === 'collectives' ? run().keys.reduce((best, key) => (Math.abs(key - k) < Math.abs(best - k) ? key : best), 0) : k;
+    render();
+  }
+  function pick(what) {
+    if (what.rank !== undefined) { state.rank = what.rank; state.chosen = {}; } else state.chosen = what;
+    if (what.buffer) state.rank = what.buffer.rank;
+    render();
+  }
+
+  // -- drawing -------------------------------------------------------------------------------------
+  function measure() {
+    const stacked = getComputedStyle(main).getPropertyValue('--stacked').trim() === '1';
+    room = { stacked, space: { width: parts.world.clientWidth - 4, height: stacked ? 0 : parts.world.clientHeight - 6 },
+      band: { width: Math.max(200, parts.track.clientWidth), height: Math.max(110, parts.track.clientHeight) } };
+  }
+  function render() {
+    const scroll = parts.panel.scrollTop; // read before anything changes
+    const focused = document.activeElement && document.activeElement.getAttribute('data-pick');
+    const inside = [parts.world, parts.panel].find((part) => part.contains(document.activeElement));
+    theme = state.printing ? 'light' : state.look === 'auto' ? (dark.matches ? 'dark' : 'light') : state.look;
+    ink = DATA.themes[theme];
+    if (root.dataset.theme !== theme) {
+      root.dataset.theme = theme;
+      Object.entries(ink).forEach(([name, color]) => root.style.setProperty(`--${name}`, color));
+    }
+    const one = run();
+    const two = other();
+    const wide = state.by === 'collectives';
+    parts.title.textContent = one.data.about;
+    parts.sub.textContent = `${one.data.model} · Ψ = ${num(one.data.parameters)} parameters in ${one.data.dtype}`;
+    parts.play.replaceChildren(icon(state.playing ? PAUSE : PLAY));
+    parts.play.setAttribute('aria-label', state.playing ? 'Pause' : 'Play');
+    parts.by.value = state.by;
+    parts.speed.value = state.speed;
+    parts.beside.value = state.beside;
+    parts.guess.setAttribute('aria-pressed', state.guess);
+    [...parts.stages.children].forEach((tab, index) => tab.setAttribute('aria-pressed', index === state.run));
+    parts.slider.max = one.length;
+    parts.slider.value = state.k;
+    parts.slider.setAttribute('aria-valuetext', `event ${state.k} of ${one.length}`);
+    // Now.
+    const now = nowParts(one, state.k, wide);
+    parts.where.textContent = `${now.where} · event ${num(state.k)} of ${num(one.length)}`;
+    parts.now.setAttribute('aria-live', state.playing ? 'off' : 'polite');
+    const words = `${state.said ? `${state.said} ` : ''}${state.question ? 'All ranks come to a collective.' : now.words}`;
+    if (parts.now.textContent !== words) parts.now.textContent = words;
+    parts.nowMore.replaceChildren(...[one.data.lines.length && !state.question ? sourceBlock(now.source) : null].filter(Boolean));
+    // The ranks.
+    const { stacked, space, band } = room;
+    const shown = two && two !== one ? [one, two] : [one];
+    const most = Math.max(...shown.map((each) => each.most));
+    const k2 = shown.length > 1 ? two.follow(one, state.k) : 0;
+    const across = shown.length > 1 && !stacked ? (space.width - 24) / 2 : space.width;
+    parts.world.replaceChildren(...shown.map((each, index) => drawWorld(each, index ? k2 : state.k, { width: Math.max(200, across), height: space.height, most,
+      prefix: `h${index}`, title: shown.length > 1 ? each.data.about : '', pick: index ? () => {} : pick, chosen: index ? {} : { ...state.chosen, rank: state.rank } })));
+    // The column beside it.
+    const buffers = one.live(state.k).get(state.rank);
+    parts.panel.replaceChildren(...[questionPart(state.question, answer, state.score), detail(one, state.k, state.chosen, pick),
+      gauge(one, state.rank, state.k, shown.length > 1 ? one.data.name : ''), shown.length > 1 && two.info.has(state.rank) ? gauge(two, state.rank, k2, two.data.name) : null,
+      liveList(one, state.rank, buffers, state.chosen, pick, (rank) => pick({ rank }))].filter(Boolean));
+    if (scroll) parts.panel.scrollTop = scroll;
+    // Over events.
+    const size = band;
+    const key = [state.run, state.rank, size.width, size.height, theme, most].join('/');
+    if (key !== trackKey) {
+      track = drawTrack(one, state.rank, size.width, size.height, 't', most);
+      trackKey = key;
+    }
+    const hide = state.guess ? rect(track.X(state.k) + 2, track.top + track.h + 2, Math.max(0, track.X(one.length) - track.X(state.k)), 3 * TRACK.ribbon, { fill: ink.background }) : null;
+    parts.track.replaceChildren(svg('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': FONT, role: 'img',
+      'aria-label': `Live bytes of rank ${state.rank} over events` }, hatches('t'), text(TRACK.left, 13, `Live bytes of rank ${state.rank} over events`, { size: 12, color: 'muted' }), track.root, hide, drawCursor(track, one, state.k, state.chosen)));
+    if (legendKey !== (legendKey = [state.run, state.beside, theme, root.dataset.agrees].join('/'))) drawLegend(shown);
+    if (focused && inside && !inside.contains(document.activeElement)) {
+      const back = inside.querySelector(`[data-pick="${CSS.escape(focused)}"]`);
+      (back || inside).focus({ preventScroll: true });
+    }
+    keep();
+  }
+  function drawLegend(shown) {
+    const kinds = Object.keys(DATA.kinds).filter((kind) => shown.some((each) => each.data.words.includes(kind)));
+    const items = kinds.map((kind) => {
+      const patch = svg('svg', { width: 18, height: 14, 'aria-hidden': 'true', 'font-family': FONT }, hatches('l'), area(kind, 0, 0, 18, 14, 'l'));
+      return html('span', { class: 'item', title: DATA.kinds[kind].meaning }, patch, ` ${kindWord(kind)}`);
+    });
+    const how = 'Filled: here. Outlined: elsewhere. Raised: gathered.';
+    const left = shown[0].data.left_out.length ? ' Kernels are left out, to keep the page small.' : '';
+    parts.legend.replaceChildren(...items, html('span', { class: 'note' }, `${how} Recorded by zerosim ${DATA.zerosim}.${root.dataset.agrees === 'true' ? ' The bars equal the ledger at every mark.' : ''}${left}`));
+  }
+
+  // -- the URL's hash keeps the moment ---------------------------------------------------------------
+  let kept = '';
+  function keep() {
+    const values = { run: state.run, at: state.k, by: state.by, rank: state.rank };
+    if (state.beside >= 0) values.beside = state.beside;
+    if (state.look !== 'auto') values.look = state.look;
+    const hash = `#${new URLSearchParams(values)}`;
+    if (hash === kept || state.playing) return;
+    kept = hash;
+    try { history.replaceState(null, '', hash); } catch { /* a frame without an address */ }
+  }
+  function recall() {
+    const values = new URLSearchParams(location.hash.slice(1) || DATA.opens);
+    const whole = (name, low, high, otherwise) => {
+      const value = Number(values.get(name) ?? NaN);
+      return Number.isInteger(value) && value >= low && value <= high ? value : otherwise;
+    };
+    state.run = whole('run', 0, runs.length - 1, state.run);
+    state.k = whole('at', 0, run().length, run().start);
+    state.rank = run().ranks.find((rank) => String(rank) === values.get('rank')) ?? run().ranks[0];
+    state.beside = whole('beside', 0, runs.length - 1, -1);
+    if (['collectives', 'events'].includes(values.get('by'))) state.by = values.get('by');
+    if (['light', 'dark'].includes(values.get('look'))) state.look = values.get('look');
+    state.chosen = {};
+  }
+
+  // -- what else the buttons do ------------------------------------------------------------------------
+  function toggleLook() { state.look = theme === 'dark' ? 'light' : 'dark'; render(); }
+  function help() {
+    const keys = [['space', 'play or pause'], ['→ ←', 'forward, back'], ['Shift → ←', 'by one event'], ['Home End', 'to the start, to the end'], ['c e', 'by collective, by event'],
+      ['+ -', 'faster, slower'], ['0 1 2 3', 'the ZeRO stage'], ['b', 'two stages side by side'], ['r', 'the next rank'], ['g', 'guess first'], ['s', 'save this frame as SVG'], ['t', 'light or dark'], ['Esc', 'close what was chosen'],
+      ['Tab, arrows', 'in the ranks: from shard to shard; Enter chooses']];
+    parts.help.replaceChildren(html('h2', {}, 'Keys'), html('dl', {}, keys.map(([key, what]) => row(key, what))), html('button', { onclick: () => parts.help.close() }, 'Close'));
+    parts.help.showModal();
+  }
+  function save() {
+    const worlds = [...parts.world.querySelectorAll(':scope > svg')].map((one) => one.cloneNode(true));
+    const band = parts.track.querySelector('svg').cloneNode(true);
+    const width = Math.max(parts.world.clientWidth, band.width.baseVal.value) + 24;
+    const frame = svg('svg', { xmlns: SVG_NS, 'font-family': FONT });
+    let y = 58;
+    let x = 12;
+    frame.append(text(12, 24, parts.title.textContent, { size: 18, weight: 700 }), text(12, 44, parts.now.textContent, { size: 13 }));
+    const tall = Math.max(...worlds.map((one) => Number(one.getAttribute('height'))));
+    for (const one of worlds) { one.setAttribute('x', x); one.setAttribute('y', y); x += Number(one.getAttribute('width')) + 24; frame.append(one); }
+    y += tall + 10;
+    band.setAttribute('x', 12);
+    band.setAttribute('y', y);
+    frame.append(band);
+    y += band.height.baseVal.value + 24;
+    let at = 12;
+    for (const kind of Object.keys(DATA.kinds).filter((name) => run().data.words.includes(name))) {
+      const name = kindWord(kind);
+      if (at + name.length * 6.5 + 40 > width) { at = 12; y += 20; }
+      frame.append(...area(kind, at, y - 12, 18, 14, 't'), text(at + 23, y - 1, name, { size: 12 }));
+      at += name.length * 6.5 + 40;
+    }
+    fill(frame, { width: Math.ceil(width), height: Math.ceil(y + 12), viewBox: `0 0 ${Math.ceil(width)} ${Math.ceil(y + 12)}` });
+    frame.prepend(svg('rect', { width: '100%', height: '100%', fill: ink.background }));
+    const blob = new Blob([new XMLSerializer().serializeToString(frame)], { type: 'image/svg+xml' });
+    const link = html('a', { href: URL.createObjectURL(blob), download: `zerosim-stage${run().data.stage}-event${state.k}.svg` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+
+  // -- keys and pointer ----------------------------------------------------------------------------------
+  const KEYS = {
+    ' ': () => (state.playing ? pause() : play()), ArrowRight: (event) => step(1, event.shiftKey ? 'events' : state.by), ArrowLeft: (event) => step(-1, event.shiftKey ? 'events' : state.by),
+    Home: () => go(run().start), End: () => go(run().length), c: () => { state.by = 'collectives'; again(); }, e: () => { state.by = 'events'; again(); },
+    '+': () => { state.speed = Math.min(SPEEDS.length - 1, state.speed + 1); again(); }, '-': () => { state.speed = Math.max(0, state.speed - 1); again(); },
+    b: () => { state.beside = state.beside < 0 && runs.length > 1 ? (state.run + 1) % runs.length : -1; render(); }, g: () => parts.guess.click(), s: save, t: toggleLook, '?': help,
+    r: () => pick({ rank: run().ranks[(run().ranks.indexOf(state.rank) + 1) % run().ranks.length] }), Escape: () => pick({}),
+  };
+  addEventListener('keydown', (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || parts.help.open) return;
+    const target = event.target;
+    if (target.matches('select, input[type=range]') && event.key.startsWith('Arrow')) return;
+    if (parts.world.contains(target) && walk(event)) return;
+    if (event.key === ' ' && target.matches('button, select')) return;
+    const stage = '0123'.includes(event.key) ? runs.findIndex((one) => String(one.data.stage) === event.key) : -1;
+    if (stage >= 0) choose(stage);
+    else if (KEYS[event.key]) KEYS[event.key](event);
+    else return;
+    event.preventDefault();
+  });
+  // From shard to shard, where one of them has the focus.
+  function walk(event) {
+    const items = [...parts.world.querySelectorAll('[data-pick]')];
+    const at = items.indexOf(event.target);
+    if (event.key === 'Enter' && at >= 0) { event.target.dispatchEvent(new Event('click')); event.preventDefault(); return true; }
+    if (event.key === 'Enter' && items.length) { items[0].focus(); event.preventDefault(); return true; }
+    if (at < 0 || !event.key.startsWith('Arrow')) return false;
+    const centre = (item) => { const box = item.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; };
+    const [cx, cy] = centre(event.target);
+    const [ux, uy] = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key];
+    const far = (item) => {
+      const [dx, dy] = [centre(item)[0] - cx, centre(item)[1] - cy];
+      const [along, off] = [dx * ux + dy * uy, Math.abs(dx * uy) + Math.abs(dy * ux)];
+      return along > 1 && off <= along * 2 ? along + 3 * off : Infinity;
+    };
+    const best = items.reduce((one, item) => (far(item) < far(one) ? item : one));
+    if (far(best) < Infinity) best.focus({ preventScroll: true });
+    event.preventDefault();
+    return true;
+  }
+  const drag = (event) => {
+    if (event.buttons !== 1) return;
+    const x = event.clientX - parts.track.getBoundingClientRect().x;
+    go(Math.round(((x - track.left) / track.w) * run().length));
+  };
+  parts.track.addEventListener('pointerdown', (event) => { parts.track.setPointerCapture(event.pointerId); drag(event); });
+  parts.track.addEventListener('pointermove', drag);
+  addEventListener('hashchange', () => { if (location.hash !== kept) { recall(); render(); } });
+  dark.addEventListener('change', render);
+  addEventListener('beforeprint', () => { state.printing = true; render(); });
+  addEventListener('afterprint', () => { state.printing = false; render(); });
+  const resized = new ResizeObserver(() => { const before = JSON.stringify(room); measure(); if (JSON.stringify(room) !== before) render(); });
+  [main, parts.world, parts.track].forEach((part) => resized.observe(part));
+
+  recall();
+  measure();
+  render();
+  measure(); // with the header's words in place
+  setTimeout(() => { root.dataset.agrees = runs.every((one) => one.agrees()); render(); root.dataset.ready = 'true'; });
+}

@@ -1,0 +1,120 @@
+// Live bytes of a rank over the run's events, with ribbons of phase and unit, collectives, the peak and the cursor.
+
+const TRACK = { left: 62, right: 14, top: 22, ribbon: 17 };
+
+// Of each pixel column the moment with the most bytes, as bytes by kind.
+function columnsOf(run, rank, columns) {
+  const kinds = Object.keys(DATA.kinds);
+  const now = new Map(kinds.map((kind) => [kind, 0]));
+  let total = 0;
+  let peak = { total: 0, at: 0 };
+  const found = new Array(columns).fill(null);
+  const current = new Map();
+  const change = (kind, nbytes) => { now.set(kind, (now.get(kind) || 0) + nbytes); total += nbytes; };
+  run.events.forEach((event, at) => {
+    const [code, whose, , id, ...values] = event;
+    if (whose === rank && code === ALLOC) { current.set(id, [run.word(values[1]), values[0]]); change(...current.get(id)); }
+    if (whose === rank && code === FREE) { const [kind, nbytes] = current.get(id); change(kind, -nbytes); }
+    if (whose === rank && code === RETAG) {
+      const [kind, nbytes] = current.get(id);
+      change(kind, -nbytes);
+      current.set(id, [run.word(values[0]), nbytes]);
+      change(...current.get(id));
+    }
+    const column = Math.min(columns - 1, Math.floor(((at + 1) * columns) / (run.length + 1)));
+    if (!found[column] || total > found[column].total) found[column] = { total, values: [...now.values()] };
+    if (total > peak.total) peak = { total, at: at + 1 };
+  });
+  let last = { total: 0, values: kinds.map(() => 0) };
+  for (let column = 0; column < columns; column += 1) last = found[column] = found[column] || last;
+  return { kinds, columns: found, peak };
+}
+
+// What does not change with the moment: drawn once for a rank, a size and a theme.
+function drawTrack(run, rank, width, height, prefix, most) {
+  const { left, right, top, ribbon } = TRACK;
+  const w = width - left - right;
+  const below = 3 * ribbon + 6;
+  const h = Math.max(30, height - top - below);
+  const columns = Math.max(50, Math.floor(w));
+  const { kinds, columns: values, peak } = columnsOf(run, rank, columns);
+  const X = (k) => left + (w * k) / run.length;
+  const Y = (nbytes) => top + h - (h * nbytes) / most;
+  const root = svg('g', {});
+  root.append(rect(left, top, w, h, { fill: ink.band }));
+  for (const share of [0.5, 1]) {
+    root.append(svg('path', { d: `M${left},${f1(Y(most * share))}h${w}`, stroke: ink.grid, fill: 'none' }));
+    root.append(text(left - 6, Y(most * share) + 4, bytes(Math.round(most * share)), { size: 11, color: 'muted', anchor: 'end' }));
+  }
+  root.append(text(left - 6, top + h, '0', { size: 11, color: 'muted', anchor: 'end' }));
+  const lower = new Array(columns).fill(0);
+  kinds.forEach((kind, index) => {
+    if (!values.some((column) => column.values[index])) return;
+    const up = [];
+    const down = [];
+    values.forEach((column, at) => {
+      const x = (left + ((at + 0.5) * w) / columns).toFixed(1);
+      down.unshift(`${x},${f1(Y(lower[at]))}`);
+      lower[at] += column.values[index];
+      up.push(`${x},${f1(Y(lower[at]))}`);
+    });
+    const d = `M${up.join('L')}L${down.join('L')}Z`;
+    root.append(svg('path', { d, fill: kindColor(kind) }));
+    if (DATA.kinds[kind].hatch) root.append(svg('path', { d, fill: `url(#${prefix}-${kind})` }));
+  });
+  // Ribbons.
+  const spans = (key) => {
+    const found = [];
+    for (const one of run.ofRank.get(rank)) {
+      const last = found[found.length - 1];
+      const name = key(one);
+      if (last && last.name === name) last.until = one.until;
+      else found.push({ ...one, name });
+    }
+    return found;
+  };
+  const phases = spans((one) => (one.step < 0 ? 'placing' : one.phase === 'init' ? '' : phaseWord(one.phase)));
+  const units = spans((one) => one.unit);
+  [[phases, 0], [units, 1]].forEach(([list, line]) => {
+    const y = top + h + 3 + line * ribbon;
+    list.forEach((one, at) => {
+      const x = X(one.start);
+      const wide = X(one.until) - x;
+      const shade = line ? (at % 2 ? 'band' : 'grid') : one.name === 'backward' || !one.name ? 'grid' : 'band';
+      root.append(svg('g', {}, svg('title', {}, one.name), rect(x, y, wide, ribbon - 2, { fill: ink[shade], stroke: ink.background, 'stroke-width': 0.5 })));
+      if (one.name && wide > one.name.length * 6.4 + 4) root.append(text(x + wide / 2, y + 11.5, one.name, { size: 11, anchor: 'middle' }));
+    });
+    root.append(text(left - 6, y + 11.5, line ? 'unit' : 'phase', { size: 11, color: 'muted', anchor: 'end' }));
+  });
+  const callY = top + h + 3 + 2 * ribbon;
+  root.append(text(left - 6, callY + 10, 'sends', { size: 11, color: 'muted', anchor: 'end' }));
+  for (const call of run.calls) {
+    if (!call.joined.has(rank)) continue;
+    const start = call.joined.get(rank).at;
+    const end = call.ended.has(rank) ? call.ended.get(rank) : start + 1;
+    root.append(svg('g', {}, svg('title', {}, nameOf(call)), rect(X(start), callY, Math.max(2, X(end) - X(start)), ribbon - 4, { fill: verbColor(call.op) })));
+  }
+  const px = X(peak.at);
+  const words = `peak ${bytes(peak.total)}`;
+  const flip = px > left + w - 110;
+  root.append(svg('path', { d: `M${f1(px)},${top + h}V${f1(Math.max(6, Y(peak.total) - 12))}`, stroke: ink.text, 'stroke-width': 1.5 }));
+  root.append(text(px + (flip ? -5 : 5), Math.max(14, Y(peak.total) - 4), `⚑ ${words}`, { size: 12, weight: 700, anchor: flip ? 'end' : 'start', halo: ink.background }));
+  return { root, X, top, h, height, w, left, most };
+}
+
+// The cursor, and a chosen buffer's life.
+function drawCursor(track, run, k, chosen) {
+  const x = f1(track.X(k));
+  const group = svg('g', { 'pointer-events': 'none' });
+  if (chosen.buffer) {
+    const { born, died, kinds } = chosen.buffer;
+    const start = track.X(born);
+    const end = track.X(Math.min(died, run.length));
+    group.append(rect(start, track.top - 8, Math.max(3, end - start), 6, { fill: kindColor(kinds[0][1]), stroke: ink.text, 'stroke-width': 1 }));
+    group.append(svg('path', { d: `M${f1(start)},${track.top - 8}v${track.h + 8}M${f1(end)},${track.top - 8}v${track.h + 8}`, stroke: ink.text, 'stroke-dasharray': '3 3', fill: 'none' }));
+  }
+  group.append(svg('path', { d: `M${x},${track.top - 4}V${track.height - 2}`, stroke: ink.background, 'stroke-width': 5 }));
+  group.append(svg('path', { d: `M${x},${track.top - 4}V${track.height - 2}`, stroke: ink.text, 'stroke-width': 2 }));
+  group.append(svg('path', { d: `M${x},${track.top}l-6,-9h12Z`, fill: ink.text }));
+  return group;
+}

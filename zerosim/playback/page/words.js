@@ -1,0 +1,93 @@
+// What happens at a moment, in one plain sentence.
+
+const PHASES = { init: 'placing', forward: 'forward', backward: 'backward', optimizer: 'optimizer step' };
+const phaseWord = (phase) => PHASES[phase] || phase.replaceAll('_', ' ');
+
+function whereText(run, event) {
+  const { step, phase, unit, slot } = run.scope(event);
+  if (step < 0) return unit ? `placing · ${unit}` : 'placing';
+  const where = phase === 'init' ? 'between phases' : phaseWord(phase);
+  return [where, unit, slot ? `micro-batch ${slot}` : ''].filter(Boolean).join(' · ');
+}
+
+const callName = (call) => `${verb(call.op)} #${call.sequence}`;
+const ofUnit = (unit) => (unit ? ` of ${unit}` : '');
+const nameOf = (call) => callName(call) + ofUnit(call.unit);
+
+function sentence(run, k, wide) {
+  if (k === 0) return 'Nothing is placed yet.';
+  const ended = run.endedAt.get(k);
+  const flying = run.inFlightAt.get(k);
+  if (wide && flying) return inFlightSentence(run, flying);
+  if (wide && ended) return endedSentence(run, ended);
+  const event = run.events[k - 1];
+  if (wide && event[0] === MARK) return markSentence(run, event, true);
+  if (wide && run.keys.includes(k) && run.scope(event).unit) return `${capital(phaseWord(run.scope(event).phase))}${ofUnit(run.scope(event).unit)} is over.`;
+  return eventSentence(run, k, event);
+}
+
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
+function inFlightSentence(run, calls) {
+  const [call] = calls;
+  const each = calls.flatMap((one) => [...one.joined.values()]);
+  const [first] = each;
+  if (call.op === 'send') {
+    const ends = calls.map(({ group }) => `rank ${group[0]} to rank ${group[1]}`);
+    return `A message of ${exact(first.payload)} goes from ${listed(ends)}${call.unit ? `, ${phaseWord(call.phase)} of ${call.unit}` : ''}.`;
+  }
+  const same = each.every(({ sent, received }) => sent === first.sent && received === first.received);
+  const moved = same ? `: each rank sends ${exact(first.sent)}${first.received === null ? '' : ` and receives ${exact(first.received)}`}` : '';
+  const who = calls.length > 1 ? `${calls.length} groups along ${call.axis} join` : each.length > 1 ? `All ${each.length} ranks${run.ranks.length > each.length ? ` of a group along ${call.axis}` : ''} join` : `Rank ${[...call.joined.keys()][0]} joins`;
+  return `${who} ${nameOf(call)}${moved}.`;
+}
+
+const RESULTS = {
+  all_gather: 'every rank now has the whole', reduce_scatter: 'each rank keeps the sum of its own shard',
+  all_reduce: 'every rank has the sum', broadcast: 'every rank has the owner’s copy', reduce: 'the owner has the sum',
+  all_to_all: 'each rank has its part of every other rank’s', send: 'the message is there', barrier: 'all go on',
+};
+function endedSentence(run, [call]) {
+  return `${capital(callName(call))}${ofUnit(call.unit)} has ended: ${RESULTS[call.op] || 'all go on'}.`;
+}
+
+const MARKS = { after_init: 'model states are placed', end_of_forward: 'forward is over', end_of_backward: 'backward is over',
+  gradients_upcast: 'gradients are cast up', after_step: 'the step is over' };
+function markSentence(run, event, all) {
+  const name = run.word(event[3]);
+  const words = MARKS[name] || name;
+  return all ? `${capital(words)} on every rank.` : `Rank ${event[1]}: ${words}.`;
+}
+
+function eventSentence(run, k, event) {
+  const [code, rank, , ...values] = event;
+  const key = `${rank}/${values[0]}`;
+  const buffer = run.byId.get(key);
+  const who = `Rank ${rank}`;
+  const what = (one, kind) => `${exact(one.nbytes)} of ${kindWord(kind)}${ofUnit(one.unit)}`;
+  switch (code) {
+    case ALLOC: return `${who} allocates ${what(buffer, buffer.kinds[0][1])}.`;
+    case FREE: return `${who} frees ${what(buffer, run.kindAt(buffer, k))}.`;
+    case RETAG: return `${who} keeps ${exact(buffer.nbytes)} as ${kindWord(run.word(values[1]))}${ofUnit(buffer.unit)}.`;
+    case KERNEL: return `${who} computes ${run.word(values[0])}${values[1] ? `: ${count(values[1], 'flop')}` : ''}.`;
+    case LAUNCH: {
+      const call = run.works.get(key);
+      const { sent, received } = call.joined.get(rank);
+      const missing = call.op === 'send' ? [] : run.missingFrom(call, k);
+      const waits = missing.length ? ` It waits for ${ranksText(missing)}.` : '';
+      return `${who} joins ${nameOf(call)}: it sends ${exact(sent)}${received === null ? '' : ` and receives ${exact(received)}`}.${waits}`;
+    }
+    case WAIT: return `${who} has the result of ${run.works.has(key) ? callName(run.works.get(key)) : 'a copy'} and goes on.`;
+    case MESSAGE: {
+      const [, peer, nbytes, times] = values;
+      if (peer < 0) return `${who} sends ${exact(nbytes)} to ${times === 1 ? 'the other rank' : `each of the ${times} other ranks`}.`;
+      return `${who} sends ${exact(nbytes)} to rank ${peer}${times > 1 ? `, ${times} times` : ''}.`;
+    }
+    case MARK: return markSentence(run, event, false);
+    case COPY: return `${who} copies ${exact(values[2])} from ${run.word(values[0])} to ${run.word(values[1])}.`;
+    case HOST_ALLOC: return `${who} takes ${exact(values[1])} of ${run.word(values[5])} memory.`;
+    default: return `${who} gives ${run.word(values[1])} memory back.`;
+  }
+}
+
+const bufferName = (buffer, kind) => [buffer.unit, buffer.name || kindWord(kind)].filter(Boolean).join(' · ');

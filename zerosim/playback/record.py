@@ -1,0 +1,126 @@
+"""Run a step and keep every rank's record, and for each event the strategy's own line that led to it."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from zerosim import parallel, train
+from zerosim.backends.kernels import Backend
+from zerosim.comm.interrupts import no_interrupt_lost
+from zerosim.comm.runtime import Context, assemble, node_pools, other_memories
+from zerosim.config import RunConfig
+from zerosim.device.allocators.choose import make_allocator
+from zerosim.device.device import Device, Switch
+from zerosim.device.events import Event, Free, Reader, Recorder
+from zerosim.errors import OutOfMemory, wrong
+from zerosim.ledger.ranks import RankLedgers
+from zerosim.train.build import world_of
+from zerosim.train.result import RunResult
+from zerosim.train.run import Experiment, RankOutcome
+
+_PARALLEL, _TRAIN = (str(Path(str(room.__file__)).parent) for room in (parallel, train))
+_STAGES = frozenset(f"{_PARALLEL}/{name}.py" for name in ("ddp", "zero1", "zero2", "zero3"))
+
+
+class Line(NamedTuple):
+    """A line of zerosim's own source, `file` below the package, or of a student's; `function` with its class."""
+
+    file: str
+    number: int
+    function: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A result that has kept its events and, of a run that was recorded here, by rank the line that led to each event.
+
+    A buffer dies without a call, so that nothing says which line let it go: its event has None. `name`: what the page
+    calls the run, in place of its ZeRO stage.
+    """
+
+    result: RunResult
+    lines: Sequence[Sequence[Line | None]] = ()
+    name: str = ""
+
+
+def record(config: RunConfig) -> Recorded:
+    """Train one step of `config` on threads and record it.
+
+    Raises: InputError as `run` does, and for ranks in other processes or on GPUs; OutOfMemory; RankFailed.
+    """
+    for name, plain in (("world", "threads"), ("backend", "numpy")):
+        if (given := config.to_dict()[name]) != plain:
+            raise wrong(name, f" {given!r}: the player records {plain}; the events are the same there: choose {plain}")
+    experiment = Experiment(config if config.optim.steps == 1 else config.replace(steps=1))
+    config = experiment.config
+    ledgers = [RankLedgers(rank, config.memory.allocator) for rank in range(config.mesh.ranks)]
+    recorders = [LineRecorder(one.readers) for one in ledgers]
+    world = world_of(config)
+    pools = node_pools(world)
+
+    def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
+        memory = config.memory
+        allocator = make_allocator(memory.allocator, memory.capacity, memory.allocator_conf)
+        others = other_memories(world, rank, pools[rank])
+        return Device(rank, backend, allocator=allocator, others=others, recorder=recorders[rank], switch=switch)
+
+    def program(ctx: Context) -> RankOutcome:
+        try:
+            return experiment.train_rank(ctx)
+        except OutOfMemory as error:
+            ctx.device.recorder.drain()
+            ledgers[ctx.rank].explain(error)
+            raise
+
+    with no_interrupt_lost(), threadpool_limits(limits=1, user_api="blas"):
+        outcomes = assemble(program, world, make_device).results(world.timeout_s)
+    for one, recorder in zip(ledgers, recorders, strict=True):
+        one.events = recorder.history
+    return Recorded(experiment.result(outcomes, ledgers, keep_events=True), [each.lines for each in recorders])
+
+
+class LineRecorder(Recorder):
+    """A recorder that keeps its events, and beside each the line that led to it."""
+
+    def __init__(self, readers: tuple[Reader, ...]) -> None:
+        super().__init__(readers, keep=True)
+        self.lines: list[Line | None] = []
+        self._known: dict[tuple[str, int], Line] = {}
+
+    def add(self, event: Event) -> None:
+        self.settle()
+        self.put(event)
+
+    def put(self, event: Event) -> None:
+        super().put(event)
+        self.lines.append(None if isinstance(event, Free) else self._line())
+
+    def _line(self) -> Line | None:
+        """The innermost line of a ZeRO stage's file; else the outermost of the strategies' room, else the engine's."""
+        frame, outer, engine = sys._getframe(2), None, None
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if file in _STAGES:
+                return self._read(file, frame.f_lineno, frame.f_code.co_qualname)
+            if file.startswith(_PARALLEL):
+                outer = file, frame.f_lineno, frame.f_code.co_qualname
+            elif engine is None and file.startswith(_TRAIN):
+                engine = file, frame.f_lineno, frame.f_code.co_qualname
+            frame = frame.f_back  # type: ignore[assignment]
+        found = outer or engine
+        return None if found is None else self._read(*found)
+
+    def _read(self, file: str, number: int, function: str) -> Line:
+        line = self._known.get((file, number))
+        if line is None:
+            below = Path(file).relative_to(Path(_PARALLEL).parent).as_posix()
+            line = self._known[file, number] = Line(below, number, function, linecache.getline(file, number).strip())
+        return line

@@ -1,0 +1,56 @@
+"""Where offloaded model states lie, for people: by memory beside the closed forms, and of a node's memories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+
+from zerosim.analysis.compare import has_late
+from zerosim.analysis.copies import check_memories
+from zerosim.config.presets.cluster import Cluster
+from zerosim.placement.memories import HOST, NVME
+from zerosim.report.look import Adaptive, Grid, right, spread, titled
+from zerosim.train.build import node_memories
+from zerosim.train.result import RunResult
+from zerosim.units import format_bytes
+
+IN = {"device": "on the device", HOST: "in the host's memory", NVME: "on NVMe"}
+
+
+def memories_table(result: RunResult) -> RenderableType | None:
+    """Each model state's bytes of a rank in the memory where it lies; None where all lie on the device."""
+    if not result.config.offload.is_on:
+        return None
+    pp = result.layout.mesh.pp
+    grid = Grid("pipeline", "state", "lies", right("bytes"), right("formula", style="cyan"), right("in bytes"), "agree")
+    for stage in range(pp):
+        for at, check in enumerate(check_memories(result, stage)):
+            state, memory = check.name.split(" in ")
+            name = "" if at or pp == 1 else f"stage {stage}"
+            grid.add(name, state, IN[memory], spread(check.counted), check.text, check.formula, check.agrees)
+    grid = grid.filled()
+    note = "What lies elsewhere takes no byte of the device between uses. "
+    if has_late(result):
+        note += "The gradients of two steps are there, and new parameters beside the old ones: the update is delayed. "
+    note += " ".join(most_elsewhere(result, None))
+    return titled("Where they lie when backward ends, bytes per rank", Adaptive(grid, grid.without("in bytes")), note)
+
+
+def most_elsewhere(result: RunResult, cluster: Cluster | None) -> Sequence[str]:
+    """What a node's ranks take at the most of its host memory and its drives, together and each, and of how much."""
+    config, lines = result.config, list[str]()
+    if not config.offload.is_on:
+        return lines
+    has, nodes = node_memories(config, cluster), result.nodes
+    for memory, name in ((HOST, "Host memory"), (NVME, "NVMe")):
+        fullest = max(nodes, key=lambda node: sum(node.of(memory).values())).of(memory)
+        if total := sum(fullest.values()):
+            known = f" of {format_bytes(capacity)}" if (capacity := has[memory]) is not None else ""
+            of = "the node" if len(nodes) == 1 else f"the fullest of {len(nodes):,} nodes"
+            each = format_bytes(max(fullest.values()))
+            ranks = f"{each} on its rank" if len(fullest) == 1 else f"{each} on each of its {len(fullest)} ranks"
+            if min(fullest.values()) < max(fullest.values()):
+                ranks = f"{format_bytes(min(fullest.values()))} to {each} on its {len(fullest)} ranks"
+            lines.append(f"{name} of {of} at the most: {format_bytes(total)}{known}, {ranks}.")
+    return lines

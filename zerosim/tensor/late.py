@@ -1,0 +1,43 @@
+"""New parameters that wait until nobody reads the old ones any more (ZeRO-Offload's delayed parameter update).
+
+Where the own part lies on the device they wait on the host, and are copied when backward has left the buffer. Where it
+lies elsewhere they wait beside it, and take its place.
+"""
+
+from __future__ import annotations
+
+from zerosim.device.copies import Copying, launch_copy
+from zerosim.device.device import Kind
+from zerosim.device.events import CpuEvent, Wait
+from zerosim.placement.memories import DEVICE, HOST
+from zerosim.tensor.flat import Flat
+from zerosim.tensor.offloaded import TO_DEVICE, store_params
+
+
+class LateParams:
+    """The own part of one flat, as the CPU has just updated it."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        device, shard = flat.device, flat.shard()
+        memory = HOST if shard.memory == DEVICE else shard.memory
+        padding = flat.own_padding
+        self.values = device.alloc(shard.shape, shard.dtype, Kind.PARAM, padding=padding, memory=memory)
+        store_params(flat, self.values)
+        self._stepped, self._copy = device.next_id(), list[Copying]()
+        device.recorder.add(CpuEvent(device.where, self._stepped))
+
+    def launch(self) -> None:
+        """Nobody reads the old ones any more in this step: to the device, behind what the CPU did for them."""
+        device, shard = self.flat.device, self.flat.shard()
+        if shard.memory == DEVICE and not self._copy:
+            device.recorder.add(Wait(device.where, self._stepped, TO_DEVICE))
+            self._copy.append(launch_copy(self.values, shard))
+
+    def land(self) -> None:
+        """They are the flat's from here on."""
+        self.launch()
+        for copy in self._copy:
+            copy.wait()
+        if self.flat.shard().memory != DEVICE:
+            self.flat.param_shard, self.flat.incoming = self.values, None

@@ -1,0 +1,53 @@
+"""Check the patterns of a run's `TuningConfig` against its model, whose names are known once it is declared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from zerosim.config import RunConfig
+from zerosim.config.tuning import ALL_LINEAR, matches
+from zerosim.errors import did_you_mean, wrong
+from zerosim.models.model import Model
+from zerosim.nn.lora import WORDS, is_target
+from zerosim.placement.layout import Layout
+
+
+def check_trained(config: RunConfig, model: Model) -> None:
+    """Check the patterns. Raises: InputError for a pattern that matches no parameter, and if nothing is left to
+    train."""
+    tuning = config.tuning
+    if not tuning.is_on:
+        return
+    names = list(model.shapes())
+    for pattern in tuning.patterns:
+        word = pattern.removeprefix("!")
+        if not any(matches(word, name) for name in names):
+            raise wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
+    adapted = [name.partition(".lora_A.")[0] for name in names if ".lora_A." in name]
+    for word in tuning.targets:
+        if not any(is_target(word, name) for name in adapted):
+            known = [*WORDS, ALL_LINEAR]
+            near = did_you_mean(word, known, nearest(word, names))
+            raise wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
+    if tuning.base is not None and not any(flat.stored for flat in model.flats):
+        raise wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave it out, or freeze one")
+    if not any(map(tuning.trains, names)):
+        raise wrong("freeze", f" {tuning.freeze!r}: everything is frozen; train something, as '*,!{names[-1]}' does")
+
+
+def nearest(word: str, names: Sequence[str]) -> str:
+    """Return a hint with the nearest part of these names."""
+    runs = dict[str, None]()
+    for name in names[:100]:
+        parts = name.split(".")
+        for start in range(len(parts)):
+            for stop in range(start + 1, len(parts) + 1):
+                runs[".".join(parts[start:stop])] = None
+    return did_you_mean(word, runs, f"its parameters are {names[0]}, {names[1]}, ...", most=3)
+
+
+def num_trained(layout: Layout) -> int:
+    """Count the trained parameters of the whole model, a tied one once."""
+    trained = (flat for name, flat in layout.flats.items() if layout.is_trained(name))
+    return sum(math.prod(weight.whole_shape) for flat in trained for weight in flat.weights)
