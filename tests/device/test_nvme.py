@@ -187,7 +187,7 @@ WRITES = "until ls {place}/*/*.bin > /dev/null 2>&1; do sleep 0.05; done; "
             id="fills up",
         ),
         pytest.param("8m,ro", "", "Read-only file system", id="read-only"),
-        pytest.param("8m", WRITES + "rm -r {place}/*", "No such file or directory", id="removed"),
+        pytest.param("8m", WRITES + "rm -rf {place}/*", "No such file or directory", id="removed"),
         pytest.param("8m", WRITES + "umount -l {place}", "No such file or directory", id="gone"),
     ],
 )
@@ -316,7 +316,7 @@ def test_sixty_signals_at_random_moments_end_each_run_and_leave_nothing_after_th
             assert code_of(process) in expected
         except subprocess.TimeoutExpired:
             again += 1
-            process.wait()  # killed by now, as a person would do
+            process.wait(timeout=60)  # killed by now, as a person would do
         with run_folder(str(tmp_path), writes=False):
             assert names(tmp_path) == []
     assert again <= 1
