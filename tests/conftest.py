@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ gc.set_threshold(50_000, 20, 50)
 settings.register_profile("zerosim", deadline=None, derandomize=True, database=None)
 settings.load_profile("zerosim")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background would ignore it
 os.environ["PYTHONUTF8"] = "1"  # what processes print does not depend on the locale that the tests run in
 STANDIN = Path(__file__).parent / "standin"
 _PROBE = "import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 1)"

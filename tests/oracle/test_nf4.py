@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bitsandbytes import functional as bnb
 
 from zerosim.backends.numpy.nf4 import NF4, decode_nf4, encode_nf4
 from zerosim.placement.nf4 import nf4_parts
+
+bnb = pytest.importorskip("bitsandbytes.functional")
 
 
 def test_the_table_is_equal() -> None:

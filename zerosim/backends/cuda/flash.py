@@ -1,11 +1,12 @@
 """Causal self-attention on the device that stores no probabilities: FlashAttention's promise, by other means.
 
 Forward saves the result and the log-sum-exp of each query's scores. Backward recomputes the
-probabilities, p = exp(score - lse), and with dropout the mask from its key. No array of T x T is ever
-allocated: a block of queries meets its keys, up to the block's end, in scratch of bounded size that fits a GPU's
-second-level cache. FlashAttention is one kernel that iterates over keys in on-chip memory; this is three calls
-for each block: cuBLAS, a row kernel, cuBLAS. dk and dv are added in the compute dtype, blocks from the last to the
-first, and rounded once. As in FlashAttention, tensor cores multiply probabilities rounded to the half type.
+probabilities, p = exp(score - lse), and with dropout the mask from its key. A block of queries of several heads and
+sequences meets its keys, up to the block's end, in scratch of bounded size: as many sequences as it has room for, since
+on an H100 one sequence at a time left a GPU waiting for launches for three quarters of a step. FlashAttention is one
+kernel that iterates over keys in on-chip memory; this is three calls for each block: cuBLAS, a row kernel, cuBLAS. dk
+and dv are added in the compute dtype, blocks from the last to the first, and rounded once. As in FlashAttention, tensor
+cores multiply probabilities rounded to the half type.
 
 Scratch: forward 4 bytes for each of SCORES scores (8 in fp64), half types 2 more, dropout 1 more; backward twice
 that (one mask), and dk and dv of the heads at work, in the compute dtype.
@@ -30,7 +31,7 @@ from zerosim.backends.cuda.types import NULL, raw, run_rows
 from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.cast import wide
 
-SCORES = 4 * 1024 * 1024
+SCORES = 16 * 1024 * 1024
 """The maximum of scores in scratch at a time, unless one query of one key-value head has more."""
 
 QUERIES = 128
@@ -85,11 +86,12 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
         y = by_group(result, heads)
         for b, group in _heads(q.shape):
             own = slice(group.start * heads.sharing, group.stop * heads.sharing)
+            firsts = [heads.number(i, own.start) for i in range(b.start, b.stop)]
             for rows in blocks:
                 keys = slice(0, rows.stop)
-                scores, after = (within(room, (*q[b, group, :, rows].shape[:3], rows.stop)) for room in rooms[:2])
+                scores, after = (within(room, (*q[b, group, :, rows].shape[:4], rows.stop)) for room in rooms[:2])
                 product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
-                mask = _mask(dropout, rooms[-1], scores, heads.number(b, own.start), rows, lse.shape[-1])
+                mask = _mask(dropout, rooms[-1], scores, firsts, rows, lse.shape[-1])
                 softmax(scores, mask, dropped=after, lse=sums[b, own], first=rows.start)
                 product(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout.chance))
 
@@ -112,41 +114,51 @@ def flash_attention_backward(
         dq, dk, dv = split(result, heads)
         for b, group in _heads(q.shape):
             own = slice(group.start * heads.sharing, group.stop * heads.sharing)
+            firsts = [heads.number(i, own.start) for i in range(b.start, b.stop)]
             totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
             for rows in reversed(blocks):  # the last one sets totals, the others add
                 keys = slice(0, rows.stop)
-                shape = (*q[b, group, :, rows].shape[:3], rows.stop)
+                shape = (*q[b, group, :, rows].shape[:4], rows.stop)
                 scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
                 product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
                 product(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
-                mask = _mask(dropout, rooms[-1], scores, heads.number(b, own.start), rows, tokens)
+                mask = _mask(dropout, rooms[-1], scores, firsts, rows, tokens)
                 kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // rows.stop
                 arrays = scores, NULL if mask is None else mask, sums[b, own], deltas[b, own], dp, after, ds
-                run_rows(kernel, count, rows.stop, *arrays, count, shape[2], rows.start, rows.stop, tokens)
+                run_rows(kernel, count, rows.stop, *arrays, count, shape[3], rows.start, rows.stop, tokens)
                 product(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
                 for total, left, right, factor in zip(totals, (ds, after), (q, g), (scale, chance), strict=True):
                     for i in range(heads.sharing):
                         one, add = slice(i, i + 1), i > 0 or rows.stop < tokens
                         part = right[b, group, one, rows]
-                        product(left[:, one].swapaxes(-1, -2), part, total[:, :, keys], scale=factor, add=add)
+                        product(left[:, :, one].swapaxes(-1, -2), part, total[:, :, :, keys], scale=factor, add=add)
             for total, target in zip(totals, (dk, dv), strict=True):
                 cast(total, target[b, group])
 
 
-def _heads(shape: tuple[int, ...]) -> Iterator[tuple[int, slice]]:
-    """Yield each sequence with as many key-value heads as leave room for a block of QUERIES."""
+def _heads(shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yield as many sequences, and as many of their key-value heads, as leave room for a block of QUERIES; several
+    sequences only with all their heads, so that lse and delta of the part are contiguous."""
     batches, kv_heads, sharing, tokens, _ = shape
-    heads = min(kv_heads, max(1, SCORES // (sharing * min(tokens, QUERIES) * tokens)))
-    for batch in range(batches):
+    scores = sharing * min(tokens, QUERIES) * tokens
+    heads = min(kv_heads, max(1, SCORES // scores))
+    sequences = max(1, SCORES // (scores * kv_heads)) if heads == kv_heads else 1
+    for batch in range(0, batches, sequences):
         for head in range(0, kv_heads, heads):
-            yield batch, slice(head, min(head + heads, kv_heads))
+            yield slice(batch, min(batch + sequences, batches)), slice(head, min(head + heads, kv_heads))
+
+
+def _together(shape: tuple[int, ...]) -> int:
+    """Return the query heads at work together, those of all its sequences; the first part has the most."""
+    sequences, group = next(_heads(shape))
+    return shape[2] * len(range(*sequences.indices(shape[0]))) * len(range(*group.indices(shape[1])))
 
 
 def _blocks(shape: tuple[int, ...]) -> list[slice]:
-    """Yield blocks of queries: QUERIES, or a quarter of a long sequence; fewer if the heads' scores would exceed
+    """Return blocks of queries: QUERIES, or a quarter of a long sequence; fewer if the heads' scores would exceed
     SCORES."""
-    tokens, (_, group) = shape[3], next(_heads(shape))
-    most = max(1, SCORES // (shape[2] * (group.stop - group.start) * tokens))
+    tokens = shape[3]
+    most = max(1, SCORES // (_together(shape) * tokens))
     step = min(max(QUERIES, tokens // 4), most)
     step = step // 64 * 64 or step
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
@@ -157,18 +169,19 @@ def _rooms(
 ) -> list[Array]:
     """Return flat scratch for the largest block: `count` arrays of scores, as many operands of the products (the same
     memory if the dtypes are equal), and with dropout one mask."""
-    _, group = next(_heads(shape))  # the first has the most heads
-    size = shape[2] * (group.stop - group.start) * max((rows.stop - rows.start) * rows.stop for rows in _blocks(shape))
+    size = _together(shape) * max((rows.stop - rows.start) * rows.stop for rows in _blocks(shape))
     wide_rooms = [cp.empty((size,), compute) for _ in range(count)]
     rooms = wide_rooms if stored == compute else [cp.empty((size,), stored) for _ in range(count)]
     return [*wide_rooms, *rooms, *([cp.empty((size,), np.dtype(np.uint8))] if has_mask else [])]
 
 
-def _mask(dropout: Dropout, room: Array, scores: Array, head: int, rows: slice, tokens: int) -> Array | None:
-    """The part of `dropout_mask` over (B, H, T, T) for `scores`, whose first head is number `head` of all B H."""
+def _mask(dropout: Dropout, room: Array, scores: Array, firsts: list[int], rows: slice, tokens: int) -> Array | None:
+    """The parts of `dropout_mask` over (B, H, T, T) for `scores`. firsts: of each sequence, the number of its first
+    head here among all B H."""
     if not dropout.chance:
         return None
-    *lead, queries, keys = scores.shape
-    mask = within(room, (lead[0] * lead[1], queries, keys))
-    mask_rows(dropout, mask, (head * tokens + rows.start) * tokens, tokens * tokens, tokens)
+    sequences, kv_heads, sharing, queries, keys = scores.shape
+    mask = within(room, (sequences, kv_heads * sharing, queries, keys))
+    for i, head in enumerate(firsts):
+        mask_rows(dropout, mask[i], (head * tokens + rows.start) * tokens, tokens * tokens, tokens)
     return mask
