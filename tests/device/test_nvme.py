@@ -303,20 +303,13 @@ def test_a_signal_that_a_destructor_swallows_ends_a_run(tmp_path: Path, number: 
 
 @pytest.mark.slow
 def test_sixty_signals_at_random_moments_end_each_run_and_leave_nothing_after_the_next_start(tmp_path: Path) -> None:
-    """One of sixty may live on: under load a run has been seen to do so, and nobody knows why yet."""
-    rng, again = random.Random(31), 0
+    rng = random.Random(31)
     for _ in range(60):
         number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGKILL])
         process = started(tmp_path)
         time.sleep(rng.uniform(0.05, 3.0))
         process.send_signal(number)
         # Before zerosim's first line the signal itself ends Python, or Ctrl-C its start with 1.
-        expected = (128 + number, -number, *([1] if number == signal.SIGINT else []))
-        try:
-            assert code_of(process) in expected
-        except subprocess.TimeoutExpired:
-            again += 1
-            process.wait(timeout=60)  # killed by now, as a person would do
+        assert code_of(process) in (128 + number, -number, *([1] if number == signal.SIGINT else []))
         with run_folder(str(tmp_path), writes=False):
             assert names(tmp_path) == []
-    assert again <= 1

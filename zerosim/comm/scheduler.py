@@ -33,7 +33,7 @@ class Scheduler:
 
     def __init__(self, ranks: int, permits: int, switch: Switch) -> None:
         self.mutex = threading.Lock()
-        self.ended = threading.Event()  # every rank has finished, or the run was aborted
+        self.is_over = False  # every rank has finished, or the run was aborted
         self.switch = switch
         self.failure: BaseException | None = None
         self.states = [State.READY] * ranks
@@ -42,8 +42,10 @@ class Scheduler:
         self._num_running = 0
         self._num_unfinished = ranks
         self._turns = [threading.Lock() for _ in range(ranks)]
-        for turn in self._turns:
-            turn.acquire()
+        # Held until the run is over. An Event takes its lock in Python code, where Ctrl-C could leave it held for good.
+        self._end = threading.Lock()
+        for lock in (*self._turns, self._end):
+            lock.acquire()
 
     def begin(self) -> None:
         """Hand out the first turns."""
@@ -57,6 +59,10 @@ class Scheduler:
         """
         self._turns[rank].acquire()
         self.check(rank)
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Wait until the run is over, at most `timeout_s`; return whether it is."""
+        return self.is_over or self._end.acquire(timeout=timeout_s)
 
     def check(self, rank: int) -> None:
         """Raises: Aborted when the run has been ended."""
@@ -83,7 +89,7 @@ class Scheduler:
             self.states[rank] = State.FINISHED
             self._num_unfinished -= 1
             if self._num_unfinished == 0:
-                self.ended.set()
+                self._set_over()
             return self._release_permit()
 
     def abort(self, failure: BaseException) -> None:
@@ -97,7 +103,12 @@ class Scheduler:
             for rank, state in enumerate(self.states):
                 if state in (State.READY, State.WAITING):
                     self._turns[rank].release()
-            self.ended.set()
+            self._set_over()
+
+    def _set_over(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._end.release()
 
     def _release_permit(self) -> bool:
         self._num_running -= 1

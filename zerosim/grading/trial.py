@@ -217,7 +217,7 @@ class _Run:
         scheduler = self.transport.scheduler
         try:
             self.threads.start()
-            why = watch.wait(scheduler.ended.wait, self.transport.progress, self._endless)
+            why = watch.wait(scheduler.wait_for_end, self.transport.progress, self._endless)
             if why is not None:
                 self._stop(why)
         except BaseException as error:  # KeyboardInterrupt above all

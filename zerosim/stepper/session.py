@@ -114,7 +114,7 @@ class Session:
         while self.scheduler.woken and self.failure is None:
             self.scheduler.grant(self.scheduler.woken.popleft())
         if self.failure is None and not self.finished and not any(event is not None for event in self.pending):
-            self.scheduler.ended.wait(1.0)  # a rank is about to report a deadlock
+            self.scheduler.wait_for_end(1.0)  # a rank is about to report a deadlock
         if self.failure is not None:
             self._ranks.join()
             raise self.failure

@@ -164,7 +164,7 @@ class ThreadTransport:
     def serve(self, timeout_s: float) -> None:
         """Wait for the end, on the caller's thread; a run in which nothing moves for `timeout_s` has a late rank."""
         seen, since = -1, time.monotonic()
-        while not self.scheduler.ended.wait(min(POLL_S, timeout_s / 4)):
+        while not self.scheduler.wait_for_end(min(POLL_S, timeout_s / 4)):
             progress, now = self.progress(), time.monotonic()
             if progress != seen:
                 seen, since = progress, now

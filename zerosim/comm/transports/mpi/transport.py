@@ -116,7 +116,7 @@ class MpiTransport(ThreadTransport):
         while not self.scheduler.switch.aborted:
             happened = self._collect() | self._hear(watch) | queues.advance()
             self._look_for_the_ended()
-            has_ended = self.scheduler.ended.is_set() and not self.scheduler.switch.aborted
+            has_ended = self.scheduler.is_over and not self.scheduler.switch.aborted
             if has_ended and not is_end_sent and not self._owes():
                 self._session.tell_all("ended", None)
                 is_end_sent = True
