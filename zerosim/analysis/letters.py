@@ -242,7 +242,7 @@ def runs_again(config: RunConfig, module: str) -> bool:
     if config.gathering.gather == "unit":
         return False
     unit = unit_of(module)
-    part = PART_OF_LEAF.get(module.removeprefix(f"{unit}."))
+    part = PART_OF_LEAF.get(module.removeprefix(f"{unit}.").partition(".tile")[0])
     return _is_wrapped(config, unit) or part in config.memory.again.parts
 
 

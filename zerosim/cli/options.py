@@ -41,7 +41,7 @@ GROUPS: Mapping[str, str] = {
     "compress_ratio compress_rank compress_warmup "
     "reduce_bucket reduce_buffers overlap_reduction allgather_bucket overlap_param_gather grad_buckets "
     "persistent_grads param_dtype_grads own_grads_only grad_sync upcast_grads keep_upcast "
-    "sub_group foreach keep_root_units gather persistent_numel cast_shards prefetch prefetch_elements max_live",
+    "sub_group foreach keep_root_units gather tiles persistent_numel cast_shards prefetch prefetch_elements max_live",
     "ZeRO++ and MiCS": "secondary_shard quantized_weights quantized_gradients hierarchical_gather",
     "offload": "offload delayed_update nvme host_memory",
     "training": "steps micro_batch accumulate optimizer lr relative_step aux_lr betas eps momentum nesterov "

@@ -46,6 +46,7 @@ def check_together(config: RunConfig) -> None:
             "loss", f" 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"
         )
     _check_tuning(config)
+    _check_tiles(config)
     check_tensor_parallel(model, mesh, config.parallel)
     check_kept_inputs(mesh, config.memory)
     check_pipeline(model, mesh, config.parallel, config.data, config.optim)
@@ -112,6 +113,31 @@ def _check_tuning(config: RunConfig) -> None:
             raise wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
         if not model.has_blocks:
             raise wrong("base", f" {tuning.base!r}: model {model.family} has no blocks; leave it out")
+
+
+def _check_tiles(config: RunConfig) -> None:
+    """What tiles ask of the model's widths and of everything that treats a weight as a matrix. Raises: InputError."""
+    tiles, model = config.gathering.tiles, config.model
+    if tiles == 1:
+        return
+
+    def refuse(why: str) -> InputError:
+        return wrong("tiles", f" {tiles}: {why}")
+
+    if not config.gathering.by_module:
+        raise refuse("a tile is gathered as a module; choose gather module")
+    if not model.has_blocks:
+        raise refuse(f"model {model.family} has no blocks; leave it out")
+    if config.mesh.tp > 1:
+        raise refuse(f"tensor parallelism over {config.mesh.tp} ranks cuts the same maps; leave one of them out")
+    if config.tuning.is_on:
+        raise refuse("LoRA and frozen weights need whole maps; leave it out")
+    if OPTIMIZERS[config.optim.optimizer].cut not in ("elements", "blocks"):
+        raise refuse(f"{config.optim.optimizer} computes with whole matrices; choose adam, or leave tiles out")
+    narrow = model.hidden // model.heads * model.kv_heads
+    for name, width in (("hidden", model.hidden), ("keys and values", narrow), ("ffn", model.ffn)):
+        if width % tiles:
+            raise refuse(f"{name} {width} does not divide into {tiles} tiles; choose a divisor of {width}")
 
 
 def _check_optimizer(config: RunConfig) -> None:

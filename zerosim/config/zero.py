@@ -133,6 +133,11 @@ class Gathering(Part):
         "optimizer that needs whole matrices, at any stage: one rank owns a unit, or a tensor",
         choices=("unit", "module"), stages=(3,), follows=f"module for such an optimizer, else {OF_RECIPE}",
     )  # fmt: skip
+    tiles: int = option(
+        1, "stage 3, with --gather module: split each linear map of a block into T tiles of its outputs, and gather "
+        "one tile at a time (ZeRO-Infinity's memory-centric tiling; DeepSpeed's TiledLinear)", low=1, high=4096,
+        metavar="T", stages=(3,),
+    )  # fmt: skip
     persistent_numel: int = option(
         0, "stage 3: keep units with fewer elements gathered; with --gather module, tensors with at most COUNT "
         "elements",

@@ -33,6 +33,7 @@ class Builder:
     by_module   the layers of blocks are leaf modules (`nn/leaf.py`), and each tensor has a flat buffer
     flat        the class of flat buffers
     tuning      the trained parameters, and the maps with adapters
+    tiles       the number of tiles of each linear map of a block, by module
     first       the number of the first block
     """
 
@@ -46,6 +47,7 @@ class Builder:
     by_module: bool = False
     flat: type[Flat] = Flat
     tuning: TuningConfig = ALL_TRAINED
+    tiles: int = 1
     first: int = 0
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
@@ -60,7 +62,9 @@ class Builder:
             within = Halves(unit, lambda name, stored: make(name, *formats, unit, stored=stored), self.tuning)
         else:
             within = self.flat(unit, *formats)
-        return LayerContext(self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning)
+        return LayerContext(
+            self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning, self.tiles
+        )
 
     def unit(self, name: str, layer: MakeLayer, prefix: str = "") -> Unit:
         """Build a unit of one layer."""

@@ -224,7 +224,7 @@ def draw_flat(
 
 def _own(weight: WeightSpec, whole: Any, group: Group) -> Any:
     """Return this group member's share of a weight."""
-    return whole if weight.split is None else weight.split.take(whole, group.maps.index, group.maps.size)
+    return weight.take(whole, group.maps.index, group.maps.size)
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:

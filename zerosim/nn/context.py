@@ -7,6 +7,7 @@ width. Other code bases pass `prefix`, `config` and process groups one by one. H
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from zerosim.config.model import ModelConfig
@@ -15,6 +16,8 @@ from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn.group import Group
 from zerosim.nn.halves import Halves
 from zerosim.nn.leaf import LeafModule, Tensors
+from zerosim.nn.tiles import Tiled
+from zerosim.placement.spec import Split, Tile
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Parameter, Tensor
@@ -33,6 +36,8 @@ class LayerContext(NamedTuple):
     policy   the choices about buffers saved for backward
     keys     the keys of dropout's random numbers
     tuning   the maps with adapters
+    tiles    the number of tiles of each linear map of a block
+    tile     the number of the tile that a map is; None: it is whole
     """
 
     sizes: ModelConfig
@@ -42,6 +47,8 @@ class LayerContext(NamedTuple):
     policy: ActivationPolicy
     keys: DropoutKeys
     tuning: TuningConfig = ALL_TRAINED
+    tiles: int = 1
+    tile: int | None = None
 
     def __truediv__(self, name: str) -> LayerContext:
         """Return the context for a layer inside this layer."""
@@ -55,8 +62,11 @@ class LayerContext(NamedTuple):
         """Return the context with another name."""
         return self._replace(name=name)
 
-    def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
-        """Declare a parameter of this layer; see `Flat.declare`."""
+    def declare(self, name: str, shape: tuple[int, ...], *, outputs: int | None = None, **how: Any) -> Parameter:
+        """Declare a parameter of this layer; see `Flat.declare`. In a tile it is cut along `outputs`, the dim of the
+        map's outputs."""
+        if self.tile is not None and outputs is not None:
+            how["tile"] = Tile(Split(shape, outputs, self.tiles), self.tile)
         return self.within.declare(f"{self.name}.{name}", shape, **how)
 
     def leaf(
@@ -72,6 +82,24 @@ class LayerContext(NamedTuple):
         if not isinstance(self.within, Tensors):
             return layer(here, *more, **named)
         return self.within.leaf(here.name, lambda own: layer(here._replace(within=own), *more, **named))
+
+    def map(
+        self,
+        name: str,
+        layer: Callable[Concatenate[LayerContext, More], Layer],
+        *more: More.args,
+        **named: More.kwargs,
+    ) -> Layer | LeafModule | Tiled:
+        """Declare a linear map as `leaf` does or, in tiles, as so many leaves, each with a tile of every parameter."""
+        if self.tiles == 1:
+            return self.leaf(name, layer, *more, **named)
+        assert isinstance(self.within, Tensors), "tiles are leaves"
+        here, leaves = self / name, list[LeafModule]()
+        for index in range(self.tiles):
+            tile = partial(here._replace, tile=index)
+            make = lambda own, tile=tile: layer(tile(within=own), *more, **named)  # noqa: E731
+            leaves.append(self.within.leaf(f"{here.name}.tile{index}", make))
+        return Tiled(leaves)
 
     @property
     def std(self) -> float:

@@ -36,8 +36,9 @@ class ColumnLinear:
     def __init__(self, here: LayerContext, wide: int, *, parts: int = 1) -> None:
         self.maps = here.group.maps
         shape = here.sizes.hidden, wide
-        self.weight = here.declare("weight", shape, std=here.std, split=self.maps.split(shape, 1, parts=parts))
-        self.bias = here.declare("bias", (wide,), split=self.maps.split((wide,), 0, parts=parts))
+        split = self.maps.split(shape, 1, parts=parts)
+        self.weight = here.declare("weight", shape, outputs=1, std=here.std, split=split)
+        self.bias = here.declare("bias", (wide,), outputs=0, split=self.maps.split((wide,), 0, parts=parts))
         rank = here.tuning.lora_rank
         targets = [Target(here.name, shape[0], wide, split_b=self.maps.split((wide, rank), 0, parts=parts))]
         each = wide // parts
@@ -60,8 +61,8 @@ class RowLinear:
     def __init__(self, here: LayerContext, inner: int) -> None:
         self.maps = here.group.maps
         shape = inner, here.sizes.hidden
-        self.weight = here.declare("weight", shape, std=here.std_out, split=self.maps.split(shape, 0))
-        self.bias = here.declare("bias", shape[1:], summed=here.group.rows.is_cut)
+        self.weight = here.declare("weight", shape, outputs=1, std=here.std_out, split=self.maps.split(shape, 0))
+        self.bias = here.declare("bias", shape[1:], outputs=0, summed=here.group.rows.is_cut)
         split = self.maps.split((here.tuning.lora_rank, inner), 1)
         self.adapters = Adapters(here, [Target(here.name, inner, shape[1], split_a=split)], by_rows=True)
 
@@ -144,8 +145,8 @@ class Attention:
 
     def __init__(self, here: LayerContext) -> None:
         maps, sizes = here.group.maps, here.sizes
-        self.c_attn = here.leaf("c_attn", ColumnLinear, 3 * sizes.hidden, parts=3)
-        self.c_proj = here.leaf("c_proj", RowLinear, sizes.hidden)
+        self.c_attn = here.map("c_attn", ColumnLinear, 3 * sizes.hidden, parts=3)
+        self.c_proj = here.map("c_proj", RowLinear, sizes.hidden)
         self.core = here.group.attention
         self.whole_heads = sizes.heads
         self.num_heads = sizes.heads // maps.size
@@ -172,8 +173,8 @@ class FeedForward:
     """c_fc (D, F), GELU, c_proj (F, D); F is the sizes' `ffn`, 4D in GPT-2."""
 
     def __init__(self, here: LayerContext) -> None:
-        self.c_fc = here.leaf("c_fc", ColumnLinear, here.sizes.ffn)
-        self.c_proj = here.leaf("c_proj", RowLinear, here.sizes.ffn)
+        self.c_fc = here.map("c_fc", ColumnLinear, here.sizes.ffn)
+        self.c_proj = here.map("c_proj", RowLinear, here.sizes.ffn)
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:

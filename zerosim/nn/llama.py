@@ -38,7 +38,7 @@ class PackedMaps:
         for name, (wide, pieces) in maps.items():
             shape = wide, here.sizes.hidden
             split, at = self.maps.split(shape, 0, pieces=pieces), here.beside(name)
-            self.weights.append(at.declare("weight", shape, std=here.std, split=split))
+            self.weights.append(at.declare("weight", shape, outputs=0, std=here.std, split=split))
             split_b = self.maps.split((wide, rank), 0, pieces=pieces)
             targets.append(Target(at.name, shape[1], wide, first, split_b=split_b))
             first += wide // pieces
@@ -58,7 +58,7 @@ class RowMap:
     def __init__(self, here: LayerContext, inner: int) -> None:
         self.maps = here.group.maps
         shape = here.sizes.hidden, inner
-        self.weight = here.declare("weight", shape, std=here.std_out, split=self.maps.split(shape, 1))
+        self.weight = here.declare("weight", shape, outputs=0, std=here.std_out, split=self.maps.split(shape, 1))
         split = self.maps.split((here.tuning.lora_rank, inner), 1)
         self.adapters = Adapters(here, [Target(here.name, inner, shape[0], split_a=split)], by_rows=True)
 
@@ -79,8 +79,8 @@ class LlamaAttention:
         sizes, ranks = here.sizes, here.group.maps.size
         narrow, pieces = sizes.hidden // sizes.heads * sizes.kv_heads, min(sizes.kv_heads, ranks)
         maps = {"q_proj": (sizes.hidden, ranks), "k_proj": (narrow, pieces), "v_proj": (narrow, pieces)}
-        self.qkv_proj = here.leaf("qkv_proj", PackedMaps, maps)
-        self.o_proj = here.leaf("o_proj", RowMap, sizes.hidden)
+        self.qkv_proj = here.map("qkv_proj", PackedMaps, maps)
+        self.o_proj = here.map("o_proj", RowMap, sizes.hidden)
         self.rows = here.group.rows
         self.core = here.group.attention
         self.num_heads = sizes.heads // ranks
@@ -99,8 +99,8 @@ class LlamaFeedForward:
 
     def __init__(self, here: LayerContext) -> None:
         each = here.sizes.ffn, here.group.maps.size
-        self.gate_up_proj = here.leaf("gate_up_proj", PackedMaps, {"gate_proj": each, "up_proj": each})
-        self.down_proj = here.leaf("down_proj", RowMap, here.sizes.ffn)
+        self.gate_up_proj = here.map("gate_up_proj", PackedMaps, {"gate_proj": each, "up_proj": each})
+        self.down_proj = here.map("down_proj", RowMap, here.sizes.ffn)
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:

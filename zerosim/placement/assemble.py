@@ -68,7 +68,10 @@ class _Whole:
         """
         import numpy as np
 
-        split, piece = weight.split, 0 if weight.split is None else weight.split.piece(index, size)
+        split = weight.split
+        if weight.tile is not None:  # whose number takes the member's place
+            split, index, size = weight.tile.split, weight.tile.number, weight.tile.split.pieces
+        piece = 0 if split is None else split.piece(index, size)
         if (weight.name, piece) not in self._writers:
             self._writers[weight.name, piece] = parts, offset
             if split is None:

@@ -84,6 +84,14 @@ class Split:
         return (*[slice(None)] * self.dim, run)
 
 
+class Tile(NamedTuple):
+    """One tile of a weight: the `number`th of the equal tiles into which `split` cuts it, counted from 0. Each tile has
+    its own flat buffer, and every rank works on all tiles, one after the other (`nn/tiles.py`)."""
+
+    split: Split
+    number: int
+
+
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     """One parameter as a rank holds it. `std` belongs to its initial normals; without it, `fill` is its value.
@@ -92,6 +100,7 @@ class WeightSpec:
     summed     members compute shares of its gradient, which must be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
     stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
+    tile       the tile of the weight of this name that it is; None: it is the weight
     numel      its elements in the flat buffer
     """
 
@@ -103,6 +112,7 @@ class WeightSpec:
     summed: bool = False
     embedding: bool = False
     stored: str = ""
+    tile: Tile | None = None
     numel: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,8 +120,20 @@ class WeightSpec:
         object.__setattr__(self, "numel", nf4_parts(numel).nbytes if self.stored else numel)
 
     @property
+    def own_name(self) -> str:
+        """The name; of a tile, with its number."""
+        return self.name if self.tile is None else f"{self.name}.tile{self.tile.number}"
+
+    @property
     def whole_shape(self) -> tuple[int, ...]:
-        return self.shape if self.split is None else self.split.shape
+        split = self.split if self.tile is None else self.tile.split
+        return self.shape if split is None else split.shape
+
+    def take(self, whole: Any, index: int, size: int) -> Any:
+        """Cut out of the whole host array what member `index` of `size` holds of it."""
+        if self.tile is not None:
+            return self.tile.split.take(whole, self.tile.number, self.tile.split.pieces)
+        return whole if self.split is None else self.split.take(whole, index, size)
 
     @property
     def in_block(self) -> bool:

@@ -74,7 +74,7 @@ class Parameters(Mapping[str, ParameterView]):
     def __init__(self, rank: int, parts: Parts) -> None:
         self._rank = rank
         self._places = {
-            weight.name: (weakref.ref(flat), flat.spec, index, flat.dtype.name)
+            weight.own_name: (weakref.ref(flat), flat.spec, index, flat.dtype.name)
             for flat in parts.model.flats
             for index, weight in enumerate(flat.spec.weights)
         }

@@ -20,7 +20,7 @@ from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
-from zerosim.placement.spec import FlatSpec, Split, WeightSpec
+from zerosim.placement.spec import FlatSpec, Split, Tile, WeightSpec
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
 from zerosim.tensor.stored import dequantized, quantized
@@ -62,10 +62,13 @@ class Flat(GradAccumulator):
         split: Split | None = None,
         summed: bool = False,
         embedding: bool = False,
+        tile: Tile | None = None,
     ) -> Parameter:
-        """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, `split` cuts it."""
-        shape = shape if split is None else split.local_shape
-        weight = WeightSpec(name, shape, std, fill, split, summed, embedding, self.stored)
+        """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, which `split` or `tile`
+        cuts."""
+        cut = split if tile is None else tile.split
+        shape = shape if cut is None else cut.local_shape
+        weight = WeightSpec(name, shape, std, fill, split, summed, embedding, self.stored, tile)
         self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
@@ -88,7 +91,7 @@ class Flat(GradAccumulator):
     def param_window(self, index: int) -> Buffer:
         if self.param is None:
             raise RuntimeError(
-                f"rank {self.device.rank} uses {self.spec.weights[index].name} while {self.name} is sharded: "
+                f"rank {self.device.rank} uses {self.spec.weights[index].own_name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
         return dequantized(self, self.param, index) if self.stored else self.window(self.param, index)

@@ -55,6 +55,7 @@ def builder_of(config: RunConfig, device: Device, group: Group | None = None, *,
         group or group_of(config),
         config.gathering.by_module,
         tuning=config.tuning,
+        tiles=config.gathering.tiles,
     )
 
 

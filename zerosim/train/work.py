@@ -24,7 +24,7 @@ MOST_FLOPS = 10**16
 LONG_FLOPS = 10**14
 """The limit for a comparison of ZeRO stages: half an hour at 50 GFLOP/s."""
 
-_PER_BLOCK, _PER_UNIT, _MODULES = 170, 50, 12
+_PER_BLOCK, _PER_UNIT, _MODULES, _OF_MAPS = 170, 50, 12, 8
 _PER_CALL = 4  # events of one collective: its launch and wait, the copies and buffers around it
 _PER_ROUND = 10  # one round of a ring, in events of the same duration
 
@@ -47,7 +47,9 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
     model, mesh = config.model, config.mesh
     steps = (config.optim.steps or 1) * ranks
     units = (model.units or 1) if model.family == "flat" else model.layers + 2
-    modules = _MODULES if config.gathering.by_module and model.has_blocks else 1
+    modules = (
+        _MODULES + _OF_MAPS * (config.gathering.tiles - 1) if config.gathering.by_module and model.has_blocks else 1
+    )
     each = (_PER_BLOCK if model.has_blocks else _PER_UNIT) + 8 * (modules - 1)
     if config.parallel.partition == "owner" and ranks == 1:  # owners of different units differ
         steps *= min(mesh.shards, units * modules)
