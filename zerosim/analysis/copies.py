@@ -1,6 +1,7 @@
 """Compare counted copies between a rank's memories, and the contents of each memory, with the closed forms.
 
-Checkpointed inputs of recomputed blocks are in the host's memory with `--cpu-checkpointing`. Model states are there or
+Checkpointed inputs of recomputed blocks are in the host's memory with `--cpu-checkpointing`, other saved buffers with
+`--offload-activations` (counted, without a form). Model states are there or
 on NVMe with `--offload`. Staging buffers of messages do not count.
 """
 
@@ -17,9 +18,10 @@ from zerosim.analysis.letters import letters_of, live_micro_batches, shown
 from zerosim.analysis.shares import cost_of, share_of
 from zerosim.analysis.traffic import expect, sent_rows
 from zerosim.config import RunConfig
+from zerosim.device.copies import OFFLOAD, SAVES
 from zerosim.train.result import RunResult
 
-PURPOSE = "offload"
+PURPOSE = OFFLOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,16 @@ def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck
         counted = tuple(sum(row.payload_bytes for at, row in own if at == rank) for rank in ranks)
         calls, one = sum(row.calls for at, row in own if at == ranks[0]), expected.get(way)
         checks.append(CopyCheck(way, calls, counted, one and one.with_padding, "" if one is None else str(one.form)))
-    if not result.config.memory.cpu_checkpointing or result.config.offload.is_on:
+    saves = sent_rows(result, step, share, SAVES)
+    for way in dict.fromkeys(row.op for _, row in saves):
+        counted = tuple(sum(row.payload_bytes for at, row in saves if at == rank and row.op == way) for rank in ranks)
+        calls = sum(row.calls for at, row in saves if at == ranks[0] and row.op == way)
+        checks.append(CopyCheck(f"saved, {way}", calls, counted, None, ""))
+    if result.config.offload.is_on or not (result.config.memory.cpu_checkpointing or saves):
         return checks
+    if saves:
+        peaks = tuple(result.memory[rank].host_peak_bytes for rank in ranks)
+        return [*checks, CopyCheck("on the host", None, peaks, None, "")]
     form = forms.forms(result.config)[Key("copied", "device to host")]
     peaks, live = tuple(result.memory[rank].host_peak_bytes for rank in ranks), _live_inputs(result.config, stage, held)
     if live is None:

@@ -36,7 +36,8 @@ GROUPS: Mapping[str, str] = {
     "pipeline": "pp pipeline virtual_stages micro_batch_group stage_layers balance_ends keep_last_inputs",
     "model": "model layers hidden heads kv_heads ffn seq positions vocab tie_embeddings dropout norm_eps rope_base "
     "params units",
-    "activations": "recompute partition_activations cpu_checkpointing stash_window saves attention fp32_softmax loss",
+    "activations": "recompute partition_activations cpu_checkpointing offload_activations "
+    "stash_window saves attention fp32_softmax loss",
     "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction compress compress_block "
     "compress_ratio compress_rank compress_warmup "
     "reduce_bucket reduce_buffers overlap_reduction allgather_bucket overlap_param_gather grad_buckets "

@@ -24,10 +24,11 @@ def check_together(config: RunConfig) -> None:
         value = getattr(config.memory, name)
         if not model.has_blocks and value != plain:
             raise wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
-    if config.memory.stash_window and world.backend == "cuda":
-        raise wrong(
-            "stash_window", f" {config.memory.stash_window}: backend cuda copies in line; leave it out, or plan it"
-        )
+    for name in ("stash_window", "offload_activations"):
+        if (value := getattr(config.memory, name)) and world.backend == "cuda":
+            raise wrong(name, f" {value}: backend cuda copies in line; leave it out, or plan it", beside="backend")
+    if config.memory.offload_activations and not model.has_blocks:
+        raise wrong("offload_activations", f": model {model.family} has no blocks; leave it out")
     again = config.memory.again
     if again.every > model.layers and model.has_blocks:
         raise wrong(

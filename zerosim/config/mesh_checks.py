@@ -61,8 +61,14 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
                 f": recompute {memory.recompute!r} keeps no block's input to run it again; "
                 "pass --recompute full too, or leave it out",
             )
-    if memory.stash_window and not memory.cpu_checkpointing:
-        raise wrong("stash_window", f" {memory.stash_window}: nothing goes to the host; pass --cpu-checkpointing too")
+    if memory.offload_activations and memory.again.every:
+        raise wrong(
+            "offload_activations",
+            f": recompute {memory.recompute!r} saves only the inputs of blocks; pass --cpu-checkpointing instead",
+        )
+    if memory.stash_window and not (memory.cpu_checkpointing or memory.offload_activations):
+        choose = "pass --cpu-checkpointing or --offload-activations too"
+        raise wrong("stash_window", f" {memory.stash_window}: nothing goes to the host; {choose}")
     if memory.partition_activations and mesh.tp == 1:
         raise wrong(
             "partition_activations",

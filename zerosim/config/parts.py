@@ -148,10 +148,14 @@ class MemoryConfig(Part):
         "with --recompute full: checkpointed inputs of blocks wait in host memory (with "
         "--partition-activations: Pa+cpu)",
     )
+    offload_activations: bool = option(
+        False, "copy the buffers that blocks save for backward to host memory, and back before their backward "
+        "(torchtune's activation offloading, PyTorch's save_on_cpu)", also=("--enable-activation-offloading",),
+    )  # fmt: skip
     stash_window: int = option(
-        0, "with --cpu-checkpointing: copy inputs in streams beside compute, with at most N in flight to the host "
-        "(torchtune's max_fwd_stash_size, 5 there); 0: copy in line with kernels, as DeepSpeed", low=0, high=4096,
-        metavar="N", also=("--max-fwd-stash-size",),
+        0, "with --cpu-checkpointing or --offload-activations: copy in streams beside compute, with at most N in "
+        "flight to the host (torchtune's max_fwd_stash_size, 5 there); 0: compute waits for each copy", low=0,
+        high=4096, metavar="N", also=("--max-fwd-stash-size",),
     )  # fmt: skip
     saves: str = option(
         "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save",

@@ -10,7 +10,7 @@ from zerosim.backends.numpy.files import FileArray
 from zerosim.device.device import Buffer, Device
 from zerosim.device.events import COMPUTE, CPU, Copy, Wait
 
-OFFLOAD, CONTROL = "offload", "control"
+OFFLOAD, SAVES, CONTROL = "offload", "saves", "control"
 
 
 class Copying:

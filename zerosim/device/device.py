@@ -9,7 +9,7 @@ for its end.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from typing import Any, ParamSpec
@@ -152,6 +152,7 @@ class Device:
         self.where = Scope()
         self.place = DEVICE  # the place of kernels, and of buffers without another memory
         self.grad_enabled = True
+        self.on_save: Callable[[Iterable[object]], None] | None = None  # takes what ops save for backward
         self._last_id = 0
         self.ticks = 0  # grows with every kernel, so that a watcher can distinguish a slow rank from a stuck one
 
@@ -320,6 +321,15 @@ class Device:
             yield
         finally:
             self.grad_enabled = before
+
+    @contextmanager
+    def saving(self, take: Callable[[Iterable[object]], None]) -> Iterator[None]:
+        """Give `take` what each op saves inside `with device.saving(take):`."""
+        before, self.on_save = self.on_save, take
+        try:
+            yield
+        finally:
+            self.on_save = before
 
     def _record_news(self) -> None:
         """Record the allocator's actions for a request: segments taken and given back, bytes moved."""

@@ -12,7 +12,7 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
-from zerosim.nn import Recompute, Tensors, Unit
+from zerosim.nn import OffloadsSaves, Recompute, Tensors, Unit
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.halves import Halves
@@ -72,8 +72,11 @@ class Builder:
         return Unit(name, here.within, layer(here))
 
     def blocks(self, names: str, block: MakeLayer, prefix: str = "") -> list[Unit]:
-        """Build units `names`.0 .. `names`.L-1. Full recompute wraps them."""
+        """Build units `names`.0 .. `names`.L-1. Full recompute wraps them, or what takes their saved buffers to the
+        host."""
         units = [self.unit(f"{names}.{i}", block, prefix) for i in range(self.first, self.first + self.sizes.layers)]
+        if self.policy.offloads:
+            return [OffloadsSaves(unit) for unit in units]
         return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in enumerate(units)]
 
     def language_model(self, table: str, between: Sequence[Unit], prefix: str = "") -> Model:

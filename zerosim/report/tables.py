@@ -312,7 +312,8 @@ def nodes_table(result: RunResult) -> RenderableType | None:
 def copies_table(result: RunResult) -> RenderableType | None:
     """What moves between a rank's memories in the last whole step, by pipeline stage; None where nothing does."""
     step, keeps, offloads = last_whole_step(result), result.config.memory.cpu_checkpointing, result.config.offload.is_on
-    if not (keeps or offloads) or step is None:
+    saves = result.config.memory.offload_activations
+    if not (keeps or offloads or saves) or step is None:
         return None
 
     def cells(check: CopyCheck) -> list[Cell]:
@@ -320,15 +321,16 @@ def copies_table(result: RunResult) -> RenderableType | None:
 
     groups = _by_stage(result, partial(check_copies, result, step))
     formula = (right("formula" if offloads else "volume", style="cyan"), right("in bytes", style="cyan"))
-    grid = Grid(
-        "pipeline", "model states" if offloads else "kept inputs", right("calls"), right("bytes"), *formula, "agree"
-    )
+    what = "model states" if offloads else "saved buffers" if saves else "kept inputs"
+    grid = Grid("pipeline", what, right("calls"), right("bytes"), *formula, "agree")
     grid = _grouped(grid, groups, cells).filled()
     note = ""
     if keeps:
         note = f"bsh = {sizes(result.config)['bsh']:,} elements, one micro-batch's input of a block. "
         if not offloads:
             note += "On the host: the most at once; the device's bytes above have none of it. "
+    if saves:
+        note += "What blocks save for backward is counted, without a formula. "
     note += "Copies pass over PCIe or to the drives, and are" if offloads else "Copies pass over PCIe, and are"
     note += " no part of what ranks send."
     body = Adaptive(grid, grid.without("calls"), grid.without("calls", "formula" if offloads else "volume"))

@@ -114,6 +114,8 @@ def kept_inputs(config: RunConfig) -> str:
             f"ZeRO-R's {name}: of a block's input each of {t} ranks keeps 1/{t}{where}, and gathers the whole before "
             "the block runs again."
         )
+    if memory.offload_activations:
+        return "The buffers that blocks save for backward wait in host memory."
     return "Blocks' inputs wait in the host's memory until backward." if memory.cpu_checkpointing else ""
 
 

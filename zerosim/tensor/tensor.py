@@ -277,6 +277,8 @@ def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved 
     if out.device.grad_enabled and any(x.requires_grad for x in inputs):
         if saved is not None and out.device.recorder.enabled:
             record_saved(out.device, op, saved)
+        if saved is not None and out.device.on_save is not None:
+            out.device.on_save(saved.values())
         return Tensor(out, Node(rule, tuple(x.node for x in inputs)))
     return Tensor(out)
 

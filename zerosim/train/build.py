@@ -23,7 +23,7 @@ from zerosim.models.gpt import build_gpt
 from zerosim.models.llama import build_llama
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
-from zerosim.nn import Group, KeptInputs, Recompute, Unit
+from zerosim.nn import Group, KeptInputs, OffloadsSaves, Recompute, SavesOnHost, Unit
 from zerosim.nn.group import ONE_RANK
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.optim.updater import Updater
@@ -51,7 +51,9 @@ def builder_of(config: RunConfig, device: Device, group: Group | None = None, *,
         dtype(precision.stored),
         dtype(precision.grad_dtype),
         DropoutKeys(device, config.data.seed, first_micro_batch),
-        ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax),
+        ActivationPolicy(
+            memory.saves, memory.attention, memory.recompute, memory.fp32_softmax, memory.offload_activations
+        ),
         group or group_of(config),
         config.gathering.by_module,
         tuning=config.tuning,
@@ -161,7 +163,8 @@ def build_rank(
     group = group_of(config, ctx.rank, groups)
     whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
     _keep_inputs(whole, config, groups)
-    alike = not config.memory.stash_window and not (config.gathering.by_module and _defers(config))
+    copies = config.memory.stash_window or config.memory.offload_activations  # which pass from block to block
+    alike = not copies and not (config.gathering.by_module and _defers(config))
     if repeats is not None and config.model.has_blocks and alike:
         _repeat_blocks(whole, config, ctx, groups, repeats)
     whole.reach({flat.name for flat in whole.flats if is_trained(config, flat.spec)})
@@ -179,13 +182,17 @@ def build_rank(
 
 
 def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
-    """Set how recomputed blocks save their inputs: whole, in shards over tp, or on the host."""
+    """Set how recomputed blocks save their inputs: whole, in shards over tp, or on the host; and the window of blocks
+    whose saved buffers wait on the host."""
     comm = groups("tp") if config.partitions_inputs else None
     memory = config.memory
     inputs = KeptInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
+    saves = SavesOnHost(memory.stash_window)
     for unit in model.units:
         if isinstance(unit, Recompute):
             unit.inputs = inputs
+        elif isinstance(unit, OffloadsSaves):
+            unit.saves = saves
 
 
 def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups, found: Rehearsals) -> None:

@@ -1,0 +1,171 @@
+"""What a block saves for backward, in the host's memory: torchtune's activation offloading without recompute.
+
+A buffer leaves for the host when an op saves it, in a stream beside compute. Its bytes on the device live until the
+copy is waited for and the block's forward is over: the stash window says how many copies may be in flight, and one more
+makes compute wait for the oldest. In backward a block's buffers come back, while the block above it computes. So the
+device has the saved buffers of one block, of the next one, and of the window.
+
+    in forward     save: copy out ...  block's end: the device's bytes go, the handles point at the host's
+    in backward    copy back ...  block's backward: the handles point at new bytes on the device
+
+Small buffers stay (MIN_BYTES, torchtune's min_offload_size), and so do views of a part of a buffer, token ids, and what
+tables, the last norm and the head save, which backward reads first.
+
+Source: torchtune, training/_activation_offloading.py (OffloadActivations); PyTorch, torch.autograd.graph.save_on_cpu.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from zerosim.device.copies import SAVES, Copying, launch_copy
+from zerosim.device.device import Buffer, Kind
+from zerosim.nn.unit import Unit
+from zerosim.placement.memories import DEVICE, HOST
+from zerosim.tensor.tensor import Tensor
+
+MIN_BYTES = 1024
+
+
+class OnHost:
+    """One storage that ops have saved, and the handles that they have of it."""
+
+    def __init__(self, saved: Buffer) -> None:
+        device = saved.device
+        self.handles = [saved]
+        self.host: Buffer | None = device.alloc(saved.shape, saved.dtype, Kind.ACTIVATION, memory=HOST)
+        self.leaving: Copying | None = launch_copy(
+            Buffer(saved.storage, saved.array, saved.dtype), self.host, purpose=SAVES
+        )
+        self.arriving: Copying | None = None
+        self.is_block_over = False
+
+    def settle(self) -> None:
+        """Make compute wait for the copy to the host. The device's bytes go if the block is over."""
+        if self.leaving is not None:
+            self.leaving.wait()
+            self.leaving = None
+            self._leave()
+
+    def end(self) -> None:
+        """The block's forward is over."""
+        self.is_block_over = True
+        self._leave()
+
+    def fetch(self) -> None:
+        """Launch the copy back, unless it is in flight."""
+        if self.arriving is None:
+            self.settle()
+            assert self.host is not None
+            back = self.host.device.alloc(self.host.shape, self.host.dtype, Kind.ACTIVATION)
+            self.arriving = launch_copy(self.host, back, purpose=SAVES)
+
+    def take(self) -> None:
+        """Wait for the copy back, and free the bytes on the host."""
+        self.fetch()
+        assert self.arriving is not None
+        self._point_at(self.arriving.wait())
+        self.arriving = self.host = None
+
+    def _leave(self) -> None:
+        if self.is_block_over and self.leaving is None and self.host is not None:
+            self._point_at(self.host)
+
+    def _point_at(self, there: Buffer) -> None:
+        for handle in self.handles:
+            handle.storage, handle.array = there.storage, there.array.reshape(handle.shape)
+
+
+class SavesOnHost:
+    """The saved buffers of one rank's blocks; at most `window` of them are on their way to the host."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self._leaving: deque[OnHost] = deque()
+        self._blocks: dict[int, list[dict[int, OnHost]]] = {}  # by microbatch in the order of forward, by storage
+
+    def begin(self, slot: int) -> Callable[[Iterable[object]], None]:
+        """A block's forward begins. Return the function that takes what its ops save."""
+        block: dict[int, OnHost] = {}
+        self._blocks.setdefault(slot, []).append(block)
+
+        def save(values: Iterable[object]) -> None:
+            for value in values:
+                buffer = value.buffer if isinstance(value, Tensor) else value
+                if isinstance(buffer, Buffer) and _may_leave(buffer):
+                    self._put(block, buffer)
+
+        return save
+
+    def _put(self, block: dict[int, OnHost], saved: Buffer) -> None:
+        there = block.get(saved.storage.id)
+        if there is not None:
+            if all(saved is not handle for handle in there.handles):
+                there.handles.append(saved)
+            return
+        block[saved.storage.id] = one = OnHost(saved)
+        self._leaving.append(one)
+        while len(self._leaving) > self.window:
+            self._leaving.popleft().settle()
+
+    def end(self, slot: int) -> None:
+        """The block's forward is over."""
+        for one in self._blocks[slot][-1].values():
+            one.end()
+
+    def bring_back(self, slot: int) -> None:
+        """A block's backward begins: its buffers are on the device, and those of the block below on their way."""
+        blocks = self._blocks[slot]
+        for one in blocks.pop().values():
+            one.take()
+        if blocks and self.window:
+            for one in blocks[-1].values():
+                one.fetch()
+
+    def forget(self) -> None:
+        """Drop buffers that no backward will use."""
+        for one in self._leaving:
+            one.settle()
+        self._leaving.clear()
+        self._blocks.clear()
+
+
+def _may_leave(buffer: Buffer) -> bool:
+    """Return whether it is all of a storage on the device, is large enough, and holds no token ids."""
+    whole = buffer.storage.array.nbytes == buffer.nbytes and buffer.array.flags.c_contiguous
+    return buffer.memory == DEVICE and whole and buffer.nbytes >= MIN_BYTES and buffer.dtype.name != "int64"
+
+
+class OffloadsSaves(Unit):
+    """A unit around a block, whose saved buffers wait on the host."""
+
+    def __init__(self, unit: Unit) -> None:
+        super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
+        self.unit = unit
+        self.saves = SavesOnHost(0)
+
+    def reach(self, sends_back: bool, trained: Collection[str]) -> None:
+        super().reach(sends_back, trained)
+        self.unit.reach(sends_back, trained)
+
+    def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        device = x.device
+        if not device.grad_enabled or not self.goes_back:
+            return self.unit.forward(x, slot, function)
+        with device.saving(self.saves.begin(slot)):
+            y = self.unit.forward(x, slot, function)
+        self.saves.end(slot)
+        return y
+
+    def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
+        self.saves.bring_back(slot)
+        self.unit.backward(grads, slot, defers=defers)
+
+    def backward_weights(self, slot: int = 0) -> None:
+        self.unit.backward_weights(slot)
+
+    def forget(self) -> None:
+        """Drop graphs, and buffers, that no backward will use."""
+        self.unit.forget()
+        self.saves.forget()
