@@ -398,7 +398,7 @@ def test_a_file_that_lost_what_it_expects_fails(text: str, tmp_path: Path, capsy
     assert main(["check", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"scenario {tmp_path}/lost.toml: there is no [expect] in it, so nothing to check" in said
+    assert f"scenario {tmp_path}/lost.toml: it has no [expect], so there is nothing to check" in said
 
 
 @pytest.mark.parametrize("right", ['["15", "-"]', '["-", "-"]', '["17", "-"]', '["16", "5"]'])
@@ -537,7 +537,7 @@ def test_a_broken_table_is_one_line_with_its_file(
         (f"{RUN}sweep = 3\n", "sweep 3: expected a table, [sweep]"),
         (f"{RUN}expect = 3\n", "expect 3: expected a table, [expect], or several"),
         (f"{RUN}{SWEEP}[[expect]]\n{GOOD}[[expect]]\n{GOOD}", "each of several [[expect]] needs a title of its own"),
-        (RUN, "there is no [expect] in it, so nothing to check"),
+        (RUN, "it has no [expect], so there is nothing to check"),
         (f"rank = 2\n{SWEEP}[expect]\n{GOOD}", "unknown key 'rank'; did you mean 'ranks'?"),
     ],
 )
@@ -553,7 +553,7 @@ def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, caps
 
 def test_nothing_to_check_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path)]) == 2
-    assert "holds no scenario" in capsys.readouterr().err
+    assert "contains no scenario" in capsys.readouterr().err
     (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 2
     assert "nothing to check" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     Raises: InputError for files that cannot be written and for less than two ranks, before anything is measured.
     """
     if args.ranks < 2:
-        raise InputError(f"--ranks {args.ranks}: expected at least 2, for a collective has two ends")
+        raise InputError(f"--ranks {args.ranks}: expected at least 2, a collective needs two ranks")
     if args.passes < 1:
         raise InputError(f"--passes {args.passes}: expected at least 1")
     if not hasattr(os, "sysconf"):

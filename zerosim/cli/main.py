@@ -83,7 +83,7 @@ def _main(words: list[str]) -> int:
         if stdout.failure is None:
             return code
         why = stdout.failure.strerror or str(stdout.failure)
-        lost = _report(OutputError(f"stdout: cannot be written: {why}: what was to be read there is lost"))
+        lost = _report(OutputError(f"stdout: cannot be written: {why}: the output is lost"))
         return code or lost
 
 
@@ -128,7 +128,7 @@ def _dispatch(words: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:  # no file can be opened from there
-        raise InputError("the working directory does not exist any more: cd to one that does") from None
+        raise InputError("the working directory no longer exists: cd to an existing one") from None
     speaks = name in WITH_A_VOICE or getattr(args, "quiet", False) or {"-q", "--quiet"} & set(rest) or _is_for_mpi(rest)
     with parser.naming_as_typed(rest), contextlib.nullcontext() if speaks else never_silent(f"zerosim {name}"):
         return int(verb.main(args))

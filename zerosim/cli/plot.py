@@ -112,7 +112,7 @@ def add_arguments(parser: Parser) -> None:
 
 def _add_flags(parser: Parser, figure: Figure) -> None:
     add = parser.add_argument_group("the picture").add_argument
-    add("--out", "-o", metavar="FILE", help="where it goes: a name that ends in .png or .svg")
+    add("--out", "-o", metavar="FILE", help="output file: a name that ends in .png or .svg")
     add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
     add("--size", metavar="WxH", type=inches, help="inches, such as 8x4.5 (default: the figure's)")
     for flag in figure.flags.split():
@@ -141,7 +141,9 @@ def _plot_all(args: argparse.Namespace) -> int:
     """Draw every picture of the set into one folder. Raises: InputError for a figure named beside --all, and as for a
     folder."""
     if args.kind is not None:
-        raise InputError(f"--all {args.all}: the set, and {args.kind} is one figure; choose one of the two")
+        raise InputError(
+            f"--all {args.all}: writes the whole set, but {args.kind} is one figure; choose one of the two"
+        )
     folder = made_folder("--all", args.all)
     names = dict.fromkeys(name for name, _ in of_set())
     for name, words in of_set():

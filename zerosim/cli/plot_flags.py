@@ -61,12 +61,12 @@ def inches(text: str) -> tuple[float, float]:
 
 _BOTTOM = "along the bottom: numbers of layers of --model's width, such as 8,16,32, or names of models"
 FLAGS: Mapping[str, Callable[[Callable[..., Any]], Any]] = {
-    "limit": _flag("--limit --capacity SIZE", "a line at so many bytes", size),
-    "gpu": _flag("--gpu NAME", "a line at this device's memory, such as v100-32"),
-    "allocator-limit": _flag("--limit --capacity SIZE", "the allocator has so many bytes", size),
-    "allocator-gpu": _flag("--gpu NAME", "the allocator has this device's memory, such as v100-32"),
-    "clock": _flag("--gpu NAME", "whose times: a preset, or a TOML file; or --node"),
-    "clock-and-memory": _flag("--gpu NAME", "whose times and memory: a preset, or a TOML file; or --node"),
+    "limit": _flag("--limit --capacity SIZE", "draw a line at this number of bytes", size),
+    "gpu": _flag("--gpu NAME", "draw a line at the memory of this device, such as v100-32"),
+    "allocator-limit": _flag("--limit --capacity SIZE", "memory of the allocator, in bytes", size),
+    "allocator-gpu": _flag("--gpu NAME", "the allocator has the memory of this device, such as v100-32"),
+    "clock": _flag("--gpu NAME", "GPU to time: a preset or a TOML file; or pass --node"),
+    "clock-and-memory": _flag("--gpu NAME", "GPU for times and memory: a preset or a TOML file; or pass --node"),
     "time": add_time_flags,
     "reserve": add_reserve_flag,
     "sizes": _flag("--sizes LIST", _BOTTOM),

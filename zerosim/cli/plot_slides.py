@@ -125,6 +125,6 @@ def add_ranks(parser: Parser) -> None:
 def check_moving(out: str | None, form: str, size: object) -> None:
     """Raises: InputError for an animation as PNG, and for one with a size in inches."""
     if form != "svg":
-        raise InputError(f"--out {out}: it moves, as SVG alone; choose a name that ends in .svg")
+        raise InputError(f"--out {out}: the picture is animated, which needs SVG; choose a name that ends in .svg")
     if size is not None:
-        raise InputError("--size: a picture that moves has its own; leave it out")
+        raise InputError("--size: an animated picture has a fixed size; leave it out")

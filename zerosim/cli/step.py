@@ -11,7 +11,7 @@ from zerosim.config import RunConfig
 from zerosim.errors import InputError
 
 NO_KEYS = (
-    "This terminal reads no single keys: every event follows as text. To go through them yourself in a browser: "
+    "This terminal cannot read single keys, so every event follows as text. To step through them in a browser: "
     "zerosim step --html step.html"
 )
 
