@@ -227,7 +227,7 @@ def test_a_sweep_is_no_larger_than_there_is_time_for(folder: Path, refused: Any)
 def test_figures_are_no_longer_than_numbers_are(folder: Path, refused: Any) -> None:
     for figure in ("9" * 5000, "1." + "0" * 100_000, "1" + " " * 100_000):
         Path("long.toml").write_text(f'{EXPECT}printed = "{figure}"\n', "utf-8")
-        assert "characters is no printed figure" in refused("check", "long.toml")
+        assert "characters is not a printed figure" in refused("check", "long.toml")
 
 
 # -- flags ------------------------------------------------------------------------------------------

@@ -502,7 +502,8 @@ KEPT = "lm_head, ln_f, h.1 and 3 more are still gathered from before"
     [
         (Unpublished, "zero2", "weights", "publish_params calls no all_gather in step 0", "gather all slices"),
         (Unpublished, "zero2", "volume", "publish_params calls no all_gather in step 0", "gather all slices"),
-        (PublishedOnce, "zero2", "volume", "in step 1, where the reference calls 6, and the ranks end with different", "",),
+        (PublishedOnce, "zero2", "volume", "in step 1, where the reference calls 6, and the ranks end with different",
+         ""),
         (AllButOne, "zero2", "volume", "publish_params calls all_gather 5 of 6 times in step 0", "gather all slices"),
         (Unreduced, "zero2", "weights", "post_backward calls no reduce_scatter in step 0", "over all ranks"),
         (Unreduced, "zero2", "bytes", "", "still live: unsharded_grad of lm_head, ln_f, h.1 and 3 more; a window"),

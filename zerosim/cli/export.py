@@ -105,7 +105,13 @@ def _memory_flags(parser: Parser, add: Any) -> None:
         metavar="NAME",
         help="GPU for memory and times (default: no limit, and events are numbered instead of timed)",
     )
-    add("--limit", "--capacity", metavar="SIZE", type=size, help="memory of the allocator, in bytes")
+    add(
+        "--limit",
+        "--capacity",
+        metavar="SIZE",
+        type=size,
+        help="size of the allocator's memory, such as 24GB",
+    )
     add_reserve_flag(add)
     add_time_flags(add)
 

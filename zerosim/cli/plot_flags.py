@@ -61,9 +61,9 @@ def inches(text: str) -> tuple[float, float]:
 
 _BOTTOM = "along the bottom: numbers of layers of --model's width, such as 8,16,32, or names of models"
 FLAGS: Mapping[str, Callable[[Callable[..., Any]], Any]] = {
-    "limit": _flag("--limit --capacity SIZE", "draw a line at this number of bytes", size),
+    "limit": _flag("--limit --capacity SIZE", "draw a line at this size, such as 24GB", size),
     "gpu": _flag("--gpu NAME", "draw a line at the memory of this device, such as v100-32"),
-    "allocator-limit": _flag("--limit --capacity SIZE", "memory of the allocator, in bytes", size),
+    "allocator-limit": _flag("--limit --capacity SIZE", "size of the allocator's memory, such as 24GB", size),
     "allocator-gpu": _flag("--gpu NAME", "the allocator has the memory of this device, such as v100-32"),
     "clock": _flag("--gpu NAME", "GPU to time: a preset or a TOML file; or pass --node"),
     "clock-and-memory": _flag("--gpu NAME", "GPU for times and memory: a preset or a TOML file; or pass --node"),
