@@ -169,8 +169,8 @@ WARNED = [
     ("--stage 1 --pp 2 --accumulate 1",
      "1 microbatch for 2 pipeline stages, some of which always wait: --accumulate 8"),
     ("--recipe megatron --stage 3",
-     "recipe megatron itself has no stage 3 (it has 0, 1): this applies its rules to the paper's stage; "
-     "--recipe fsdp2 has it"),
+     "recipe megatron itself has no stage 3 (it has 0, 1): zerosim applies its rules "
+     "to the paper's stage; --recipe fsdp2 has it"),
 ]  # fmt: skip
 
 

@@ -129,7 +129,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed?"),
         ("--precision fp8", "--precision"),
         ("--optimizer adm", f"--optimizer 'adm': expected one of {OPTIMIZERS}; did you mean 'adam' or 'radam'?"),
-        ("--momentum 0.9", "--momentum 0.9: adam has none"),
+        ("--momentum 0.9", "--momentum 0.9: adam has no momentum"),
         ("--optimizer sgd --momentum 1", "--momentum 1.0: expected a number in [0, 1)"),
         ("--hidden 64", "leave out --params, or --hidden"),
         ("--recompute ful", "full"),

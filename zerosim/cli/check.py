@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "paths", metavar="FILE.toml|FOLDER", nargs="+", help="scenarios with [expect], or folders of them"
     )
-    parser.add_argument("--verbose", "-v", action="store_true", help="every figure, also where there are several files")
+    parser.add_argument("--verbose", "-v", action="store_true", help="show every figure, even with several files")
     parser.add_argument("--json", metavar="OUT.json", help="every figure and verdict; - for stdout")
 
 

@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add_run_flags(parser, stage=False)
     other = "a second one: both are planned and compared; flags override both"
     add("other", nargs="?", metavar="OTHER.toml", help=other)
-    add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
+    add("--stages", metavar="0,1,2,3", type=stages, help="ZeRO stages to compare (default: 0,1,2,3)")
     alone = "run the stages on tensor shapes only (default: where training them here would take half an hour or more)"
     add("--shapes", action=argparse.BooleanOptionalAction, help=alone)
     add("--optimizers", metavar="adam,lion,...", type=optimizer_names, help="several optimizers, at one --stage")
@@ -53,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--gpu", metavar="NAME", help="on which a step of each stage is timed, such as a100-80")
     add_time_flags(group.add_argument)
     parser.set_defaults(limit=None, reserve=None)
-    group = parser.add_argument_group("what it leaves")
+    group = parser.add_argument_group("output")
     group.add_argument("--json", metavar="OUT.json", help="every figure of every run; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no table")
 

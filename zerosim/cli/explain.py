@@ -16,7 +16,7 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser, planning=True)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--json", metavar="OUT.json", help="every term; - for stdout")
 
 

@@ -78,7 +78,7 @@ def add_arguments(parser: Parser) -> None:
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time, modelled where --gpu is given").add_argument)
-    group = parser.add_argument_group("what it leaves")
+    group = parser.add_argument_group("output")
     group.add_argument("--all", action="store_true", help="everything that was run, after the first page")
     group.add_argument("--json", metavar="OUT.json", help="what was tried and found; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")

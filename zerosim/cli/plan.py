@@ -35,7 +35,7 @@ def add_arguments(parser: Parser) -> None:
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time").add_argument)
-    group = parser.add_argument_group("what it leaves")
+    group = parser.add_argument_group("output")
     group.add_argument("--all", action="store_true", help="every table after the first page")
     group.add_argument(
         "--every-rank", action="store_true", help="run every rank instead of one for each group of identical ranks"

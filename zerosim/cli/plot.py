@@ -92,13 +92,13 @@ FIGURES = {
     "schedule": Figure(schedule, "",
         "a pipeline's forwards and backwards in slots, and its bubble (with --pp)"),
     "ownership": Figure(ownership, "stages",
-        "a slide: who holds what, by ZeRO stage; of one (--stage) before, during and after backward"),
+        "a slide: which rank holds which states, by ZeRO stage; with --stage before, during and after backward"),
     "flow": Figure(flow, "",
         "a slide: where bytes go between ranks in each phase of a step, by which collectives"),
     "staircase": Figure(staircase, "",
-        "ZeRO-3 moving: unit after unit is gathered, used and freed (SVG alone)", moves=True),
+        "ZeRO-3 animated: each unit is gathered, used and freed in turn (SVG only)", moves=True),
     "ring": Figure(ring, "",
-        "a ring all-reduce moving, hop by hop (SVG alone)", ring_of, add_ranks, moves=True),
+        "a ring all-reduce, animated hop by hop (SVG only)", ring_of, add_ranks, moves=True),
 }  # fmt: skip
 WORDS = {name: row.words for name, row in FIGURES.items()}
 
@@ -121,9 +121,9 @@ def _add_flags(parser: Parser, figure: Figure) -> None:
         figure.run_flags(parser)
     parser.epilog = figure.epilog
     parser.set_defaults(limit=None)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--json", metavar="OUT.json", help="the numbers that are drawn; - for stdout")
-    add("--quiet", "-q", action="store_true", help="do not say what was written")
+    add("--quiet", "-q", action="store_true", help="do not print the names of written files")
 
 
 # -- the verb ---------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def ring(args: argparse.Namespace, config: None, limit: None) -> Drawn:
 
 
 def add_ranks(parser: Parser) -> None:
-    parser.add_argument("--ranks", metavar="N", type=whole_number, default=4, help="how many (default: 4)")
+    parser.add_argument("--ranks", metavar="N", type=whole_number, default=4, help="number of ranks (default: 4)")
 
 
 def check_moving(out: str | None, form: str, size: object) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
     add("--save-adapters", metavar="OUT.npz", help="with --lora-rank: the adapters alone, by name")
     add("--save-merged", metavar="OUT.npz", help="with --lora-rank: the weights with their adapters added to them")

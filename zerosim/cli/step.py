@@ -18,7 +18,7 @@ NO_KEYS = (
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add(
         "--html", metavar="OUT.html", help="the first step as a page that plays in any browser, in place of the stepper"
     )

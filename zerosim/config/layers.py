@@ -124,7 +124,7 @@ def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> d
         if stage not in stages or not is_on(first) or is_on(second) == needs:
             continue
         wins, loses = (first, second) if not needs and source[second].startswith("recipe ") else (second, first)
-        by = f", which {source[wins]} wants" if not needs and source[wins] else ""
+        by = f", which {source[wins]} sets" if not needs and source[wins] else ""
         reason = f"it has no effect without {wins}" if needs else f"not with {wins}{_shown(values[wins])}{by}: {why}"
         if not source[loses]:
             remedy = "pass it too, or leave this out" if needs else "leave one of them out"
@@ -168,4 +168,4 @@ def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Map
     for name in ("betas", "eps", "momentum", "aux_lr"):
         if given.get(name) and getattr(own, name) is None:
             has = ", it has betas" if name == "momentum" and own.betas is not None else ""
-            raise wrong(name, f" {given[name]}: {optimizer} has none{has}{choose.get(name, '')}")
+            raise wrong(name, f" {given[name]}: {optimizer} has no {name}{has}{choose.get(name, '; leave it out')}")
