@@ -225,5 +225,5 @@ QUANTISER = by_calls(
     _wrong_block,
 )
 ROUNDING = by_calls(
-    "bits", "bf16, rounded up with the probability that the value's distance sets", "6 rows", _rows, _wrong_row
+    "bits", "bf16, rounded up more often the nearer the upper neighbour is", "6 rows", _rows, _wrong_row
 )
