@@ -163,7 +163,7 @@ def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
             own = "computed" if "computed" in table else "printed"
             judged = tables_of(changed(file, index, own, place, text), runs)[index]
             (failed,) = [cell for cell in judged.cells if not cell.passed]
-            assert f"is what is {own}: drop instead" in failed.failures[0]
+            assert f"equals the figure that is {own}; leave instead out" in failed.failures[0]
 
 
 @pytest.mark.slow
@@ -398,7 +398,7 @@ def test_a_file_that_lost_what_it_expects_fails(text: str, tmp_path: Path, capsy
     assert main(["check", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"scenario {tmp_path}/lost.toml: there is no [expect] in it, so nothing to check" in said
+    assert f"scenario {tmp_path}/lost.toml: it has no [expect], so there is nothing to check" in said
 
 
 @pytest.mark.parametrize("right", ['["15", "-"]', '["-", "-"]', '["17", "-"]', '["16", "5"]'])
@@ -469,25 +469,25 @@ BAD_EXPECT = [
     (replaced('"KB"', '"kB"'), "its unit is kB; expected one of B, KB"),
     (replaced('["16", "4"]', '["16"]'), "printed has 1 rows, expected 2: one for each stage"),
     (replaced('["16", "4"]', '["16", "4", "1"]'), "printed has 3 rows, expected 2"),
-    (replaced('["16", "4"]', '["-", "-"]'), "printed holds no figure: nothing could fail"),
+    (replaced('["16", "4"]', '["-", "-"]'), "printed contains no figure, so nothing could fail"),
     (replaced('"16"', "16"), "printed at stage=0: 16: expected a string, with the digits that are printed"),
-    (replaced('"16"', '"about 16"'), "'about 16' is no printed figure"),
-    (replaced('"16"', '"**16"'), "'**16' is no printed figure"),
+    (replaced('"16"', '"about 16"'), "'about 16' is not a printed figure"),
+    (replaced('"16"', '"**16"'), "'**16' is not a printed figure"),
     (replaced('"16"', '"**16**"'), "bold is missing: **figures** need a rule"),
     (GOOD + 'bold = { smallest = "stage" }\n', "expected { smallest = one of stage, at_most"),
     (GOOD + 'bold = { smallest = "ranks", at_most = "1GB" }\n', "expected { smallest = one of stage, at_most"),
     (GOOD + 'instead = ["17", "-"]\n', "note is missing: say why"),
     (GOOD + 'beside = "peak_bytes"\n', "beside and why go together"),
-    (GOOD + 'beside = "parameters"\nwhy = "w"\n', "are not of one dimension"),
-    (GOOD + 'memory = "32GB"\n', "memory '32GB': nothing here takes it; leave it out"),
+    (GOOD + 'beside = "parameters"\nwhy = "w"\n', "have different dimensions"),
+    (GOOD + 'memory = "32GB"\n', "memory '32GB': nothing here uses it; leave it out"),
     (GOOD + 'at = "end_of_backwards"\n', "did you mean 'end_of_backward'?"),
     (GOOD + 'counted_on = "cuda"\n', "counted_on 'cuda' is not known; expected one of shapes, training"),
     (GOOD + "with = { rank = 2 }\n", "unknown key 'rank'; did you mean 'ranks'?"),
     (GOOD + "sweep = { stages = [1] }\n", "sweep: unknown field 'stages'; did you mean 'stage'?"),
     (GOOD + "sweep = { stage = [1, 1] }\n", "sweep: stage holds 1 twice"),
     (GOOD + "sweep = { stage = [0, 4] }\n", "at stage=4: stage 4: expected at least 0"),
-    (GOOD + "sweep = { mp = [1, 2] }\n", "sweep: mp says nothing about quantity 'model_states_bytes'"),
-    (GOOD + "with = { stage = 1 }\n", "sweep: stage has a value of its own too"),
+    (GOOD + "sweep = { mp = [1, 2] }\n", "sweep: mp does not use quantity 'model_states_bytes'"),
+    (GOOD + "with = { stage = 1 }\n", "sweep: stage is also set outside the sweep"),
     (replaced('"exact"', '"multiples-of-first-row"'), "the first axis of [sweep] must be mp"),
     (replaced('"model_states_bytes"', '"largest_model"'), "memory is missing: largest_model needs it"),
     (
@@ -495,8 +495,8 @@ BAD_EXPECT = [
         "quantity is missing: name the count of these figures, or say in formula_only",
     ),
     (GOOD + 'formula_only = "f"\n', "formula_only: model_states_bytes is counted; leave it out"),
-    (GOOD + 'computed = ["16", "4"]\n', "computed and printed: what is worked out here no source has printed"),
-    (replaced('"model_states_bytes"', '"peak_bytes"'), "within is missing: peak_bytes is of one program alone"),
+    (GOOD + 'computed = ["16", "4"]\n', "computed and printed: a figure is either computed here, or printed"),
+    (replaced('"model_states_bytes"', '"peak_bytes"'), "within is missing: peak_bytes is a measurement of one program"),
     (replaced('"model_states_bytes"', '"fits"') + 'memory = "1KB"\n', "'16': expected OOM or fits, or - for none"),
     (
         replaced('"model_states_bytes"', '"largest_model"').replace('"KB"', '"K"') + 'memory = "v10"\n',
@@ -504,14 +504,17 @@ BAD_EXPECT = [
     ),
     (GOOD + 'within = "5%"\n', "or within for what was measured, not both"),
     (replaced('rounding = "exact"', 'within = "a little"'), "within 'a little': expected a share of what is"),
-    (GOOD + 'outside = { "a buffer" = "1KB" }\n', "outside: causes that a count of something measured leaves out"),
+    (
+        GOOD + 'outside = { "a buffer" = "1KB" }\n',
+        "outside: names causes that a count of a measured quantity leaves out",
+    ),
     (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "grad_byte" }'), "did you mean 'grad_bytes'?"),
     (replaced('rounding = "exact"', 'within = "5%"\noutside = { a = "-1KB" }'), "a size in bytes"),
     (GOOD + "sweep = { pipeline_stage = [0, 1] }\n", "pipeline_stage 1: expected 0 to 0, for pp is 1"),
-    (GOOD + 'sweep = { bandwidth = ["1GB", "2GB"] }\n', "bandwidth says nothing about quantity 'model_states_bytes'"),
-    (GOOD + 'over = { "3" = "1" }\n', "over '1' is no place"),
+    (GOOD + 'sweep = { bandwidth = ["1GB", "2GB"] }\n', "bandwidth does not use quantity 'model_states_bytes'"),
+    (GOOD + 'over = { "3" = "1" }\n', "over '1' is not a place of the sweep"),
     (GOOD + "over = {}\n", "over {}: expected places"),
-    (replaced('unit = "KB"\n', "") + 'over = { "3" = "0" }\n', "over: stage=0: not there; it names the places"),
+    (replaced('unit = "KB"\n', "") + 'over = { "3" = "0" }\n', "over: stage=0: not there; name only places"),
 ]
 
 
@@ -536,8 +539,8 @@ def test_a_broken_table_is_one_line_with_its_file(
         (f"{RUN}[sweeps]\nstage = [0]\n[expect]\n{GOOD}", "unknown table [sweeps]; did you mean [sweep]?"),
         (f"{RUN}sweep = 3\n", "sweep 3: expected a table, [sweep]"),
         (f"{RUN}expect = 3\n", "expect 3: expected a table, [expect], or several"),
-        (f"{RUN}{SWEEP}[[expect]]\n{GOOD}[[expect]]\n{GOOD}", "each of several [[expect]] needs a title of its own"),
-        (RUN, "there is no [expect] in it, so nothing to check"),
+        (f"{RUN}{SWEEP}[[expect]]\n{GOOD}[[expect]]\n{GOOD}", "each of several [[expect]] needs its own title"),
+        (RUN, "it has no [expect], so there is nothing to check"),
         (f"rank = 2\n{SWEEP}[expect]\n{GOOD}", "unknown key 'rank'; did you mean 'ranks'?"),
     ],
 )
@@ -553,7 +556,7 @@ def test_a_broken_file_is_one_line(text: str, message: str, tmp_path: Path, caps
 
 def test_nothing_to_check_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path)]) == 2
-    assert "holds no scenario" in capsys.readouterr().err
+    assert "contains no scenario" in capsys.readouterr().err
     (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 2
     assert "nothing to check" in capsys.readouterr().err

@@ -284,7 +284,7 @@ def test_rows_are_chosen_by_free_memory(monkeypatch: pytest.MonkeyPatch) -> None
 
     assert rows(needed[8]) == 8
     assert rows(needed[8] - 1) == rows(needed[4]) == 4
-    with pytest.raises(InputError, match=r"124M on 4 rows needs .* are free: see with nvidia-smi") as refused:
+    with pytest.raises(InputError, match=r"124M on 4 rows needs .* are free: nvidia-smi shows") as refused:
         rows(needed[4] - 1)
     assert "\n" not in str(refused.value)
 

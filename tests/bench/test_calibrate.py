@@ -61,12 +61,12 @@ def test_a_machine_comes_out_of_its_file_as_it_went_in(tmp_path: Path) -> None:
         (("version = 1\n", ""), "missing machine.version: measure again with zerosim calibrate"),
         (
             ("version = 1", "version = 2"),
-            "machine.version 2: written by a newer zerosim; this one reads 1: measure again",
+            "machine.version 2: written by a newer zerosim; this one reads version 1: measure again",
         ),
         (("version = 1", "version = 0"), "machine.version 0: expected 1: measure again with zerosim calibrate"),
         (("version = 1", 'version = "1"'), "machine.version '1': expected 1: measure again"),
         (("send = ", "sent = "), "missing machine.collectives.send: measure again"),
-        (("[1e+06, 0.5]", "[1e+06, 0.4]"), "machine.kernels.gelu: [1e+06, 0.4] after [1000, 0.5]: points ascend"),
+        (("[1e+06, 0.5]", "[1e+06, 0.4]"), "machine.kernels.gelu: [1e+06, 0.4] after [1000, 0.5]: work must ascend"),
         (("[1e+06, 0.5]", "1e+06"), "machine.kernels.gelu: expected a list of [work, seconds]"),
         (("[1e+06, 0.5]", "[nan, 0.5]"), "machine.kernels.gelu: expected a list of [work, seconds]"),
         (("[machine]", "[machines]"), "missing machine.version, machine.precision"),
@@ -163,7 +163,7 @@ def test_calibrate_writes_what_a_plan_reads(tmp_path: Path, capsys: pytest.Captu
     assert main(["plan", "--gpu", path, *flags, "--json", "-"]) == 0
     time = json.loads(capsys.readouterr().out)["time"]
     assert time["step_s"] > 0
-    assert time["known_error"] == "not held against measured steps of this machine"
+    assert time["known_error"] == "not checked against measured steps of this machine"
 
 
 def test_interrupted_it_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--world-size=0", "--world-size 0: expected at least 1"),
     ("--nproc-per-node two", "--nproc-per-node: 'two': expected a whole number"),
     ("--pytorch-cuda-alloc-conf x:1", "--pytorch-cuda-alloc-conf"),
-    ("--no-scale-parameter", "--no-scale-parameter: adam has no such choice"),
+    ("--no-scale-parameter", "--no-scale-parameter: adam does not use it"),
     ("--cp 2", "--cp: zerosim does not model context parallelism yet."),
     ("--async-tp", "--async-tp: zerosim does not model overlap of tensor parallelism's collectives yet."),
     ("--enable-cuda-graph", "--enable-cuda-graph: zerosim does not model CUDA graphs yet."),
@@ -84,7 +84,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--use-flash-attn", "--use-flash-attn: here it is --attention flash"),
     ("--ep=2", "--ep: zerosim does not model expert parallelism"),
     ("--expert-model-parallel-size 2", "does not model expert parallelism"),
-    ("--lora-rank 0 --lora-alpha 8", "--lora-alpha 8.0: there are no adapters; choose a lora_rank"),
+    ("--lora-rank 0 --lora-alpha 8", "--lora-alpha 8.0: no adapters without a lora_rank; choose one"),
     ("--freeze wtex", "--freeze 'wtex': matches no parameter of gpt; did you mean 'wte'?"),
     ("--lora-rank 8 --lora-target qq", "--lora-target 'qq': matches no linear map of gpt's blocks"),
     ("--freeze *", "everything is frozen"),
@@ -133,7 +133,7 @@ def test_bad_input_is_one_line_and_exit_2(
         (["run", "mesh.toml"], "scenario mesh.toml: tp 3 does not divide ranks 4"),
         (["compare", "--stages", "0,5"], "--stages: '0,5': expected stages 0 to 3"),
         (["compare", "--stages", ""], "--stages: ''"),
-        (["compare", "--stage", "2"], "--stage 2: compare shows several, --stages 0,1,2,3"),
+        (["compare", "--stage", "2"], "--stage 2: compare takes --stages 0,1,2,3"),
         (["compare", *SMALL, "--json", "missing_folder/x"], "does not exist"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_file_that_may_not_be_written_is_found_before_training(
     monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path))
     monkeypatch.setattr(experiment, "run", lambda *_, **__: pytest.fail("trained"))
     assert main(["run", *SMALL, "--json", "locked.json"]) == 2
-    assert "may not be written" in capsys.readouterr().err
+    assert "is not writable" in capsys.readouterr().err
 
 
 # -- flags ------------------------------------------------------------------------------------------

@@ -105,9 +105,9 @@ def test_the_page_is_as_wide_as_the_terminal(
         ("a.toml no.toml", "cannot read scenario no.toml: No such file"),
         ("a.toml other.json", "scenario other.json: expected what zerosim run or plan wrote with --json (schema 2)"),
         ("a.toml wrong.toml", "scenario wrong.toml: unknown key 'ranksies'; did you mean 'ranks'?"),
-        ("a.toml b.toml --stages 1,2", "--stages: of one run, here are two files, a.toml and b.toml"),
-        ("a.toml b.toml --nic 100GB", "of which devices? pass --gpu NAME too"),
-        ("a.toml b.toml --json b.toml", "would be written over the file that is read"),
+        ("a.toml b.toml --stages 1,2", "--stages: works only with one scenario, and two were given, a.toml and b.toml"),
+        ("a.toml b.toml --nic 100GB", "needs a device; pass --gpu NAME too"),
+        ("a.toml b.toml --json b.toml", "would overwrite the input file"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(folder: Path, capsys: Capture, words: str, said: str) -> None:

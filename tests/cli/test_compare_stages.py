@@ -66,7 +66,7 @@ def test_no_stage_that_fits_is_exit_3(folder: Path, capsys: Capture) -> None:
 def test_a_stage_that_cannot_be_planned_has_a_row(folder: Path, capsys: Capture) -> None:
     """Stage 0 has no owners of units, so a table that is tied across pipeline stages may stand there."""
     plans = plans_of(["compare", "--shapes", *SMALL, "--pp", "2", "--partition", "owner", "--tie-embeddings"])
-    why = "partition 'owner': a table that is tied across stages has an owner on each; choose slices"
+    why = "partition 'owner': a table tied across pipeline stages has an owner on each of them; choose slices"
     assert [plans[stage].get("error") for stage in "0123"] == [None, why, why, why]
     assert f"ZeRO-2 cannot be planned: {why}" in " ".join(capsys.readouterr().out.split())
 

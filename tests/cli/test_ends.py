@@ -110,7 +110,7 @@ def test_stdout_that_takes_nothing_costs_no_file_and_is_told(folder: Path, redir
     for words, code, left in results:
         assert (code, left) == (LOST, asked_for(words)), words
     why = "No space left on device" if "full" in redirect else "it is closed"
-    told = f"zerosim: error: stdout: cannot be written: {why}: what was to be read there is lost"
+    told = f"zerosim: error: stdout: cannot be written: {why}: the output is lost"
     assert [line for line in err.splitlines() if line.startswith("zerosim: ")] == [told] * len(VERBS)
 
 
@@ -286,7 +286,7 @@ def test_a_working_directory_that_is_gone_is_named(
         out, err = capsys.readouterr()
         assert (out, err) == (
             "",
-            "zerosim: error: the working directory does not exist any more: cd to one that does\n",
+            "zerosim: error: the working directory no longer exists: cd to an existing one\n",
         )
 
 
@@ -341,5 +341,5 @@ def test_a_command_that_is_silent_for_long_says_that_it_works() -> None:
     done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stdout) == (0, "")
     first, *_ = done.stderr.splitlines()
-    assert re.fullmatch(r"zerosim zoo: \d+ s, still at work; Ctrl-C ends it", first)
+    assert re.fullmatch(r"zerosim zoo: \d+ s, still running; Ctrl-C ends it", first)
     assert len(done.stderr.splitlines()) <= 2

@@ -192,7 +192,7 @@ def local(text: str, result: RunResult) -> str:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--stage", "3", "--ranks", "4"], "--params missing: how many parameters? Or pass --model NAME, sizes"),
+        (["--stage", "3", "--ranks", "4"], "--params is missing: pass it, --model NAME, sizes"),
         (["--params", "7B", "--ranks", "4"], "--stage missing"),
         (["--params", "7B"], "--stage and --ranks missing"),
         (["--layers", "4", "--stage", "1"], "--ranks missing"),

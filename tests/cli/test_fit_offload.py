@@ -119,7 +119,7 @@ def test_a_delayed_update_goes_with_each_way_that_steps_on_the_cpu(capsys: pytes
     [
         ("--gpu v100-32", "pass --node NAME or --host-memory SIZE"),
         ("--gpu v100-32 --node dgx-2 --stage 0", "choose stage 1, 2 or 3"),
-        ("--gpu v100-32 --node dgx-2 --offload optimizer=host", "it is what is looked for"),
+        ("--gpu v100-32 --node dgx-2 --offload optimizer=host", "the search varies it"),
         ("--host-memory 1GB", "pass --gpu NAME or --limit SIZE"),
     ],
 )

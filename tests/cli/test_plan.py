@@ -324,4 +324,4 @@ def test_every_report_says_what_is_left_out_of_a_recipe(verb: str, capsys: pytes
     assert main([*verb.split(), *words.split()]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Left out: recipe deepspeed's" in told
-    assert "reduce_bucket 500000000, not with partition 'owner': owners reduce gradients where they are" in told
+    assert "reduce_bucket 500000000, not with partition 'owner': the owner reduces gradients in place" in told

@@ -169,8 +169,8 @@ WARNED = [
     ("--stage 1 --pp 2 --accumulate 1",
      "1 microbatch for 2 pipeline stages, some of which always wait: --accumulate 8"),
     ("--recipe megatron --stage 3",
-     "recipe megatron itself has no stage 3 (it has 0, 1): this applies its rules to the paper's stage; "
-     "--recipe fsdp2 has it"),
+     "recipe megatron itself has no stage 3 (it has 0, 1): zerosim applies its rules "
+     "to the paper's stage; --recipe fsdp2 has it"),
 ]  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def test_a_plan_names_every_flag_that_makes_it_a_run(
 ) -> None:
     """With those flags it counts the run's bytes, of memory and of traffic, to the last one, and names none."""
     told = page(capsys, "plan", *words)
-    flags = shlex.split(told.split("zerosim run with the same flags takes ")[1].split(": pass them")[0])
+    flags = shlex.split(told.split("zerosim run with the same flags also uses ")[1].split(": pass them")[0])
     again, run = (figures(capsys, *asked) for asked in (("plan", *words, *flags), ("run", *words, "--steps", "1")))
     for rank in again["ranks"]:
         beside = run["ranks"][rank["rank"]]

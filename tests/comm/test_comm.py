@@ -754,7 +754,7 @@ def test_bad_calls_are_refused_before_joining() -> None:
             ("out is fp16", lambda: comm.all_to_all(eight, make(ctx, np.zeros(8), fp16))),
             ("out overlaps the buffer", lambda: comm.all_to_all(eight, eight)),
             ("out overlaps the buffer", lambda: comm.all_to_all(eight[:6], eight[2:])),
-            ("give both, or neither", lambda: comm.all_to_all(eight, input_split_sizes=[4, 4])),
+            ("pass both, or neither", lambda: comm.all_to_all(eight, input_split_sizes=[4, 4])),
             ("expected 2 numbers", lambda: splits(eight, [8], [4, 4])),
             ("none below 0", lambda: splits(eight, [4, 4], [9, -1])),
             (r"add up to 7, and the buffer has shape \(8,\)", lambda: splits(eight, [4, 3], [4, 4])),

@@ -139,7 +139,7 @@ def test_names_as_people_write_them(written: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("a100", "hardware 'a100' is one of a100-40 or a100-80: name one"),
+        ("a100", "hardware 'a100' matches a100-40 and a100-80; choose one"),
         ("h100-90", "unknown hardware 'h100-90': did you mean h100-96?"),
         ("a100-pcie-40", "unknown hardware 'a100-pcie-40': did you mean a100-pcie?"),
         ("abacus", f"unknown hardware 'abacus': known: {', '.join(NAMES)}, or a TOML file"),

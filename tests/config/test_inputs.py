@@ -100,7 +100,7 @@ def test_what_is_no_file_is_not_read(folder: Path, refused: Any, reader: str) ->
     assert "folder" in said["folder.json"] or "directory" in said["folder.json"]
     assert "/dev/zero: it is a device, expected a file" in said["/dev/zero"]
     assert "none.json: No such file or directory" in said["none.json"]
-    assert "no file has such a name" in said["\0/x.json"]
+    assert "this cannot be a file name" in said["\0/x.json"]
     assert "name too long" in said["x" * 300 + "/"]
 
 
@@ -111,7 +111,7 @@ def test_a_file_too_large_to_be_meant_is_not_read(folder: Path, refused: Any, re
     with Path("large.json").open("wb") as file:
         file.truncate(10**12)  # of holes: nothing is on the disk
     said = refused(*READERS[reader]("large.json"))
-    assert f"large.json: it has 1.00 TB, expected at most {limit}: is it the file that you mean?" in said
+    assert f"large.json: it has 1.00 TB, expected at most {limit}; is this the right file?" in said
 
 
 def test_a_text_that_memory_does_not_hold_is_one_line(folder: Path) -> None:
@@ -157,10 +157,10 @@ BAD_TOML = {
     "UTF-16": ("stage = 1".encode("utf-16"), "is not UTF-8, byte 0 is 0xff"),
     "BOM": (b"\xef\xbb\xbfstage = 1", "begins with a byte order mark: save it as UTF-8 without one"),
     "NUL": (b"stage = 1\n\x00", "is not valid TOML"),
-    "NUL in data": (b'data = "a\\u0000b"\nsteps = 1', "cannot read data file a\\x00b: no file has such a name"),
-    "NUL in weights": (b'weights = "a\\u0000b"', "cannot read a\\x00b: no file has such a name"),
-    "NUL in model": (b'model = "\\u0000/config.json"', "no file has such a name"),
-    "both spellings": (b"micro-batch = 1\nmicro_batch = 2", "micro_batch is there twice, with - and with _"),
+    "NUL in data": (b'data = "a\\u0000b"\nsteps = 1', "cannot read data file a\\x00b: this cannot be a file name"),
+    "NUL in weights": (b'weights = "a\\u0000b"', "cannot read a\\x00b: this cannot be a file name"),
+    "NUL in model": (b'model = "\\u0000/config.json"', "this cannot be a file name"),
+    "both spellings": (b"micro-batch = 1\nmicro_batch = 2", "micro_batch appears twice, with - and with _"),
     "inf": (b"lr = inf", "lr inf: expected a finite number"),
     "date": (b"lr = 1979-05-27", "expected float"),
     "long": (b'precision = "' + b"x" * 100_000 + b'"', "xxx [...] xxx"),
@@ -181,8 +181,8 @@ BAD_JSON = {
     "exponent": (', "layer_norm_epsilon": 1e999}', "layer_norm_epsilon inf: expected a number more than 0"),
     "NaN": (', "layer_norm_epsilon": NaN}', "layer_norm_epsilon nan: expected a number more than 0"),
     "NaN chance": (', "resid_pdrop": NaN}', "resid_pdrop nan: expected a chance"),
-    "twice": (', "n_layer": 2}', "'n_layer' stands there twice: keep one"),
-    "twice inside": (', "task": {"a": 1, "a": 1}}', "'a' stands there twice: keep one"),
+    "twice": (', "n_layer": 2}', "'n_layer' appears twice; keep one"),
+    "twice inside": (', "task": {"a": 1, "a": 1}}', "'a' appears twice; keep one"),
     "deep": (', "task": ' + "[" * 100_000, "more than 32 deep"),
     "closed": (', "task": ' + "[" * 100 + "]" * 100 + "}", "more than 32 deep"),
     "long": (', "n_inner": "' + "x" * 100_000 + '"}', "n_inner 'xxx"),
@@ -227,7 +227,7 @@ def test_a_sweep_is_no_larger_than_there_is_time_for(folder: Path, refused: Any)
 def test_figures_are_no_longer_than_numbers_are(folder: Path, refused: Any) -> None:
     for figure in ("9" * 5000, "1." + "0" * 100_000, "1" + " " * 100_000):
         Path("long.toml").write_text(f'{EXPECT}printed = "{figure}"\n', "utf-8")
-        assert "characters is no printed figure" in refused("check", "long.toml")
+        assert "characters is not a printed figure" in refused("check", "long.toml")
 
 
 # -- flags ------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_nothing_that_is_read_is_written_over(folder: Path, refused: Any) -> Non
         ("check", "scenarios/a.toml", "--json", "./scenarios/a.toml"),
         ("check", "scenarios/a.toml", "--json", "config.json"),
     ):
-        assert "would be written over the file that is read" in refused(*words)
+        assert "would overwrite the input file" in refused(*words)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -317,13 +317,13 @@ def test_what_cannot_be_replaced_is_not_written(folder: Path, refused: Any) -> N
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
         listening.bind("socket")
         for path, message in (
-            ("pipe", "is a pipe, and would wait for a reader"),
-            ("socket", "is a socket: name a file"),
-            ("inner", "is a folder: name a file"),
-            ("inner/", "is a folder: name a file"),
-            ("none/", "is a folder: name a file"),
-            ("none/out.json", "does not exist: make it first"),
-            ("a\0b", "cannot be written: no file has such a name"),
+            ("pipe", "is a pipe and would wait for a reader"),
+            ("socket", "is a socket; pass the name of a file"),
+            ("inner", "is a folder; pass the name of a file"),
+            ("inner/", "is a folder; pass the name of a file"),
+            ("none/", "is a folder; pass the name of a file"),
+            ("none/out.json", "does not exist; create it first"),
+            ("a\0b", "cannot be written: this cannot be a file name"),
             ("/proc/out.json", "cannot be written"),
         ):
             for words in (

@@ -88,7 +88,7 @@ def _copied(value: Any) -> Any:
         ("products.linear", [[1, 1.5]], "products.linear: share 1.5: expected"),
         ("products.linear", [[-1, 0.5]], "products.linear: size -1: expected a number more than 0"),
         ("products.linear", [[2, 0.5], [1, 0.6]], "products.linear: 1 after 2: sizes ascend"),
-        ("products.linear", [[1, 0.1], [2, 0.9]], "takes less time: what does more never ends sooner"),
+        ("products.linear", [[1, 0.1], [2, 0.9]], "takes less time, but more work never ends sooner"),
         ("attention.fa4", {}, "unknown key attention.fa4: did you mean 'fa3'?"),
         ("attention.fa2", {"wide": {}}, "attention.fa2.wide: expected a head width"),
         ("attention.fa2.128.backward", None, "missing attention.fa2.128.backward"),

@@ -71,22 +71,25 @@ def little_memory() -> Iterator[None]:
 
 
 HEADERS = {
-    "huge": (dict(shape=f"({HUGE}, 4)"), "of shape (1000000000000, 4) is 16000000000000 bytes, it has 48"),
-    "beyond_int64": (dict(shape=f"({10**30},)"), "of shape (1000000000000000000000000000000,) is 4"),
+    "huge": (dict(shape=f"({HUGE}, 4)"), "of shape (1000000000000, 4) needs 16000000000000 bytes, but the file has 48"),
+    "beyond_int64": (dict(shape=f"({10**30},)"), "of shape (1000000000000000000000000000000,) needs 4"),
     "nothing of huge": (dict(descr="'|O'", shape=f"({HUGE}, 4)"), "w has shape (1000000000000, 4), expected (3, 4)"),
-    "true": (dict(shape="(True, 12)"), "member 'w.npy' is not an array of numbers, its header is"),
-    "negative": (dict(shape="(-3, 4)"), "not an array of numbers, its header is"),
-    "fraction": (dict(shape="(3.0, 4)"), "not an array of numbers, its header is"),
-    "text": (dict(shape="'34'"), "not an array of numbers, its header is"),
-    "program": (dict(shape="__import__('os')"), "not an array of numbers, its header is"),
-    "record": (dict(descr="[('a', '<f4')]"), "not an array of numbers, its header is"),
-    "long": (dict(shape="(3, 4)" + " " * 2000), "not an array of numbers, its header is"),
-    "order": (dict(fortran_order="1"), "not an array of numbers, its header is"),
+    "true": (dict(shape="(True, 12)"), "member 'w.npy' is not an array of numbers; its header is"),
+    "negative": (dict(shape="(-3, 4)"), "not an array of numbers; its header is"),
+    "fraction": (dict(shape="(3.0, 4)"), "not an array of numbers; its header is"),
+    "text": (dict(shape="'34'"), "not an array of numbers; its header is"),
+    "program": (dict(shape="__import__('os')"), "not an array of numbers; its header is"),
+    "record": (dict(descr="[('a', '<f4')]"), "not an array of numbers; its header is"),
+    "long": (dict(shape="(3, 4)" + " " * 2000), "not an array of numbers; its header is"),
+    "order": (dict(fortran_order="1"), "not an array of numbers; its header is"),
     "objects": (dict(descr="'|O'"), "w is Python objects (never loaded), expected float32"),
     "words": (dict(descr="'<U1'"), "w is <U1, expected float32"),
     "unknown": (dict(descr="'<f7'"), "w is <f7, expected float32"),
-    "more": (dict(descr="'<f8'"), "member 'w.npy' is damaged: <f8 of shape (3, 4) is 96 bytes, it has 48"),
-    "fewer": (dict(descr="'<f2'"), "member 'w.npy' is damaged: <f2 of shape (3, 4) is 24 bytes, it has 48"),
+    "more": (dict(descr="'<f8'"), "member 'w.npy' is damaged: <f8 of shape (3, 4) needs 96 bytes, but the file has 48"),
+    "fewer": (
+        dict(descr="'<f2'"),
+        "member 'w.npy' is damaged: <f2 of shape (3, 4) needs 24 bytes, but the file has 48",
+    ),
 }
 
 
@@ -158,7 +161,7 @@ def file_of(kind: str, path: Path) -> str:
             return "is not a readable .npz file"
         case "truncated member":
             zipped(path, members(w=good[:-8]))
-            return "<f4 of shape (3, 4) is 48 bytes, it has 40"
+            return "<f4 of shape (3, 4) needs 48 bytes, but the file has 40"
         case "corrupt":
             raw = zipped(path, members(), zipfile.ZIP_DEFLATED).read_bytes()
             path.write_bytes(raw[:35] + b"\xff\xff\xff\xff" + raw[39:])
@@ -171,13 +174,13 @@ def file_of(kind: str, path: Path) -> str:
             return "member 'w.npy' is encrypted"
         case "packed by nobody":
             patched(zipped(path, members()), 8, 10, struct.pack("<H", 99))
-            return "member 'w.npy' is packed by method 99"
+            return "member 'w.npy' is compressed by method 99"
         case "lzma":
             zipped(path, members(), zipfile.ZIP_LZMA)
-            return "member 'w.npy' is packed by method 14"
+            return "member 'w.npy' is compressed by method 14"
         case "small header, large data":
             zipped(path, members(w=good[:128] + nothing.tobytes()), zipfile.ZIP_DEFLATED)
-            return "is 48 bytes, it has 64000000"
+            return "needs 48 bytes, but the file has 64000000"
         case "large header, large data":
             zipped(path, members(w=npy(nothing)), zipfile.ZIP_DEFLATED)
             return "w has shape (16000000,), expected (3, 4)"
@@ -260,6 +263,6 @@ def test_more_tokens_than_are_meant_are_not_read(
     path = tmp_path / "tokens.npz"
     np.savez_compressed(path, tokens=np.zeros((40_000, 2, 9), np.int64))
     monkeypatch.setattr("zerosim.train.data.LARGEST_DATA", 10**6)
-    with pytest.raises(InputError, match=r"40000 steps of tokens are more than the 1\.00 MB that are read: set fewer"):
+    with pytest.raises(InputError, match=r"40000 steps of tokens exceed the limit of 1\.00 MB: set fewer"):
         read_tokens(str(path), 2, 8, 256, None)
     assert read_tokens(str(path), 2, 8, 256, 3).shape == (3, 2, 9)

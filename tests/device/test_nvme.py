@@ -120,7 +120,7 @@ def test_a_drive_that_is_gone_ends_the_run(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_folder_that_is_missing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for name, said in (("absent", "does not exist"), ("file", "is no folder")):
+    for name, said in (("absent", "does not exist"), ("file", "is not a folder")):
         with pytest.raises(InputError, match=said), run_folder(str(tmp_path / name), writes=True):
             pass
 
@@ -135,7 +135,7 @@ def test_a_path_is_taken_where_nothing_goes_there(tmp_path: Path, capsys: pytest
     ("words", "code", "said"),
     [
         ("--stage 3 --offload optimizer=ram", 2, "'ram' is none of device, host, nvme"),
-        ("--stage 3 --offload optimizer=nvme", 2, "no folder was named"),
+        ("--stage 3 --offload optimizer=nvme", 2, "writes files and needs a folder"),
         ("--stage 3 --offload optimizer=nvme --nvme absent", 2, "--nvme absent: does not exist"),
         ("--stage 2 --offload params=host,optimizer=host", 2, "DeepSpeed takes offload_param there and ignores it"),
         ("--stage 3 --offload optimizer=host --host-memory 10KB", 3, "node 0 is out of host memory in init of wte"),

@@ -114,7 +114,7 @@ MISTAKES = [
         "zero2",
         EMPTY + body("    def post_backward(self, unit):", "raise NotImplementedError('post_backward: reduce')"),
         "0/6",
-        ("not solved yet", "To be written: post_backward: reduce", "Hint: "),
+        ("not solved yet", "To write: post_backward: reduce", "Hint: "),
     ),
     Row(
         "mistake",
@@ -122,7 +122,7 @@ MISTAKES = [
         "zero2",
         without("zero2", "publish_params"),
         "0/6",
-        ("weights", "publish_params calls no all_gather in step 0", "gathers all slices"),
+        ("weights", "publish_params calls no all_gather in step 0", "gather all slices"),
     ),
     Row(
         "mistake",
@@ -297,7 +297,7 @@ MISTAKES = [
         "def slice_of(numel, rank, world_size):\n    size = -(-numel // world_size)\n"
         "    return rank * size, min(numel, (rank + 1) * size)\n",
         "0/8",
-        ("slices", "elements long", "one length"),
+        ("slices", "elements long", "the same length"),
     ),
     Row(
         "mistake",
@@ -353,7 +353,7 @@ MISTAKES = [
         "adagrad",
         solution("adagrad", ("(xp.sqrt(total) + self.eps)", "xp.sqrt(total + self.eps)")),
         "0/3",
-        ("steps", "eps stands outside of the root"),
+        ("steps", "eps is added outside the root"),
     ),
     Row(
         "mistake",
@@ -397,7 +397,7 @@ MISTAKES = [
         "adapter",
         solution("adapter", ("dy @ w + dt @ a", "dt @ a")),
         "0/1",
-        ("dx[", "A frozen W has no gradient of its own"),
+        ("dx[", "A frozen W has no gradient"),
     ),
     Row(
         "mistake",
@@ -413,7 +413,7 @@ MISTAKES = [
         "top_k",
         solution("top_k", ("np.abs(total)", "np.abs(grad)")),
         "0/1",
-        ("the largest are", "not sent before take part"),
+        ("the largest are", "not sent before count too"),
     ),
     Row(
         "mistake",
@@ -598,7 +598,7 @@ CHEATS = [
         "zero2",
         solution("zero2", (PUBLISHES, f"self.device.recorder.enabled = False; {PUBLISHES}")),
         "0/6",
-        ("it cannot be switched off",),
+        ("cannot be switched off",),
     ),
     Row(
         "cheat",

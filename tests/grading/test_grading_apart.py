@@ -76,10 +76,16 @@ class Leaves(Own3):
             Holds,
             "zero3",
             "runs",
-            "did not end within 1 s, and let nothing else run, in pre_forward",
+            "did not end within 1 s and blocked everything else, in pre_forward",
             "sum(iter(int, 1))",
         ),
-        (holds, "bounds", "slices", "did not end within 1 s, and let nothing else run, in holds", "sum(iter(int, 1))"),
+        (
+            holds,
+            "bounds",
+            "slices",
+            "did not end within 1 s and blocked everything else, in holds",
+            "sum(iter(int, 1))",
+        ),
         (Crashes, "zero3", "runs", "in post_forward", "ctypes.string_at(0)"),
         pytest.param(Killed, "zero3", "runs", "ended the process: SIGKILL", "", marks=needs_posix),
         (Leaves, "zero3", "runs", "SystemExit: os._exit(0)", "os._exit(0)"),
@@ -122,7 +128,7 @@ DOES = """hread 0x00007f02 [rank 1] (most recent call first):
         (
             f"Timeout (0:00:05)!\n{WAITS}T{DOES}",
             1,
-            "did not end within 5 s, and let nothing else run, in publish_params",
+            "did not end within 5 s and blocked everything else, in publish_params",
         ),
         (
             f"Fatal Python error: Bus error\n\n{WAITS}Current t{DOES}",
@@ -135,7 +141,7 @@ DOES = """hread 0x00007f02 [rank 1] (most recent call first):
             "access violation, in publish_params",
         ),
         ("", 3, "ended the process with exit code 3"),
-        ("", None, "did not end, and was not heard of any more"),
+        ("", None, "did not end and stopped responding"),
     ],
 )
 def test_the_line_is_that_of_the_thread_that_did_it(dump: str, code: int | None, words: str) -> None:
@@ -361,7 +367,7 @@ def test_only_plain_data_comes_from_the_answers_process() -> None:
     assert {type(plain(value)) for value in odd} == {Odd}
     assert plain(Number(3)).text == "3"
     for data in (b"", b"garbage", pickle.dumps(Slice(0, 1, 2)), marshal.dumps(["record", 0, []]), marshal.dumps({1})):
-        with pytest.raises(InputError, match="no plain data"):
+        with pytest.raises(InputError, match="not plain data"):
             unpacked(data)
     verdict = verdict_on(marshal.dumps(3), find_exercise("zero2"), (), Watch())
     assert [check.passed for check in verdict.checks] == [False]
@@ -401,8 +407,8 @@ def test_what_cannot_go_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(os.devnull, encoding="utf-8") as file:
         monkeypatch.setitem(globals(), "HELD", file)
         check = grade(Reads, "zero2")["answer"]
-    assert "`HELD`, a TextIOWrapper, cannot go into the process that runs it" in check.counted
-    assert check.hint.startswith("make it where it is used")
+    assert "`HELD`, a TextIOWrapper, cannot be sent to the process that runs it" in check.counted
+    assert check.hint.startswith("create it where it is used")
 
     class Refuses:
         def __reduce__(self) -> Any:
@@ -410,12 +416,12 @@ def test_what_cannot_go_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     refuses = Refuses()
     counted = grade(lambda *parts: refuses, "bounds")["answer"].counted
-    assert counted == "`refuses`, a Refuses, cannot go into the process that runs it: ValueError: never"
+    assert counted == "`refuses`, a Refuses, cannot be sent to the process that runs it: ValueError: never"
 
     class Holds(Own2):
         step_by_step = refuses
 
-    assert grade(Holds, "zero2")["answer"].counted.startswith("`step_by_step`, a Refuses, cannot go")
+    assert grade(Holds, "zero2")["answer"].counted.startswith("`step_by_step`, a Refuses, cannot be sent")
 
 
 @pytest.mark.slow
@@ -426,7 +432,7 @@ def test_what_cannot_be_made_again_is_said() -> None:
 
     bomb = Bombs()
     found = grade(lambda *parts: bomb, "bounds")
-    assert "it cannot be made again in the process that runs it: ValueError" in found["answer"].counted
+    assert "it cannot be recreated in the process that runs it: ValueError" in found["answer"].counted
 
 
 @pytest.mark.parametrize("answer", [Own2, Prefetches, lambda a, b, c: (a, b), functools.partial(max, 3), max])
@@ -498,7 +504,7 @@ def test_no_pipe_stays_open_to_a_process_that_ended_before_it_read(monkeypatch: 
 
     monkeypatch.setattr("zerosim.grading.process._BEGIN", "raise SystemExit")
     monkeypatch.setattr(subprocess, "Popen", Kept)
-    with pytest.raises(ZerosimError, match="did not begin to work"):
+    with pytest.raises(ZerosimError, match="did not start"):
         grade(lambda *parts, of=bytes(10**6): parts, "bounds")
     assert started[0].stdin is not None
     assert started[0].stdin.closed
@@ -506,10 +512,10 @@ def test_no_pipe_stays_open_to_a_process_that_ended_before_it_read(monkeypatch: 
 
 def test_without_a_python_to_start_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
-    with pytest.raises(ZerosimError, match="grade starts Python in a process of its own, which failed"):
+    with pytest.raises(ZerosimError, match="grade starts Python in a separate process, which failed"):
         grade(Own2, "zero2")
     monkeypatch.setenv("ZEROSIM_GRADING", "1")
-    with pytest.raises(InputError, match="call it outside of the answer"):
+    with pytest.raises(InputError, match="call it outside the answer"):
         grade(Own2, "zero2")
 
 

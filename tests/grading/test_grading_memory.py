@@ -130,11 +130,14 @@ def all_of_it(live: dict[int, int]) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda live: [], "my_compaction({10: 20}): 20 B are live and end at 30: there are holes between them"),
+        (lambda live: [], "my_compaction({10: 20}): 20 B are live but end at 30: holes are left between them"),
         (lambda live: None, "gave None, expected a list of (source, target, size)"),
-        (all_of_it, "my_compaction({0: 10}): 10 B were moved where 0 B are enough"),
+        (all_of_it, "my_compaction({0: 10}): 10 B were moved, but 0 B are enough"),
         (highest_first, "bytes of the buffer at"),
-        (lambda live: [(0, 0, size + 1) for size in live.values()], "is none of a live buffer, whole and once"),
+        (
+            lambda live: [(0, 0, size + 1) for size in live.values()],
+            "does not move one live buffer, as a whole and only once",
+        ),
         (lambda live: [(one, 10**6, live[one]) for one in live], "leaves the region"),
     ],
 )
@@ -153,7 +156,7 @@ def test_the_region_of_the_exercise_is_one_that_does_not_do_without() -> None:
         run(tight.replace(allocator_conf="defragment:False"))
     trial = attempt(config, one.adapt(by_address))
     assert trial.failure is None
-    with pytest.raises(InputError, match="no world is stopped"):
+    with pytest.raises(InputError, match="a stepped run cannot stop"):
         step_into(by_address, one)
 
 

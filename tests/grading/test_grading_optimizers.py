@@ -57,11 +57,11 @@ def by_position(w: Any, g: Any, now: Now, total: Any) -> None:
 @pytest.mark.parametrize(
     ("step", "counted", "hint"),
     [
-        (inside, "step 1 makes weight", "eps stands outside of the root"),
-        (elsewhere, "step 1 leaves the weights as they were", "in place"),
-        (forgetful, "step 2 makes weight", "root of the sum"),
-        (undecayed, "step 1 with weight decay 0.01 makes weight", "decay is added to the gradient before"),
-        (by_position, "step 1 on slices is not the whole's slice", "no other weight"),
+        (inside, "step 1 makes weight", "eps is added outside the root"),
+        (elsewhere, "step 1 leaves the weights unchanged", "in place"),
+        (forgetful, "step 2 makes weight", "under the root"),
+        (undecayed, "step 1 with weight decay 0.01 makes weight", "add decay to the gradient before"),
+        (by_position, "step 1 on slices differs from a slice of the whole step", "on other weights"),
     ],
 )
 def test_a_rule_that_is_not_adagrad(step: Any, counted: str, hint: str) -> None:

@@ -16,7 +16,7 @@ from zerosim.grading.waiting import bubble_of, waited
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda compute, gather: 0, "my_depth([2, 2, 2, 2], [1, 1, 1, 1]) is 0, expected 1; waited with"),
+        (lambda compute, gather: 0, "my_depth([2, 2, 2, 2], [1, 1, 1, 1]) is 0, expected 1; waits with"),
         (lambda compute, gather: len(compute) - 1, "is 3, expected 1"),
         (lambda compute, gather: min(1, len(compute) - 1), "is 1, expected 3"),
         (lambda compute, gather: 0.0, "is 0.0, expected 0 to 0"),
@@ -47,5 +47,5 @@ def test_what_answers_are_held_against() -> None:
     """Three units, each 2 s, gathers of 1 s: the first is waited for; without any ahead, all are."""
     assert [waited((2, 2, 2), (1, 1, 1), ahead) for ahead in range(3)] == [3, 1, 1]
     assert bubble_of(4, 2, 8) == Fraction(3, 16)
-    with pytest.raises(InputError, match="nothing is run"):
+    with pytest.raises(InputError, match="no training runs"):
         step_into(lambda compute, gather: 0, "depth")

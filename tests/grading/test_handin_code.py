@@ -65,7 +65,7 @@ mine = better
 def test_what_the_answer_needs_and_cannot_have_is_named_with_its_line() -> None:
     with pytest.raises(InputError, match=r"hw.py, line 2: raised ModuleNotFoundError: No module named 'no_such"):
         made("hw.py", "\nimport no_such_module\ndef mine(): return no_such_module", "mine")
-    with pytest.raises(InputError, match=r"hw.py: mine has no value"):
+    with pytest.raises(InputError, match=r"hw.py: mine is not defined"):
         made("hw.py", "mine: int", "mine")
 
 

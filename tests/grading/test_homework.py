@@ -60,7 +60,7 @@ def test_a_notebook_is_graded_and_its_magics_are_named(tmp_path: Path, capsys: p
     file.write_text(json.dumps({"cells": cells}), "utf-8")
     assert main(["grade", str(file), "--gradescope", str(out), "--seed", "3"]) == 0
     magics = "%matplotlib inline, !ls, files = !ls, plan?"
-    said = f"skipped: {magics}, code cell 3, line 1: is no Python: invalid syntax, %%bash\n"
+    said = f"skipped: {magics}, code cell 3, line 1: is not Python: invalid syntax, %%bash\n"
     assert said in capsys.readouterr().out
     (test,) = json.loads(out.read_text("utf-8"))["tests"]
     assert test["score"] == test["max_score"] == 2
@@ -84,20 +84,20 @@ def test_an_answer_belongs_to_one_exercise() -> None:
     ("words", "said"),
     [
         (["grade", "nowhere.py"], "cannot be read"),
-        (["grade", "empty.py"], "no answer in it"),
-        (["grade", "."], "is a folder: zerosim grade --class . grades"),
+        (["grade", "empty.py"], "contains no answer"),
+        (["grade", "."], "is a folder; zerosim grade --class . grades"),
         (["grade", "hw.py", "--exercise", "99"], f"expected 1 to {len(EXERCISES)}"),
         (["grade", "hw.py", "--exercise", "6"], "such as MyZero3 (exercise zero3)"),
-        (["grade", "bad.ipynb"], "is no notebook"),
-        (["grade", "broken.ipynb"], "no answer in it"),
-        (["grade", "broken.ipynb"], "code cell 1, line 1: is no Python"),
-        (["grade", "bad.py"], "line 1: is no Python"),
+        (["grade", "bad.ipynb"], "is not a notebook"),
+        (["grade", "broken.ipynb"], "contains no answer"),
+        (["grade", "broken.ipynb"], "code cell 1, line 1: is not Python"),
+        (["grade", "bad.py"], "line 1: is not Python"),
         (["grade", "hw.py", "--exercise", "zero22"], "did you mean zero2"),
         (["grade", "hw.py", "--seed", "-1"], "expected 0 to"),
-        (["grade"], "expected one of FILE and --class"),
+        (["grade"], "expected either FILE or --class"),
         (["grade", "--class", "nowhere"], "cannot be read"),
         (["grade", "--class", ".", "--json", "x.json"], "leave out --json"),
-        (["grade", "hw.py", "--published", "nowhere"], "no script there"),
+        (["grade", "hw.py", "--published", "nowhere"], "contains no script"),
         (["grade", "hw.py", "--path", "hours"], "did you mean hour?"),
         (["homework", "zero22"], "did you mean zero2"),
     ],
@@ -147,7 +147,7 @@ def test_a_class_is_a_table_and_a_broken_file_is_a_row(tmp_path: Path, capsys: p
     assert rows[0] == ["file", "zero2", "path hour, version 1, of 100", "remarks", "similar"]
     assert rows[1][:4] == ["'=ann.py", "6/6", "50.0", ""]
     assert rows[2][:3] == ["bob.py", "", ""]
-    assert "is no Python" in rows[2][3]
-    assert rows[2][3].startswith("bob.py, line 1: is no Python")
+    assert "is not Python" in rows[2][3]
+    assert rows[2][3].startswith("bob.py, line 1: is not Python")
     assert rows[3][:3] == ["eve.py", "0/6", "0.0"]
     assert rows[3][3].startswith("zero2: runs: in step 0")

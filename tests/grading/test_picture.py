@@ -89,7 +89,7 @@ def test_a_picture_is_written_beside_the_grade(tmp_path: Path, capsys: pytest.Ca
     ("file", "out", "said"),
     [
         ("zero2.py", "run.gif", "expected a name that ends in .png or .svg"),
-        ("nf4.py", "run.svg", "nothing is run in nf4"),
+        ("nf4.py", "run.svg", "nf4 runs no training"),
         ("zero2.py", "nowhere/run.svg", "does not exist"),
     ],
 )

@@ -46,14 +46,14 @@ def other(**parts: Any) -> Any:
 
 
 MISTAKES = [
-    ("adapter", other(dx=lambda x, w, a, b, s, dy: s * dy @ b @ a), "dx[", "A frozen W has no gradient of its own"),
+    ("adapter", other(dx=lambda x, w, a, b, s, dy: s * dy @ b @ a), "dx[", "A frozen W has no gradient"),
     ("adapter", other(db=lambda x, w, a, b, s, dy: dy.T @ x @ a.T), "all of db is 0.5 times the expected", "scale"),
     ("adapter", lambda *args: tuple(adapter(*args).values())[:3], "expected y, dx, da, db", "return y, dx"),
     ("adapter", lambda x, w, a, b: None, "positional arguments but 6", "keep the arguments"),
     ("nf4", lambda *args: codes(*args, low_first=True), "have changed places", "which value of a pair"),
     ("nf4", lambda *args: codes(*args, above=True), "nearest is", "the next one above"),
     ("nf4", lambda v, table: (codes(v, table)[0], float(v.max())), "absmax is", "most negative value"),
-    ("top_k", lambda g, r, k: sent(g, r, k, np.abs(g)), "the largest are", "not sent before take part"),
+    ("top_k", lambda g, r, k: sent(g, r, k, np.abs(g)), "the largest are", "not sent before count too"),
     ("top_k", lambda g, r, k: sent(g, r, k, g + r), "the largest are", "largest magnitude"),
     ("top_k", lambda g, r, k: (*sent(g, r, k, np.abs(g + r))[:2], g + r), "residual[", "sent twice"),
     ("top_k", lambda g, r, k: (*sent(g, r, k, np.abs(g + r))[:2], 0 * g), "residual[", "nothing may be lost"),

@@ -123,7 +123,7 @@ def test_overlap_never_makes_a_step_longer_though_kernels_beside_it_do_take_long
 
 
 def test_overlap_without_rows_to_cut_is_refused() -> None:
-    with pytest.raises(InputError, match="tp_comm_overlap: without sequence_parallel it changes nothing; pass it too"):
+    with pytest.raises(InputError, match="tp_comm_overlap: it has no effect without sequence_parallel; pass it too"):
         plan_config(ranks=4, tp=2, tp_comm_overlap=True)
-    with pytest.raises(InputError, match="sequence_parallel: without tp there is nothing to cut"):
+    with pytest.raises(InputError, match="sequence_parallel: has no effect without tp"):
         plan_config(ranks=4, sequence_parallel=True, tp_comm_overlap=True)

@@ -125,7 +125,7 @@ def test_extras_that_errors_advise_are_those_of_pyproject() -> None:
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text("work", "utf-8")
     assert main(["course", str(tmp_path)]) == 2
-    assert "holds files already" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
     assert main(["course", str(tmp_path / "mine.py")]) == 2
     assert "is a file" in capsys.readouterr().err

@@ -97,5 +97,5 @@ def test_a_graph_that_is_not_there_is_refused() -> None:
         tape(tensor(1.0))
     names = point()
     names["L"].backward()
-    with pytest.raises(InputError, match="walked already"):
+    with pytest.raises(InputError, match="already used"):
         tape_figure(names["L"], names)

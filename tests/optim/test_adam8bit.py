@@ -178,6 +178,6 @@ def test_gaps_are_padding_and_no_parameters() -> None:
 
 def test_slices_not_laid_out_in_blocks_are_refused() -> None:
     config = RunConfig(layers=1, hidden=8, heads=1, seq=4, ranks=2, stage=1, steps=1)
-    with pytest.raises(InputError, match="Adam8bit wants whole blocks; choose optimizer adam8bit beside it"):
+    with pytest.raises(InputError, match="Adam8bit needs whole quantization blocks; choose optimizer adam8bit too"):
         run(config, optimizer=Adam8bit())
     assert run(config.replace(optimizer="adam8bit"), optimizer=Adam8bit(0.8)).losses

@@ -161,21 +161,24 @@ def test_onebit_adam_is_its_formula_on_one_rank() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (dict(compress="top-k", stage=2, partition="owner"), "owners reduce gradients where they are"),
+        (dict(compress="top-k", stage=2, partition="owner"), "the owner reduces gradients in place"),
         (dict(compress="top-k", compress_ratio=1.5), "at most 1"),
         (dict(compress="top-k", compress_ratio=0.0), "more than 0"),
         (dict(compress="int4", compress_block=33), "choose an even number"),
         (dict(compress="int8", compress_block=1), "at least 2"),
-        (dict(compress="int8", compress_rank=2), "of compress powersgd"),
+        (dict(compress="int8", compress_rank=2), "works only with compress powersgd"),
         (dict(compress="powersgd", compress_rank=0), "at least 1"),
-        (dict(compress="powersgd", stage=2), "wants whole matrices; choose stage 0"),
-        (dict(compress="onebit-adam", compress_warmup=5, stage=1), "all of the momentum on every rank"),
+        (dict(compress="powersgd", stage=2), "needs whole matrices; choose stage 0"),
+        (dict(compress="onebit-adam", compress_warmup=5, stage=1), "the whole momentum on every rank"),
         (dict(compress="onebit-adam"), "choose a compress_warmup"),
         (dict(compress="dgc"), "choose optimizer sgd with a momentum"),
-        (dict(compress="int8", tp=2), "copies of a weight would choose and round apart"),
-        (dict(compress="int8", precision="bf16"), "works on fp32 gradients"),
-        (dict(compress="top-k", skip_nonfinite=True), "must stay finite"),
-        (dict(compress="dgc", optimizer="sgd", momentum=0.9, stage=2, accumulate=2), "of a step, not of a micro-batch"),
+        (dict(compress="int8", tp=2), "the copies of a weight would be compressed differently on each rank"),
+        (dict(compress="int8", precision="bf16"), "compresses fp32 gradients"),
+        (dict(compress="top-k", skip_nonfinite=True), "must be finite"),
+        (
+            dict(compress="dgc", optimizer="sgd", momentum=0.9, stage=2, accumulate=2),
+            "once per step, not per microbatch",
+        ),
     ],
 )
 def test_what_has_no_meaning_is_refused(fields: dict[str, Any], said: str) -> None:

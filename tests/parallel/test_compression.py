@@ -79,9 +79,9 @@ def test_the_closed_form_is_that_of_two_bytes(stage: int) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (dict(compress="fp16", precision="bf16"), "gradients are bf16, which is no wider; choose grad_dtype fp32"),
-        (dict(compress="bf16", precision="fp32", stage=2, partition="owner"), "owners reduce gradients where they are"),
-        (dict(compress="bf16", precision="fp32", stage=2, grad_reduction="all_reduce"), "arrives as own slices"),
+        (dict(compress="fp16", precision="bf16"), "gradients are bf16, which is not wider; choose grad_dtype fp32"),
+        (dict(compress="bf16", precision="fp32", stage=2, partition="owner"), "the owner reduces gradients in place"),
+        (dict(compress="bf16", precision="fp32", stage=2, grad_reduction="all_reduce"), "arrive as local slices"),
         (dict(compress="topk", precision="fp32"), "did you mean 'top-k'"),
     ],
 )

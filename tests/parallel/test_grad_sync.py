@@ -84,9 +84,9 @@ def test_the_flag_turns_it_off(flag: str, capsys: pytest.CaptureFixture[str]) ->
     assert main([*words, "--stage", "2", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["grad_sync"] is False
     assert main([*words, "--stage", "1"]) == 2
-    assert "stage 1 has none of it" in capsys.readouterr().err
+    assert "stage 1 does not use it" in capsys.readouterr().err
 
 
 def test_stages_that_keep_whole_gradients_have_none() -> None:
-    with pytest.raises(InputError, match="stage 1 has none of it"):
+    with pytest.raises(InputError, match="stage 1 does not use it"):
         RunConfig(**SMALL, stage=1)

@@ -161,8 +161,8 @@ def seconds(config: RunConfig, cluster: Cluster) -> list[float]:
 
 def test_what_excludes_it(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
-        (["--stage", "3"], "stage 3 has none of it; leave it out, or choose stage 1 or 2"),
-        (["--stage", "1", "--allgather-bucket", "100"], "through a bucket new parameters arrive in the optimizer step"),
+        (["--stage", "3"], "stage 3 does not use it; leave it out, or choose stage 1 or 2"),
+        (["--stage", "1", "--allgather-bucket", "100"], "a bucket gathers new parameters in the optimizer step"),
     ):
         assert main(["run", *words, "--overlap-param-gather"]) == 2
         assert said in capsys.readouterr().err

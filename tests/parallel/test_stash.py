@@ -104,7 +104,7 @@ def test_a_fast_link_costs_nothing_and_a_slow_one_is_the_step() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--stash-window 5", "stash-window 5: nothing goes to the host; pass --cpu-checkpointing or"),
+        ("--stash-window 5", "stash-window 5: no buffers are copied to the host; pass --cpu-checkpointing or"),
         ("--stash-window -1 --recompute full --cpu-checkpointing", "stash-window"),
         ("--stash-window 5 --recompute full --cpu-checkpointing --backend cuda", "backend cuda"),
     ],

@@ -363,24 +363,27 @@ def test_gathers_are_the_volumes_parts() -> None:
     ("fields", "says"),
     [
         ({"ranks": 8, "secondary_shard": 3}, "secondary_shard 3 does not divide dp_shard 8; choose 2 or 4"),
-        ({"ranks": 8, "secondary_shard": 1}, "secondary_shard 1: whole parameters on each rank"),
-        ({"ranks": 8, "secondary_shard": 8}, "all of dp_shard, whose shard there is already; choose 2 or 4"),
-        ({"ranks": 3, "secondary_shard": 2}, "no group between 1 and 3; choose more ranks"),
-        ({"stage": 2, "secondary_shard": 2}, "secondary_shard 2: stage 2 has none of it"),
+        ({"ranks": 8, "secondary_shard": 1}, "secondary_shard 1: every rank would keep whole parameters"),
+        (
+            {"ranks": 8, "secondary_shard": 8},
+            "the secondary shard would equal the first one, cut over dp_shard; choose 2 or 4",
+        ),
+        ({"ranks": 3, "secondary_shard": 2}, "no divisor between 1 and 3; choose more ranks"),
+        ({"stage": 2, "secondary_shard": 2}, "secondary_shard 2: stage 2 does not use it"),
         ({"stage": 1, "quantized_weights": True}, "choose stage 3"),
         ({"stage": 2, **QGZ}, "choose stage 3"),
         ({"precision": "fp64", **QWZ}, "choose fp32, bf16 or fp16"),
         ({"precision": "fp64", **QGZ}, "choose fp32, bf16 or fp16"),
-        ({"quantized_gradients": True}, "goes within a node and across nodes; pass --ranks-per-node 2"),
+        ({"quantized_gradients": True}, "communicates both within a node and across nodes; pass --ranks-per-node 2"),
         ({"hierarchical_gather": True, "ranks_per_node": 4}, "ranks_per_node is 4; pass --ranks-per-node 2"),
         ({"ranks": 8, "ranks_per_node": 3}, "3 does not divide dp_shard 8; choose 2 or 4"),
         ({"ranks": 8, "ranks_per_node": 4, "secondary_shard": 2}, "choose 4, or leave one of them out"),
-        ({"ranks": 8, "tp": 2, **QWZ}, "copies of a weight would round apart"),
-        ({**QGZ, "compress": "int8", "precision": "fp32"}, "both say what of gradients is sent"),
+        ({"ranks": 8, "tp": 2, **QWZ}, "the copies of a weight would be rounded differently on each rank"),
+        ({**QGZ, "compress": "int8", "precision": "fp32"}, "both choose how gradients are encoded"),
         ({**HPZ, "partition": "owner"}, "owners hold whole units"),
-        ({**HPZ, "reshard_after_forward": False}, "parameters that stay gathered are not gathered again"),
-        ({**MICS, **QWZ}, "codes are gathered in one hop"),
-        ({**HPZ, "lora_rank": 2}, "of models that are trained whole"),
+        ({**HPZ, "reshard_after_forward": False}, "without resharding, backward gathers nothing"),
+        ({**MICS, **QWZ}, "int8 codes are gathered in one hop"),
+        ({**HPZ, "lora_rank": 2}, "works only where all parameters are trained"),
     ],
     ids=str,
 )
@@ -399,7 +402,7 @@ def test_other_names_are_answered_with_these() -> None:
 def test_sizes_without_whole_groups_are_refused() -> None:
     sizes = {**SMALL, "hidden": 10, "heads": 1}
     with pytest.raises(
-        InputError, match=r"quantized_weights: of wpe each of 4 ranks has 20 elements, no multiple of 8"
+        InputError, match=r"quantized_weights: of wpe each of 4 ranks has 20 elements, not a multiple of 8"
     ):
         run(RunConfig(**sizes, **QWZ))
     with pytest.raises(
@@ -407,5 +410,7 @@ def test_sizes_without_whole_groups_are_refused() -> None:
     ):
         plan(RunConfig(model="llama3-8b", ranks=12, **QWZ))
     odd = {**sizes, "vocab": 17, "hidden": 3, "seq": 3}
-    with pytest.raises(InputError, match=r"quantized_gradients: of .* elements, odd, and two int4 codes share a byte"):
+    with pytest.raises(
+        InputError, match=r"quantized_gradients: of .* elements, an odd number, but two int4 codes share a byte"
+    ):
         plan(RunConfig(**odd, **QGZ))

@@ -214,7 +214,7 @@ def test_plan_writes_a_page_beside_its_tables(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["step", "--html", "/no/such/folder/x.html"], "folder /no/such/folder does not exist: make it first"),
+        (["step", "--html", "/no/such/folder/x.html"], "folder /no/such/folder does not exist; create it first"),
         (["step", "--stages", "1,2"], "pass --html OUT.html too"),
         (["step", "--html", "x.html", "--stages", "1", "--stage", "2"], "both given: choose one"),
         (["step", "--html", "x.html", "--world", "mpi"], "the player records threads"),

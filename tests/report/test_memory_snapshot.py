@@ -161,7 +161,7 @@ def test_both_files_hold_the_same_and_a_rank_is_a_device(tmp_path: Path, capsys:
     for form in ("pickle", "json"):
         assert main(["export", "memory", "-o", str(tmp_path / f"a.{form}"), *FLAGS]) == 0
         said = capsys.readouterr().out
-        assert "ranks 0 and 2 of 4, one of each kind that can differ; a rank is the device of its number" in said
+        assert "ranks 0 and 2 of 4, one of each group of identical ranks; device N is rank N" in said
         assert "PyTorch's caching allocator" in said
     data = (tmp_path / "a.pickle").read_bytes()
     opcodes = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(data)]

@@ -120,11 +120,11 @@ def test_the_set_is_made_and_named(tmp_path: Path, capsys: pytest.CaptureFixture
         ("flow --ranks 16 -o x.png", "--ranks 16: one picture holds at most 8; choose 8 or fewer"),
         ("flow --ranks 1 -o x.png", "nothing is sent between ranks"),
         ("staircase --stage 2 -o x.svg", "ZeRO-2 gathers no units: there is no staircase; pass --stage 3"),
-        ("staircase -o x.png", "-o x.png: it moves, as SVG alone; choose a name that ends in .svg"),
+        ("staircase -o x.png", "-o x.png: the picture is animated, which needs SVG; choose a name that ends in .svg"),
         ("ring --ranks 9 -o x.svg", "--ranks 9: expected 2 to 6 in a drawn ring"),
-        ("--all x memory", "--all x: the set, and memory is one figure; choose one of the two"),
-        ("--all missing/set", "--all missing/set: cannot be written: No such file or directory: name another folder"),
-        ("--all there", "--all there: is a file: name a folder"),
+        ("--all x memory", "--all x: writes the whole set, but memory is one figure; choose one of the two"),
+        ("--all missing/set", "--all missing/set: cannot be written: No such file or directory; choose another folder"),
+        ("--all there", "--all there: is a file; pass the name of a folder"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

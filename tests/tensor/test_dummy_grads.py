@@ -68,7 +68,7 @@ def test_no_bit_depends_on_them(model: str, more: dict[str, Any]) -> None:
 
 
 def test_nothing_to_fuse_with_is_refused() -> None:
-    with pytest.raises(InputError, match="without persistent_grads it changes nothing"):
+    with pytest.raises(InputError, match="it has no effect without persistent_grads"):
         RunConfig(**SMALL, model="gpt", gradient_accumulation_fusion=True)
-    with pytest.raises(InputError, match="without transformer_engine it changes nothing"):
+    with pytest.raises(InputError, match="it has no effect without transformer_engine"):
         RunConfig(**SMALL, model="gpt", recipe="megatron", gradient_accumulation_fusion=True, transformer_engine=False)

@@ -49,7 +49,7 @@ def link_of(ranks: int, cluster: Cluster) -> str:
     Raises: InputError for one rank, which sends nothing.
     """
     if ranks < 2:
-        raise wrong("ranks", " 1: one rank sends nothing, and waits for nothing; choose 2 or more")
+        raise wrong("ranks", " 1: one rank sends nothing and never waits; choose 2 or more")
     return "nic" if ranks > cluster.node_gpus else "link"
 
 

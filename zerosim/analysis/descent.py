@@ -47,13 +47,14 @@ def check_shows(optimizer: str) -> None:
     cut = OPTIMIZERS[optimizer].cut
     if cut != "elements":
         raise InputError(
-            f"{optimizer}: works on {WORKS_ON[cut]}, of which two weights show nothing; plot optimizers trains a model "
+            f"{optimizer}: works on {WORKS_ON[cut]}, which two weights cannot show; plot optimizers trains a model "
             f"with it; here choose among {shown}"
         )
     if optimizer in NEEDS_NOISE:
         raise InputError(
-            f"{optimizer}: moves a weight as its sensitivity changes between batches, and a surface has none, so that "
-            f"it would stand still; choose among {shown}"
+            f"{optimizer}: moves a weight as its sensitivity changes between batches, but a surface has no batches; "
+            "choose "
+            f"among {shown}"
         )
 
 

@@ -362,10 +362,11 @@ def check_search(config: RunConfig, what: str) -> str:
     field = what.replace("-", "_")
     if field == "layers" and config.parallel.stage_layers is not None:
         raise InputError(
-            f"--find layers: --stage-layers {config.parallel.stage_layers} says how many there are; leave it out"
+            f"--find layers: --stage-layers {config.parallel.stage_layers} already sets the number of layers; leave "
+            "it out"
         )
     if field == "params" and config.model.family != "flat":
         raise InputError(f"--find params: {config.model.name} has fixed sizes; choose --model flat, or --find layers")
     if field in ("layers", "seq") and config.model.family == "flat":
-        raise InputError(f"--find {what}: a flat model has none; choose --find params")
+        raise InputError(f"--find {what}: a flat model has no such size; choose --find params")
     return field

@@ -125,7 +125,7 @@ def measure_machine(
         ranks,
         os.cpu_count() or 1,
         kernel_s,
-        "not held against measured steps of this machine",
+        "not checked against measured steps of this machine",
         product,
         memory,
         {name: _curve({key: seconds for key, seconds in found.items() if key[0] == name}) for name in names},

@@ -165,7 +165,8 @@ def fitting(model: str, config: RunConfig, square: int) -> RunConfig:
             return tried
     raise InputError(
         f"bench --backend cuda: {model} on {ROWS[-1]} rows needs {format_bytes(needed)} and "
-        f"{format_bytes(gpu.free_bytes)} of {gpu.name} are free: see with nvidia-smi who uses it, or use --model small"
+        f"{format_bytes(gpu.free_bytes)} of {gpu.name} are free: nvidia-smi shows which process uses it; or pass "
+        "--model small"
     )
 
 

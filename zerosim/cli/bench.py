@@ -30,7 +30,9 @@ def main(args: argparse.Namespace) -> int:
 
     on_gpu = args.backend == "cuda"
     if on_gpu and args.torch_distributed:
-        raise InputError("--torch-distributed with --backend cuda: FSDP2 is timed on gloo and CPUs: leave one out")
+        raise InputError(
+            "--torch-distributed with --backend cuda: FSDP2 is timed on gloo and CPUs only; leave one of them out"
+        )
     output = None if args.json is None else Output("--json", args.json)
     if output is not None:
         output.check()

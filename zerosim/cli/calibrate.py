@@ -26,15 +26,20 @@ WORDS = ("none", "small", "all")
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add("--out", "-o", metavar="FILE.toml", help="the machine, for --gpu of plan, plot and export")
+    add(
+        "--out",
+        "-o",
+        metavar="FILE.toml",
+        help="file for the measured machine, to pass as --gpu to plan, plot and export",
+    )
     add("--precision", choices=FLOATS, default="fp32", help="what kernels compute in (default: fp32)")
     add("--ranks", metavar="N", type=whole_number, default=2, help="ranks at work at the same time (default: 2)")
     add("--world", "--transport", choices=("threads", "mpi"), default="threads",
         help="ranks as threads, or in the processes that mpirun started (default: threads)")  # fmt: skip
     add("--steps", choices=WORDS, default="all",
-        help="predict and measure steps of no model, the smallest one, or three of them (default: all)")  # fmt: skip
+        help="models whose steps are predicted and measured: none, the smallest, or three (default: all)")  # fmt: skip
     add("--passes", metavar="P", type=whole_number, default=3,
-        help="how often each step is come back to; more find a quiet moment (default: 3)")  # fmt: skip
+        help="number of passes over the steps; more passes find a quieter moment (default: 3)")  # fmt: skip
     add("--quick", action="store_true", help="few sizes, each measured twice: seconds instead of minutes")
     add("--json", metavar="OUT.json", help="all of it; - for stdout")
     add("--quiet", "-q", action="store_true", help="no progress and no tables")
@@ -46,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
     Raises: InputError for files that cannot be written and for less than two ranks, before anything is measured.
     """
     if args.ranks < 2:
-        raise InputError(f"--ranks {args.ranks}: expected at least 2, for a collective has two ends")
+        raise InputError(f"--ranks {args.ranks}: expected at least 2, a collective needs two ranks")
     if args.passes < 1:
         raise InputError(f"--passes {args.passes}: expected at least 1")
     if not hasattr(os, "sysconf"):
@@ -135,8 +140,8 @@ def _report(device: Hardware, machine: Machine, compared: list[Compared], others
     said = []
     if machine.ranks > machine.cores:
         said.append(
-            f"{machine.ranks} ranks share {machine.cores} cores: the clock gives each a core of its own, and a step "
-            "takes longer than it says."
+            f"{machine.ranks} ranks share {machine.cores} cores: the clock assumes a separate core for each rank, so "
+            "a real step takes longer than predicted."
         )
     if others is not None:
         said.append(f"Other processes took {100 * others:.0f} % of the cores' time meanwhile.")
@@ -152,9 +157,9 @@ def _beside(modelled_s: float | None, measured_s: float | None, error: float | N
 
 def _note(compared: list[Compared]) -> str:
     loads = [one.others for one in compared if one.others is not None]
-    text = "Measured: the median of the steps in which others left the cores alone, or of the quietest."
+    text = "Measured: the median of the steps without load from other processes, or of the quietest steps."
     if loads:
-        text += f" In those they took up to {100 * max(loads):.0f} % of the cores."
+        text += f" In those, other processes took up to {100 * max(loads):.0f} % of the cores."
     if compared[0].cpu_s is not None:
-        text += " CPU: a rank's CPU time, which waiting for a core does not stretch."
+        text += " CPU: a rank's CPU time, which does not grow while the rank waits for a core."
     return text

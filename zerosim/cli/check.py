@@ -18,7 +18,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "paths", metavar="FILE.toml|FOLDER", nargs="+", help="scenarios with [expect], or folders of them"
     )
-    parser.add_argument("--verbose", "-v", action="store_true", help="every figure, also where there are several files")
+    parser.add_argument("--verbose", "-v", action="store_true", help="show every figure, even with several files")
     parser.add_argument("--json", metavar="OUT.json", help="every figure and verdict; - for stdout")
 
 
@@ -33,11 +33,13 @@ def main(args: argparse.Namespace) -> int:
     skipped = [path for path, tables in expectations.items() if not tables]
     if bare := next((file.path for file in files if not file.expect and not file.is_run_alone), None):
         raise InputError(
-            f"scenario {bare}: there is no [expect] in it, so nothing to check; write expect = [] in a file that is "
-            "for zerosim run alone"
+            f"scenario {bare}: it has no [expect], so there is nothing to check; write expect = [] in a file for "
+            "zerosim run only"
         )
     if bare := next((path for path in skipped if path in named), None):
-        raise InputError(f"scenario {bare}: it expects nothing, so there is nothing to check: see zerosim run {bare}")
+        raise InputError(
+            f"scenario {bare}: its [expect] is empty, so there is nothing to check; run it with zerosim run {bare}"
+        )
     if len(skipped) == len(files):
         raise InputError(f"no [expect] in any scenario of {', '.join(args.paths)}: nothing to check")
     runs_of = [cell.config for tables in expectations.values() for table in tables for cell in table.cells]
@@ -65,6 +67,6 @@ def scenario_paths(words: list[str]) -> tuple[set[str], list[str]]:
             continue
         inside = sorted(str(path) for path in folder.glob("*.toml"))
         if not inside:
-            raise InputError(f"{word} holds no scenario: expected files ending in .toml")
+            raise InputError(f"{word} contains no scenario: expected files ending in .toml")
         found += inside
     return named, list(dict.fromkeys(found))

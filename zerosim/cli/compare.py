@@ -38,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add_run_flags(parser, stage=False)
     other = "a second one: both are planned and compared; flags override both"
     add("other", nargs="?", metavar="OTHER.toml", help=other)
-    add("--stages", metavar="0,1,2,3", type=stages, help="which ZeRO stages (default: 0,1,2,3)")
+    add("--stages", metavar="0,1,2,3", type=stages, help="ZeRO stages to compare (default: 0,1,2,3)")
     alone = "run the stages on tensor shapes only (default: where training them here would take half an hour or more)"
     add("--shapes", action=argparse.BooleanOptionalAction, help=alone)
     add("--optimizers", metavar="adam,lion,...", type=optimizer_names, help="several optimizers, at one --stage")
@@ -53,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--gpu", metavar="NAME", help="on which a step of each stage is timed, such as a100-80")
     add_time_flags(group.add_argument)
     parser.set_defaults(limit=None, reserve=None)
-    group = parser.add_argument_group("what it leaves")
+    group = parser.add_argument_group("output")
     group.add_argument("--json", metavar="OUT.json", help="every figure of every run; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no table")
 
@@ -85,7 +85,9 @@ def _check(args: argparse.Namespace, flag: str) -> None:
     """Check the flags. Raises: InputError for flags that do not go with the kind of comparison."""
     if flag == "stages":
         if hasattr(args, "stage"):
-            several = "compare shows several, --stages 0,1,2,3; one is for --optimizers and the like"
+            several = (
+                "compare takes --stages 0,1,2,3; --stage works only with --optimizers, --precisions or --compressions"
+            )
             raise InputError(f"--stage {args.stage}: {several}")
         return
     apart = {"optimizers": ("optimizer", "precisions", "compressions"), "precisions": ("precision", "rounding")}
@@ -93,13 +95,13 @@ def _check(args: argparse.Namespace, flag: str) -> None:
         if getattr(args, name, None) is not None:
             raise InputError(f"--{name} and --{flag} are both given: choose one")
     if args.shapes:
-        raise InputError(f"--shapes: of --stages; --{flag} compares what is trained")
+        raise InputError(f"--shapes: works only with --stages; --{flag} compares training runs")
     for name in ("gpu", "node"):
         if (value := getattr(args, name)) is not None:
-            raise InputError(f"--{name} {value}: of --stages; zerosim plan times a step of any other run")
+            raise InputError(f"--{name} {value}: works only with --stages; zerosim plan times a step of any other run")
     device_cluster(args, None)  # without a clock its flags are errors too
     if args.stages is not None:
-        raise InputError(f"--stages: with --{flag} one stage, such as --stage 2")
+        raise InputError(f"--stages: --{flag} compares at one stage; pass --stage 2 instead")
 
 
 def _stages(base: RunConfig, args: argparse.Namespace) -> Comparison:

@@ -28,7 +28,9 @@ def goes_by_shapes(args: argparse.Namespace) -> bool:
     """
     training = [name for name in _NEEDS_TRAINING if hasattr(args, name)]
     if args.shapes and training:
-        raise InputError(f"{flag_of(training[0])}: of a run that trains, --shapes computes no values: leave one out")
+        raise InputError(
+            f"{flag_of(training[0])}: works only in training, and --shapes computes no values; leave one of them out"
+        )
     if args.shapes is not None or training:
         return bool(args.shapes)
     from zerosim.train.machine import is_too_large
@@ -85,7 +87,9 @@ def compare_files(args: argparse.Namespace) -> int:
     """Plan both files, with the given flags over both."""
     for name in ("stages", "optimizers", "precisions", "shapes"):
         if getattr(args, name) is not None:
-            raise InputError(f"{flag_of(name)}: of one run, here are two files, {args.scenario} and {args.other}")
+            raise InputError(
+                f"{flag_of(name)}: works only with one scenario, and two were given, {args.scenario} and {args.other}"
+            )
     from zerosim.analysis.changes import each_alone, settings, totals
     from zerosim.report.changes import Changes, Side
 

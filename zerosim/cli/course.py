@@ -48,7 +48,7 @@ def check(folder: Path, seconds: float) -> int:
 
     paths = sorted(folder.glob("*.ipynb"))
     if not paths:
-        raise InputError(f"{folder}: holds no notebook; write the course with: zerosim course DIR")
+        raise InputError(f"{folder}: contains no notebook; write the course with: zerosim course DIR")
     failed = 0
     for path in paths:
         try:

@@ -16,7 +16,7 @@ SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser, planning=True)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--json", metavar="OUT.json", help="every term; - for stdout")
 
 
@@ -39,11 +39,11 @@ def _check(args: argparse.Namespace) -> None:
         sized = [name for name in SIZES if hasattr(args, name)]
         if hasattr(args, "params") and sized:
             raise InputError(
-                f"--params: {flag_of(sized[0])} is the size of a model of blocks, whose parameters follow from its "
-                f"sizes; leave out --params, or {flag_of(sized[0])}"
+                f"--params: {flag_of(sized[0])} already determines the number of parameters of a block model; leave "
+                f"out --params, or {flag_of(sized[0])}"
             )
         if not hasattr(args, "params") and not sized:
-            raise InputError("--params missing: how many parameters? Or pass --model NAME, sizes, or a scenario")
+            raise InputError("--params is missing: pass it, --model NAME, sizes, or a scenario")
         missing = [flag_of(name) for name in ("stage", "ranks") if not hasattr(args, name)]
         if missing:
-            raise InputError(f"{' and '.join(missing)} missing: a formula is of a ZeRO stage and a number of ranks")
+            raise InputError(f"{' and '.join(missing)} missing: a formula needs a ZeRO stage and a number of ranks")

@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     name, parser = kind_parser("export", "format", WORDS, args.kind)
     made = FORMATS[name]
     add = parser.add_argument_group("the file").add_argument
-    add("--out", "-o", metavar="FILE", required=True, help=f"where it goes: a name that ends in {made.ends}")
+    add("--out", "-o", metavar="FILE", required=True, help=f"output file: a name that ends in {made.ends}")
     made.add_flags(parser, add)
     add_run_flags(parser, planning=True)
     with parser.naming_as_typed(args.words):
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
 # -- a step in time ---------------------------------------------------------------------------------
 def _trace_flags(parser: Parser, add: Any) -> None:
     add = parser.add_argument_group("the device").add_argument
-    add("--gpu", metavar="NAME", help="whose times: a preset, or a TOML file; or --node")
+    add("--gpu", metavar="NAME", help="GPU to time: a preset or a TOML file; or pass --node")
     add_time_flags(add)
     parser.set_defaults(limit=None, reserve=None)
 
@@ -73,7 +73,7 @@ def _trace_flags(parser: Parser, add: Any) -> None:
 def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     cluster = device_cluster(args, device_limit(args, None))
     if cluster is None:
-        raise InputError("whose times? pass --gpu NAME or --node NAME")
+        raise InputError("no device to time: pass --gpu NAME or --node NAME")
     config, file = config.replace(capacity=None), output(args, "out", config)
     from zerosim.analysis.interval import step_interval
     from zerosim.ledger.clock import step_time
@@ -87,7 +87,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     data = _json(chrome_trace(timeline, cluster.name))
     with written((file, lambda out: out.write(data))):
         pass  # the text below is only true if nothing failed
-    ranks = f"{len(timeline.tracks):,} of {config.mesh.ranks:,} ranks, one of each kind that can differ"
+    ranks = f"{len(timeline.tracks):,} of {config.mesh.ranks:,} ranks, one of each group of identical ranks"
     print(
         f"{printable(args.out)}, {format_bytes(len(data))}: a step of {timeline.seconds:.4g} s on {cluster.name}; "
         f"{ranks}. {trust(cluster, found)} Open it in ui.perfetto.dev or speedscope.app."
@@ -96,12 +96,22 @@ def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
 
 # -- memory -----------------------------------------------------------------------------------------
 def _memory_flags(parser: Parser, add: Any) -> None:
-    alone = "this rank alone (default: one of each kind that can differ)"
+    alone = "this rank alone (default: one of each group of identical ranks)"
     add("--rank", metavar="R", type=whole_number, help=alone)
-    add("--every-rank", action="store_true", help="every rank, also those that cannot differ")
+    add("--every-rank", action="store_true", help="every rank, including identical ones")
     add = parser.add_argument_group("the device").add_argument
-    add("--gpu", metavar="NAME", help="whose memory and times (default: no limit; the order of events is the time)")
-    add("--limit", "--capacity", metavar="SIZE", type=size, help="the allocator has so many bytes")
+    add(
+        "--gpu",
+        metavar="NAME",
+        help="GPU for memory and times (default: no limit, and events are numbered instead of timed)",
+    )
+    add(
+        "--limit",
+        "--capacity",
+        metavar="SIZE",
+        type=size,
+        help="size of the allocator's memory, such as 24GB",
+    )
     add_reserve_flag(add)
     add_time_flags(add)
 
@@ -113,7 +123,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     if rank is not None and args.every_rank:
         raise InputError("--rank and --every-rank are both given: choose one")
     if getattr(args, "allocator", None) == "exact":
-        raise InputError("--allocator exact: it counts bytes and has no addresses; choose caching or arena")
+        raise InputError("--allocator exact: counts bytes and has no addresses; choose caching or arena")
     cluster, file, memory = device_cluster(args, limit), output(args, "out", config), config.memory
     name = "caching" if memory.allocator == "exact" else memory.allocator
     capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
@@ -129,8 +139,8 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     expected = sum(count * file_bytes(result.events[one], form) for one, count in alike.items())
     if expected > MOST_BYTES:
         smaller = "--rank R" if len(ranks) > 1 else "a .pickle" if form == "json" else "fewer --steps or --accumulate"
-        most = f"a browser opens no file of more than {format_bytes(MOST_BYTES)}: choose {smaller}"
-        raise InputError(f"--out {args.out}: it would have about {format_bytes(expected)}, and {most}")
+        most = f"a browser cannot open a file of more than {format_bytes(MOST_BYTES)}: choose {smaller}"
+        raise InputError(f"--out {args.out}: the file would have about {format_bytes(expected)}, and {most}")
     moments = {} if cluster is None else moments_of(result, cluster)
     devices = {}
     for rank in ranks:
@@ -162,11 +172,11 @@ def _memory_words(
         which = f"{len(ranks):,} of {total:,} ranks"
     else:
         which = f"rank{'s' * (len(ranks) > 1)} {listed(ranks)} of {total:,}"
-    chosen = ", one of each kind that can differ" if 1 < len(ranks) < total else ""
+    chosen = ", one of each group of identical ranks" if 1 < len(ranks) < total else ""
     most = max(ranks, key=lambda rank: devices[rank].peaks.requested_bytes)
     peaks = devices[most].peaks
     words = [
-        f"{printable(path)}, {format_bytes(nbytes)}: {which}{chosen}; a rank is the device of its number.",
+        f"{printable(path)}, {format_bytes(nbytes)}: {which}{chosen}; device N is rank N.",
         f"Peak of rank {most}: {format_bytes(peaks.requested_bytes)} live, {format_bytes(peaks.reserved_bytes)} "
         f"reserved by {ALLOCATORS[allocator]}, which chose the addresses.",
     ]

@@ -51,7 +51,7 @@ SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
 
 
 def add_arguments(parser: Parser) -> None:
-    group = parser.add_argument_group("what to find")
+    group = parser.add_argument_group("what to search for")
     known = "; ".join(f"{name}: {what}" for name, what in SEARCHES.items())
     group.add_argument(
         "--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)"
@@ -78,7 +78,7 @@ def add_arguments(parser: Parser) -> None:
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time, modelled where --gpu is given").add_argument)
-    group = parser.add_argument_group("what it leaves")
+    group = parser.add_argument_group("output")
     group.add_argument("--all", action="store_true", help="everything that was run, after the first page")
     group.add_argument("--json", metavar="OUT.json", help="what was tried and found; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no progress and no summary")
@@ -88,9 +88,9 @@ def main(args: argparse.Namespace) -> int:
     """Search. Return 0 if something fits, 3 if nothing does."""
     args.find = known_word(args.find, SEARCHES) or args.find
     if args.global_batch is not None and args.find != "mesh":
-        raise InputError("--global-batch: of --find mesh; here --micro-batch and --accumulate say it")
+        raise InputError("--global-batch: works only with --find mesh; pass --micro-batch and --accumulate instead")
     if args.time_limit is not None and args.find != "mesh":
-        raise InputError("--time-limit: of --find mesh; the other searches take seconds")
+        raise InputError("--time-limit: works only with --find mesh; the other searches take seconds")
     if args.time_limit is not None and not args.time_limit > 0:
         raise InputError(f"--time-limit {args.time_limit:g}: expected more than 0 seconds")
     if args.find == "offload":
@@ -109,7 +109,7 @@ def search_of(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -
     """
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     if limit is None:
-        raise InputError(no_limit or "fit into what? pass --gpu NAME or --limit SIZE")
+        raise InputError(no_limit or "no memory size to fit into: pass --gpu NAME or --limit SIZE")
     from zerosim.report.fit import Search
 
     return Search(args.find, config.replace(capacity=None), limit, device_cluster(args, limit), args.all), figures
@@ -139,10 +139,12 @@ def refuse(args: argparse.Namespace, *names: str) -> None:
         if hasattr(args, name):
             value = getattr(args, name)
             given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
-            raise InputError(f"{given}: it is what is looked for; leave it out")
+            raise InputError(f"{given}: the search varies it; leave it out")
     for name in ("partition_activations", "cpu_checkpointing"):
         if "recompute" in names and hasattr(args, name):
-            raise InputError(f"{flag_of(name)}: recompute is what is looked for; leave it out, and plan with it then")
+            raise InputError(
+                f"{flag_of(name)}: --find recompute varies it; leave it out, and pass it to zerosim plan later"
+            )
 
 
 def find_size(args: argparse.Namespace) -> int:
@@ -233,7 +235,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     schedule = _asked_schedule(args)
     config, any_ranks = planned_config(args, one_recipe=True, any_ranks=True), not hasattr(args, "ranks")
     if not config.model.has_blocks:
-        raise InputError(f"--find mesh: {config.model.name} has no blocks to compute with; choose another --model")
+        raise InputError(f"--find mesh: {config.model.name} has no blocks to time; choose another --model")
     if not 1 <= args.most_ranks <= 65536:
         raise InputError(f"--most-ranks {args.most_ranks}: expected at least 1 and at most 65,536")
     if args.global_batch is not None and args.global_batch < 1:
@@ -282,8 +284,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     search = search._replace(config=asked)
     if not any_ranks and not result.candidates:
         raise InputError(
-            f"a global batch of {batch:,} rows is too few, or not divided, for any mesh of {ranks} ranks: "
-            "choose another --global-batch"
+            f"no mesh of {ranks} ranks divides a global batch of {batch:,} rows: choose another --global-batch"
         )
     found = result.found
     values = {

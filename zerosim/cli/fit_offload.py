@@ -20,11 +20,11 @@ def find_offload(args: argparse.Namespace) -> int:
     refuse(args, "offload")
     args.stage, late = getattr(args, "stage", 3), vars(args).pop("delayed_update", 0)
     if args.stage == 0:
-        raise InputError("--stage 0: divides nothing, so nothing is offloaded; choose stage 1, 2 or 3")
+        raise InputError("--stage 0: offload works only with stages 1 to 3; choose stage 1, 2 or 3")
     search, figures = search_of(args, planned_config(args))
     config, cluster, told = search.config, search.cluster, told_on(args)
     if not (memories := other_memories(config, cluster)):
-        raise InputError("--find offload: to which memory? pass --node NAME or --host-memory SIZE")
+        raise InputError("--find offload: the size of host memory is missing; pass --node NAME or --host-memory SIZE")
     has, found = node_has(config, cluster), []
     for way in ways(config, memories, late):
         found.append(planned_way(way, search.limit.nbytes, search.limit.reserve(way), has, cluster))

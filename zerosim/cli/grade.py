@@ -23,13 +23,19 @@ def add_arguments(parser: Parser) -> None:
         "Each answer runs in a process, a temporary folder and an environment of its own, with limits of memory and "
         "time. That is no sandbox: grade strangers' code in a container."
     )
-    parser.add_argument("file", metavar="FILE.py|NOTEBOOK.ipynb", nargs="?", help="every answer in it is graded")
+    parser.add_argument("file", metavar="FILE.py|NOTEBOOK.ipynb", nargs="?", help="the file whose answers are graded")
     parser.add_argument("--class", dest="folder", metavar="DIR", help="every file of a folder, as CSV on stdout")
-    parser.add_argument("--exercise", metavar="NAME", help="this exercise alone")
-    parser.add_argument("--path", metavar="NAME", help="also a path's score of 100: hour, day or weeks")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the variant that was set (default: 0)")
-    parser.add_argument("--similar", action="store_true", help="for instructors: likeness to zerosim and to solutions")
-    parser.add_argument("--published", metavar="DIR", help="published solutions (default: a checkout's)")
+    parser.add_argument("--exercise", metavar="NAME", help="grade only this exercise")
+    parser.add_argument(
+        "--path", metavar="NAME", help="also print the score out of 100 on this path: hour, day or weeks"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the assigned variant (default: 0)")
+    parser.add_argument(
+        "--similar", action="store_true", help="for instructors: show similarity to zerosim and to published solutions"
+    )
+    parser.add_argument(
+        "--published", metavar="DIR", help="folder of published solutions (default: those of this checkout)"
+    )
     parser.add_argument("--verbose", "-v", action="store_true", help="every check in full")
     parser.add_argument("--plot", metavar="OUT.svg", help="the first failed run beside the reference's; or .png")
     parser.add_argument(
@@ -51,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.grading.variants import variant
 
     if (args.file is None) == (args.folder is None):
-        raise InputError("expected one of FILE and --class DIR: zerosim grade hw.py, or zerosim grade --class hand_ins")
+        raise InputError("expected either FILE or --class DIR: zerosim grade hw.py, or zerosim grade --class hand_ins")
     wanted = find_exercise(args.exercise) if args.exercise else None
     path = find_path(args.path) if args.path else None
     if args.folder is not None:
@@ -70,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
         if path_given and not any(one.cases for one in hand_in.exercises):
             names = ", ".join(one.name for one in hand_in.exercises)
             raise InputError(
-                f"{flag} {path_given}: nothing is run in {names}: leave {flag} out, or name another --exercise"
+                f"{flag} {path_given}: {names} runs no training: leave {flag} out, or name another --exercise"
             )
     figures = output(args, "json", also=[args.file])
     scores = output(args, "gradescope", also=[args.file], apart=[figures if args.json != "-" else None])

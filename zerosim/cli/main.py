@@ -40,19 +40,19 @@ from zerosim.errors import (
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",
     "compare": "ZeRO stages side by side: trained, or planned where the model is large",
-    "plan": "what any model takes on any number of ranks, and whether it fits, run on shapes alone",
+    "plan": "what any model needs on any number of ranks, and whether it fits, run on tensor shapes only",
     "fit": "the largest model or batch, or the fewest ranks, that fit on a device, found by running",
     "explain": "the closed forms with your numbers put in, term by term; runs nothing",
-    "check": "scenarios that expect printed figures: papers' tables against what is counted",
+    "check": "scenarios with expected figures: papers' tables against zerosim's counts",
     "export": "files for other programs: a step in time for Perfetto, buffers for PyTorch's memory_viz",
-    "plot": "a picture as PNG or SVG: memory, traffic, time, pipelines, what optimizers do",
+    "plot": "a picture as PNG or SVG: memory, traffic, time, pipelines, optimizers",
     "step": "stop a run before any event, look into any rank, go on or back; piped, its events as text",
     "zoo": "the models, GPUs and recipes that are known by name",
-    "doctor": "what this machine has: backends, GPUs, MPI, BLAS; and the command for what is missing",
+    "doctor": "this machine's backends, GPUs, MPI and BLAS, and the install command for each missing part",
     "course": "the course's notebooks, scenarios and exercises in a folder of your own; --check runs them",
-    "homework": "an exercise as a file to begin with: its text, what it needs, what is to be written",
-    "grade": "the answers in a script or notebook, graded: which rank at which event held what",
-    "calibrate": "measure this machine for the clock, and how well it then predicts measured steps",
+    "homework": "an exercise as a file to start from: its text, its imports and the code to fill in",
+    "grade": "grade the answers in a script or notebook: a failure names the rank, the event and the buffers",
+    "calibrate": "measure this machine for the clock, and check how well the clock predicts measured steps",
     "bench": "measure how fast zerosim is, against bare NumPy and PyTorch",
 }
 
@@ -83,7 +83,7 @@ def _main(words: list[str]) -> int:
         if stdout.failure is None:
             return code
         why = stdout.failure.strerror or str(stdout.failure)
-        lost = _report(OutputError(f"stdout: cannot be written: {why}: what was to be read there is lost"))
+        lost = _report(OutputError(f"stdout: cannot be written: {why}: the output is lost"))
         return code or lost
 
 
@@ -128,7 +128,7 @@ def _dispatch(words: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError:  # no file can be opened from there
-        raise InputError("the working directory does not exist any more: cd to one that does") from None
+        raise InputError("the working directory no longer exists: cd to an existing one") from None
     speaks = name in WITH_A_VOICE or getattr(args, "quiet", False) or {"-q", "--quiet"} & set(rest) or _is_for_mpi(rest)
     with parser.naming_as_typed(rest), contextlib.nullcontext() if speaks else never_silent(f"zerosim {name}"):
         return int(verb.main(args))

@@ -167,6 +167,6 @@ def training_config(args: argparse.Namespace) -> RunConfig:
     if config.world.transport == "threads" and processes > 1 and is_launched():
         raise InputError(
             f"mpirun started {processes} processes, and each would train all {config.mesh.ranks} ranks: add --world "
-            f"mpi, or start one process; where no mpirun did, unset {size_name()}"
+            f"mpi, or start one process. If mpirun did not start this one, unset {size_name()}"
         )
     return config

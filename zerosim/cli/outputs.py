@@ -53,7 +53,7 @@ def output(
     file.check(dict.fromkeys(paths))
     for other in apart:
         if other is not None and (file.path == other.path or _is_one_file(file.path, other.path)):
-            raise InputError(f"{other.name}: {flag_of(name)} names the same file: name another")
+            raise InputError(f"{other.name}: {flag_of(name)} names the same file; choose another")
     return file
 
 
@@ -65,10 +65,10 @@ def made_folder(flag: str, path: str) -> Path:
         (probe := folder / f".zerosim-{secrets.token_hex(6)}.tmp").touch(exist_ok=False)
         probe.unlink()
     except FileExistsError:
-        raise InputError(f"{flag} {path}: is a file: name a folder") from None
+        raise InputError(f"{flag} {path}: is a file; pass the name of a folder") from None
     except (OSError, ValueError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "no folder has such a name"
-        raise InputError(f"{flag} {path}: cannot be written: {why}: name another folder") from None
+        why = error.strerror or str(error) if isinstance(error, OSError) else "this cannot be a folder name"
+        raise InputError(f"{flag} {path}: cannot be written: {why}; choose another folder") from None
     return folder
 
 
@@ -131,7 +131,7 @@ class Output:
         if not path:
             raise InputError(f"{flag}: expected a file name")
         if path.endswith(("/", os.sep)):
-            raise InputError(f"{self.name}: is a folder: name a file")
+            raise InputError(f"{self.name}: is a folder; pass the name of a file")
         self.path = Path(path)
         self.is_regular = True
 
@@ -139,7 +139,7 @@ class Output:
         """Check the file. Raises: InputError if it is not writable, or is one of the inputs."""
         for path in inputs:
             if path is not None and _is_one_file(self.path, path):
-                raise InputError(f"{self.name}: would be written over the file that is read: name another file")
+                raise InputError(f"{self.name}: would overwrite the input file; choose another file")
         try:
             self._check_present(self.path.stat())
         except FileNotFoundError:
@@ -152,7 +152,7 @@ class Output:
             return
         self.path = Path(os.path.realpath(self.path))  # follow a symbolic link, so that the link stays
         if not self.path.parent.is_dir():
-            raise InputError(f"{self.name}: folder {self.path.parent} does not exist: make it first")
+            raise InputError(f"{self.name}: folder {self.path.parent} does not exist; create it first")
         try:
             descriptor, temporary = self._open_beside()
         except OSError as error:
@@ -190,11 +190,11 @@ class Output:
     def _check_present(self, there: os.stat_result) -> None:
         for is_one, what in ((stat.S_ISDIR, "folder"), (stat.S_ISSOCK, "socket"), (stat.S_ISBLK, "disk")):
             if is_one(there.st_mode):
-                raise InputError(f"{self.name}: is a {what}: name a file")
+                raise InputError(f"{self.name}: is a {what}; pass the name of a file")
         if stat.S_ISFIFO(there.st_mode) and not os.path.realpath(self.path).startswith(("/dev/", "/proc/")):
-            raise InputError(f"{self.name}: is a pipe, and would wait for a reader: name a file, or /dev/stdout")
+            raise InputError(f"{self.name}: is a pipe and would wait for a reader; choose a file, or /dev/stdout")
         if not os.access(self.path, os.W_OK):
-            raise InputError(f"{self.name}: exists and may not be written: name another file")
+            raise InputError(f"{self.name}: exists and is not writable; choose another file")
         self.is_regular = stat.S_ISREG(there.st_mode)
 
     def _open_beside(self) -> tuple[int, Path]:
@@ -203,8 +203,8 @@ class Output:
         return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), temporary
 
     def _refusal(self, error: Exception) -> InputError:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "no file has such a name"
-        return InputError(f"{self.name}: cannot be written: {why}: name another file")
+        why = error.strerror or str(error) if isinstance(error, OSError) else "this cannot be a file name"
+        return InputError(f"{self.name}: cannot be written: {why}; choose another file")
 
 
 class Stdout(Output):

@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str, usual: Sequence[str] = ()) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=Layout)
         self.usual = usual
-        self.add_argument("--help-all", action=HelpAll, help="show them all" if usual else argparse.SUPPRESS)
+        self.add_argument("--help-all", action=HelpAll, help="show all flags" if usual else argparse.SUPPRESS)
 
     def format_help(self) -> str:
         return short_help(self, self.usual) if self.usual else super().format_help()

@@ -35,9 +35,11 @@ def add_arguments(parser: Parser) -> None:
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time").add_argument)
-    group = parser.add_argument_group("what it leaves")
+    group = parser.add_argument_group("output")
     group.add_argument("--all", action="store_true", help="every table after the first page")
-    group.add_argument("--every-rank", action="store_true", help="run every rank, not one for all that cannot differ")
+    group.add_argument(
+        "--every-rank", action="store_true", help="run every rank instead of one for each group of identical ranks"
+    )
     group.add_argument("--html", metavar="OUT.html", help="the first step as a page that plays in any browser")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
     group.add_argument("--quiet", "-q", action="store_true", help="no tables")
@@ -73,7 +75,7 @@ def add_device_flags(group: Any) -> None:
 def add_reserve_flag(add: Callable[..., Any]) -> None:
     add(
         "--reserve", metavar="SIZE", type=size,
-        help="bytes kept for what is outside the program: CUDA context, NCCL, libraries (default: --gpu's, else 0; 0 "
+        help="bytes reserved for the CUDA context, NCCL and other libraries (default: --gpu's, else 0; 0 "
         "for a flat model)",
     )  # fmt: skip
 
@@ -92,7 +94,7 @@ def device_of(args: argparse.Namespace) -> Hardware | None:
     if node is None:
         return device
     if device is not None and device.name != node.gpu:
-        raise InputError(f"--gpu {name}: not with --node {node.name}, whose GPUs are {node.gpu}; leave one of them out")
+        raise InputError(f"--gpu {name}: --node {node.name} already has GPUs, {node.gpu}; leave one of them out")
     return find_hardware(node.gpu)
 
 
@@ -142,7 +144,11 @@ def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: Ru
         if run[name] != planned[name]:
             shown = OPTIONS[name].shown if run[name] == OPTIONS[name].default else None
             flags.append(f"{flag_of(name)} {shown or run[name]}")
-    return f"zerosim run with the same flags takes {' '.join(sorted(flags))}: pass them to plan it." if flags else ""
+    return (
+        f"zerosim run with the same flags also uses {' '.join(sorted(flags))}: pass them to plan that run."
+        if flags
+        else ""
+    )
 
 
 def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None:
@@ -163,7 +169,7 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
     if args.limit is not None or device is None:
         nbytes = args.limit if args.limit is not None else capacity
         if nbytes is None and kept is not None:
-            raise InputError(f"--reserve {kept}: of which memory? pass --gpu NAME or --limit SIZE too")
+            raise InputError(f"--reserve {kept}: needs a device memory; pass --gpu NAME or --limit SIZE too")
         return None if nbytes is None else Limit("", nbytes, device, kept)
     return Limit(device.name, device.memory_bytes, device, kept)
 
@@ -211,7 +217,7 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
     for name in ("node_gpus", "nic", *CLOCK):
         if (value := getattr(args, name, None)) is not None:
             shown = "" if isinstance(value, bool) else f" {value}"
-            raise InputError(f"{flag_of(name)}{shown}: of which devices? pass --gpu NAME too")
+            raise InputError(f"{flag_of(name)}{shown}: needs a device; pass --gpu NAME too")
     return None
 
 

@@ -92,13 +92,13 @@ FIGURES = {
     "schedule": Figure(schedule, "",
         "a pipeline's forwards and backwards in slots, and its bubble (with --pp)"),
     "ownership": Figure(ownership, "stages",
-        "a slide: who holds what, by ZeRO stage; of one (--stage) before, during and after backward"),
+        "a slide: which rank holds which states, by ZeRO stage; with --stage before, during and after backward"),
     "flow": Figure(flow, "",
         "a slide: where bytes go between ranks in each phase of a step, by which collectives"),
     "staircase": Figure(staircase, "",
-        "ZeRO-3 moving: unit after unit is gathered, used and freed (SVG alone)", moves=True),
+        "ZeRO-3 animated: each unit is gathered, used and freed in turn (SVG only)", moves=True),
     "ring": Figure(ring, "",
-        "a ring all-reduce moving, hop by hop (SVG alone)", ring_of, add_ranks, moves=True),
+        "a ring all-reduce, animated hop by hop (SVG only)", ring_of, add_ranks, moves=True),
 }  # fmt: skip
 WORDS = {name: row.words for name, row in FIGURES.items()}
 
@@ -112,7 +112,7 @@ def add_arguments(parser: Parser) -> None:
 
 def _add_flags(parser: Parser, figure: Figure) -> None:
     add = parser.add_argument_group("the picture").add_argument
-    add("--out", "-o", metavar="FILE", help="where it goes: a name that ends in .png or .svg")
+    add("--out", "-o", metavar="FILE", help="output file: a name that ends in .png or .svg")
     add("--theme", choices=("light", "dark"), default="light", help="colours of the sheet (default: light)")
     add("--size", metavar="WxH", type=inches, help="inches, such as 8x4.5 (default: the figure's)")
     for flag in figure.flags.split():
@@ -121,9 +121,9 @@ def _add_flags(parser: Parser, figure: Figure) -> None:
         figure.run_flags(parser)
     parser.epilog = figure.epilog
     parser.set_defaults(limit=None)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--json", metavar="OUT.json", help="the numbers that are drawn; - for stdout")
-    add("--quiet", "-q", action="store_true", help="do not say what was written")
+    add("--quiet", "-q", action="store_true", help="do not print the names of written files")
 
 
 # -- the verb ---------------------------------------------------------------------------------------
@@ -141,7 +141,9 @@ def _plot_all(args: argparse.Namespace) -> int:
     """Draw every picture of the set into one folder. Raises: InputError for a figure named beside --all, and as for a
     folder."""
     if args.kind is not None:
-        raise InputError(f"--all {args.all}: the set, and {args.kind} is one figure; choose one of the two")
+        raise InputError(
+            f"--all {args.all}: writes the whole set, but {args.kind} is one figure; choose one of the two"
+        )
     folder = made_folder("--all", args.all)
     names = dict.fromkeys(name for name, _ in of_set())
     for name, words in of_set():

@@ -50,7 +50,7 @@ def planned(args: argparse.Namespace) -> Asked:
     """
     is_of_several = hasattr(args, "ranks_list")
     if is_of_several and hasattr(args, "ranks") and getattr(args, "sizes", None) is None:
-        why = f"{args.figure} runs several numbers of ranks: give them with --ranks-list"
+        why = f"{args.figure} runs several numbers of ranks: pass --ranks-list instead"
         raise InputError(f"--ranks {args.ranks}: {why}")
     for one, other in (("limit", "gpu"), ("stages", "stage")):
         if getattr(args, one, None) is not None and getattr(args, other, None) is not None:
@@ -70,7 +70,7 @@ def planned_exact(args: argparse.Namespace) -> Asked:
     """Build `planned`, without a scenario's allocator. Raises: InputError for an allocator among the flags too."""
     asked = planned(args)
     if hasattr(args, "allocator"):
-        why = f"of plot addresses; {args.figure} draws what is live in any case"
+        why = f"works only with plot addresses; {args.figure} draws live bytes under any allocator"
         raise InputError(f"--allocator {args.allocator}: {why}")
     return asked._replace(config=asked.config and asked.config.replace(allocator="exact", allocator_conf=None))
 
@@ -84,7 +84,7 @@ def clock_of(args: argparse.Namespace, limit: Limit | None) -> Cluster:
     """Return the devices of --gpu or --node; one of them is required. Raises: InputError without."""
     cluster = device_cluster(args, limit)
     if cluster is None:
-        raise InputError("whose times? pass --gpu NAME or --node NAME")
+        raise InputError("no device to time: pass --gpu NAME or --node NAME")
     return cluster
 
 
@@ -143,7 +143,7 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     allocator = make_allocator(memory.allocator, capacity, memory.allocator_conf)
     if isinstance(allocator, Exact):
-        raise InputError("--allocator exact: it counts bytes and has no addresses; choose caching or arena")
+        raise InputError("--allocator exact: counts bytes and has no addresses; choose caching or arena")
     result = _recorded(config.replace(allocator="exact", allocator_conf=None), step)
     placed = read_addresses(result.events[rank], allocator, step)
     knobs = f", {memory.allocator_conf}" if memory.allocator_conf else ""
@@ -186,7 +186,7 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
         config.mesh.pp, config.parallel.pipeline_schedule, config.parallel.num_chunks, config.data.accumulate,
     )  # fmt: skip
     if pp == 1:
-        raise InputError("plot schedule: without pp there is one stage, and nothing to draw; pass --pp 2 or more")
+        raise InputError("plot schedule: without pp there is no pipeline to draw; pass --pp 2 or more")
     num_slots = 2 * pp * batches * chunks
     if num_slots > MOST_SLOTS:
         most = max(1, MOST_SLOTS // (2 * pp * chunks))

@@ -86,7 +86,10 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
             result = plan(asked.at_stage(stage).replace(steps=None), cluster=cluster)
             values = result.time and step_values(result.config, result.time, cluster)
             if not values:
-                raise InputError(f"--model {asked.model.name}: it multiplies nothing, and has no TFLOP/s")
+                raise InputError(
+                    f"--model {asked.model.name}: it computes no matrix products and has no TFLOP/s; choose another "
+                    "--model"
+                )
             assert result.time is not None
             intervals.append(step_interval(result.config, result.time, cluster))
             point = {"ranks": asked.mesh.ranks, "model": asked.model.name, "parameters": result.num_parameters}

@@ -119,12 +119,12 @@ def ring(args: argparse.Namespace, config: None, limit: None) -> Drawn:
 
 
 def add_ranks(parser: Parser) -> None:
-    parser.add_argument("--ranks", metavar="N", type=whole_number, default=4, help="how many (default: 4)")
+    parser.add_argument("--ranks", metavar="N", type=whole_number, default=4, help="number of ranks (default: 4)")
 
 
 def check_moving(out: str | None, form: str, size: object) -> None:
     """Raises: InputError for an animation as PNG, and for one with a size in inches."""
     if form != "svg":
-        raise InputError(f"--out {out}: it moves, as SVG alone; choose a name that ends in .svg")
+        raise InputError(f"--out {out}: the picture is animated, which needs SVG; choose a name that ends in .svg")
     if size is not None:
-        raise InputError("--size: a picture that moves has its own; leave it out")
+        raise InputError("--size: an animated picture has a fixed size; leave it out")

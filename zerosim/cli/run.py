@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
     add("--save-adapters", metavar="OUT.npz", help="with --lora-rank: the adapters alone, by name")
     add("--save-merged", metavar="OUT.npz", help="with --lora-rank: the weights with their adapters added to them")
@@ -39,10 +39,12 @@ def main(args: argparse.Namespace) -> int:
         whole = output(args, "save_merged", config, apart=[weights, adapters]) if is_first else None
         for flag in ("save_adapters", "save_merged"):
             if getattr(args, flag) is not None and not config.tuning.lora_rank:
-                raise InputError(f"{flag_of(flag)}: there are no adapters; pass --lora-rank, or --save-weights instead")
+                raise InputError(
+                    f"{flag_of(flag)}: no adapters are trained; pass --lora-rank, or --save-weights instead"
+                )
         figures = output(args, "json", config, apart=[weights, adapters, whole]) if is_first else None
         if args.verify_memory and config.world.backend != "cuda":
-            why = "NumPy's memory is the host's, there is no pool to ask; pass --backend cuda"
+            why = "NumPy has no memory pool to compare with; pass --backend cuda"
             raise InputError(f"--verify-memory: {why}")
         stream = human_stream(args)
         result = train(config, stream, quiet=args.quiet)

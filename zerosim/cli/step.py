@@ -11,14 +11,14 @@ from zerosim.config import RunConfig
 from zerosim.errors import InputError
 
 NO_KEYS = (
-    "This terminal reads no single keys: every event follows as text. To go through them yourself in a browser: "
+    "This terminal cannot read single keys, so every event follows as text. To step through them in a browser: "
     "zerosim step --html step.html"
 )
 
 
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
-    add = parser.add_argument_group("what it leaves").add_argument
+    add = parser.add_argument_group("output").add_argument
     add(
         "--html", metavar="OUT.html", help="the first step as a page that plays in any browser, in place of the stepper"
     )

@@ -103,7 +103,7 @@ def never_silent(command: str) -> Iterator[None]:
             silent = now - max(began, *(sink.written_at for sink in sinks))
             if silent > SILENT_S[stream.isatty()] and _raw(stream) in sinks:
                 with contextlib.suppress(OSError, ValueError):
-                    print(f"{command}: {now - began:.0f} s, still at work; Ctrl-C ends it", file=stream, flush=True)
+                    print(f"{command}: {now - began:.0f} s, still running; Ctrl-C ends it", file=stream, flush=True)
 
     watcher = threading.Thread(target=watch, name="never silent", daemon=True)
     if sinks:

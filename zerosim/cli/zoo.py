@@ -19,7 +19,7 @@ def add_arguments(parser: Parser) -> None:
         "what",
         nargs="?",
         choices=(*ROOMS, FINE_TUNING),
-        help="one of them (default: all but fine-tuning, which plans which method fits which GPU)",
+        help="the list to show (default: all except fine-tuning, which plans which method fits which GPU)",
     )
     parser.add_argument("--json", metavar="OUT.json", help="all of it; - for stdout")
 

@@ -148,7 +148,10 @@ class Comm(Messages):
         _, call = self._open(name, buffer)
         if inputs is None or outputs is None:
             if inputs is not outputs:
-                raise InputError(f"rank {self.device.rank}: {name} with split sizes of one side: give both, or neither")
+                raise InputError(
+                    f"rank {self.device.rank}: {name} with only one of input_split_sizes and output_split_sizes: "
+                    "pass both, or neither"
+                )
             length = checks.slice_numel(self.device, name, buffer, self.size)
             [target] = self._outputs(name, out, [buffer.numel], buffer.dtype, kind)
             limit = self._limit(buffer.dtype.itemsize, self.size)

@@ -58,6 +58,6 @@ def late(ranks: Sequence[int], timeout_s: float, table: str, rank: int | None = 
     blamed = ranks[0] if rank is None and ranks else rank
     return LateRank(
         f"{rank_status.ranks_text(ranks)} did not arrive while others wait, and no rank did anything "
-        f"for {timeout_s:g} s: see where each stands, or raise timeout_s\n{table}",
+        f"for {timeout_s:g} s: the table shows each rank's place; fix the late rank, or raise timeout_s\n{table}",
         rank=blamed,
     )

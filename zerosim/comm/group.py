@@ -51,7 +51,7 @@ class Work(Generic[T]):
         """
         device, recorder = self._device, self._device.recorder
         if not self._result:
-            raise InputError(f"rank {device.rank} waits twice for one collective: keep what the first wait returned")
+            raise InputError(f"rank {device.rank} waits twice for one collective: store the result of the first wait")
         if self.last is not None:
             self.last.wait(device.rank)
         if recorder.enabled:
@@ -102,7 +102,7 @@ class Group:
         self.device = device
         self.ranks = tuple(ranks)
         if list(self.ranks) != sorted(set(self.ranks)):
-            raise InputError(f"rank {device.rank}: a group is a set of ranks in ascending order, not {self.ranks}")
+            raise InputError(f"rank {device.rank}: a group lists ranks in ascending order, not {self.ranks}")
         if device.rank not in self.ranks:
             raise InputError(f"rank {device.rank} is not a member of the group {self.ranks}")
         if algorithm not in ALGORITHMS:

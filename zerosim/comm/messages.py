@@ -68,6 +68,6 @@ class Messages(Group):
     ) -> None:
         """One side of a message between two members. Each ordered pair and tag counts its own."""
         if src == dst:
-            raise InputError(f"rank {self.device.rank}: {op} to or from itself: a message has two ends")
+            raise InputError(f"rank {self.device.rank}: {op} to or from itself: name another rank of the group")
         call = Call("send/recv", buffer.dtype.name, (buffer.shape,), name, pair=1 + tag)
         self._join(work, call, op, (self.ranks[src], self.ranks[dst]), execution, buffer.nbytes, purpose)

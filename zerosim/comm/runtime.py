@@ -252,15 +252,15 @@ def make_backend(name: str) -> Backend:
 
 def _check_mpi(world: World) -> None:
     if world.backend == "meta":
-        raise InputError("backend meta on --world mpi: shapes need no peers; use zerosim plan, or backend numpy")
+        raise InputError("backend meta on --world mpi: shapes exchange nothing; use zerosim plan, or backend numpy")
     if world.algorithm == "native" and world.per_process > 1:
         raise InputError(
-            f"collective native with {world.per_process} ranks per process: MPI's collectives are between processes; "
-            "start one process per rank, or choose direct or ring"
+            f"collective native with {world.per_process} ranks per process: MPI's collectives work between "
+            "processes; start one process per rank, or choose direct or ring"
         )
     if world.algorithm == "native" and world.backend != "numpy":
         raise InputError(
-            f"collective native with backend {world.backend} on --world mpi: MPI would add on the host; choose direct "
+            f"collective native with backend {world.backend} on --world mpi: MPI adds on the host; choose direct "
             "or ring, or --world threads for NCCL's own collectives"
         )
 

@@ -59,7 +59,7 @@ def check_knobs(allocator: str, text: str | None) -> None:
     elif allocator == "arena":
         arena_knobs(text)
     elif text is not None:
-        raise wrong("allocator_conf", f" {text!r}: {allocator} has no knobs; pass --allocator caching or arena too")
+        raise wrong("allocator_conf", f" {text!r}: {allocator} has no settings; pass --allocator caching or arena too")
 
 
 def without_fragmentation(allocator: str, text: str | None) -> str | None:
@@ -80,7 +80,7 @@ def _read(allocator: str, kind: type[Knobs], text: str | None) -> Knobs:
         key, colon, word = pair.partition(":")
         if key not in known:
             hint = did_you_mean(key, known, f"expected one of {', '.join(known)}")
-            raise wrong("allocator_conf", f": {allocator} has no knob {key!r}: {hint}")
+            raise wrong("allocator_conf", f": {allocator} has no setting {key!r}: {hint}")
         if key in values:
             raise wrong("allocator_conf", f": {key} is given twice")
         if not colon or not word:

@@ -26,26 +26,26 @@ def check_together(config: RunConfig) -> None:
             raise wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
     for name in ("stash_window", "offload_activations"):
         if (value := getattr(config.memory, name)) and world.backend == "cuda":
-            raise wrong(name, f" {value}: backend cuda copies in line; leave it out, or plan it", beside="backend")
+            raise wrong(
+                name, f" {value}: backend cuda has no copy streams; leave it out, or use zerosim plan", beside="backend"
+            )
     if config.memory.offload_activations and not model.has_blocks:
         raise wrong("offload_activations", f": model {model.family} has no blocks; leave it out")
     again = config.memory.again
     if again.every > model.layers and model.has_blocks:
         raise wrong(
             "recompute",
-            f" {config.memory.recompute!r}: of {model.layers} layers every K-th runs again; choose at most "
+            f" {config.memory.recompute!r}: of {model.layers} layers every K-th is recomputed; choose at most "
             f"full:{model.layers}",
         )
     if config.parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
         raise wrong(
             "keep_gathered",
-            f": recompute {config.memory.recompute!r} runs norms or linear maps again and drops what was "
-            "gathered; leave one out",
+            f": recompute {config.memory.recompute!r} recomputes norms or linear maps, so it frees their gathered "
+            "inputs; leave one out",
         )
     if config.memory.loss == "chunked" and not model.has_blocks:
-        raise wrong(
-            "loss", f" 'chunked': model {model.family} has no head of its own; choose in-place, or leave it out"
-        )
+        raise wrong("loss", f" 'chunked': model {model.family} has no separate head; choose in-place, or leave it out")
     _check_tuning(config)
     _check_tiles(config)
     check_tensor_parallel(model, mesh, config.parallel)
@@ -58,7 +58,7 @@ def check_together(config: RunConfig) -> None:
     if world.transport == "mpi" and mesh.ranks % world.ranks_per_process:
         raise wrong(
             "ranks",
-            f" {mesh.ranks}: {world.ranks_per_process} in each process do not make as many; choose a multiple "
+            f" {mesh.ranks}: {world.ranks_per_process} ranks run in each process; choose a multiple "
             f"of {world.ranks_per_process}, or leave ranks out",
         )
     if (text := config.data.sample) is not None and max(text.encode()) >= model.vocab:
@@ -71,34 +71,42 @@ def _check_compression(config: RunConfig) -> None:
     if name == "none":
         return
     if name in CASTS and dtype(kept).itemsize <= dtype(name).itemsize:
-        raise wrong("compress", f" {name!r}: gradients are {kept}, which is no wider; choose grad_dtype fp32")
+        raise wrong("compress", f" {name!r}: gradients are {kept}, which is not wider; choose grad_dtype fp32")
     if name in CASTS:
         return
     if dtype(kept).is_half:
-        raise wrong("compress", f" {name!r}: works on fp32 gradients, these are {kept}; choose grad_dtype fp32")
+        raise wrong(
+            "compress", f" {name!r}: compresses fp32 gradients, but grad_dtype is {kept}; choose grad_dtype fp32"
+        )
     if config.mesh.tp > 1:
-        why = "copies of a weight would choose and round apart"
+        why = "the copies of a weight would be compressed differently on each rank"
         raise wrong("compress", f" {name!r}: not with tp {config.mesh.tp}, {why}; leave one of them out", beside="tp")
     if name in ("powersgd", "onebit-adam") and config.parallel.zero_stage:
-        why = "whole matrices" if name == "powersgd" else "all of the momentum on every rank"
-        raise wrong("compress", f" {name!r}: wants {why}; choose stage 0, or top-k or int8")
+        why = "whole matrices" if name == "powersgd" else "the whole momentum on every rank"
+        raise wrong("compress", f" {name!r}: needs {why}; choose stage 0, or top-k or int8")
     if name == "dgc" and (optim.optimizer != "sgd" or not optim.momentum or optim.nesterov):
-        raise wrong("compress", " 'dgc': corrects SGD's momentum; choose optimizer sgd with a momentum, such as 0.9")
+        raise wrong(
+            "compress", " 'dgc': works only with SGD's momentum; choose optimizer sgd with a momentum, such as 0.9"
+        )
     if name == "onebit-adam" and (optim.optimizer != "adam" or optim.clip_norm is not None):
-        raise wrong("compress", " 'onebit-adam': is Adam, and clips no momentum; choose optimizer adam, no clip_norm")
+        raise wrong(
+            "compress",
+            " 'onebit-adam': works only with Adam, without clipping; choose optimizer adam and leave out clip_norm",
+        )
     if name == "dgc" and config.parallel.zero_stage > 1 and config.data.accumulate > 1 and config.grads.sync:
         raise wrong(
-            "compress", " 'dgc': its momentum is of a step, not of a micro-batch; choose grad_sync off, or stage 1"
+            "compress",
+            " 'dgc': updates its momentum once per step, not per microbatch; choose grad_sync off, or stage 1",
         )
     if name == "dgc" and optim.momentum_form != "torch":
-        raise wrong("momentum_form", f" {optim.momentum_form!r}: DGC's is torch's; leave it out")
+        raise wrong("momentum_form", f" {optim.momentum_form!r}: DGC uses the form 'torch'; leave it out")
     if name not in ("int8", "int4"):
         for field, is_set in (
             ("loss_scale", config.precision.loss_scale is not None),
             ("skip_nonfinite", config.precision.skip_nonfinite),
         ):
             if is_set:
-                why = "what was not sent is kept for later steps, and must stay finite and in one scale"
+                why = "the residual waits for later steps, so it must be finite and have one scale"
                 raise wrong("compress", f" {name!r}: not with {field}: {why}; choose fp32 or bf16", beside=field)
 
 
@@ -146,21 +154,27 @@ def _check_optimizer(config: RunConfig) -> None:
     tp, name = config.mesh.tp, config.optim.optimizer
     cut = OPTIMIZERS[name].cut
     if cut == "matrices" and config.parallel.partition == "slices":
-        raise wrong("partition", f" 'slices': {name} wants whole matrices; choose owner, or leave it out")
+        raise wrong("partition", f" 'slices': {name} needs whole matrices; choose owner, or leave it out")
     if cut in ("sums", "matrices") and tp > 1:
-        raise wrong("tp", f" {tp}: {name} wants whole matrices, which tensor parallelism cuts; choose tp 1")
+        raise wrong("tp", f" {tp}: {name} needs whole matrices, which tensor parallelism cuts; choose tp 1")
     if OPTIMIZERS[name].estimates_every and tp > 1:
         raise wrong("tp", f" {tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
     if config.precision.is_pure and cut != "elements":
-        raise wrong("precision", f" {PURE!r}: of element-wise optimizers; {name} wants fp32 masters")
+        raise wrong(
+            "precision", f" {PURE!r}: only for element-wise optimizers, and {name} needs fp32 masters; choose bf16"
+        )
 
 
 def _check_offload(config: RunConfig) -> None:
     """What offloading asks of stage, optimizer, formats and backend. Raises: InputError."""
     offload, stage, optim = config.offload, config.parallel.zero_stage, config.optim
     if (late := config.grads.late) and offload.memory_of("optimizer") == DEVICE:
-        where = f"offload {offload.where!r} leaves the step to the device" if offload.is_on else "the device steps"
-        raise wrong("delayed_update", f" {late}: {where}, and nothing is late; choose offload optimizer=host")
+        where = (
+            f"offload {offload.where!r} leaves the optimizer step on the device"
+            if offload.is_on
+            else "the device takes the optimizer step"
+        )
+        raise wrong("delayed_update", f" {late}: {where}, so no update is delayed; choose offload optimizer=host")
     if not offload.is_on:
         return
 
@@ -173,21 +187,23 @@ def _check_offload(config: RunConfig) -> None:
             "it without a word); choose stage 3, or leave params out"
         )
     if config.world.backend == "cuda":
-        raise refuse("backend cuda has no kernels on the host; choose backend numpy, or plan it")
+        raise refuse("backend cuda runs no kernels on the host; choose backend numpy, or use zerosim plan")
     if config.parallel.partition == "owner" and offload.memory_of("optimizer") == NVME:
-        raise refuse("states of whole units are no tiles; choose partition slices, or optimizer=host")
+        raise refuse("NVMe stores slices in tiles, not whole units; choose partition slices, or optimizer=host")
     if offload.memory_of("optimizer") == DEVICE:
         if not config.precision.has_masters and offload.memory_of("params") != DEVICE:
             kind = config.precision.param_dtype
-            raise refuse(f"the device steps {kind} parameters where they are; offload optimizer too, or choose bf16")
+            raise refuse(f"the device updates {kind} parameters in place; offload the optimizer too, or choose bf16")
         return
     if OPTIMIZERS[optim.optimizer].cut != "elements" or OPTIMIZERS[optim.optimizer].estimates_every:
-        raise refuse(f"the CPU steps element by element, and {optim.optimizer} does not; choose adam, adamw or lion")
+        raise refuse(
+            f"the CPU updates element by element, but {optim.optimizer} needs more; choose adam, adamw or lion"
+        )
     if config.precision.is_pure:
-        raise refuse(f"{config.precision.param_dtype} has no masters to step on the CPU; choose precision bf16")
+        raise refuse(f"{config.precision.param_dtype} has no masters for the CPU to update; choose precision bf16")
     if config.precision.param_dtype == "fp64":
-        raise refuse("masters on the CPU are fp32, and fp64 is more; choose precision fp32, bf16 or fp16")
+        raise refuse("masters on the CPU are fp32, too narrow for fp64; choose precision fp32, bf16 or fp16")
     if config.reduction.is_encoded:
-        raise refuse(f"compress {config.reduction.compress!r} keeps what it cut off on the device; leave one out")
+        raise refuse(f"compress {config.reduction.compress!r} keeps its residual on the device; leave one of them out")
     if offload.memory_of("grads") == NVME and config.grads.lasts:
-        raise wrong("persistent_grads", f": gradients on NVMe ({offload.where}) have no such buffer; leave it out")
+        raise wrong("persistent_grads", f": gradients on NVMe ({offload.where}) have no permanent buffer; leave it out")

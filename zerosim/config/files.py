@@ -52,7 +52,7 @@ def read_scenario_file(path: str) -> ScenarioFile:
     for key, value in read_toml(path, "scenario").items():
         name = key.replace("-", "_")
         if name in values:
-            raise InputError(f"scenario {path}: {name} is there twice, with - and with _: keep one")
+            raise InputError(f"scenario {path}: {name} appears twice, with - and with _: keep one")
         is_table = any(isinstance(item, dict) for item in (value if isinstance(value, list) else [value]))
         if is_table and name not in TABLES:
             hint = did_you_mean(name, TABLES, "the tables are [sweep] and [expect]", quote=lambda table: f"[{table}]")

@@ -140,7 +140,7 @@ class _Config:
         """Raises: InputError where heads do not divide the width."""
         sizes = {"layers": self.whole(*LAYERS), "hidden": self.whole(*HIDDEN), "heads": self.whole(*HEADS)}
         if sizes["hidden"] % sizes["heads"]:
-            raise self.fail(f"{sizes['heads']} heads do not divide a hidden size of {sizes['hidden']}")
+            raise self.fail(f"{sizes['heads']} heads do not divide hidden size {sizes['hidden']}")
         positions = self.whole(*POSITIONS)
         return {**sizes, "seq": positions, "positions": positions, "vocab": self.whole("vocab_size")}
 
@@ -152,7 +152,7 @@ def _gpt2(config: _Config) -> ModelPreset:
     rates = {key: config.chance(key, 0.1) for key in ("resid_pdrop", "attn_pdrop", "embd_pdrop")}
     if len(set(rates.values())) > 1:
         listed = ", ".join(f"{key} {rate}" for key, rate in rates.items())
-        raise config.fail(f"{listed}: one rate is modelled for all three, make them equal")
+        raise config.fail(f"{listed}: zerosim models one rate for all three; make them equal")
     sizes["ffn"] = config.whole("n_inner", "intermediate_size", default=4 * int(sizes["hidden"]))
     sizes["dropout"] = rates["resid_pdrop"]
     sizes["norm_eps"] = config.number("layer_norm_epsilon", 1e-5)
@@ -167,7 +167,7 @@ def _llama(config: _Config, model_type: str) -> ModelPreset:
     if model_type == "mistral":
         window = config.values.get("sliding_window", 4096)  # the library's default where the key is missing
         if window is not None:
-            raise config.fail(f"sliding_window {window!r} is not modelled: a mistral is read only where it is null")
+            raise config.fail(f"sliding_window {window!r} is not modelled: for a mistral it must be null")
         notes.append("a mistral without a sliding window is a llama")
     sizes: dict[str, Size] = dict(config.sizes_of_both())
     heads, head_dim = int(sizes["heads"]), int(sizes["hidden"]) // int(sizes["heads"])
@@ -183,9 +183,11 @@ def _llama(config: _Config, model_type: str) -> ModelPreset:
     sizes["tie_embeddings"] = config.flag("tie_word_embeddings", False)
     sizes["rope_base"], scaled = _rope(config)
     if scaled:
-        notes.append(f"{scaled}: scaled rotary angles are not modelled; no count depends on them")
+        notes.append(f"{scaled}: scaled rotary angles are not modelled; they change no byte count")
     if config.chance("attention_dropout", 0.0):
-        notes.append(f"attention_dropout {config.values['attention_dropout']}: not modelled, a llama here has none")
+        notes.append(
+            f"attention_dropout {config.values['attention_dropout']}: not modelled; zerosim's llama has no dropout"
+        )
     return _preset(config, "llama", sizes, notes)
 
 

@@ -45,18 +45,18 @@ def open_file(path: str | os.PathLike[str], what: str = "", largest: int | None 
             raise InputError(f"cannot read {name}: it is {kind}, expected a file")
         if largest is not None and there.st_size > largest:
             raise InputError(
-                f"cannot read {name}: it has {format_bytes(there.st_size)}, expected at most {format_bytes(largest)}: "
-                "is it the file that you mean?"
+                f"cannot read {name}: it has {format_bytes(there.st_size)}, expected at most "
+                f"{format_bytes(largest)}; is this the right file?"
             )
         if there.st_size == 0:  # so do the kernel's files, and to read some of them is to wait without end
-            raise InputError(f"cannot read {name}: it is empty (0 bytes): is it the file that you mean?")
+            raise InputError(f"cannot read {name}: it is empty (0 bytes); is this the right file?")
         return open(path, "rb")
     except InputError:
         raise
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror or error}") from None
     except ValueError:  # a NUL, or what no encoding has
-        raise InputError(f"cannot read {name}: no file has such a name") from None
+        raise InputError(f"cannot read {name}: this cannot be a file name") from None
 
 
 def read_file(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
@@ -77,7 +77,7 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
     name, text = _name(path, what), _read_text(path, what)
     dots = [line.count(".") for line in text.split("\n")]
     if sum(dots) * max(dots) > _MOST_DOTS:  # of a.b.c tomllib keeps a, a.b and a.b.c: memory goes with the square
-        raise InputError(f"{name}: a line of it has {max(dots):,} dots, more than any key or figure needs")
+        raise InputError(f"{name}: a line of it has {max(dots):,} dots, more than any key or number has")
     try:
         values = tomllib.loads(text)
         _check_values(values, name)
@@ -103,7 +103,7 @@ def read_json(path: str | os.PathLike[str], what: str = "") -> Any:
         values: dict[str, Any] = {}
         for key, value in pairs:
             if key in values:
-                raise InputError(f"{name}: {key!r} stands there twice: keep one")
+                raise InputError(f"{name}: {key!r} appears twice; keep one")
             values[key] = value
         return values
 
@@ -157,4 +157,4 @@ def _too_large(name: str, key: str) -> InputError:
 
 
 def _too_deep(name: str) -> InputError:
-    return InputError(f"{name}: values hold values more than {_MOST_NESTED} deep, which nothing here reads")
+    return InputError(f"{name}: values are nested more than {_MOST_NESTED} deep; no key needs that")

@@ -28,36 +28,36 @@ class Exclusion(NamedTuple):
     needs: bool = False
 
 
-_BUCKET = "through a bucket new parameters arrive in the optimizer step"
-_READ = "the CPU reads each gradient where it came to, while the next ones come"
+_BUCKET = "a bucket gathers new parameters in the optimizer step"
+_READ = "the CPU still reads a gradient while the next step writes new ones"
 EXCLUSIONS = (
-    Exclusion("grad_reduction", "partition", "gradients are reduced to their owners", (1, 2)),
-    Exclusion("compress", "partition", "owners reduce gradients where they are"),
-    Exclusion("compress", "grad_reduction", "what is compressed arrives as own slices", (1, 2)),
-    Exclusion("secondary_shard", "partition", "owners hold whole units, of which there is no second shard"),
-    Exclusion("secondary_shard", "reshard_after_forward", "parameters that stay gathered are not gathered again"),
-    Exclusion("quantized_weights", "partition", "owners send parameters from where they are"),
-    Exclusion("quantized_gradients", "partition", "owners reduce gradients where they are"),
-    Exclusion("quantized_gradients", "compress", "both say what of gradients is sent"),
-    Exclusion("hierarchical_gather", "partition", "owners send parameters from where they are"),
-    Exclusion("hierarchical_gather", "quantized_weights", "codes are gathered in one hop"),
-    Exclusion("reduce_bucket", "partition", "owners reduce gradients where they are"),
-    Exclusion("allgather_bucket", "partition", "owners send parameters from where they are"),
+    Exclusion("grad_reduction", "partition", "each gradient is reduced to its owner", (1, 2)),
+    Exclusion("compress", "partition", "the owner reduces gradients in place"),
+    Exclusion("compress", "grad_reduction", "compressed gradients arrive as local slices", (1, 2)),
+    Exclusion("secondary_shard", "partition", "owners hold whole units and have no secondary shard"),
+    Exclusion("secondary_shard", "reshard_after_forward", "without resharding, backward gathers nothing"),
+    Exclusion("quantized_weights", "partition", "the owner sends parameters in place"),
+    Exclusion("quantized_gradients", "partition", "the owner reduces gradients in place"),
+    Exclusion("quantized_gradients", "compress", "both choose how gradients are encoded"),
+    Exclusion("hierarchical_gather", "partition", "the owner sends parameters in place"),
+    Exclusion("hierarchical_gather", "quantized_weights", "int8 codes are gathered in one hop"),
+    Exclusion("reduce_bucket", "partition", "the owner reduces gradients in place"),
+    Exclusion("allgather_bucket", "partition", "the owner sends parameters in place"),
     Exclusion("overlap_param_gather", "allgather_bucket", _BUCKET),
-    Exclusion("overlap_reduction", "reduce_bucket", "reductions out of buffers overlap with reduce_buffers 2"),
-    Exclusion("prefetch_elements", "prefetch", "one counts elements, the other units"),
+    Exclusion("overlap_reduction", "reduce_bucket", "with a reduction buffer, choose reduce_buffers 2 to overlap"),
+    Exclusion("prefetch_elements", "prefetch", "one counts elements, the other counts units"),
     Exclusion("max_live", "prefetch_elements", needs=True),
     Exclusion("persistent_grads", "delayed_update", _READ, (2, 3)),
     Exclusion("upcast_grads", "delayed_update", _READ),
     Exclusion("keep_upcast", "upcast_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
-    Exclusion("fp32_softmax", "attention", "it keeps no softmax"),
-    Exclusion("own_grads_only", "persistent_grads", "a buffer that stays from start to end is not freed"),
+    Exclusion("fp32_softmax", "attention", "flash attention saves no softmax"),
+    Exclusion("own_grads_only", "persistent_grads", "a permanent gradient buffer is never freed"),
     Exclusion("overlap_comm", "reduce_bucket", needs=True),
     Exclusion("tp_comm_overlap", "sequence_parallel", needs=True),
-    Exclusion("cast_shards", "offload", "shards lie beside masters that are elsewhere"),
-    Exclusion("balance_ends", "stage_layers", "it says how the layers are cut"),
+    Exclusion("cast_shards", "offload", "the masters are not on the device"),
+    Exclusion("balance_ends", "stage_layers", "stage_layers already divides the layers"),
 )
 """In the order in which they are looked at: what one sets aside, the next does not see."""
 
@@ -90,7 +90,9 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     set_aside = _exclude(values, source, stage) | _off_device(values, source)
     if precision == PURE and (masters := next((n for n in ("cast_shards", "upcast_grads") if values.get(n)), "")):
         who, right = source[masters] or masters, "choose recipe paper" if source[masters] else f"leave out {masters}"
-        raise wrong("precision", f" {PURE!r}: {who} works on fp32 masters, and here are none; {right}, or use bf16")
+        raise wrong(
+            "precision", f" {PURE!r}: {who} needs fp32 masters, and this precision has none; {right}, or use bf16"
+        )
     _overlap(values, given, stage)
     wish, bucket = given.get("overlap"), values.get("allgather_bucket")
     if wish == "gather" and stage == 0:
@@ -106,7 +108,9 @@ def _off_device(values: dict[str, Any], source: Mapping[str, str]) -> dict[str, 
     if offload.memory_of("grads") != NVME or not values.get(name) or not source[name]:
         return {}
     del values[name]
-    return {name: f"{source[name]}'s {name}, not with offload {offload.where!r}: on NVMe no buffer stays"}
+    return {
+        name: f"{source[name]}'s {name}, not with offload {offload.where!r}: gradients on NVMe have no permanent buffer"
+    }
 
 
 def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> dict[str, str]:
@@ -120,8 +124,8 @@ def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> d
         if stage not in stages or not is_on(first) or is_on(second) == needs:
             continue
         wins, loses = (first, second) if not needs and source[second].startswith("recipe ") else (second, first)
-        by = f", which {source[wins]} wants" if not needs and source[wins] else ""
-        reason = f"without {wins} it changes nothing" if needs else f"not with {wins}{_shown(values[wins])}{by}: {why}"
+        by = f", which {source[wins]} sets" if not needs and source[wins] else ""
+        reason = f"it has no effect without {wins}" if needs else f"not with {wins}{_shown(values[wins])}{by}: {why}"
         if not source[loses]:
             remedy = "pass it too, or leave this out" if needs else "leave one of them out"
             raise wrong(loses, f"{_shown(values[loses])}: {reason}; {remedy}", beside=wins)
@@ -158,10 +162,10 @@ def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Map
     for name, value in given.items():
         if stage not in (stages := OPTIONS[name].stages) and value not in (OPTIONS[name].default, rows.get(name)):
             right = " or ".join(map(str, stages))
-            raise wrong(name, f"{_shown(value)}: stage {stage} has none of it; leave it out, or choose stage {right}")
+            raise wrong(name, f"{_shown(value)}: stage {stage} does not use it; leave it out, or choose stage {right}")
     own = OPTIMIZERS[optimizer]
-    choose = {"momentum": "; choose sgd", "aux_lr": ", but one learning rate, lr; leave it out, or choose muon"}
+    choose = {"momentum": "; choose sgd", "aux_lr": ", only lr; leave it out, or choose muon"}
     for name in ("betas", "eps", "momentum", "aux_lr"):
         if given.get(name) and getattr(own, name) is None:
             has = ", it has betas" if name == "momentum" and own.betas is not None else ""
-            raise wrong(name, f" {given[name]}: {optimizer} has none{has}{choose.get(name, '')}")
+            raise wrong(name, f" {given[name]}: {optimizer} has no {name}{has}{choose.get(name, '; leave it out')}")

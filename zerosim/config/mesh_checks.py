@@ -19,15 +19,17 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
     if tp == 1:
         for name in ("sequence_parallel", "keep_gathered", "pad_vocab"):
             if getattr(parallel, name):
-                raise wrong(name, ": without tp there is nothing to cut; pass --tp 2 or more, or leave it out")
+                raise wrong(name, ": has no effect without tp; pass --tp 2 or more, or leave it out")
         return
     if parallel.keep_gathered and not parallel.sequence_parallel:
-        raise wrong("keep_gathered", ": without sequence_parallel nothing is gathered; pass --sequence-parallel too")
+        raise wrong("keep_gathered", ": has no effect without sequence_parallel; pass --sequence-parallel too")
     if model.family == "mlp":
-        raise wrong("tp", f" {tp}: model mlp is not cut by tensor parallelism; choose gpt, llama or flat")
+        raise wrong("tp", f" {tp}: model mlp does not support tensor parallelism; choose gpt, llama or flat")
     if model.family == "flat":
         if parallel.sequence_parallel:
-            raise wrong("sequence_parallel", ": model flat has no rows to cut; leave it out, or choose gpt or llama")
+            raise wrong(
+                "sequence_parallel", ": model flat has no token rows to divide; leave it out, or choose gpt or llama"
+            )
         return
     for name, size in (("heads", model.heads), ("ffn", model.ffn)):
         if size % tp:
@@ -41,8 +43,8 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
     if model.vocab % tp and not parallel.pad_vocab:
         raise wrong(
             "tp",
-            f" {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that are not in the "
-            f"softmax, or choose {_right_tp(model, mesh, parallel)}",
+            f" {tp} does not divide vocab {model.vocab}: pass --pad-vocab, which adds rows that the softmax ignores, "
+            f"or choose {_right_tp(model, mesh, parallel)}",
         )
     if parallel.sequence_parallel and model.seq % tp:
         near = max(1, round(model.seq / tp)) * tp
@@ -58,8 +60,8 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
         if getattr(memory, name) and not memory.again.every:
             raise wrong(
                 name,
-                f": recompute {memory.recompute!r} keeps no block's input to run it again; "
-                "pass --recompute full too, or leave it out",
+                f": recompute {memory.recompute!r} does not recompute whole blocks; pass --recompute full too, or "
+                "leave it out",
             )
     if memory.offload_activations and memory.again.every:
         raise wrong(
@@ -68,7 +70,7 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
         )
     if memory.stash_window and not (memory.cpu_checkpointing or memory.offload_activations):
         choose = "pass --cpu-checkpointing or --offload-activations too"
-        raise wrong("stash_window", f" {memory.stash_window}: nothing goes to the host; {choose}")
+        raise wrong("stash_window", f" {memory.stash_window}: no buffers are copied to the host; {choose}")
     if memory.partition_activations and mesh.tp == 1:
         raise wrong(
             "partition_activations",
@@ -84,10 +86,10 @@ def check_pipeline(
     if pp == 1:
         for name in ("pipeline", "virtual_stages", "micro_batch_group", "stage_layers", "balance_ends"):
             if getattr(parallel, name):
-                raise wrong(name, ": without pp there are no stages; pass --pp 2 or more, or leave it out")
+                raise wrong(name, ": without pp there are no pipeline stages; pass --pp 2 or more, or leave it out")
         return
     if model.family == "mlp":
-        raise wrong("pp", f" {pp}: model mlp is not cut into stages; choose gpt, llama or flat")
+        raise wrong("pp", f" {pp}: model mlp does not support pipeline stages; choose gpt, llama or flat")
     if parallel.balance_ends and model.family == "flat":
         raise wrong("balance_ends", ": model flat has no table and no head; leave it out, or choose gpt or llama")
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
@@ -108,7 +110,7 @@ def check_pipeline(
         times = "" if fewest == pp else f"{fewest // pp} x "
         raise wrong(
             "accumulate",
-            f" {data.accumulate}: {parallel.pipeline} wants at least {times}pp {pp} micro-batches; choose {fewest}, or "
+            f" {data.accumulate}: {parallel.pipeline} needs at least {times}pp {pp} micro-batches; choose {fewest}, or "
             "--pipeline 1f1b",
         )
     if (group := parallel.micro_batch_group) is not None and not fits_group(group, pp, data.accumulate):
@@ -116,12 +118,12 @@ def check_pipeline(
         near = min(fitting, key=lambda size: abs(size - group))
         raise wrong(
             "micro_batch_group",
-            f" {group}: of {data.accumulate} micro-batches each group, the last one too, needs at least pp {pp}; "
+            f" {group}: of {data.accumulate} micro-batches, every group (the last too) needs at least pp {pp}; "
             f"choose {near}",
         )
     if parallel.partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:
         right = "pass --no-tie-embeddings" if OPTIMIZERS[optim.optimizer].cut == "matrices" else "choose slices"
-        raise wrong("partition", f" 'owner': a table that is tied across stages has an owner on each; {right}")
+        raise wrong("partition", f" 'owner': a table tied across pipeline stages has an owner on each of them; {right}")
 
 
 def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> str:

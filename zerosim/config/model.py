@@ -107,7 +107,7 @@ class ModelConfig(Part):
                 f"shorten it, or pass --positions {self.seq} for a longer table",
             )
         if family != "gpt" and self.dropout:
-            raise wrong("dropout", f" {self.dropout}: the {family} has none; leave it 0, or choose model gpt")
+            raise wrong("dropout", f" {self.dropout}: the {family} has no dropout; leave it 0, or choose model gpt")
         if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
             raise wrong("units", f" {self.units}: more than params = {self.params}; a unit holds one at least")
 

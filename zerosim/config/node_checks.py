@@ -30,11 +30,16 @@ def choices(shards: int, otherwise: str, *, times: int = 1) -> str:
 
 def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> None:
     """How many of dp_shard's ranks are a node. Raises: InputError."""
-    right = choices(shards, f"dp_shard {shards} has no group between 1 and {shards}; choose more ranks")
+    right = choices(shards, f"dp_shard {shards} has no divisor between 1 and {shards}; choose more ranks")
     if secondary == 1:
-        raise wrong("secondary_shard", f" 1: whole parameters on each rank, stage 2's; {right}, or stage 2")
+        raise wrong(
+            "secondary_shard", f" 1: every rank would keep whole parameters, as in stage 2; {right}, or stage 2"
+        )
     if secondary and secondary == shards:
-        raise wrong("secondary_shard", f" {secondary}: all of dp_shard, whose shard there is already; {right}")
+        raise wrong(
+            "secondary_shard",
+            f" {secondary}: the secondary shard would equal the first one, cut over dp_shard; {right}",
+        )
     if secondary and shards % secondary:
         raise wrong("secondary_shard", f" {secondary} does not divide dp_shard {shards}; {right}")
     if not ranks_per_node:
@@ -48,7 +53,7 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> Non
     if secondary not in (0, node):
         raise wrong(
             "secondary_shard",
-            f" {secondary}: of a node's ranks, which are {node} of dp_shard's by ranks_per_node {ranks_per_node}; "
+            f" {secondary}: must be the ranks of dp_shard on a node, {node} with ranks_per_node {ranks_per_node}; "
             f"choose {node}, or leave one of them out",
             beside="ranks_per_node",
         )
@@ -63,12 +68,15 @@ def check_zeropp(config: RunConfig) -> None:
     }
     for name in (name for name, is_on in codes.items() if is_on):
         if kept.itemsize > 4:
-            raise wrong(name, f": codes stand for fp16 values, and this is {kept}; choose fp32, bf16 or fp16")
+            raise wrong(
+                name,
+                f": codes replace values of 16 or 32 bits, and the parameters are {kept}; choose fp32, bf16 or fp16",
+            )
         if mesh.tp > 1:
-            why = "copies of a weight would round apart"
+            why = "the copies of a weight would be rounded differently on each rank"
             raise wrong(name, f": not with tp {mesh.tp}, {why}; leave one of them out", beside="tp")
         if mesh.dp_shard == 1:
-            raise wrong(name, ": nothing is sent among dp_shard 1; choose more ranks, or leave it out")
+            raise wrong(name, ": dp_shard 1 sends nothing; choose more ranks, or leave it out")
     hops = {
         "quantized_gradients": codes["quantized_gradients"],
         "hierarchical_gather": config.gathering.hierarchical_gather,
@@ -78,8 +86,8 @@ def check_zeropp(config: RunConfig) -> None:
             given = f", and ranks_per_node is {config.mesh.ranks_per_node}" if config.mesh.ranks_per_node else ""
             sizes = [str(mesh.tp * size) for size in between(mesh.dp_shard)]
             right = f"pass --ranks-per-node {' or '.join(sizes)}" if sizes else "choose 4 ranks of dp_shard or more"
-            raise wrong(name, f": goes within a node and across nodes{given}; {right}")
+            raise wrong(name, f": communicates both within a node and across nodes{given}; {right}")
     if config.tuning.is_on:
         for name, is_on in {**codes, **hops, "secondary_shard": bool(config.mesh.secondary_shard)}.items():
             if is_on:
-                raise wrong(name, ": of models that are trained whole; leave it out, or freeze nothing")
+                raise wrong(name, ": works only where all parameters are trained; leave it out, or freeze nothing")

@@ -37,15 +37,15 @@ _LACKING = (
     (
         r"(fp8|fp8_.*|float8.*|fp4.*|te_.*)",
         "FP8 training",
-        "--precision bf16 is the smallest format that models train in here",
+        "--precision bf16 is the smallest format for training",
     ),
-    (r"(sliding_window.*|window_size)", "attention in windows", "Attention sees the whole context"),
+    (r"(sliding_window.*|window_size)", "attention in windows", "Attention always covers the whole context"),
     (
         r"(async_tp|tp_comm_overlap.*|.*async_tensor_parallel.*)",
         "overlap of tensor parallelism's collectives",
-        "--overlap is of ZeRO's and of replicas'",
+        "--overlap covers the collectives of ZeRO and of replicas",
     ),
-    (r"(enable_)?cuda_graphs?.*", "CUDA graphs", "--kernels compiled launches the fewest kernels here"),
+    (r"(enable_)?cuda_graphs?.*", "CUDA graphs", "--kernels compiled launches the fewest kernels"),
 )
 _CALLED = (
     (r"(vpp|virtual_pipeline.*|num_virtual_stages.*)", "--pipeline interleaved --virtual-stages V"),

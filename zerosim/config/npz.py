@@ -69,7 +69,7 @@ class ArrayFile:
             if name == info.filename:
                 self.others.append(name)
             elif name in self._members:
-                raise InputError(f"{path} has two members {info.filename!r}: expected one array of a name")
+                raise InputError(f"{path} has two members {info.filename!r}: expected one array for each name")
             else:
                 self._members[name] = info
         self.names = tuple(self._members)
@@ -102,7 +102,8 @@ class ArrayFile:
             raise InputError(f"{where} is encrypted: save it without a password")
         if info.compress_type not in _PACKINGS:
             raise InputError(
-                f"{where} is packed by method {info.compress_type}: expected what np.savez or np.savez_compressed write"
+                f"{where} is compressed by method {info.compress_type}: expected a file from np.savez or "
+                "np.savez_compressed"
             )
         try:
             with self._zipped.open(info) as member:
@@ -119,18 +120,20 @@ class ArrayFile:
         start = member.read(8)
         length_bytes = _LENGTH_BYTES.get(start[6:])
         if start[:6] != _MAGIC or length_bytes is None:
-            raise InputError(f"{where} is not an array of numbers: expected what np.savez writes")
+            raise InputError(f"{where} is not an array of numbers: expected a file from np.savez")
         length = int.from_bytes(member.read(length_bytes), "little")
         text = member.read(min(length, _LARGEST_HEADER)).decode("latin-1")
         match = _HEADER.fullmatch(text) if length <= _LARGEST_HEADER else None
         if match is None or None in match.groups():
-            raise InputError(f"{where} is not an array of numbers, its header is {text.strip()[:200]!r}")
+            raise InputError(f"{where} is not an array of numbers; its header is {text.strip()[:200]!r}")
         descr, shape = match["descr"], tuple(int(size) for size in re.findall("[0-9]+", match["shape"]))
         header = Header(shape, descr, _dtype(descr), match["fortran_order"] == "True")
         if header.dtype is not None:
             promised, there = math.prod(shape) * header.dtype.itemsize, self._members[name].file_size - member.tell()
             if promised != there:
-                raise InputError(f"{where} is damaged: {descr} of shape {shape} is {promised} bytes, it has {there}")
+                raise InputError(
+                    f"{where} is damaged: {descr} of shape {shape} needs {promised} bytes, but the file has {there}"
+                )
         return header
 
 

@@ -30,7 +30,7 @@ def read_offload(text: str) -> str:
             hint = did_you_mean(word, known, f"write {FORM}, such as optimizer=host or params=nvme,optimizer=nvme")
             raise InputError(f"{text!r}: {word!r} is none of {', '.join(known)}; {hint}")
         if what in found:
-            raise InputError(f"{text!r}: it says twice where {what} lie; leave one of them out")
+            raise InputError(f"{text!r}: it names the memory of {what} twice; leave one of them out")
         found[what] = where
     return ",".join(f"{what}={found[what]}" for what in STATES if what in found)
 
@@ -58,9 +58,15 @@ class OffloadConfig(Part):
         if self.nvme == "":
             raise wrong("nvme", " '': expected the name of an existing folder")
         if self.is_on and self.memory_of("grads") != DEVICE and self.memory_of("optimizer") == DEVICE:
-            raise wrong("offload", f" {self.where!r}: the device steps, and needs its gradients; offload optimizer too")
+            raise wrong(
+                "offload",
+                f" {self.where!r}: the device takes the optimizer step and needs its gradients; offload the "
+                "optimizer too",
+            )
         if self.memory_of("optimizer") != DEVICE and self.memory_of("grads") == DEVICE:
-            raise wrong("offload", f" {self.where!r}: the CPU steps, and needs the gradients; leave grads out")
+            raise wrong(
+                "offload", f" {self.where!r}: the CPU takes the optimizer step and needs the gradients; leave grads out"
+            )
 
     @property
     def is_on(self) -> bool:

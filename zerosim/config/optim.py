@@ -78,13 +78,13 @@ class OptimConfig(Part):
     def _check(self) -> None:
         title, own = self.optimizer, OPTIMIZERS[self.optimizer]
         if self.nesterov and own.aux_lr is not None:
-            raise wrong("nesterov", f": {title} always looks ahead so; leave it out")
+            raise wrong("nesterov", f": {title} always uses Nesterov's form; leave it out")
         if self.nesterov and (not self.momentum or title != "sgd"):
             raise wrong("nesterov", ": expected sgd with momentum, such as 0.9")
         if self.momentum_form != "torch" and (not self.momentum or title != "sgd"):
             raise wrong("momentum_form", f" {self.momentum_form!r}: expected sgd with momentum, such as 0.9")
         for name, has in (("scale_parameter", not self.scale_parameter), ("relative_step", self.relative_step)):
             if has and title != "adafactor-hf":
-                raise wrong(name, f": {title} has no such choice; choose adafactor-hf")
+                raise wrong(name, f": {title} does not use it; choose adafactor-hf")
         if self.min_lr > self.lr:
             raise wrong("min_lr", f" {self.min_lr}: expected at most lr = {self.lr}")

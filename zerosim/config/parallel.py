@@ -64,7 +64,7 @@ class MeshConfig(Part):
             most = int(type(self).options()["ranks"].high or each)
             if each > most:
                 raise wrong(
-                    field, f"{product} is {each:,} ranks at least: ranks go up to {most:,}; choose smaller ones"
+                    field, f"{product} is {each:,} ranks or more, but a world has at most {most:,}; choose smaller ones"
                 )
             raise wrong(
                 field,
@@ -124,7 +124,7 @@ class ParallelConfig(Part):
     partition: str = option(
         "slices", "a rank owns an equal slice of every unit (slices), or whole units (owner)",
         choices=("slices", "owner"),
-        follows="owner for an optimizer that wants whole matrices, else slices",
+        follows="owner for an optimizer that needs whole matrices, else slices",
     )  # fmt: skip
     bucket_bytes: int | None = option(
         25 * 2**20, "largest payload of one call of a collective; none: one call per unit", low=1, metavar="SIZE",
@@ -190,7 +190,9 @@ class ParallelConfig(Part):
     def _check(self) -> None:
         for name in ("virtual_stages", "micro_batch_group"):
             if (value := getattr(self, name)) is not None and self.pipeline != "interleaved":
-                raise wrong(name, f" {value}: of the interleaved schedule; pass --pipeline interleaved too")
+                raise wrong(
+                    name, f" {value}: works only with the interleaved schedule; pass --pipeline interleaved too"
+                )
 
     @property
     def pipeline_schedule(self) -> str:

@@ -70,9 +70,11 @@ class PrecisionConfig(Part):
             raise wrong("loss_scale", f" {scale!r}: expected 'dynamic' or a number more than 0")
         if self.param_dtype != PURE:
             if self.rounding is not None:
-                raise wrong("rounding", f" {self.rounding!r}: {self.param_dtype} is not pure; choose precision {PURE}")
+                raise wrong(
+                    "rounding", f" {self.rounding!r}: only a pure half type is rounded; choose precision {PURE}"
+                )
         elif scale is not None:
-            raise wrong("loss_scale", f" {scale!r}: {PURE} has fp32's range and needs none; leave it out")
+            raise wrong("loss_scale", f" {scale!r}: {PURE} has the range of fp32 and needs no loss scale; leave it out")
         elif self.master_init == "exact":
             raise wrong("master_init", f" 'exact': {PURE} has no masters; leave it out, or choose precision bf16")
 
@@ -227,15 +229,17 @@ class WorldConfig(Part):
         if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":
             raise wrong(
                 "collective",
-                " 'native': threads on NumPy have no collectives of their own; choose direct, ring or pairs, "
+                " 'native': NumPy threads have no native collectives; choose direct, ring or pairs, "
                 "or start it with --world mpi, or on several GPUs with --backend cuda",
             )
         if self.ranks_per_process > 1 and self.transport != "mpi":
-            raise wrong("ranks_per_process", f" {self.ranks_per_process}: of --world mpi alone; give --ranks instead")
+            raise wrong(
+                "ranks_per_process", f" {self.ranks_per_process}: works only with --world mpi; pass --ranks instead"
+            )
         if self.algorithm == "native" and self.ranks_per_process > 1:
             raise wrong(
                 "ranks_per_process",
-                f" {self.ranks_per_process}: native collectives want one rank per process; "
+                f" {self.ranks_per_process}: native collectives need one rank per process; "
                 "choose --collective direct, ring or pairs",
             )
 

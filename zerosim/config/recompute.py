@@ -57,11 +57,11 @@ def read_recompute(text: str, attention: str = "eager") -> Again:
     form, colon, given = text.partition(":")
     if form not in ("none", "selective", "full") or (form == "none" and colon):
         hint = did_you_mean(form, ("none", "selective", "full"), "")
-        parts = f"parts of a block are named behind a colon: selective:{form}" if form in PARTS else hint
+        parts = f"name parts of a block after a colon: selective:{form}" if form in PARTS else hint
         raise wrong("recompute", f" {text!r}: expected {FORMS}{'; ' * bool(parts)}{parts}")
     if form == "full":
         if colon and not (given.isdecimal() and len(given) < 10 and int(given) >= 1):
-            raise wrong("recompute", f" {text!r}: every how many blocks is a whole number of at least 1, as in full:2")
+            raise wrong("recompute", f" {text!r}: K of full:K must be a whole number of at least 1, as in full:2")
         return Again(every=int(given) if colon else 1)
     if form == "none":
         return Again()

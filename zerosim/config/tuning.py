@@ -57,7 +57,7 @@ class TuningConfig(Part):
             return
         for name in ("lora_alpha", "lora_target", "adapters"):
             if (value := getattr(self, name)) is not None:
-                raise wrong(name, f" {value!r}: there are no adapters; choose a lora_rank, or leave it out")
+                raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
 

@@ -92,11 +92,13 @@ class Reduction(Part):
                 and value != declared.default
                 and self.compress not in COMPRESSION_OPTIONS[flat]
             ):
-                raise wrong(flat, f" {value}: of compress {' or '.join(COMPRESSION_OPTIONS[flat])}; leave it out")
+                raise wrong(
+                    flat, f" {value}: works only with compress {' or '.join(COMPRESSION_OPTIONS[flat])}; leave it out"
+                )
         if self.compress == "int4" and self.block % 2:
             raise wrong("compress_block", f" {self.block}: two codes of int4 share a byte; choose an even number")
         if self.compress == "onebit-adam" and self.warmup < 1:
-            raise wrong("compress", " 'onebit-adam': wants steps of plain Adam first; choose a compress_warmup")
+            raise wrong("compress", " 'onebit-adam': must begin with steps of plain Adam; choose a compress_warmup")
 
     @property
     def is_encoded(self) -> bool:

@@ -62,10 +62,10 @@ def run_folder(where: str | None, *, writes: bool) -> Iterator[Path | None]:
         yield None
         return
     if importlib.util.find_spec("fcntl") is None:
-        raise wrong("nvme", f" {where}: folders are locked as Linux and macOS lock files; leave it out here")
+        raise wrong("nvme", f" {where}: needs the file locks of Linux or macOS; leave it out on this platform")
     place = Path(where)
     if not place.is_dir():
-        why = "is no folder" if place.exists() else "does not exist"
+        why = "is not a folder" if place.exists() else "does not exist"
         raise wrong("nvme", f" {where}: {why}; name an existing folder on the drive")
     try:
         for left in [entry for entry in place.iterdir() if _FOLDER.fullmatch(entry.name)]:
@@ -104,7 +104,7 @@ def _made(place: Path) -> tuple[Path, int]:
             raise failed(place, error) from error
         if lock is not None:
             return folder, lock
-    raise OutputError(f"--nvme {place}: another program takes each folder that is made there; choose another place")
+    raise OutputError(f"--nvme {place}: another program locks every folder made there; choose another place")
 
 
 def _lock(folder: Path) -> int | None:
@@ -205,7 +205,7 @@ def asks_for_folder(where: str | None, offload: str) -> None:
     """Raises: InputError where states lie on NVMe and no folder was named."""
     if where is None:
         raise InputError(
-            f"--offload {offload!r} writes files, and no folder was named; pass --nvme DIR, an existing folder on the "
-            "drive, or plan it, which needs none",
+            f"--offload {offload!r} writes files and needs a folder; pass --nvme DIR, an existing folder on the "
+            "drive, or use zerosim plan, which writes none",
             field="nvme",
         )

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 def strategy(answer: Any) -> Own:
     """Strategies of the class handed in. Raises: InputError for anything else."""
-    made = class_of(answer, Strategy, "is no strategy")
+    made = class_of(answer, Strategy, "is not a strategy")
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
         return made(comm, device, updater)
@@ -66,7 +66,7 @@ def bounds(answer: Any) -> Own:
             asked = flat.numel, self.comm.rank, self.comm.size
             came = plain(cut(*asked))
             if not is_pair(came):
-                raise InputError(f"slice_of{asked} is {shown(came)}, no pair of whole numbers")
+                raise InputError(f"slice_of{asked} is {shown(came)}, not a pair of whole numbers")
             return Slice(came[0], came[1], flat.numel)
 
     return strategy(Bounds)
@@ -103,7 +103,7 @@ def _in_place(reduce: Callable[..., Any], comm: Comm, grad: Buffer) -> None:
     after = _values(grad)
     if before.any() and np.array_equal(before, after):
         gave = "" if returned is None else f" a {type(returned).__name__}"
-        raise InputError(f"grad is as it was when all_reduce returned{gave}")
+        raise InputError(f"grad was unchanged when all_reduce returned{gave}")
     is_whole = isinstance(returned, Buffer) and returned is not grad and returned.numel == grad.numel
     if is_whole and not np.array_equal(_values(returned), after):
         raise InputError("grad is not what all_reduce returned")
@@ -115,7 +115,7 @@ def _values(buffer: Buffer) -> Any:
 
 def function_of(answer: Any, signature: str) -> Callable[..., Any]:
     if inspect.isclass(answer) or not callable(answer):
-        raise InputError(f"{name_of(answer)} is no function: hand in {signature}")
+        raise InputError(f"{name_of(answer)} is not a function: hand in {signature}")
     function: Callable[..., Any] = answer
     return function
 

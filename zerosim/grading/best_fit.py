@@ -20,7 +20,7 @@ from zerosim.grading.trial import Own
 from zerosim.train.plan import peak_of
 from zerosim.units import few
 
-MERGE = "holes that touch are one hole: look behind what is released, and before it"
+MERGE = "holes that touch are one hole: look both behind the released piece and before it"
 
 
 class Stream(NamedTuple):
@@ -32,10 +32,11 @@ class Stream(NamedTuple):
 
 
 STREAMS = (
-    Stream(100, (10, 20, 70), "a new region is one hole at 0; what is left of a hole begins behind what was taken"),
+    Stream(100, (10, 20, 70), "a new region is one hole at 0; the rest of a hole begins behind the "
+        "piece that was taken"),
     Stream(100, (60, 41, 40, 1), "None where no hole is large enough; a hole of just that size is used up"),
     Stream(100, (30, 10, 15, 45, -1, -3, 12, 3, 30), "the smallest hole that is large enough, not the first"),
-    Stream(100, (20, 10, 20, 50, -3, -1, 20), "of holes of one size the lowest"),
+    Stream(100, (20, 10, 20, 50, -3, -1, 20), "among holes of the same size, the lowest"),
     Stream(100, (30, 30, 40, -2, -1, 60), MERGE),
     Stream(100, (30, 30, 40, -1, -2, 60), MERGE),
     Stream(100, (20, 20, 20, 40, -1, -3, -2, 60, -4, 40), MERGE),
@@ -72,7 +73,7 @@ class Book:
 def arena(answer: Any) -> Own:
     """A run whose devices' memory is handed out by the class handed in. Raises: InputError for anything else."""
     if not inspect.isclass(answer) or not all(hasattr(answer, name) for name in ("reserve", "release")):
-        raise InputError(f"{name_of(answer)} is no arena: hand in the class itself, with reserve and release")
+        raise InputError(f"{name_of(answer)} is not an arena: hand in the class itself, with reserve and release")
     return Own(allocator=lambda config: _Handed(answer, 2 * peak_of(config)))
 
 

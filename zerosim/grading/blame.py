@@ -22,16 +22,16 @@ from zerosim.tensor.flat import Flat
 
 ALIKE = "every rank must call the same collectives in the same order, whatever it owns"
 _HINTS = (
-    (r"while \S+ is sharded|is sharded$", "it was freed before its last use, or never gathered: all_gather before "
-     "each use (pre_forward, pre_backward), reshard only after it (post_forward, post_backward)"),
+    (r"while \S+ is sharded|is sharded$", "it was freed before its last use, or never gathered. Gather it before "
+     "each use (pre_forward, pre_backward), and reshard it only after the use (post_forward, post_backward)."),
     (r"expected one dimension and a multiple|has shape|cannot reshape|could not be broadcast|broadcast together",
      "a buffer has the wrong number of elements: whole buffers have flat.padded_numel, slices flat.own.size"),
-    (r"lies on rank", "ranks are threads of one process: what is a rank's own belongs in self, made in __init__, "
-     "not in the class or the module"),
+    (r"lies on rank", "ranks are threads of one process: store a rank's own data in self, created in __init__, not "
+     "in the class or the module"),
     (r"'Work' object", "launch_all_gather gives a Work; its wait() gives the buffer"),
-    (r"grad is (as it was when|not what)", "the change must be in `grad` itself: what all_reduce returns is lost, and "
-     "so is a new value of the name grad. Where may a collective write?"),
-    (r"waits twice", "a Work is waited for once: take it out of where you keep it (pop)"),
+    (r"grad (was unchanged when|is not what)", "change `grad` in place: the return value of all_reduce is ignored, "
+     "and assigning to the name grad changes nothing. Where may a collective write?"),
+    (r"waits twice", "wait for each Work only once: remove it where you store it (pop)"),
     (r"is not kept whole", "call flat.add_grad_whole(flat.take_grad()) first"),
     (r"no gradient", "every unit whose .reduces is true must leave a grad_shard before the step, on every rank"),
     (r"elements of gradient", "whole buffers have flat.padded_numel elements, slices flat.own.size"),
@@ -39,24 +39,27 @@ _HINTS = (
     (r"object has no attribute '(comm|device|updater|flats|timetable|groups|layout|memory|reducer|exchange|gathered)'",
      "call super().__init__(comm, device, updater) first in your own __init__"),
     (r"NameError", "Python finds no such name in that line: is it misspelt, or an attribute (self., unit., flat.)?"),
-    (r"SystemExit", "an exit ends the whole run: let the hook return instead"),
+    (r"SystemExit", "an exit ends the whole run: return from the hook instead"),
     (r"RecursionError", "a method calls itself: is a super() missing?"),
-    (r"record is (not whole|what is graded)", "the record belongs to the grader: leave self.device.recorder alone"),
-    (r"not finite|NonFinite", "a new buffer holds anything until it is written: is one used that nothing filled?"),
-    (r"expected (fp32|bf16)", "parameters travel as flat.shard() and gradients as take_grad() gives them, in bf16"),
-    (r"backward did not come this way", "no gradient came back: a backward returns one"),
+    (r"record is (not whole|graded)", "the record belongs to the grader: leave self.device.recorder alone"),
+    (r"not finite|NonFinite", "a new buffer holds arbitrary values: do you read one before you write to it?"),
+    (r"expected (fp32|bf16)", "send parameters as flat.shard() gives them and gradients as take_grad() gives them, "
+     "in bf16"),
+    (r"backward did not come this way", "a backward function returned no gradient"),
     (r"stage \d+ of \d+: ", "a schedule returns one stage's list: for each slot from 0 to micro_batches - 1 a "
      "Forward(slot) and, somewhere after it, a Backward(slot)"),
-    (r"NoneType", "something is not there: parameters before they are gathered, a gradient before it is taken, "
-     "or what a function returns without `return`"),
+    (r"NoneType", "a value is None: parameters before you gather them, a gradient before you take it, or the result "
+     "of a function without `return`"),
 )  # fmt: skip
 _NO_END = {
-    "stuck": "a loop without an end, or a sleep, in your own code: nothing that zerosim counts happens in it",
-    "endless": "a loop without an end: it goes on calling kernels or collectives",
-    "late": "a solution takes a second: what else does yours do? a sleep, a thread of its own?",
+    "stuck": "an endless loop, or a sleep, in your own code: it calls no kernel and no collective",
+    "endless": "an endless loop, which keeps calling kernels or collectives",
+    "late": "a solution takes a second: does yours sleep, or start a thread?",
 }
-_COPIES = "layer norms need the same x on every rank, and in backward the same dx, or their copies of a weight part"
-_NO_NAME = "there is no such name: see the tables of what you have"
+_COPIES = (
+    "layer norms need the same x on every rank, and in backward the same dx; otherwise their copies of a weight diverge"
+)
+_NO_NAME = "unknown name: see the tables of names that you can use"
 _KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy)}
 
 

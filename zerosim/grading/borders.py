@@ -56,7 +56,7 @@ def gradients(run: Comparison) -> Check:
             times = float(here @ there / (there @ there))
             is_multiple = np.allclose(here, times * there, rtol=0.0, atol=ROUNDING * np.abs(here).max())
             words = f"is {times:.4g} times one rank's" if is_multiple else "differs"
-            counted = f"that of {name}, the first that backward makes wrong, {words}"
+            counted = f"that of {name}, the first wrong one in backward, {words}"
             return Check("gradients", False, expected, counted, hint=places(run.mine.records[0]))
     return Check("gradients", True, expected, f"{len(theirs)} of {len(theirs)} are")
 
@@ -86,8 +86,8 @@ def places(record: Sequence[Event]) -> str:
     phases = [scope.phase for scope in scopes if (scope.step, scope.slot) == (0, 0)]
     ahead, back = phases.count("forward"), phases.count("backward")
     if (ahead, back) == (2, 2):
-        what = "does each of f and g exchange in the right direction of the two, and add (op='sum')?"
-        return f"h.0 exchanges twice in forward and twice in backward, as it should; {what}"
+        what = "do f and g each exchange in the right direction, forward or backward, and add (op='sum')?"
+        return f"h.0 exchanges twice in forward and twice in backward, which is right; {what}"
     return f"h.0 exchanges {ahead} times in forward, where g should twice, and {back} times in backward, where f should"
 
 

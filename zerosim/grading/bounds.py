@@ -47,35 +47,35 @@ def wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
         if stop < start:
             return f"{call} is {pair}, which stops before it starts", "start and stop count elements from 0"
         if start != end:
-            what = "where nothing has begun yet" if not rank else f"and rank {rank - 1} stops at {end}"
+            what = "but element 0 must come first" if not rank else f"and rank {rank - 1} stops at {end}"
             way = "overlap" if start < end else "leave a gap"
             words = f"{call} is {pair}: it starts at {start}, {what}"
             return words, f"slices lie one after the other from 0: these {way}" if rank else "rank 0 starts at 0"
         if stop - start != length:
             words = f"{call} is {pair}, {stop - start} elements long, and rank 0's slice is {length} long"
-            return words, "every rank's slice must have one length, the last one's too: what passes numel is padding"
+            return words, "all slices must have the same length, the last one too: elements past numel are padding"
     if len(came) < ranks:
         return None
     last = came[-1][1]
     words = f"slice_of({numel}, {ranks - 1}, {ranks}), the last rank's, is {came[-1]}"
     if last < numel:
         lost = f"element {last} belongs" if numel - last == 1 else f"elements {last} to {numel - 1} belong"
-        return f"{words}: {lost} to no rank", "N slices of one length must cover numel: which way do you round?"
+        return f"{words}: {lost} to no rank", "N equal slices must cover numel: which way do you round?"
     if last - ranks >= numel:
         return (
-            f"{words}: slices one element shorter cover {numel}, too",
-            "slices are as long as they must be, no longer",
+            f"{words}: slices one element shorter also cover {numel}",
+            "make the slices no longer than they must be",
         )
     return None
 
 
 EXAMINATION = Examination(
     "slices",
-    "N slices of one length, one after the other, that cover numel and are no longer than that takes",
+    "N consecutive slices of equal length that cover numel and are as short as possible",
     f"{len(SIZES)} sizes, every rank",
     _sizes,
     _ask,
     _words,
     wrong,
-    "a loop without an end, or a sleep: no loop is needed, a slice's start and stop are two products",
+    "an endless loop, or a sleep: no loop is needed, for a slice's start and stop are two products",
 )

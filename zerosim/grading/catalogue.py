@@ -112,7 +112,7 @@ EXERCISES: tuple[Exercise, ...] = (
         examine=optimizers.rule_examination(
             optimizers.adagrad,
             ("sum",),
-            "follow one weight by hand: what is in the root of the sum after each step? eps stands outside of the root",
+            "follow one weight by hand: what sum is under the root after each step? eps is added outside the root",
         ),
     ),
     exercise(
@@ -123,7 +123,8 @@ EXERCISES: tuple[Exercise, ...] = (
         examine=optimizers.rule_examination(
             optimizers.radam,
             ("exp_avg", "exp_avg_sq"),
-            "below rho = 5 along m / (1 - beta1**t) alone; with it r, and v's correction sqrt(1 - beta2**t)",
+            "at rho <= 5 step along m / (1 - beta1**t) only; above, multiply by r and apply v's correction sqrt(1 - "
+            "beta2**t)",
         ),
     ),
     exercise("quantiser", skeletons.my_quantiser, examine=optimizers.QUANTISER),

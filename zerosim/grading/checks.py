@@ -22,15 +22,15 @@ COST = bytes_per_parameter(2, 2, 2)
 """bf16 weights and gradients, an fp32 master and Adam's two moments: 2 + 2 + 12."""
 
 _LETS_GO = (
-    ("unsharded_param", "flat.reshard() in post_backward lets go of a unit's, if no name of yours holds it"),
-    ("unsharded_grad", "a window of a whole gradient keeps all of it: reduce_scatter gives a slice of its own"),
+    ("unsharded_param", "flat.reshard() in post_backward frees a unit's parameters, if none of your names holds them"),
+    ("unsharded_grad", "a window of a whole gradient keeps all of it alive: reduce_scatter returns a separate slice"),
 )
 """Kinds of whole buffers, and a hint."""
 
 _KEEPS = (
     ("param", "every rank keeps whole parameters between uses: set keeps_params = False in your class"),
-    ("grad", "every rank keeps whole gradients until the step: set keeps_grads = False in your class, and keep the "
-     "slice alone (add_grad_shard)"),
+    ("grad", "every rank keeps whole gradients until the step: set keeps_grads = "
+        "False in your class, and keep only the slice (add_grad_shard)"),
 )  # fmt: skip
 """Kinds of model states that a stage cuts, and what a strategy says of them."""
 
@@ -68,7 +68,7 @@ def states(run: Comparison) -> Check:
     if wrong is None:
         return Check("bytes", True, words, f"{counted[0]:,} B")
     number = mark_number(run.mine.records[wrong], "end_of_backward", (run.case.config.optim.steps or 1) - 1)
-    hint = "a buffer that must stay until the step is gone"
+    hint = "a buffer that must live until the step was freed too early"
     if counted[wrong] > expected:
         by_kind = result.memory[wrong].marks["end_of_backward"].by_kind
         over = [kind for kind, form in parts.items() if by_kind.get(kind, 0) > form.at(**letters)]
@@ -91,7 +91,7 @@ def _whole_words(at: Where, over: Sequence[str]) -> str:
         if units:
             return f"still live: {kind} of {few(units)}; {hook}"
     words = (words for kind, words in _KEEPS if kind in over)
-    return next(words, "something whole is still live: see the list of what was")
+    return next(words, "a whole buffer is still live: see the list of live buffers")
 
 
 def highest(run: Comparison) -> Check:
@@ -106,7 +106,7 @@ def highest(run: Comparison) -> Check:
     if wrong is None:
         return Check("peak", True, expected, f"{found[0].amount:,} B")
     first = "reshard before the gradient is reduced, keep" if run.exercise.stage == 3 else "keep"
-    hint = f"free before you allocate: {first} no name on what was freed, work in place (out=)"
+    hint = f"free before you allocate: {first} no name on freed buffers, and work in place (out=)"
     units = _gathered_at(run, wrong, found[wrong].number)
     if run.exercise.gathered is not None and len(units) > run.exercise.gathered:
         hint = f"still gathered: {few(units)}; call flat.reshard() in post_forward and in post_backward"
@@ -128,7 +128,7 @@ def gathered(run: Comparison) -> Check:
     expected = f"at most {most} unit{'s' * (most != 1)} gathered at a time"
     if wrong is None:
         return Check("gathered", True, expected, str(max(one.amount for one in found)))
-    hint = "reshard() forgets the flat's own reference; bytes live as long as ANY name holds the buffer"
+    hint = "reshard() forgets the flat's own reference; a buffer lives as long as ANY name holds it"
     return _failed_on(run, wrong, found[wrong].number, "gathered", expected, f"{found[wrong].amount}", hint)
 
 

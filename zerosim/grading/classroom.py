@@ -29,9 +29,9 @@ def class_table(
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith((".py", ".ipynb")))
     except OSError as error:
-        raise InputError(f"--class {folder}: cannot be read: {error.strerror}: expected a folder of hand-ins") from None
+        raise InputError(f"--class {folder}: cannot be read: {error.strerror}; pass a folder of hand-ins") from None
     if not names:
-        raise InputError(f"--class {folder}: no hand-in there: expected files ending in .py or .ipynb")
+        raise InputError(f"--class {folder}: contains no hand-in; expected files ending in .py or .ipynb")
     sources = (own_parts(), published_parts(published))
     points: dict[str, dict[str, str]] = {}
     score: dict[str, str] = {}

@@ -55,7 +55,11 @@ def _regions(seed: int) -> list[tuple[str, dict[int, int]]]:
 def _wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
     """Each move is done."""
     words = _wrong_moves(live, moves)
-    return (f"{asked}: {words}", "each move goes down, to the end of what is in place; draw it") if words else None
+    return (
+        (f"{asked}: {words}", "each move goes down, to the end of the buffers already in place; draw it")
+        if words
+        else None
+    )
 
 
 def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
@@ -66,7 +70,7 @@ def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
     memory = np.arange(max([total, *(address + size for address, size in live.items())], default=0))
     for source, target, size in moves:
         if live.get(source) != size or places[source] != source:
-            return f"the move {(source, target, size)} is none of a live buffer, whole and once"
+            return f"the move {(source, target, size)} does not move one live buffer, as a whole and only once"
         if not 0 <= target <= len(memory) - size:
             return f"the move {(source, target, size)} leaves the region"
         memory[target : target + size] = memory[source : source + size].copy()
@@ -76,9 +80,9 @@ def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
             return f"bytes of the buffer at {address} were overwritten"
     high = max((place + live[address] for address, place in places.items()), default=0)
     if high != total:
-        return f"{total:,} B are live and end at {high:,}: there are holes between them"
+        return f"{total:,} B are live but end at {high:,}: holes are left between them"
     moved, least = (sum(size for _, _, size in some) for some in (moves, compacted(live)))
-    return f"{moved:,} B were moved where {least:,} B are enough" if moved > least else ""
+    return f"{moved:,} B were moved, but {least:,} B are enough" if moved > least else ""
 
 
 def _is_move(move: Any) -> bool:
@@ -87,7 +91,7 @@ def _is_move(move: Any) -> bool:
 
 EXAMINATION = by_calls(
     "moves",
-    "all that is live at the start of the region, no byte lost and none moved in vain",
+    "all live buffers at the start of the region, with no byte lost or moved needlessly",
     f"{len(SMALL) + _DRAWN} regions",
     _regions,
     _wrong,

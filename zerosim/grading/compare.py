@@ -45,13 +45,13 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
         if update.scale != scale:
             return Finding(
                 f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}",
-                "clipping multiplies by clip_norm / norm, and the norm is that of ALL ranks' slices: is yours the same "
+                "clipping multiplies by clip_norm / norm, where the norm covers ALL ranks' slices: is yours the same "
                 "on every rank?",
                 where(update.rank, record, update.number).only(),
             )
     return Finding(
-        "every gradient is the reference's, the weights are not",
-        "look at what is updated and how: owned, and store_param_shard if you wrote step yourself",
+        "every gradient matches the reference, but the weights do not",
+        "check which slice you update, and how: owned, and store_param_shard if you wrote step yourself",
         None,
     )
 
@@ -96,12 +96,12 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
         later = "; step 0 was right" if update.step == 1 else ""
         return (
             f"differs{later}",
-            "gradients of earlier steps agree: the new parameters did not reach every rank; look at publish_params",
+            "gradients of earlier steps agree, so the new parameters did not reach every rank; look at publish_params",
         )
     if update.grad.size > update.size and update.start:
         return (
             f"has {update.grad.size:,} elements where its slice has {update.size:,}",
-            "the update takes its slice from the start of what you give it: keep the own slice only",
+            "the update takes its slice from the start of your buffer: keep only the local slice",
         )
     if not ours.any():
         return "is zero", "it was never reduced into grad_shard"
@@ -109,24 +109,28 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     ratio = float(a @ b / (b @ b)) if b.any() else 0.0
     if np.allclose(a, ratio * b, rtol=2e-2, atol=1e-2 * float(np.abs(b).max()) * abs(ratio)):
         for factor, hint in (
-            (1 / ranks, "it was divided by the number of ranks twice: who averages already?"),
-            (ranks, "it was summed over ranks, and nothing divided the sum: which op does the collective get?"),
-            (1.0, "equal but for rounding: the same numbers were added in another order, or rounded once more"),
+            (1 / ranks, "it was divided by the number of ranks twice: which call already averages?"),
+            (ranks, "it was summed over ranks but not divided: which op does the collective get?"),
+            (1.0, "equal except for rounding: the same numbers were added in another order, or rounded once more"),
             (2.0, "it was counted twice"),
         ):
             if abs(ratio / factor - 1) < 2e-2:
-                size = "is the reference's but for rounding" if factor == 1 else f"is {ratio:.4g} times the reference's"
+                size = (
+                    "matches the reference except for rounding"
+                    if factor == 1
+                    else f"is {ratio:.4g} times the reference's"
+                )
                 return size, hint
         return (
             f"is {ratio:.3g} times the reference's",
-            "the factor is the same for all of it: who multiplies or divides, by what?",
+            "every element is off by the same factor: which line multiplies or divides, and by what?",
         )
     start = whole[: len(ours)]
     if update.start and len(start) == len(ours) and np.array_equal(ours, start):
-        return "is that of rank 0's slice", "take the slice that starts at flat.own.start"
+        return "is the gradient of rank 0's slice", "take the slice that starts at flat.own.start"
     if config.data.accumulate > 1:
-        return "differs", f"was every one of the {config.data.accumulate} micro-batches added, each once?"
-    return "differs", "some of it is missing or is this rank's alone: was it reduced, over all ranks?"
+        return "differs", f"was every one of the {config.data.accumulate} micro-batches added exactly once?"
+    return "differs", "part of it is missing, or comes only from this rank: was it reduced over all ranks?"
 
 
 def _work(record: Sequence[Event], other: Sequence[Event], update: Update, stage: int) -> tuple[str, int]:
@@ -139,7 +143,7 @@ def _work(record: Sequence[Event], other: Sequence[Event], update: Update, stage
     if difference is None:
         return "", update.number
     mine = difference.mine.number if difference.mine is not None else update.number
-    return f"; collectives part where it {difference}", min(mine, update.number)
+    return f"; the collectives first differ where it {difference}", min(mine, update.number)
 
 
 def _times(count: int) -> str:

@@ -48,17 +48,17 @@ def _words(dump: list[str], code: int | None, silence_s: float) -> tuple[str, st
     """What happened, and a hint."""
     if any(line.startswith("Timeout") for line in dump):
         return (
-            f"did not end within {silence_s:g} s, and let nothing else run",
-            "a call that never returns, such as sum() or list() over an iterator without an end, or C code that waits",
+            f"did not end within {silence_s:g} s and blocked everything else",
+            "a call that never returns, such as sum() or list() over an endless iterator, or C code that waits",
         )
     if code is None:
-        return "did not end, and was not heard of any more", "did it stop its own process?"
+        return "did not end and stopped responding", "did it stop its own process?"
     fatal = next((found[1] for line in dump if (found := _FATAL.match(line))), "")
     if not fatal and code >= 0:
-        return f"ended the process with exit code {code}", "an answer returns, or raises: it ends no process"
-    hint = "C code touched memory that is not its own (ctypes?), or a recursion had no end"
+        return f"ended the process with exit code {code}", "an answer must return or raise, not end its process"
+    hint = "C code accessed invalid memory (ctypes?), or a recursion was endless"
     if code == _KILLED:
-        hint = "the system ended it: for want of memory?"
+        hint = "the system ended it: out of memory?"
     return f"ended the process: {fatal.lower() or _signal_name(code)}", hint
 
 

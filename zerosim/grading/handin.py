@@ -52,8 +52,8 @@ def read(path: str, wanted: Exercise | None = None, seed: int = 0) -> HandIn:
         what = f"{wanted.given.__name__} (exercise {wanted.name})" if wanted else "MyZero2 (exercise zero2)"
         broken = next((f"; {words}" for words in skipped if words.startswith("code cell")), "")
         raise InputError(
-            f"{path}: no answer in it: expected a class or function such as {what}; zerosim homework NAME writes one"
-            + broken
+            f"{path}: contains no answer; expected a class or function such as {what} (zerosim homework NAME writes "
+            "one)" + broken
         )
     return HandIn(path, source, skipped, found, seed)
 
@@ -70,14 +70,14 @@ def _text(path: str) -> tuple[str, tuple[str, ...]]:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
         if len(data) > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB: hand in code alone, without outputs")
+            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; hand in only code, without outputs")
         text = data.decode("utf-8-sig")
     except IsADirectoryError:
-        raise InputError(f"{path}: is a folder: zerosim grade --class {path} grades all in it") from None
+        raise InputError(f"{path}: is a folder; zerosim grade --class {path} grades every file in it") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}: expected FILE.py or NOTEBOOK.ipynb") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path}: is no text: expected FILE.py or NOTEBOOK.ipynb") from None
+        raise InputError(f"{path}: is not a text file; expected FILE.py or NOTEBOOK.ipynb") from None
     return _of_cells(path, text) if path.endswith(".ipynb") else (text, ())
 
 
@@ -86,7 +86,7 @@ def _of_cells(path: str, text: str) -> tuple[str, tuple[str, ...]]:
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
         sources = ["".join(cell["source"]) for cell in cells]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path}: is no notebook: expected JSON with cells, as Jupyter writes it") from None
+        raise InputError(f"{path}: is not a notebook; expected JSON with cells, as Jupyter writes it") from None
     lines, skipped = list[str](), list[str]()
     for number, source in enumerate(sources, 1):
         cell, left_out = _of_cell(source, number)
@@ -117,5 +117,5 @@ def _broken(source: str) -> str:
         ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
-        return f"{f', line {line}' if line else ''}: is no Python: {getattr(error, 'msg', error)}"
+        return f"{f', line {line}' if line else ''}: is not Python: {getattr(error, 'msg', error)}"
     return ""

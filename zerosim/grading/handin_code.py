@@ -41,7 +41,7 @@ def made(name: str, source: str, wanted: str) -> Any:
             trace = trace.tb_next
         raise InputError(f"{name}, line {line}: raised {error_words(error)}") from None
     if not hasattr(module, wanted):
-        raise InputError(f"{name}: {wanted} has no value: write its class or function")
+        raise InputError(f"{name}: {wanted} is not defined; write its class or function")
     return getattr(module, wanted)
 
 

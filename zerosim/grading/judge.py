@@ -66,12 +66,14 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0, *, see
     """
     one = variant(find_exercise(exercise), seed)
     if not one.cases:
-        raise InputError(f"exercise {one.name!r}: its answer is asked by itself, and nothing is run; see grade")
+        raise InputError(f"exercise {one.name!r}: its answer is only called, and no training runs; use grade")
     if not 0 <= case < len(one.cases):
         raise InputError(f"case {case}: exercise {one.name!r} has cases 0 to {len(one.cases) - 1}")
     own = one.adapt(answer)
     if own.allocator is not Own().allocator:
-        raise InputError(f"exercise {one.name!r}: memory is handed out between two events, where no world is stopped")
+        raise InputError(
+            f"exercise {one.name!r}: its allocations happen between two events, where a stepped run cannot stop"
+        )
     return debug(one.cases[case].config, make_strategy=own.strategy, schedule=own.schedule)
 
 
@@ -141,7 +143,9 @@ def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Wat
         return Verdict((_refused(left.refused),))
     if left.changed:
         counted = f"{_listed(left.changed)} changed while it ran"
-        hint = "a strategy changes its own buffers and itself: what you would change in zerosim, override in your class"
+        hint = (
+            "a strategy may change only itself and its own buffers: to change zerosim, override methods in your class"
+        )
         return Verdict((Check("answer", False, "zerosim as it was", counted, hint=hint),))
     own: tuple[Check, ...] = ()
     if one.examine is not None:
@@ -150,7 +154,7 @@ def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Wat
             return Verdict(unsolved=check)
         own = (check,)
     taken = sorted(set(borrowed) - {DEAF})
-    void = "it calls sys.setprofile, which is in use to see what it borrows: leave it out" if borrowed else ""
+    void = "it calls sys.setprofile, which the grader itself uses; leave it out" if borrowed else ""
     void = f"{_listed(taken)}, zerosim's own, did the work: write it yourself" if taken else void
     if any(not check.passed for check in own) or not one.cases:
         return Verdict(own, void=void)

@@ -175,7 +175,7 @@ class BoundedRecorder(Recorder):
     @enabled.setter
     def enabled(self, value: bool) -> None:
         if not value:
-            raise InputError("the record is what is graded: it cannot be switched off")
+            raise InputError("the record is graded and cannot be switched off")
 
     @property
     def is_whole(self) -> bool:
@@ -197,4 +197,4 @@ class BoundedRecorder(Recorder):
         self._added += 1
         if self._added > self._limit and not is_free:
             self._refused += 1
-            raise Endless(f"{self.count:,} events, and it does not look as if this would end")
+            raise Endless(f"{self.count:,} events, and no end is in sight")

@@ -23,12 +23,14 @@ HOOKS = {
     ("optimizer", "all_gather"): "publish_params",
 }
 _WITHOUT = {
-    "publish_params": "after the update a rank has new values in its own slice only: publish_params gathers all slices",
-    "post_backward": "without it a gradient is that of this rank's own batch: reduce it over all ranks",
+    "publish_params": (
+        "after the update a rank has new values only in its local slice: publish_params must gather all slices"
+    ),
+    "post_backward": "without it the gradient covers only this rank's batch: reduce it over all ranks",
 }
 _RESHARD = (
-    "a unit's buffer stays until flat.reshard() and until no name of yours holds it: let it go in post_forward and in "
-    "post_backward, and gather it again before the next use"
+    "a unit's buffer stays until you call flat.reshard() and no name of yours holds it: free it in "
+    "post_forward and post_backward, and gather it again before the next use"
 )
 
 

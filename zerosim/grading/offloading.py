@@ -56,11 +56,11 @@ def _is_off(event: Event, wanted: dict[str, int], found: dict[str, int]) -> bool
 
 def _hint(found: dict[str, int], share: int) -> str:
     if found.get(BACK, 0) == 2 * share:
-        return "masters are fp32, parameters half as large: cast on the host, then carry"
+        return "masters are fp32, parameters half as large: cast on the host, then copy"
     if found.get(OUT, 0) > share:
-        return "reduce_scatter first: what is left to carry is your slice"
+        return "reduce_scatter first: then only your slice remains to be copied"
     if not found.get(BACK):
-        return "the device still has the old parameters: carry the new ones into flat.shard()"
+        return "the device still has the old parameters: copy the new ones into flat.shard()"
     return "each gradient goes out once, each new parameter comes back once"
 
 
@@ -82,11 +82,17 @@ def tiles(run: Comparison) -> Check:
     for rank, record in enumerate(run.mine.records):
         for number, event in enumerate(record):
             if isinstance(event, Copy) and (event.source, event.purpose) == (HOST, PURPOSE) and event.nbytes > most:
-                at, hint = where(rank, record, number).only(), "carry self.tile elements of the slice, then the next"
+                at, hint = (
+                    where(rank, record, number).only(),
+                    "copy self.tile elements of the slice, then the next tile",
+                )
                 return Check("tiles", False, expected, f"{event.nbytes:,} B on rank {rank}", hint=hint, where=at)
         held = peak(record, lambda buffer: buffer.nbytes if buffer.memory == HOST and buffer.kind not in _STATES else 0)
         if held.amount > most:
-            at, hint = where(rank, record, held.number).only("temp", "param"), "let go of a tile before the next one"
+            at, hint = (
+                where(rank, record, held.number).only("temp", "param"),
+                "free a tile before you allocate the next one",
+            )
             return Check("tiles", False, expected, f"{held.amount:,} B held on rank {rank}", hint=hint, where=at)
     return Check("tiles", True, expected, "they are")
 
@@ -98,12 +104,12 @@ def held(run: Comparison) -> Check:
     wrong = next((one for one in mine if not one.agrees), None)
     if wrong is not None:
         counted = f"{wrong.name} {max(wrong.counted):,} B, expected {int(wrong.formula or 0):,} B"
-        hint = "the slice lies on the host until the step, in a buffer of Kind.GRAD: flat.add_grad_shard keeps it"
+        hint = "the slice stays on the host until the step, in a buffer of Kind.GRAD: flat.add_grad_shard stores it"
         return Check("held", False, expected, counted, hint=hint)
     for rank, (record, theirs) in enumerate(zip(run.mine.records, run.reference.records, strict=True)):
         most, found = peak(theirs, _on_device).amount, peak(record, _on_device)
         if found.amount > most:
-            hint = "carry a gradient in post_backward, and keep no name on what the device had"
+            hint = "copy a gradient in post_backward, and keep no name on the device's buffer"
             counted = f"a peak of {found.amount:,} B on the device of rank {rank}, the reference's is {most:,} B"
             return Check("held", False, expected, counted, hint=hint, where=where(rank, record, found.number))
     return Check("held", True, expected, "they do")

@@ -85,7 +85,7 @@ def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Exa
                 return _likeness(words(decay, came[:t]), t, ours, theirs[0], decay, hint)
         return None
 
-    expected = "the formula's steps, with decay and without, and a slice's bits those of the whole"
+    expected = "the formula's steps, with and without decay, and the same bits for a slice as for the whole"
     return Examination("steps", expected, "12 steps, 8 on 4 slices", lambda seed: RUNS, ask, words, wrong)
 
 
@@ -102,7 +102,10 @@ def _ask_slices(mine: Any, states: int, keep: Keep) -> None:
 def _wrong_slices(came: Sequence[Any]) -> Wrong | None:
     for t, (whole, parts) in enumerate(came, 1):
         if not np.array_equal(whole, parts):
-            return f"step {t} on slices is not the whole's slice", "a weight's step may depend on no other weight"
+            return (
+                f"step {t} on slices differs from a slice of the whole step",
+                "a weight's step must not depend on other weights",
+            )
     return None
 
 
@@ -117,10 +120,10 @@ def _gradient(t: int) -> Any:
 
 def _likeness(asked: str, t: int, ours: Any, theirs: Any, decay: float, hint: str) -> tuple[str, str]:
     if t == 1 and np.array_equal(ours, _start(0)[0]):
-        return f"{asked} leaves the weights as they were", "rule works in place: w -= ..., not w = w - ..."
+        return f"{asked} leaves the weights unchanged", "rule works in place: w -= ..., not w = w - ..."
     at = int(np.argmax(~np.isclose(ours, theirs, rtol=1e-9, atol=1e-12)))
     words = f"{asked} makes weight {at} {float(ours[at]):.9g}, expected {float(theirs[at]):.9g}"
-    return words, "decay is added to the gradient before anything else reads the gradient" if decay else hint
+    return words, "add decay to the gradient before you use the gradient" if decay else hint
 
 
 def near(run: Comparison) -> Check:
@@ -128,8 +131,8 @@ def near(run: Comparison) -> Check:
     ours, theirs = result_of(run.mine).weights, result_of(run.reference).weights
     largest = max(float(np.abs(values).max()) for values in theirs.values())
     gap = max(float(np.abs(ours[name] - values).max()) for name, values in theirs.items()) / largest
-    expected = "weights within 1e-4 of the largest of those that zerosim's own rule gives"
-    return Check("weights", gap < 1e-4, expected, f"at most {gap:.2g} of it away")
+    expected = "weights within 1e-4 of the largest weight that zerosim's own rule gives"
+    return Check("weights", gap < 1e-4, expected, f"off by at most {gap:.2g} of it")
 
 
 # -- eight bits --------------------------------------------------------------------------------------
@@ -175,7 +178,7 @@ def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -
         return None
     at = int(bad[0])
     words = f"{asked}: value {unit[at]:.4g} of the scale became {table[codes[at]]:.4g}, nearest is "
-    return words + f"{table[gaps[at].argmin()]:.4g}", "searchsorted gives the entry above: is the one below nearer?"
+    return words + f"{table[gaps[at].argmin()]:.4g}", "searchsorted gives the entry above: is the entry below nearer?"
 
 
 # -- bf16 --------------------------------------------------------------------------------------------
@@ -208,14 +211,19 @@ def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
     at = int(bad[0])
     expected = right.astype(np.uint32).view(np.float32)[at]
     words = f"{asked}: {values[at]!s} with {drawn[at]} drawn became {rounded[at]!s}, expected {expected!s}"
-    return words, "which 16 bits are cut off, and does the value go up exactly where the draw is less than these?"
+    return (
+        words,
+        "which 16 bits are cut off, and does the value round up exactly where the draw is less than these bits?",
+    )
 
 
 QUANTISER = by_calls(
     "codes",
-    "the largest magnitude of a block, and the nearest entry of the table for each value over it",
+    "the largest magnitude of a block, and for each value divided by it the nearest table entry",
     "10 blocks",
     _blocks,
     _wrong_block,
 )
-ROUNDING = by_calls("bits", "bf16, up as often as a value is near to it", "6 rows", _rows, _wrong_row)
+ROUNDING = by_calls(
+    "bits", "bf16, rounded up more often the nearer the upper neighbour is", "6 rows", _rows, _wrong_row
+)

@@ -41,7 +41,9 @@ def pack(answer: Any) -> tuple[bytes, dict[str, list[str]]]:
     try:
         carrier.dump(answer)
     except Exception as error:  # a student's own __reduce__ may raise anything
-        raise InputError(f"{carrier.culprit()} cannot go into the process that runs it: {error_words(error)}") from None
+        raise InputError(
+            f"{carrier.culprit()} cannot be sent to the process that runs it: {error_words(error)}"
+        ) from None
     return file.getvalue(), {name: linecache.getlines(name) for name in carrier.files}
 
 
@@ -53,7 +55,7 @@ def unpack(parcel: bytes) -> Any:
     try:
         return pickle.loads(parcel)
     except Exception as error:
-        raise InputError(f"it cannot be made again in the process that runs it: {error_words(error)}") from None
+        raise InputError(f"it cannot be recreated in the process that runs it: {error_words(error)}") from None
 
 
 class _Carrier(pickle.Pickler):

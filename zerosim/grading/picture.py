@@ -49,7 +49,8 @@ def begun(grade: Grade) -> tuple[Case, Recorded]:
     recorded = grade.verdict.recorded
     if recorded is None:
         raise InputError(
-            f"exercise {grade.exercise.name!r}: no run to draw: the answer did not get so far, or is only asked"
+            f"exercise {grade.exercise.name!r}: no run to draw: the answer failed before its run, or the exercise "
+            "only calls it"
         )
     return next(case for case in grade.exercise.cases if case.label == recorded.case), recorded
 

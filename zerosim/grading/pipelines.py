@@ -21,13 +21,11 @@ from zerosim.train.run import run as train
 from zerosim.verbs import MESSAGES
 
 GPIPE = (
-    "all forwards first is GPipe, which keeps every micro-batch until the last one is forward: go back with the first "
-    "as soon as the stage holds as many as it may"
+    "running all forwards first is GPipe, which keeps every micro-batch until the last forward: run the "
+    "first backward as soon as the stage holds as many as it may"
 )
-PENDING = (
-    "a weight gradient that waits keeps its micro-batch live: how many may wait on this stage before one must run?"
-)
-ORDER = "neighbours pass the same micro-batches on in the same order, forward and backward"
+PENDING = "a waiting weight gradient keeps its micro-batch live: how many may wait on this stage before one must run?"
+ORDER = "neighbours must exchange the same micro-batches in the same order, forward and backward"
 
 
 # -- checks -----------------------------------------------------------------------------------------
@@ -40,7 +38,9 @@ def losses(run: Comparison) -> Check:
     expected = f"losses {theirs}, and all {len(alone.weights)} parameters, bit-identical to those of one stage"
     if mine.losses == alone.losses and same == len(alone.weights):
         return Check("losses", True, expected, "they are")
-    hint = "gradients of micro-batches are added in the order of the backwards: go back in the order of the forwards"
+    hint = (
+        "gradients of micro-batches are added in the order of the backwards: run backwards in the order of the forwards"
+    )
     return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=hint)
 
 
@@ -71,7 +71,7 @@ def bubble(most: Form) -> Judge:
         allowed = most.at(p=stages, m=batches)
         found = counted_bubble(slots_of([_ran(record) for record in run.mine.records]))
         expected = f"a bubble of at most {most} = {allowed} of a stage's work, in slots"
-        hint = "" if found <= allowed else "some stage waits although its next micro-batch could have come: draw it"
+        hint = "" if found <= allowed else "a stage waits although its next micro-batch could already be there: draw it"
         return Check("bubble", found <= allowed, expected, str(found), hint=hint)
 
     return check
@@ -130,7 +130,7 @@ def parted(trial: Trial, failure: Failure) -> Finding:
     waits = {rank: wait for rank, record in enumerate(trial.records) if (wait := _waits(record, rank)) is not None}
     ring = _ring({rank: other for rank, (other, _) in waits.items()})
     words = "; ".join(f"stage {rank} waits for stage {waits[rank][0]} {waits[rank][1]}" for rank in ring)
-    hint = "each needs what the other does only after that: write both lists down, and find the two actions in them"
+    hint = "each waits for an action that the other runs only later: write both lists down, and find the two actions"
     rank = ring[0] if ring else failure.rank
     at = where(rank, trial.records[rank], len(trial.records[rank]) - 1).only()
     return Finding(f"deadlock: {words}", hint, at)

@@ -115,7 +115,7 @@ def _wrong(
 ) -> Wrong | None:
     """The answer beside the best of all placements that fit."""
     if not isinstance(came, tuple | list) or tuple(came) not in PLACEMENTS:
-        expected = "optimizer, gradients, parameters; the first may not be the device where gradients are not"
+        expected = "optimizer, gradients, parameters; the optimizer may be on the device only if gradients are"
         return f"{asked} is {shown(came)}, expected one of {len(PLACEMENTS)} placements: {expected}", _RULES
     chosen: Placement = tuple(came)
     if over := _over(psi, room, chosen):
@@ -128,7 +128,7 @@ def _wrong(
     return f"{asked} is {shown(came)}, a step of {words}", _RULES
 
 
-_RULES = "follow the bytes of each link, each way, through the two phases: a phase is as long as its slowest"
+_RULES = "follow the bytes of each link, each way, through the two phases: a phase takes as long as its slowest part"
 
 
 def _over(psi: int, room: dict[str, int], where: Placement) -> str:
@@ -140,7 +140,7 @@ def _over(psi: int, room: dict[str, int], where: Placement) -> str:
 OFFLOAD = by_calls(
     "step",
     "a placement that fits and has the shortest step",
-    f"{len(ON_PAPER) + 16} machines, every placement run under the clock",
+    f"{len(ON_PAPER) + 16} machines, every placement timed by the clock",
     _questions,
     _wrong,
 )

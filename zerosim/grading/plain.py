@@ -47,7 +47,7 @@ def unpacked(data: bytes, records: Sequence[type] = ()) -> Any:
     try:
         return _whole(marshal.loads(data), (*_RECORDS, *records))
     except Exception as error:
-        raise InputError(f"what came from the answer's process is no plain data: {error}") from None
+        raise InputError(f"what came from the answer's process is not plain data: {error}") from None
 
 
 def plain(value: Any) -> Any:

@@ -76,12 +76,12 @@ def judged_in_process(answer: Any, one: Exercise, seed: int = 0) -> Verdict:
     Raises: ZerosimError where no such process can be had. KeyboardInterrupt ends it.
     """
     if os.environ.get(_MARK):
-        raise InputError("grade is called by what is being graded: call it outside of the answer")
+        raise InputError("the answer itself calls grade: call it outside the answer")
     try:
         parcel, files = pack(answer)
     except InputError as error:
-        hint = "make it where it is used, or use plain values: the answer runs in a process of its own"
-        return Verdict((Check("answer", False, "an answer that stands by itself", str(error), hint=hint),))
+        hint = "create it where it is used, or use plain values: the answer runs in a separate process"
+        return Verdict((Check("answer", False, "a self-contained answer", str(error), hint=hint),))
     exercise = one.name if seed or one in EXERCISES else pack(one)[0]
     return _judged({"path": sys.path, "files": files, "answer": parcel, "seed": seed}, one, exercise)
 
@@ -113,11 +113,11 @@ def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: 
             if "verdict" in found:
                 verdict: Verdict = unpacked(base64.b64decode(found["verdict"][0]), VERDICTS)
                 return verdict
-            heard = {**found, "failed": found.get("failed", [f"it ended without a word: {found['dump']}"])}
+            heard = {**found, "failed": found.get("failed", [f"it ended without a message: {found['dump']}"])}
         if "failed" in heard:
-            raise ZerosimError(f"grade itself failed, which is no fault of the answer's:\n{heard['failed'][0]}")
+            raise ZerosimError(f"grade itself failed; the answer is not at fault:\n{heard['failed'][0]}")
         if "alive" not in heard:
-            raise ZerosimError(f"grade starts {sys.executable} in a process of its own, which did not begin to work")
+            raise ZerosimError(f"grade starts {sys.executable} in a separate process, which did not start")
         code = None
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(LINGER_S)
@@ -146,7 +146,7 @@ def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[
             creationflags=flags,
         )
     except (OSError, TypeError) as error:  # TypeError: this program has no Python to start
-        raise ZerosimError(f"grade starts Python in a process of its own, which failed: {error}") from None
+        raise ZerosimError(f"grade starts Python in a separate process, which failed: {error}") from None
     try:
         _send(process, (_HOME, sys.path))
         yield process

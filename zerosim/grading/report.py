@@ -84,8 +84,8 @@ class Grade:
         for check in self.checks:
             if check.name == name:
                 return check
-        names = ", ".join(check.name for check in self.checks) or "none: it is not solved yet"
-        raise InputError(f"no check {name!r} in this grade; there are {names}")
+        names = ", ".join(check.name for check in self.checks) or "none: not solved yet"
+        raise InputError(f"no check {name!r} in this grade; choose one of {names}")
 
     def plot(self, *, theme: str = "light", size: tuple[float, float] | None = None) -> Picture:
         """Draw the answer's run beside the reference's: live bytes and collectives of one rank (`picture.py`).
@@ -164,7 +164,7 @@ def _why_none(grade: Grade) -> str:
 
 def _unsolved(grade: Grade, unsolved: Failure) -> list[str]:
     where = [f"It is reached at {unsolved.line.split(':')[0]}."] if unsolved.line else []
-    return [f"To be written: {unsolved.text}.", *where, f"Hint: {grade.exercise.hint(1)}"]
+    return [f"To write: {unsolved.text}.", *where, f"Hint: {grade.exercise.hint(1)}"]
 
 
 def _sentence(check: Check) -> str:

@@ -14,7 +14,7 @@ def node(run: Comparison) -> Check:
     mine, wanted = _gathered(run.mine), _gathered(run.reference)
     hint = ""
     if mine != wanted:
-        hint = "forward gathers among all of self.comm, backward among self.node: each flat once for each use"
+        hint = "gather each flat once per use: in forward over self.comm, in backward over self.node"
     return Check("node", mine == wanted, _words(wanted), _words(mine), hint=hint)
 
 
@@ -24,7 +24,7 @@ def held(run: Comparison) -> Check:
     config = run.case.config
     expected = f"2Ψ/{config.mesh.ranks} + 2Ψ/{config.mesh.secondary_shard} = {wanted[0]:,} B of parameters on each rank"
     wrong = next((at for at, nbytes in enumerate(mine) if nbytes != wanted[at]), 0)
-    hint = "" if mine == wanted else "reshard() after each use, and nothing else of the gathered buffer stays"
+    hint = "" if mine == wanted else "call reshard() after each use, and keep nothing else of the gathered buffer"
     return Check("held", mine == wanted, expected, f"{mine[wrong]:,} B", hint=hint)
 
 

@@ -53,7 +53,7 @@ def published_parts(folder: str | None) -> list[Part]:
     except (OSError, ValueError, SyntaxError) as error:
         raise InputError(f"--published {folder}: cannot be read: {error}") from None
     if folder and not files:
-        raise InputError(f"--published {folder}: no script there: expected a folder of solutions, ending in .py")
+        raise InputError(f"--published {folder}: contains no script; expected a folder of solutions ending in .py")
     return found
 
 

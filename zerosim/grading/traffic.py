@@ -37,7 +37,7 @@ def volume(run: Comparison) -> Check:
         return _parted(run, "volume", expected, f"{bytes_text(max(per_step))} B")
     least = _least_elements(run, most, table) * each
     if min(per_step) < least:
-        counted = f"{bytes_text(min(per_step))} B, too few: at least {bytes_text(least)} B have to travel"
+        counted = f"{bytes_text(min(per_step))} B, too few: at least {bytes_text(least)} B must be sent"
         return _too_few(run, expected, counted)
     return Check("volume", True, expected, f"{bytes_text(max(per_step))} B")
 
@@ -54,10 +54,10 @@ def _too_few(run: Comparison, expected: str, counted: str) -> Check:
     is_seen = bool(found.kept or different_weights(run.mine, run.ddp))
     if found.is_publishing and not is_seen:  # after the last step no gradient shows what ranks have
         is_seen = any(ends != run.mine.whole[0] for ends in run.mine.whole)
-        counted += f"; {found.words}" + (", and ranks end with different parameters" if is_seen else "")
+        counted += f"; {found.words}" + (", and the ranks end with different parameters" if is_seen else "")
     else:
         counted += f"; {found.words}"
-    hint = found.hint if is_seen else f"{_ASIDE} Every rank has what it needs, and no collective brought it."
+    hint = found.hint if is_seen else f"{_ASIDE} Every rank has the values it needs, but no collective sent them."
     return Check("volume", False, expected, counted, hint=hint, where=found.where)
 
 
@@ -93,7 +93,7 @@ def overlap(run: Comparison) -> Check:
     config, units = run.case.config, len(result_of(run.mine).units)
     wanted, steps = 2 * (units - 1) * config.data.accumulate, config.optim.steps or 1
     counts = [len(_overlapped(record)) / steps for record in run.mine.records]
-    expected = f"{wanted} gathers per step launched before another unit computes: all but the first of each pass"
+    expected = f"{wanted} gathers per step launched before another unit computes, all except the first of each pass"
     if min(counts) >= wanted:
         return Check("overlap", True, expected, f"{min(counts):g}")
     rank = counts.index(min(counts))
@@ -141,7 +141,7 @@ def halves(run: Comparison) -> Check:
 
     A gradient that nothing is launched for does not change: then the run itself fails.
     """
-    expected = "gradients reduced by reduce_scatter and all_gather alone, by both"
+    expected = "gradients reduced only by reduce_scatter and all_gather, by both of them"
     for rank, record in enumerate(run.mine.records):
         ops: dict[tuple[int, str], list[str]] = {}
         for call in calls(record, control=True):
@@ -149,7 +149,7 @@ def halves(run: Comparison) -> Check:
             if phase != "backward":
                 continue
             if call.op not in HALVES:
-                hint = f"{call.op} is what you write here: use comm.reduce_scatter, then comm.all_gather"
+                hint = f"{call.op} is the operation to write: use comm.reduce_scatter, then comm.all_gather"
                 at = where(rank, record, call.number)
                 return Check("halves", False, expected, f"rank {rank} calls {call}", hint=hint, where=at)
             ops.setdefault((step, unit), []).append(call.op)

@@ -147,7 +147,7 @@ def completed(config: RunConfig, left: Left) -> Trial:
                     reader.read(record)
             result = experiment.result(left.outcomes, ledgers, keep_events=True)
         except Exception as error:
-            words = f"the slices that the ranks own do not make up the weights: {error_words(error)}"
+            words = f"the ranks' local slices do not cover the weights: {error_words(error)}"
             failure = Failure("error", words)
     padded = experiment.layout.padded
     sizes = {flat.name: padded(flat.name) * flat.dtype.itemsize for flat in experiment.model.flats}
@@ -234,7 +234,7 @@ class _Run:
         """A record of which something is missing counts nothing."""
         for rank, (device, recorder) in enumerate(zip(self.devices, self.recorders, strict=True)):
             if device.recorder is not recorder or not recorder.is_whole:
-                words = f"rank {rank}'s record is not whole: what it did was taken out of it"
+                words = f"rank {rank}'s record is not whole: events were removed from it"
                 return Failure("error", words, rank=rank)
         return None
 
@@ -263,7 +263,7 @@ class _Run:
     def _endless(self) -> Failure | None:
         """A rank did too much, and its strategy swallowed the error."""
         if any(recorder.goes_on for recorder in self.recorders):
-            return Failure("endless", f"did more than {EVENTS_PER_STEP:,} things a step, and goes on")
+            return Failure("endless", f"did more than {EVENTS_PER_STEP:,} events a step and goes on")
         return None
 
     def _stop(self, why: Failure) -> None:

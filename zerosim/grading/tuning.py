@@ -57,9 +57,9 @@ def _wrong_adapter(asked: str, x: Any, w: Any, a: Any, b: Any, scale: float, dy:
     wanted = x @ w.T + scale * low @ b.T, dy @ w + back @ a, back.T @ x, scale * dy.T @ low
     hints = (
         "compare y with the formula in the question, term by term: W, A, B and the scale each have a place",
-        "two paths lead from x to y. A frozen W has no gradient of its own, but it passes x's on",
-        "follow dy back to x Aᵀ first: which factors lie on the way, and is the scale among them?",
-        "B is multiplied by x Aᵀ and by the scale: both belong into its gradient",
+        "two paths lead from x to y. A frozen W has no gradient, but it passes on the gradient of x",
+        "follow dy back to x Aᵀ first: which factors are on the path, and is the scale one of them?",
+        "B is multiplied by x Aᵀ and by the scale: both belong in its gradient",
     )
     for (name, _), got, right, hint in zip(names, found, wanted, hints, strict=True):
         if off := _off(name, got, right):
@@ -108,12 +108,12 @@ def _wrong_nf4(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None:
         )
     at = int(wrong[0])
     words = f"{asked}: value {at} is {unit[at]:.4g} of absmax and became {table[each[at]]:.4g}, nearest is "
-    hint = "no number is nearest to 0/0: a block of zeros has its own answer" if not absmax else _NEAREST
+    hint = "0/0 has no nearest entry: treat a block of zeros separately" if not absmax else _NEAREST
     return words + f"{table[gaps[at].argmin()]:.4g}", hint
 
 
 _ABSMAX = "absmax is the largest magnitude: a block's most negative value counts as well"
-_NEAREST = "is the code the nearest entry's, or that of the next one above? and is each pair packed as the text says?"
+_NEAREST = "is the code that of the nearest entry or of the next one above? Is each pair packed as the question says?"
 
 
 # -- top-k with error feedback -----------------------------------------------------------------------
@@ -136,11 +136,11 @@ def _wrong_top_k(asked: str, grad: Any, residual: Any, k: int, came: Any) -> Wro
         words = f"{asked}: sends {_listed(places)}, the largest are {_listed(chosen)}"
         for other, hint in (
             (wanted, "largest means of largest magnitude: a large negative element counts as well"),
-            (np.abs(grad), "elements that were not sent before take part: look among gradient and residual together"),
+            (np.abs(grad), "elements that were not sent before count too: rank the sum of gradient and residual"),
         ):
             if sorted(places) == sorted(_largest(other, k)):
                 return words, hint
-        return words, "each place once, from 0, by the magnitude of gradient and residual together"
+        return words, "name each place once, counted from 0, by the magnitude of gradient plus residual"
     at = places.astype(int)
     if off := _off("values", values, wanted[at]):
         is_bare = not _off("", np.abs(values), np.abs(wanted[at]))
@@ -153,9 +153,9 @@ def _wrong_top_k(asked: str, grad: Any, residual: Any, k: int, came: Any) -> Wro
     if off := _off("residual", left, wanted - sent):
         stays = np.abs(left[at]).max() > 0
         hint = (
-            "what was sent must not stay: it would be sent twice"
+            "remove the sent values from the residual: they would be sent twice"
             if stays
-            else "nothing may be lost: what stays of old?"
+            else "nothing may be lost: does the old residual stay?"
         )
         return f"{asked}: {off}", hint
     return None
@@ -196,12 +196,12 @@ def _wrong_powersgd(asked: str, m: Any, q: Any, came: Any) -> Wrong | None:
     return None
 
 
-_PRODUCTS = "two averages over ranks: of M Q, and of Mᵀ P. Which Q and which P is the approximation the product of?"
-_NEW_Q = (
-    "the next step starts from the new Q, as it was averaged over all ranks: the one that the approximation is made of"
-)
+_PRODUCTS = "average over ranks twice: M Q, and Mᵀ P. From which Q and which P is the approximation made?"
+_NEW_Q = "the next step starts from the new Q, averaged over all ranks: the Q from which the approximation is made"
 
 ADAPTER = by_calls("adapter", "an adapter's forward and backward", "3 maps", _adapters, _wrong_adapter)
 NEAREST = by_calls("codes", "the nearest of NF4's 16 values, two a byte", "5 blocks", _nf4_blocks, _wrong_nf4)
-FEEDBACK = by_calls("sent", "the largest of gradient and residual; the rest stays", "4 rows", _gradients, _wrong_top_k)
-POWERSGD = by_calls("products", "the mean projected on r directions", "3 matrices", _matrices, _wrong_powersgd)
+FEEDBACK = by_calls(
+    "sent", "the largest elements of gradient plus residual; the rest stays", "4 rows", _gradients, _wrong_top_k
+)
+POWERSGD = by_calls("products", "the mean, projected on r directions", "3 matrices", _matrices, _wrong_powersgd)

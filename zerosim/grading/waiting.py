@@ -47,12 +47,14 @@ def _wrong_depth(asked: str, compute: list[int], gather: list[int], depth: Any) 
     if type(depth) is not int or not 0 <= depth < len(compute):
         return f"{asked} is {shown(depth)}, expected 0 to {len(compute) - 1}", _TURN
     if depth != right:
-        words = f"{asked} is {depth}, expected {right}; waited with 0, 1, ... units ahead: "
+        words = f"{asked} is {depth}, expected {right}; waits with 0, 1, ... units prefetched: "
         return words + ", ".join(f"{wait:g} s" for wait in waits), _TURN
     return None
 
 
-_TURN = "at a unit's turn: wait for its own gather, launch those ahead, compute; gathers follow one another in a stream"
+_TURN = (
+    "at a unit's turn, wait for its gather, launch the next units' gathers, then compute; gathers run one after another"
+)
 
 
 class OnPaper:
@@ -116,7 +118,7 @@ def _wrong_micro_batches(asked: str, stages: int, chunks: int, share: Fraction, 
     return None
 
 
-_WHOLE = "round up, and interleaved up to a multiple of the stages; shares are Fractions, which lose nothing"
+_WHOLE = "round up; for interleaved, up to a multiple of the stages. Shares are Fractions, which are exact"
 
 
 def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
@@ -127,14 +129,14 @@ def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
 
 DEPTH = by_calls(
     "depth",
-    "the fewest units ahead with which no longer is waited than with all of them",
-    f"{len(SMALL) + 20} rows of units, by the clock",
+    "the fewest prefetched units that wait no longer than prefetching all",
+    f"{len(SMALL) + 20} rows of units, timed by the clock",
     _rows,
     _wrong_depth,
 )
 MICRO_BATCHES = by_calls(
     "bubble",
-    "the fewest micro-batches whose bubble is no larger than the share",
+    "the fewest micro-batches whose bubble is at most the share",
     f"{len(PIPELINES)} pipelines, counted in slots",
     _pipelines,
     _wrong_micro_batches,

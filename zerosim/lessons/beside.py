@@ -79,7 +79,7 @@ def beside(shown: Mapping[int, object], name: str) -> Beside:
     Raises: InputError for an exercise that has nothing beside it.
     """
     if name not in _rows():
-        raise InputError(f"nothing stands beside exercise {name}: expected one of {', '.join(_rows())}")
+        raise InputError(f"no comparison for exercise {name}: expected one of {', '.join(_rows())}")
     one = find_exercise(name)
     grades = [grade for grade in shown.values() if isinstance(grade, Grade) and grade.exercise.name == name]
     if any(grade.passed for grade in grades):

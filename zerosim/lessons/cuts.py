@@ -33,7 +33,7 @@ def kept_parts(alone: Sequence[SavedRow], rows: Sequence[SavedRow]) -> dict[str,
 def kept_figure(bars: Mapping[str, Mapping[str, int]], title: str, subtitle: str = "") -> Picture:
     """A bar of `kept_parts` for each name. Raises: InputError for none."""
     if not bars:
-        raise InputError("no bars: there is nothing to draw; give at least one")
+        raise InputError("no bars: nothing to draw; pass at least one")
     drawn = [Bar(name, dict(parts), 0, True) for name, parts in bars.items()]
     return bars_figure(drawn, max(3.0, 1.6 + 0.36 * len(drawn)), title, subtitle, paints=PAINTS)
 

@@ -20,9 +20,9 @@ def write_course(folder: Path) -> list[Path]:
     Raises: InputError for a folder that holds something already; OutputError where a file cannot be written.
     """
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; name a folder that is new or empty")
+        raise InputError(f"{folder}: is a file; choose a new or empty folder")
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder}: holds files already, which zerosim does not write over; name a new folder")
+        raise InputError(f"{folder}: is not empty, and zerosim does not overwrite files; choose a new folder")
     files = contents()
     try:
         for name, text in files.items():
@@ -44,7 +44,7 @@ def contents() -> dict[str, str]:
     for lesson in course().lessons:
         path = notebooks / f"{lesson.file}.ipynb"
         if not path.is_file():
-            raise InputError(f"{path} is not there: install zerosim again, from a wheel or a whole checkout")
+            raise InputError(f"{path} is missing: install zerosim again, from a wheel or a whole checkout")
         files[path.name] = away(opened(path.read_text("utf-8"), lesson, url), url)
     for path in sorted(scenarios.rglob("*.toml")):
         files[f"scenarios/{path.relative_to(scenarios).as_posix()}"] = path.read_text("utf-8")

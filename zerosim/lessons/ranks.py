@@ -30,7 +30,7 @@ MOST_LANES = 40
 def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") -> Picture:
     """One bar of live bytes per rank, stacked by kind. Raises: InputError for no ranks."""
     if not snapshots:
-        raise InputError("no ranks: there is nothing to draw; give at least one snapshot")
+        raise InputError("no ranks: nothing to draw; pass at least one snapshot")
     bars = [Bar(f"rank {rank}", dict(snapshot.by_kind), rank, True) for rank, snapshot in enumerate(snapshots)]
     return bars_figure(bars, max(3.0, 1.7 + 0.36 * len(bars)), title, subtitle)
 

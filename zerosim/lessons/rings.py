@@ -155,7 +155,7 @@ def matrix_figure(matrices: Mapping[str, Any]) -> Picture:
     Shapes: (N, N). Raises: InputError for none.
     """
     if not matrices:
-        raise InputError("no matrices: there is nothing to draw; give at least one")
+        raise InputError("no matrices: nothing to draw; pass at least one")
     most, ranks = max(int(sent.max()) for sent in matrices.values()), max(len(sent) for sent in matrices.values())
     pitch = ranks + 3.0
     sheet = Sheet(

@@ -122,7 +122,7 @@ def chart(
     Raises: InputError for no lines.
     """
     if not lines:
-        raise InputError("no lines: there is nothing to draw; give at least one")
+        raise InputError("no lines: nothing to draw; pass at least one")
     page = open_page((7.2, 3.6), THEME.name)
     frame(page, title, subtitle)
     axes: Any = page.figure.add_subplot()

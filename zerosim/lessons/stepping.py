@@ -37,7 +37,7 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
     Returns it. Raises: InputError as `world.until` does, and in a world of one rank, where nobody waits.
     """
     if world.config.mesh.ranks == 1:
-        raise InputError("a world of 1 rank has nobody to meet: use ranks=2 or more")
+        raise InputError("a world of 1 rank never waits for another: use ranks=2 or more")
     line_up(world, op, unit=unit, phase=phase)
     for rank in range(world.config.mesh.ranks - 1):
         while world.ranks[rank].next_event is not None:
@@ -63,12 +63,12 @@ def gradient(world: DebugWorld, rank: int, unit: str) -> Any:
     """
     flats: dict[str, Flat] = {flat.name: flat for flat in world.ranks[rank].model.flats}
     if unit not in flats:
-        raise InputError(f"no buffer of the name {unit!r}: expected one of {', '.join(flats)}")
+        raise InputError(f"unknown buffer {unit!r}: expected one of {', '.join(flats)}")
     flat = flats[unit]
     whole = flat.grad_whole if flat.grad_whole is not None else flat.grad
     held = flat.grad_shard if whole is None else whole
     if held is None:
-        raise InputError(f"rank {rank} holds no gradient of {unit} now: it stands {world.ranks[rank].status}")
+        raise InputError(f"rank {rank} holds no gradient of {unit} now: the rank is {world.ranks[rank].status}")
     start, stop = (0, flat.numel) if whole is not None else (flat.own.start, min(flat.own.stop, flat.numel))
     values = flat.device.backend.to_host(held.array)[: max(0, stop - start)]
     return values.astype(np.float32)

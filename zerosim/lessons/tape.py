@@ -21,7 +21,7 @@ def tape(root: Tensor) -> list[Node | Sink]:
     Raises: InputError for a tensor without a graph, or whose graph has been walked.
     """
     if root.node is None:
-        raise InputError(f"{root} has no graph: make one of its inputs with requires_grad=True")
+        raise InputError(f"{root} has no graph: create one of its inputs with requires_grad=True")
     found: dict[int, Node | Sink] = {}
     waiting: list[Node | Sink] = [root.node]
     while waiting:
@@ -30,7 +30,7 @@ def tape(root: Tensor) -> list[Node | Sink]:
             continue
         found[id(node)] = node
         if isinstance(node, Node) and node.rule is None:
-            raise InputError(f"the graph of {root} has been walked already: run forward again and look before backward")
+            raise InputError(f"the graph of {root} was already used: run forward again and look before backward")
         waiting += _edges(node)
     return sorted(found.values(), key=lambda node: -node.depth)
 
@@ -48,7 +48,7 @@ def tape_figure(root: Tensor, names: Names) -> Picture:
         "Arrows are edges: the way that gradients will take. Green are leaves, where gradients end.",
         across=(-0.4, deepest + 0.4),
         up=(lowest - 0.5, highest + 0.5),
-        notes=["Ops stand at their depth, the longest way to a leaf. Inputs that want no gradient have no edge."],
+        notes=["Each op is drawn at its depth, the longest path to a leaf. Inputs without a gradient have no edge."],
     )
     boxes = {}
     for node in nodes:

@@ -91,7 +91,7 @@ def _visit(node: Node, grad: Buffer, deliver: _Deliver) -> None:
     """Run one node's rule and hand out its results. Its locals die on return, and with them the bytes."""
     rule, edges = node.rule, node.edges
     if rule is None:
-        raise RuntimeError("this graph has been walked already: run forward again before another backward")
+        raise RuntimeError("this graph was already used: run forward again before another backward")
     node.rule, node.edges = None, ()
     results = rule.backward(grad)
     del rule

@@ -17,12 +17,12 @@ def check_quantized(config: RunConfig, model: Model) -> None:
     """Check the buffers. Raises: InputError for a buffer whose slices are no whole groups."""
     ranks, flats = config.mesh.shards, [flat.spec for flat in model.flats]
     for name, is_on, fits, what in (
-        ("quantized_weights", config.gathering.quantized_weights, _has_groups, f"no multiple of {ALIGNED}"),
+        ("quantized_weights", config.gathering.quantized_weights, _has_groups, f"not a multiple of {ALIGNED}"),
         (
             "quantized_gradients",
             config.reduction.quantized_gradients,
             _has_pairs,
-            "odd, and two int4 codes share a byte",
+            "an odd number, but two int4 codes share a byte",
         ),
     ):
         if not is_on:

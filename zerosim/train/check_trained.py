@@ -31,7 +31,7 @@ def check_trained(config: RunConfig, model: Model) -> None:
             near = did_you_mean(word, known, nearest(word, names))
             raise wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
     if tuning.base is not None and not any(flat.stored for flat in model.flats):
-        raise wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave it out, or freeze one")
+        raise wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave base out, or freeze one")
     if not any(map(tuning.trains, names)):
         raise wrong("freeze", f" {tuning.freeze!r}: everything is frozen; train something, as '*,!{names[-1]}' does")
 

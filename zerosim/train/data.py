@@ -74,7 +74,7 @@ def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -
         wanted = there[0] if header.fortran_order or steps is None else steps
         if wanted * rows * (seq + 1) * 8 > LARGEST_DATA:
             raise InputError(
-                f"{path}: {wanted} steps of tokens are more than the {format_bytes(LARGEST_DATA)} that are read: "
+                f"{path}: {wanted} steps of tokens exceed the limit of {format_bytes(LARGEST_DATA)}: "
                 f"{'set fewer --steps' if not header.fortran_order else 'save them in C order'}"
             )
         tokens = file.read("tokens", steps)
@@ -109,7 +109,7 @@ def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:
     """
     with open_npz(path) as file:
         if file.others:
-            raise InputError(f"{path}: member {file.others[0]!r} is not an array: expected what np.savez writes")
+            raise InputError(f"{path}: member {file.others[0]!r} is not an array: expected a file from np.savez")
         check_names(file.names, shapes, f"the weights of {path}")
         headers = {name: file.header(name) for name in file.names}
         check_shapes({name: header.shape for name, header in headers.items()}, shapes, f"the weights of {path}")

@@ -61,8 +61,8 @@ def _check_capacity(config: RunConfig, model: Model) -> None:
     if config.memory.capacity is not None and config.memory.capacity < needed:
         raise wrong(
             "capacity",
-            f" {format_bytes(config.memory.capacity)} is too small for one unit: the parameters of "
-            f"{largest.name} alone take {format_bytes(needed)} while they are used, in any stage",
+            f" {format_bytes(config.memory.capacity)} is too small for one unit: at any stage, the parameters of "
+            f"{largest.name} alone take {format_bytes(needed)} while in use",
         )
 
 
@@ -101,7 +101,7 @@ def _check_host(config: RunConfig, model: Model) -> None:
     if needed > there:
         raise InputError(
             f"{config.model.name} on {local} ranks needs {'at least ' * at_least}{format_bytes(needed)} to train, this "
-            f"machine has {format_bytes(there)}: make it smaller, or count it on shapes alone with zerosim plan"
+            f"machine has {format_bytes(there)}: choose a smaller model, or count it on tensor shapes with zerosim plan"
         )
 
 
@@ -123,6 +123,6 @@ def _check_own_gpus(config: RunConfig) -> None:
     if config.mesh.ranks > num_gpus:
         raise wrong(
             "collective",
-            f" native: NCCL wants a GPU for each of the {config.mesh.ranks} ranks, {num_gpus} can be seen; "
+            f" native: NCCL needs a GPU for each of the {config.mesh.ranks} ranks, but {num_gpus} are visible; "
             f"choose --collective direct, or --ranks {num_gpus}",
         )

@@ -79,7 +79,7 @@ def plan(
     if config.grads.late and config.optim.steps is None:
         config = config.replace(delayed_update=1)
     if cluster is not None and clock and config.grads.late == config.optim.steps == 1:
-        raise wrong("steps", " 1: the update of step 1 is delayed, to time it takes two; choose 2, or leave it out")
+        raise wrong("steps", " 1: step 2 applies the delayed update of step 1; choose 2 steps, or leave it out")
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
 
     repeats: Rehearsals | None = None if every_block else {}

@@ -128,15 +128,17 @@ class Experiment:
         if config.offload.uses_nvme:
             asks_for_folder(config.offload.nvme, config.offload.where)
         if schedule is not None and config.mesh.pp == 1:
-            raise InputError("a schedule orders a pipeline's stages, and here is one stage; choose pp 2 or more")
+            raise InputError("a schedule orders pipeline stages, but pp is 1; choose pp 2 or more")
         cut, partition = "elements" if optimizer is None else optimizer.cut, config.parallel.partition
         if cut == "matrices" and partition != "owner" and config.parallel.zero_stage:
-            raise InputError(f"{type(optimizer).__name__} wants whole matrices; choose partition owner, or stage 0")
+            raise InputError(f"{type(optimizer).__name__} needs whole matrices; choose partition owner, or stage 0")
         if optimizer is not None and estimates_every(optimizer) and config.mesh.tp > 1:
             raise InputError(f"{type(optimizer).__name__} draws labels from logits, which tp cuts; choose tp 1")
         sliced = config.parallel.zero_stage > 0 and partition == "slices"
         if cut == "blocks" and sliced and OPTIMIZERS[config.optim.optimizer].cut != "blocks":
-            raise InputError(f"{type(optimizer).__name__} wants whole blocks; choose optimizer adam8bit beside it")
+            raise InputError(
+                f"{type(optimizer).__name__} needs whole quantization blocks; choose optimizer adam8bit too"
+            )
         self.config = config
         self.make_strategy = make_strategy
         self.schedule = schedule

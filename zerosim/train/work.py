@@ -82,8 +82,8 @@ def check_run(config: RunConfig) -> None:
     if flops > MOST_FLOPS:
         tokens = config.global_batch * config.model.seq
         raise InputError(
-            f"{config.model.name} on {tokens:,} tokens a step is about {flops:.1e} floating-point operations, at most "
-            f"{MOST_FLOPS:.0e} are computed: make the model or the batch smaller, or count it with zerosim plan"
+            f"{config.model.name} on {tokens:,} tokens a step is about {flops:.1e} floating-point operations; the "
+            f"limit is {MOST_FLOPS:.0e}: choose a smaller model or batch, or count it with zerosim plan"
         )
 
 
@@ -98,7 +98,7 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
     events, bucket = work.events, config.parallel.bucket_bytes
     if events <= MOST_EVENTS:
         return
-    times = f"{what} would record about {format_count(events)} events, at most {format_count(MOST_EVENTS)} are recorded"
+    times = f"{what} would record about {format_count(events)} events; the limit is {format_count(MOST_EVENTS)}"
     steps, over = config.optim.steps or 1, events / MOST_EVENTS
     if bucket is not None and work.calls + work.rounds > work.units:
         right = 10 ** math.ceil(math.log10(2 * over * bucket))

@@ -119,7 +119,7 @@ class Asked:
         """Return the moment `at`. Raises: InputError if the run has no such moment."""
         marks = self.result.memory[0].marks
         if self.at not in marks:
-            raise InputError(f"at {self.at!r}: this run has no such moment; it has {', '.join(marks)}")
+            raise InputError(f"at {self.at!r}: this run has no such moment; choose one of {', '.join(marks)}")
         return self.at
 
 
@@ -155,15 +155,15 @@ def ring_share(config: RunConfig) -> Fraction:
     """Return (N-1)/N, the share of a volume that a rank of a ring sends. Raises: InputError if a volume is divided
     otherwise."""
     if config.mesh.ranks == 1:
-        raise InputError("ranks 1: one rank sends nothing, so its volume has no factor (N-1)/N; give two at least")
+        raise InputError("ranks 1: one rank sends nothing, so its volume has no factor (N-1)/N; choose 2 ranks or more")
     if config.mesh.dp_replicate > 1:
         raise InputError(
-            f"dp_replicate {config.mesh.dp_replicate}: a volume has two factors then, within and across replicas; "
-            "expect sent_bytes"
+            f"dp_replicate {config.mesh.dp_replicate}: with replicas a volume has two factors, within and across "
+            "them; use quantity sent_bytes"
         )
     if is_mesh(config):
         raise InputError(
-            f"tp {config.mesh.tp}, pp {config.mesh.pp}: ranks hold parts of Ψ there, and a volume is no multiple "
-            "of it; expect sent_bytes"
+            f"tp {config.mesh.tp}, pp {config.mesh.pp}: ranks hold parts of Ψ, so a volume is not a multiple of it; "
+            "use quantity sent_bytes"
         )
     return Fraction(config.mesh.ranks - 1, config.mesh.ranks)

@@ -32,7 +32,9 @@ def _psi(config: RunConfig) -> int:
     if model.family == "llama":
         llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
         return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
-    raise InputError(f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them")
+    raise InputError(
+        f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them with quantity"
+    )
 
 
 @quantity(
@@ -141,7 +143,9 @@ def _param_bytes(asked: Asked) -> int:
 @quantity("share", "an all-gather of bsh over 6 all-reduces of bsh")
 def partition_share(asked: Asked) -> Fraction:
     if not asked.config.partitions_inputs:
-        raise InputError("partition_share: blocks' inputs are not cut; give partition_activations, tp and recompute")
+        raise InputError(
+            "partition_share: the inputs of blocks are not divided; set partition_activations, tp and recompute"
+        )
     return formulas.partition_share().at(t=asked.config.mesh.tp)
 
 
@@ -164,7 +168,7 @@ def twelve_l_h_squared(asked: Asked) -> int:
 
 def _efficiency(asked: Asked, intensity: Fraction | int) -> Fraction:
     if asked.bandwidth is None:
-        raise InputError('an efficiency has a bandwidth: give it in [sweep], as bandwidth = ["70GB"]')
+        raise InputError('an efficiency needs a bandwidth: set it in [sweep], as bandwidth = ["70GB"]')
     return formulas.efficiency(intensity, asked.bandwidth)
 
 

@@ -59,14 +59,16 @@ def peak_bytes(asked: Asked) -> int:
 def allocated_bytes(asked: Asked) -> int:
     held = [memory.allocator.allocated_bytes for memory in asked.memory_of_ranks if memory.allocator is not None]
     if not held:
-        raise InputError("allocated_bytes: an exact allocator has no blocks; give allocator, such as 'caching'")
+        raise InputError("allocated_bytes: an exact allocator has no blocks; set allocator, such as 'caching'")
     return max(held)
 
 
 @quantity("bytes", "the most that the allocator had taken from the device, in use or cached", takes=(PIPELINE_STAGE,))
 def reserved_bytes(asked: Asked) -> int:
     if asked.config.memory.allocator == "exact":
-        raise InputError("reserved_bytes: an exact allocator takes what is live; give allocator, such as 'caching'")
+        raise InputError(
+            "reserved_bytes: an exact allocator reserves only live bytes; set allocator, such as 'caching'"
+        )
     return max(memory.reserved_bytes for memory in asked.memory_of_ranks)
 
 
@@ -126,7 +128,7 @@ def partition_share(asked: Asked) -> Fraction:
         if isinstance(event, Launch) and event.axis == "tp" and is_block(event.scope.block):
             sent[event.op] += event.wire_bytes
     if not sent["all_gather"] or not sent["all_reduce"]:
-        raise InputError("partition_share: no block's input was gathered; give partition_activations, tp and recompute")
+        raise InputError("partition_share: no block's input was gathered; set partition_activations, tp and recompute")
     return Fraction(sent["all_gather"], sent["all_reduce"])
 
 
@@ -142,7 +144,7 @@ def bubble(asked: Asked) -> Fraction:
     """Count the bubble in the engine's lists of actions; nothing has to run for that."""
     c = asked.config
     if c.mesh.pp == 1:
-        raise InputError("pp 1: one stage waits for nobody; give two at least")
+        raise InputError("pp 1: a single pipeline stage never waits; choose pp 2 or more")
     order, batches = schedule_of(c.parallel), c.data.accumulate
     lists = [order(c.mesh.pp, stage, batches, c.parallel.num_chunks) for stage in range(c.mesh.pp)]
     return counted_bubble(slots_of(lists, c.chunks))
@@ -183,7 +185,7 @@ def largest_model(asked: Asked) -> int:
     if c.model.family == "flat":
         return asked.runs.once(largest_states, c, asked.memory) * asked.mp
     if asked.mp > 1:
-        raise InputError(f"mp {asked.mp}: multiplies flat models; model {c.model.name} runs on tp ranks, give tp")
+        raise InputError(f"mp {asked.mp}: mp works only with flat models; for model {c.model.name} set tp")
     layers = asked.runs.once(largest_that_fits, c, "layers", asked.memory)
     return asked.runs.once(model_of, c.replace(layers=layers)).num_parameters if layers else 0
 

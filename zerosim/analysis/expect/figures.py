@@ -118,7 +118,7 @@ def parse_figure(text: object, dimension: str, unit: str) -> Figure | None:
     match = _CELL.fullmatch(text) if len(text) <= LONGEST_NUMBER else None
     if match is None or bool(match[1]) != bool(match[4]):
         raise InputError(
-            f'{shown(text)} is no printed figure: write "31.4", "**31.4**" for bold, "0.5T", or "-" for none'
+            f'{shown(text)} is not a printed figure: write "31.4", "**31.4**" for bold, "0.5T", or "-" for none'
         )
     scales = UNITS[dimension]
     used = match[3] or unit

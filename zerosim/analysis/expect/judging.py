@@ -156,7 +156,7 @@ def _read(
             if cell.over is not None:
                 base = known[name].read(_asked(e, cell.over, runs))
                 if not base:
-                    raise InputError(f"over {describe(e.axes, cell.over.labels)}: nothing can be divided by {base}")
+                    raise InputError(f"over {describe(e.axes, cell.over.labels)}: cannot divide by {base}")
                 value = Fraction(value) / Fraction(base)
             values.append(Fraction(value))
     return values
@@ -205,7 +205,7 @@ def _misprinted(expectation: Expectation, cell: Cell, what: str, value: Fraction
     """Return the failure of one number beside a rounded figure, or None."""
     printed, right = cell.printed, cell.instead or cell.printed
     if cell.instead is not None and _rounded(expectation, cell, printed, value) == printed.digits:
-        return f"{what} {printed.in_unit(value)} is what is {expectation.figures}: drop instead"
+        return f"{what} {printed.in_unit(value)} equals the figure that is {expectation.figures}; leave instead out"
     rounded = _rounded(expectation, cell, right, value)
     if rounded == right.digits:
         return None

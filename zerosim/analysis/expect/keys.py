@@ -93,17 +93,22 @@ def check_keys(table: Mapping[str, Any]) -> None:
             f"rounding is missing: one of {', '.join(ROUNDINGS)}, or within for what was measured, not both"
         )
     if COMPUTED in table and (other := next((key for key in (PRINTED, "within", "bold") if key in table), None)):
-        raise InputError(f"{COMPUTED} and {other}: what is worked out here no source has printed or measured; drop one")
+        raise InputError(
+            f"{COMPUTED} and {other}: a figure is either computed here, or printed or measured by a source; leave "
+            "one out"
+        )
     if "outside" in table and ("within" not in table or "quantity" not in table):
-        raise InputError("outside: causes that a count of something measured leaves out; it needs quantity and within")
+        raise InputError(
+            "outside: names causes that a count of a measured quantity leaves out; add quantity and within"
+        )
     if "instead" in table and "within" in table:
-        raise InputError("instead and within: say what is right, or how far off it may be; leave one out")
+        raise InputError("instead and within: give either the right figure or the allowed error; leave one out")
     if "instead" in table and "note" not in table:
-        raise InputError("note is missing: say why the source's figures are not what its rule gives, or drop instead")
+        raise InputError("note is missing: say why the source's figures differ from its rule, or leave instead out")
     if ("beside" in table) != ("why" in table):
-        raise InputError("beside and why go together: a count that is not judged, and why it differs")
+        raise InputError("beside and why go together: beside shows a count without a verdict, why says why it differs")
     if "quantity" not in table and "formula" not in table:
-        raise InputError(f"quantity or formula is missing: say what is printed; counts are {', '.join(COUNTS)}")
+        raise InputError(f"quantity or formula is missing: name the printed quantity; counts are {', '.join(COUNTS)}")
     if ("quantity" in table) == ("formula_only" in table):
         raise InputError(
             f"formula_only: {table['quantity']} is counted; leave it out"
@@ -111,9 +116,11 @@ def check_keys(table: Mapping[str, Any]) -> None:
             else "quantity is missing: name the count of these figures, or say in formula_only why nothing is counted"
         )
     if "quantity" not in table and "within" in table:
-        raise InputError("within: what was measured is held beside a count; quantity is missing")
+        raise InputError("within: a measured figure is compared with a count; add quantity")
     if table.get("quantity") in MEASURED_ONLY and "within" not in table:
-        raise InputError(f"within is missing: {table['quantity']} is of one program alone; say how far off it may be")
+        raise InputError(
+            f"within is missing: {table['quantity']} is a measurement of one program; set the allowed error"
+        )
 
 
 def _check_rows(table: Mapping[str, Any]) -> None:
@@ -122,25 +129,27 @@ def _check_rows(table: Mapping[str, Any]) -> None:
         raise InputError("columns and rows go together: names, and a list of values for each run")
     for key in ("sweep", PRINTED, COMPUTED, "instead", "bold", "over"):
         if "rows" in table and key in table:
-            raise InputError(f"rows and {key}: a row has its run and its figure; leave {key} out")
+            raise InputError(f"rows and {key}: each row has its own run and figure; leave {key} out")
     for key in ("cases", "ranking", "mean_within"):
         if "rows" not in table and key in table:
-            raise InputError(f"{key}: it is about rows, and there are none")
+            raise InputError(f"{key}: works only with rows; add rows, or leave it out")
     if "rows" in table and "mean_within" in table and "within" not in table:
-        raise InputError("mean_within: say in within how far off a single row may be")
+        raise InputError("mean_within: set within to the allowed error of a single row")
 
 
 def check_options(table: Mapping[str, Any], asked: Mapping[str, Quantity]) -> None:
     """Check that quantities go together, and with the keys that only some of them accept. Raises: InputError."""
     if len({quantity.dimension for quantity in asked.values()}) > 1:
-        raise InputError("quantity, formula and beside are not of one dimension: bytes, a count or a volume")
+        raise InputError(
+            "quantity, formula and beside have different dimensions: use only bytes, only counts or only volumes"
+        )
     for key in ("at", "memory", "calculator", "gpu"):
         needed = any(key in quantity.needs for quantity in asked.values())
         if needed and key not in table and not (key == "gpu" and "rows" in table):  # each row may have its own value
             raise InputError(f"{key} is missing: {table.get('quantity') or table.get('formula')} needs it")
         if key in table and not needed and not any(key in quantity.takes for quantity in asked.values()):
-            raise InputError(f"{key} {table[key]!r}: nothing here takes it; leave it out")
+            raise InputError(f"{key} {table[key]!r}: nothing here uses it; leave it out")
     if table.get("counted_on") == TRAINING and not ("quantity" in table or "beside" in table):
         raise InputError(f'counted_on "{TRAINING}": nothing here is counted; leave it out')
     if table.get("counted_on") == TRAINING and table.get("quantity") in NOT_TRAINED:
-        raise InputError(f'counted_on "{TRAINING}": {table["quantity"]} is not read off training; leave it out')
+        raise InputError(f'counted_on "{TRAINING}": {table["quantity"]} is not counted in training; leave it out')

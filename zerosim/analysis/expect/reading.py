@@ -48,7 +48,7 @@ def read_expectations(file: ScenarioFile) -> tuple[Expectation, ...]:
     """Read every [expect] of a file. Raises: InputError, in one line, with the file and the key."""
     titles = [table.get("title") for table in file.expect]
     if len(titles) > 1 and (None in titles or len(set(map(str, titles))) < len(titles)):
-        raise InputError(f"scenario {file.path}: expect.title: each of several [[expect]] needs a title of its own")
+        raise InputError(f"scenario {file.path}: expect.title: each of several [[expect]] needs its own title")
     found = []
     for table, title in zip(file.expect, titles, strict=True):
         where = f"scenario {file.path}: expect" + (f" {title!r}" if len(titles) > 1 else "")
@@ -76,7 +76,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
     for name in NO_FIELDS:
         for key, quantity in asked.items():
             if key != "beside" and name not in quantity.takes and any(name in point.changes for point in points):
-                raise InputError(f"sweep: {name} says nothing about {key} {table[key]!r}: leave it out")
+                raise InputError(f"sweep: {name} does not use {key} {table[key]!r}; leave it out")
     key = COMPUTED if COMPUTED in table else PRINTED
     instead = _figures(table, "instead", axes, points, dimension)
     if is_list:
@@ -85,10 +85,12 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         printed = _figures(table, key, axes, points, dimension)
     for point, figure, right in zip(points, printed, instead, strict=True):
         if figure is None and right is not None:
-            raise InputError(f"instead at {describe(axes, point.labels)}: {right.text!r}: nothing is {key} there")
+            raise InputError(
+                f"instead at {describe(axes, point.labels)}: {right.text!r}: this place has no {key} figure"
+            )
         if over and (figure is None) == (point.labels in over):
             missing = "no figure" if figure is None else "not there"
-            raise InputError(f"over: {describe(axes, point.labels)}: {missing}; it names the places that have one")
+            raise InputError(f"over: {describe(axes, point.labels)}: {missing}; name only places that have a figure")
     counted_on = table.get("counted_on", SHAPES)
 
     def cell(point: Point, printed: Figure, instead: Figure | None = None, over: Cell | None = None) -> Cell:
@@ -127,7 +129,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         ),
     )
     if not expectation.cells:
-        raise InputError(f"{key} holds no figure: nothing could fail")
+        raise InputError(f"{key} contains no figure, so nothing could fail")
     return expectation
 
 
@@ -143,7 +145,7 @@ def _over(
     for label in (*table["over"], *table["over"].values()):
         if label not in labels:
             hint = did_you_mean(str(label), labels, f"expected one of {', '.join(labels)}" if labels else "no [sweep]")
-            raise InputError(f"over {label!r} is no place; {hint}")
+            raise InputError(f"over {label!r} is not a place of the sweep; {hint}")
     places = {point.labels: point for point in points}
     return {at: places[*at[:-1], table["over"][at[-1]]] for at in places if at[-1] in table["over"]}
 
@@ -166,7 +168,7 @@ def _figures(
                 raise InputError(f"{key}: row {axes[0].name}={label} is {got}, expected {width}: {across}")
         cells = [cell for row in cells for cell in row]
     if len(cells) != len(points):
-        raise InputError(f"{key} has {len(cells)} figures, expected {len(points)}: there is no [sweep]")
+        raise InputError(f"{key} has {len(cells)} figures, expected {len(points)}, for there is no [sweep]")
     figures = []
     for point, cell in zip(points, cells, strict=True):
         with naming(f"{key}{f' at {describe(axes, point.labels)}' if axes else ''}: "):
@@ -200,7 +202,7 @@ def _bold(
 ) -> BoldRule | None:
     rule, is_any_bold = table.get("bold"), any(figure is not None and figure.is_bold for figure in printed)
     if rule is None and is_any_bold:
-        raise InputError('bold is missing: **figures** need a rule, like { smallest = "ranks", at_most = "32GB" }')
+        raise InputError('bold is missing: **figures** need a rule, such as { smallest = "ranks", at_most = "32GB" }')
     if rule is None:
         return None
     names = [axis.name for axis in axes]
@@ -210,7 +212,7 @@ def _bold(
     if not all(label.isdecimal() and len(label) <= LONGEST_NUMBER for label in labels):
         raise InputError(f"bold: {rule['smallest']} has no smallest value: expected an axis of whole numbers")
     if dimension != "bytes":
-        raise InputError(f"bold: the rule is about bytes, and these figures are a {dimension}")
+        raise InputError(f"bold: the rule compares bytes, but these figures are a {dimension}")
     return BoldRule(rule["smallest"], _size(rule, "at_most"))
 
 
@@ -236,7 +238,7 @@ def _outside(table: Mapping[str, Any], dimension: str) -> dict[str, int | Quanti
     found: dict[str, int | Quantity] = {}
     for cause, value in table.get("outside", {}).items():
         if dimension != "bytes":
-            raise InputError(f"outside: causes are in bytes, and these figures are a {dimension}")
+            raise InputError(f"outside: causes are in bytes, but these figures are a {dimension}")
         if isinstance(value, str) and value.isidentifier() and value not in known:
             hint = did_you_mean(value, known, f"expected one of {', '.join(known)}, or a size")
             raise InputError(f"outside {cause!r}: {value!r} is not known; {hint}")

@@ -31,7 +31,7 @@ def read_rows(table: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[tupl
     for name in cases:
         if name not in names:
             hint = did_you_mean(name, names, f"expected one of {', '.join(names)}")
-            raise InputError(f"cases.{name}: there is no such column; {hint}")
+            raise InputError(f"cases.{name}: unknown column; {hint}")
     if not isinstance(rows, list) or not rows or len(rows) > MOST_PLACES:
         raise InputError(f"rows: expected a list of 1 to {MOST_PLACES:,} rows, each a list of {len(columns)} values")
     points = [_point(number, row, names, cases) for number, row in enumerate(rows, 1)]
@@ -46,12 +46,14 @@ def read_rows(table: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[tupl
 def _check_column(name: str, names: Sequence[str], cases: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
     fields = (*OPTIONS, *NO_FIELDS)
     if names.count(name) > 1:
-        raise InputError(f"columns: {name} is there twice")
+        raise InputError(f"columns: {name} appears twice")
     if name in beside:
-        raise InputError(f"columns: {name} has a value of its own too: leave one of them out")
+        raise InputError(f"columns: {name} is also set outside the rows; leave one of them out")
     if name not in fields and name not in cases:
         hint = did_you_mean(name, fields, "see zerosim run")
-        raise InputError(f"columns: {name!r} is no field; {hint}; or say in [expect.cases.{name}] what its values set")
+        raise InputError(
+            f"columns: {name!r} is not a field; {hint}; or list in [expect.cases.{name}] the fields that its values set"
+        )
     known = cases.get(name, {})
     if not isinstance(known, dict) or not all(isinstance(case, dict) for case in known.values()):
         raise InputError(f'cases.{name}: expected the fields that each value sets, "a" = {{ stage = 1 }}')

@@ -62,7 +62,7 @@ def read_axes(sweep: Mapping[str, Any], beside: Mapping[str, Any]) -> tuple[Axis
         raise InputError(f"sweep: {places:,} runs, expected at most {MOST_PLACES:,}")
     given = [name for name in sweep if name in beside]
     if given:
-        raise InputError(f"sweep: {given[0]} has a value of its own too: leave one of them out")
+        raise InputError(f"sweep: {given[0]} is also set outside the sweep; leave one of them out")
     return axes
 
 
@@ -86,7 +86,7 @@ def describe(axes: Sequence[Axis], labels: Sequence[str]) -> str:
 def _axis(name: str, values: object) -> Axis:
     if isinstance(values, dict):
         if name in (*OPTIONS, *NO_FIELDS):
-            raise InputError(f"sweep: {name} names a field: give it a list of values")
+            raise InputError(f"sweep: {name} is a field: set it to a list of values")
         if not values or not all(isinstance(case, dict) for case in values.values()):
             raise InputError(f'sweep.{name}: expected cases, each a name and the fields it sets, "a" = {{ stage = 1 }}')
         return Axis(name, tuple(values), tuple(values.values()))

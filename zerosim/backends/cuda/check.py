@@ -52,7 +52,7 @@ def check_room(index: int, ranks: int, rank_bytes: int) -> None:
         raise InputError(
             f"{ranks} rank{'s' if ranks > 1 else ''} on GPU {index} ({gpu.name}) need {format_bytes(needed)}, "
             f"cuBLAS's workspaces included, and {format_bytes(gpu.free_bytes)} of {format_bytes(gpu.memory_bytes)} are "
-            "free: use fewer --ranks or a smaller model, or see with nvidia-smi who uses the GPU"
+            "free: use fewer --ranks or a smaller model, or find with nvidia-smi which process uses the GPU"
         )
 
 
@@ -79,11 +79,11 @@ def cuda_faults(facts: CudaFacts) -> tuple[Fault, ...]:
     if len(facts.distributions) > 1:
         names = " ".join(found.split()[0] for found in facts.distributions)
         shown = " and ".join(facts.distributions)
-        return ((f"{shown} are installed over one another", f"pip uninstall -y {names} && {INSTALL}"),)
+        return ((f"{shown} overwrite each other", f"pip uninstall -y {names} && {INSTALL}"),)
     if not facts.is_installed:
         return (("CuPy is not installed", INSTALL),)
     if facts.look_error is not None:
-        return ((f"CuPy cannot be asked ({facts.look_error})", "see whether nvidia-smi answers"),)
+        return ((f"CuPy does not answer ({facts.look_error})", "check that nvidia-smi answers"),)
     if facts.cupy is None:
         why = facts.import_error or "no reason given"
         mend = _libraries(facts) if ".so" in why else f"pip install --force-reinstall '{_package(facts)}[ctk]'"

@@ -85,7 +85,8 @@ class Nccl:
     def _of(self, gpus: tuple[int, ...]) -> list[Any]:
         if len(set(gpus)) < len(gpus):
             raise InputError(
-                f"collective native: {len(gpus)} ranks share {len(set(gpus))} GPU(s), NCCL wants one each; choose "
+                f"collective native: {len(gpus)} ranks share {len(set(gpus))} GPU(s), but NCCL needs one GPU for "
+                "each rank; choose "
                 f"--collective direct, or --ranks {len(set(gpus))}"
             )
         if gpus not in self._communicators:

@@ -41,4 +41,6 @@ class NumpyBackend:
 
     def native_collective(self, *args: object) -> None:
         """Raises: InputError, always."""
-        raise InputError("collective native: NumPy on threads has none; choose direct or ring, or --world mpi")
+        raise InputError(
+            "collective native: NumPy threads have no native collectives; choose direct or ring, or --world mpi"
+        )

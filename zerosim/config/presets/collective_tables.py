@@ -56,7 +56,7 @@ def read_collectives(where: str, values: Any, link: float) -> CollectiveTables:
             raise InputError(f"{where}: unknown key {key}: {did_you_mean(key, _KEYS, 'known: ' + ', '.join(_KEYS))}")
     for key in ("gpu", "source"):
         if key not in values:
-            raise InputError(f"{where}: missing {key}: say whose times they are and where they come from")
+            raise InputError(f"{where}: missing {key}: name the machine and the source of these times")
         if not isinstance(values[key], str) or not values[key].strip():
             raise InputError(f"{where}: {key} {values[key]!r}: expected text")
     calls = {verb: _by_ranks(where, verb, values[verb]) for verb in KNOWN if verb in values}
@@ -92,7 +92,7 @@ def _strided(where: str, value: Any) -> Mapping[str, Mapping[int, float]]:
 
 def _table(where: str, key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict) or not value:
-        raise InputError(f"{where}{': ' if key else ''}{key}: expected a table with something in it")
+        raise InputError(f"{where}{': ' if key else ''}{key}: expected a table that is not empty")
     return value
 
 

@@ -169,7 +169,7 @@ def find_hardware(name_or_path: str) -> Hardware:
     wanted = _ALSO.get(wanted, wanted)
     found = [name for name in devices if wanted == name or (wanted == name.split("-")[0] and name not in _BY_FULL_NAME)]
     if len(found) > 1:
-        raise InputError(f"hardware {name_or_path!r} is one of {' or '.join(found)}: name one")
+        raise InputError(f"hardware {name_or_path!r} matches {' and '.join(found)}; choose one")
     if not found:
         hint = did_you_mean(wanted, devices, f"known: {', '.join(devices)}, or a TOML file", quote=str)
         raise InputError(f"unknown hardware {name_or_path!r}: {hint}")

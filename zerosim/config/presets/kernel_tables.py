@@ -187,7 +187,7 @@ def _reached(where: str, key: str, value: Any) -> Reached:
     for (low, below), (high, above) in pairwise(points):
         if high / above < low / below:
             raise InputError(
-                f"{where}: {key}: [{high:g}, {above:g}] after [{low:g}, {below:g}] takes less time: what does more "
+                f"{where}: {key}: [{high:g}, {above:g}] after [{low:g}, {below:g}] takes less time, but more work "
                 "never ends sooner"
             )
     return Reached(tuple((us * US, share) for us, share in points))

@@ -151,7 +151,7 @@ def _check_version(where: str, version: Any) -> None:
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise InputError(f"{where}: machine.version {version!r}: expected {VERSION}: {_AGAIN}")
     if version > VERSION:
-        newer = f"machine.version {version}: written by a newer zerosim; this one reads {VERSION}"
+        newer = f"machine.version {version}: written by a newer zerosim; this one reads version {VERSION}"
         raise InputError(f"{where}: {newer}: {_AGAIN}")
 
 
@@ -175,11 +175,11 @@ def read_curve(where: str, key: str, value: Any, what: str) -> Measured:
     points = tuple((float(work), float(seconds)) for work, seconds in value)
     for work, seconds in points:
         if work <= 0 or seconds <= 0:
-            raise InputError(f"{where}: {key}: [{work:g}, {seconds:g}]: both are more than 0")
+            raise InputError(f"{where}: {key}: [{work:g}, {seconds:g}]: expected two numbers more than 0")
     for (low, below), (high, above) in pairwise(points):
         if high <= low or above < below:
             raise InputError(
-                f"{where}: {key}: [{high:g}, {above:g}] after [{low:g}, {below:g}]: points ascend in work, and what "
-                "does more never ends sooner"
+                f"{where}: {key}: [{high:g}, {above:g}] after [{low:g}, {below:g}]: work must ascend, and more work "
+                "never ends sooner"
             )
     return Measured(points)

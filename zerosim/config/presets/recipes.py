@@ -45,13 +45,13 @@ class Recipe:
         if self.name == "deepspeed" and stage == 0 and precision == "bf16":
             return (
                 "deepspeed's stage 0 in bf16 divides the optimizer states too (BF16_Optimizer: 6 + 12/N, as recipe "
-                "megatron at stage 1); this leaves them whole, as stage 0 does"
+                "megatron at stage 1); zerosim leaves them whole, as stage 0 does"
             )
         if stage in self.stages:
             return None
         return (
-            f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): this applies its "
-            f"rules to the paper's stage; --recipe {usual_recipe(stage)} has it"
+            f"{self.name} itself has no stage {stage} (it has {', '.join(map(str, self.stages))}): zerosim applies "
+            f"its rules to the paper's stage; --recipe {usual_recipe(stage)} has it"
         )
 
 
@@ -69,64 +69,66 @@ def recipes() -> tuple[Recipe, ...]:
         ),
         Recipe(
             "ddp",
-            "PyTorch's DistributedDataParallel: gradients are copied into buckets that live through the run, are "
-            "all-reduced there while backward goes on, and copied back when it is over (its default; "
+            "PyTorch's DistributedDataParallel: it copies gradients into permanent buckets, all-reduces them there "
+            "during backward, and copies them back after backward (its default; "
             "gradient_as_bucket_view=True is --grad-buckets views). The optimizer steps all tensors together "
             "(foreach), and the loss is PyTorch's.",
             "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
-            "There the first bucket has 1 MiB, and a bucket ends with a tensor; here one call moves at most 25 MiB. "
-            "Autocast is left out, which keeps fp32 parameters and casts them for each product: half types have fp32 "
-            "masters here, as with apex O2 or ZeRO's own baseline.",
+            "In PyTorch the first bucket has 1 MiB, and a bucket ends with a tensor. In zerosim one call moves at "
+            "most 25 MiB. Autocast, which keeps fp32 parameters and casts them for each product, is not modelled: "
+            "half types have fp32 masters, as with apex O2 or ZeRO's own baseline.",
             (0,),
             (0,),
         ),
         Recipe(
             "deepspeed",
-            "DeepSpeed's defaults: gradients are reduced out of a buffer of 5e8 elements; stages 1 and 2 all-reduce "
-            "them and keep the own slice, which the step casts to fp32; stage 3 gathers each linear map and norm on "
-            "its own, and at each turn 5e7 more elements until 1e9 are there, has the buffer for its gradients' slice "
-            "from the start, and never frees tensors of at most 1e5 elements. Its reductions run beside compute "
-            "(overlap_comm; the clock alone knows). The loss is PyTorch's.",
+            "DeepSpeed's defaults: gradients are reduced from a buffer of 5e8 elements. Stages 1 and 2 all-reduce "
+            "them and keep the local slice, which the step casts to fp32. Stage 3 gathers each linear map and norm "
+            "separately, and prefetches 5e7 more elements at each turn until 1e9 are gathered. It allocates the "
+            "buffer for its slice of the gradients at the start, and never frees tensors of at most 1e5 elements. "
+            "Its reductions overlap with compute (overlap_comm; only the clock uses this). The loss is PyTorch's.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
             "stage3_max_live_parameters 1e9), zero/partitioned_param_coordinator.py (fetch_sub_module)",
-            "Stage 3 gathers each tensor in a call of its own here, those of a turn in one there; a Llama's q|k|v and "
-            "gate|up are one module each here, and three and two there. It prefetches from the first step here, and "
-            "within a forward or backward; there from the second on, and from forward into backward. "
-            "allgather_bucket_size decides nothing where PyTorch has all_gather_into_tensor (since "
-            "1.13): parameters are gathered where they belong; --allgather-bucket is what it did before. Left out is "
-            "stage3_max_reuse_distance: parameters that recur within 1e9 others are not freed between forward and "
-            "backward there, so that a smaller model stays gathered and sends about 2 Psi, and recompute gathers no "
-            "module of a block a third time. Its stage 3 estimator "
+            "In stage 3 zerosim gathers each tensor in its own call, DeepSpeed all tensors of a turn in one. A "
+            "Llama's q|k|v and gate|up are one module each in zerosim, three and two in DeepSpeed. zerosim "
+            "prefetches from the first step, within a forward or backward; DeepSpeed from the second step, and from "
+            "forward into backward. allgather_bucket_size has no effect where PyTorch has all_gather_into_tensor "
+            "(since 1.13): parameters are gathered in place. --allgather-bucket is the older behaviour. "
+            "stage3_max_reuse_distance is not modelled: DeepSpeed does not free parameters between forward and "
+            "backward if they recur within 1e9 others. So a smaller model stays gathered and sends about 2 Psi, "
+            "and recompute gathers no module of a block a third time. Its stage 3 estimator "
             "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
             (0, 1, 2, 3),
             (0, 1),
         ),
         Recipe(
             "fsdp2",
-            "PyTorch's fully_shard with a mixed-precision policy: gradients made in 2 bytes and reduced in fp32, the "
-            "root's units gathered until backward ends, no 16-bit shard stored, the next unit gathered and the last "
-            "one's gradient reduced while one computes. Stage 2 is reshard_after_forward=False. The optimizer steps "
+            "PyTorch's fully_shard with a mixed-precision policy: gradients are computed in 2 bytes and reduced in "
+            "fp32. The root's units stay gathered until backward ends, and no 16-bit shard is stored. While a unit "
+            "computes, the next unit is gathered and the previous unit's gradient reduced. Stage 2 is "
+            "reshard_after_forward=False. The optimizer steps "
             "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every micro-batch is "
             "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
-            "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; here the "
-            "2-byte parameters stay. FSDP2 copies what it gathers into a "
-            "tensor per parameter: in forward it holds both copies of the unit that computes and gathers the next one "
-            "when its turn comes, which takes as much as the next one's gather here. The root's units are gathered "
-            "and reduced in one call there, one by one here.",
+            "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; in "
+            "zerosim the 2-byte parameters stay. FSDP2 copies gathered parameters into a tensor per parameter: in "
+            "forward it holds both copies of the computing unit and gathers the next unit when its turn comes. That "
+            "takes as much memory as zerosim's gather of the next unit. FSDP2 gathers and reduces the root's units "
+            "in one call, zerosim one by one.",
             (2, 3),
             (2, 3),
         ),
         Recipe(
             "megatron",
-            "Megatron-LM: a gradient buffer that lives through the run, fp32 in bf16 (18 bytes per parameter; stage 1, "
-            "its distributed optimizer, 6 + 12/N), 2 bytes in fp16 (with an fp32 slice from one step to the next, "
-            "4 + 16/N). A weight's gradient is made in the parameters' dtype and added at once: in a block with "
-            "Transformer Engine and fused accumulation, its defaults, in a dummy that stays for each shape of weight. "
+            "Megatron-LM: a permanent gradient buffer, fp32 in bf16 (18 bytes per parameter; stage 1, "
+            "its distributed optimizer, 6 + 12/N), 2 bytes in fp16 (plus an fp32 slice that lives from step to step, "
+            "4 + 16/N). A weight's gradient is computed in the parameters' dtype and added to the buffer at once. In "
+            "a block with Transformer Engine and fused accumulation (its defaults) it is computed in a dummy, which "
+            "stays for each shape of weight. "
             "--no-transformer-engine is Megatron's own blocks, which keep eager attention's softmax in fp32 unless a "
             "fused kernel runs (--no-fp32-softmax). In a pipeline each chunk's last input and its gradient stay from "
             "one step to the next.",
@@ -135,9 +137,10 @@ def recipes() -> tuple[Recipe, ...]:
             "(accumulate_allreduce_grads_in_fp32 with bf16), core/fusions/fused_softmax.py (forward_torch_softmax), "
             "core/pipeline_parallel/schedules.py (set_input_tensor); TransformerEngine: "
             "pytorch/module/base.py (get_dummy_wgrad)",
-            "One buffer for each unit here, one for all there. With gradient_accumulation_fusion the products add to "
-            "the buffer themselves there, without the rounding and the kernel between; the head's 2-byte gradient is a "
-            "temporary dummy. Megatron's fused softmax kernel (masked_softmax_fusion) keeps 2 bytes also without "
+            "zerosim has one buffer for each unit, Megatron one for all. With gradient_accumulation_fusion "
+            "Megatron's products add to the buffer directly, without the rounding and the kernel between; the head's "
+            "2-byte gradient is a "
+            "temporary dummy. Megatron's fused softmax kernel (masked_softmax_fusion) saves 2 bytes also without "
             "Transformer Engine, as its own tests on A100 did.",
             (0, 1),
             (0, 1),

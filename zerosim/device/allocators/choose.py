@@ -21,5 +21,5 @@ def make_allocator(name: str, capacity: int | None, conf: str | None = None) -> 
     if name != "arena":
         raise wrong("allocator", f" {name!r}: expected one of {', '.join(NAMES)}")
     if capacity is None:
-        raise wrong("allocator", " 'arena': it is one region of a given size; pass --capacity, such as 32GB")
+        raise wrong("allocator", " 'arena': needs the size of its one region; pass --capacity, such as 32GB")
     return Arena(capacity, arena_knobs(conf))

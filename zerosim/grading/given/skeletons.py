@@ -49,7 +49,7 @@ class MyDDP(Strategy):
 
 class MyZero1(Strategy):
     def post_backward(self, unit: Unit) -> None:
-        raise NotImplementedError("post_backward: keep the gradient whole, reduce the own slice of it")
+        raise NotImplementedError("post_backward: keep the gradient whole, reduce its local slice")
 
     def publish_params(self, flat: Flat) -> None:
         raise NotImplementedError("publish_params: every rank gets the others' new parameters")
@@ -104,7 +104,7 @@ class MyClipping(Zero2):
 
     def reduce_grad_norm(self) -> float | None:
         squares = norm_partials(self.device, self.flats, self.comm.size)  # (flats, N), 0 where others count
-        raise NotImplementedError("reduce_grad_norm: make squares those of all ranks; decide by their norm")
+        raise NotImplementedError("reduce_grad_norm: sum squares over all ranks; clip by their norm")
         return self.updater.decide(total_norm(self.device, squares))
 
 
@@ -115,7 +115,7 @@ class MyPrefetch(Zero3):
         raise NotImplementedError("pre_forward: wait for this unit's gather, launch the next one's")
 
     def pre_backward(self, unit: Unit) -> None:
-        raise NotImplementedError("pre_backward: the same, the other way round")
+        raise NotImplementedError("pre_backward: the same in the opposite order")
 
 
 class MyBorders(Borders):
@@ -289,13 +289,13 @@ class MySecondShard(Zero3):
         self.device.kernel(0, self.device.backend.copy, source.array, target.array)
 
     def pre_forward(self, unit: Unit) -> None:
-        raise NotImplementedError("pre_forward: gather among all; copy the second shard, if the one there is old")
+        raise NotImplementedError("pre_forward: gather over all ranks; copy the secondary shard if it is outdated")
 
     def pre_backward(self, unit: Unit) -> None:
         raise NotImplementedError("pre_backward: gather within the node")
 
     def publish_params(self, flat: Flat) -> None:
-        raise NotImplementedError("publish_params: the flat was updated")
+        raise NotImplementedError("publish_params: remember that the flat was updated")
 
 
 class MyCpuAdam(Zero2):
@@ -315,10 +315,10 @@ class MyCpuAdam(Zero2):
         self.device.kernel(0, self.device.backend.copy, source.array, target.array)
 
     def post_backward(self, unit: Unit) -> None:
-        raise NotImplementedError("post_backward: reduce the unit's gradient, carry your slice to the host")
+        raise NotImplementedError("post_backward: reduce the unit's gradient, copy your slice to the host")
 
     def update(self, flat: Flat, scale: float) -> None:
-        raise NotImplementedError("update: step the flat on the host, carry its new parameters back tile by tile")
+        raise NotImplementedError("update: update the flat on the host, copy its new parameters back tile by tile")
 
     def step(self) -> None:
         scale = self.reduce_grad_norm()

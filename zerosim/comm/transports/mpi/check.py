@@ -77,12 +77,13 @@ def check_mpi() -> None:
     if launched is not None and launched > 1:
         raise InputError(
             f"--world mpi: {launched} processes were started, but mpi4py's library ({library_line(MPI)}) sees only "
-            f"itself, so the launcher is another MPI's: {_start()}, or under Slurm srun --mpi=pmix"
+            f"itself, so the launcher belongs to another MPI: {_start()}, or under Slurm srun --mpi=pmix"
         )
     if not is_launched():
         raise InputError(
-            f"--world mpi: this process was started without mpirun, it is a world of one: {_start()} zerosim run "
-            "--world mpi ..., or leave --world mpi out for ranks as threads"
+            f"--world mpi: this process was started without mpirun, so its world has one process: {_start()} zerosim "
+            "run "
+            "--world mpi ..., or leave out --world mpi to run ranks as threads"
         )
 
 
@@ -107,11 +108,14 @@ def mpi_fault(facts: MpiFacts) -> Fault | None:
     if facts.mpi4py is None:
         return "mpi4py is not installed", f"{INSTALL}, or mpi4py alone on a cluster's own MPI"
     if facts.look_error is not None:
-        return f"MPI does not start ({facts.look_error})", "mpirun -n 1 python -m mpi4py.bench helloworld says more"
+        return (
+            f"MPI does not start ({facts.look_error})",
+            "mpirun -n 1 python -m mpi4py.bench helloworld shows the reason",
+        )
     if facts.library is None:
         return f"mpi4py {facts.mpi4py} finds no MPI library ({facts.load_error})", BRING_LIBRARY
     if facts.mpirun is None:
-        return "there is no mpirun to start processes with", BRING_LIBRARY
+        return "mpirun is not installed", BRING_LIBRARY
     return None
 
 

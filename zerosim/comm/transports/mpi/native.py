@@ -101,8 +101,8 @@ class NativeCall:
     def _whole(self, array: Any, kind: Any) -> list[Any]:
         if array.size > MAX_COUNT:
             raise InputError(
-                f"collective native: {array.size} elements in one buffer, and MPI counts to {MAX_COUNT}: choose "
-                "direct or ring, which cut"
+                f"collective native: {array.size} elements in one buffer, but MPI counts to {MAX_COUNT}: choose "
+                "direct or ring, which split it"
             )
         return [bytes_of(array), array.size, kind]
 
@@ -136,8 +136,8 @@ class NativeEngine:
             mpi = self.wire.mpi
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise InputError(
-                    "collective native on a part of the ranks needs an MPI with MPI_THREAD_MULTIPLE, and this one was "
-                    "built without: choose direct or ring"
+                    "collective native on a subset of the ranks needs an MPI with MPI_THREAD_MULTIPLE, which this "
+                    "MPI lacks: choose direct or ring"
                 )
             maker = threading.Thread(target=self._make, args=(group, number), name="communicator", daemon=True)
             self._making[group] = maker

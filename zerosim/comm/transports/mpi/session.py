@@ -230,7 +230,7 @@ def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
 def _say_who_is_late(process: int, awaited: set[int]) -> None:
     late = rank_status.numbers_text(sorted(awaited))
     who = f"process {late} has" if len(awaited) == 1 else f"processes {late} have"
-    _say(f"process {process} waits, and {who} not come for {LATE_S:g} s; did the program end there?")
+    _say(f"process {process} waits, but {who} not arrived for {LATE_S:g} s; did the program end there?")
 
 
 def _say(text: str) -> None:
