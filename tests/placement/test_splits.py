@@ -23,7 +23,8 @@ from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
-from zerosim.placement.spec import FlatSpec, Split, WeightSpec
+from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.split import Split
 from zerosim.placement.zero import zero_rows
 from zerosim.train.plan import plan
 

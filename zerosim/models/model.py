@@ -21,7 +21,8 @@ from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
-from zerosim.placement.spec import Split, WeightSpec
+from zerosim.placement.spec import WeightSpec
+from zerosim.placement.split import Split
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import LabelKeys, normal
 from zerosim.tensor.tensor import Tensor

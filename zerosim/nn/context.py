@@ -17,7 +17,7 @@ from zerosim.nn.group import Group
 from zerosim.nn.halves import Halves
 from zerosim.nn.leaf import LeafModule, Tensors
 from zerosim.nn.tiles import Tiled
-from zerosim.placement.spec import Split, Tile
+from zerosim.placement.split import Split, Tile
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Parameter, Tensor

@@ -15,7 +15,7 @@ from zerosim import functional as F
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
 from zerosim.nn.rows import ALL_ROWS, OwnRows
-from zerosim.placement.spec import Split
+from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, apply
@@ -30,7 +30,7 @@ class WholeMaps:
     def split(
         self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
     ) -> Split | None:
-        """Return how a weight of this whole shape is cut along `dim` (`placement.spec.Split`); None: it is whole."""
+        """Return how a weight of this whole shape is cut along `dim` (`placement.split.Split`); None: it is whole."""
         return None
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:

@@ -22,7 +22,8 @@ from zerosim.device.device import Buffer
 from zerosim.functional.linear import Linear, linear_result
 from zerosim.functional.lora import Adapted, Adapter, Down, Drop, add_adapters
 from zerosim.nn.context import LayerContext
-from zerosim.placement.spec import Split, unit_of
+from zerosim.placement.spec import unit_of
+from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, layer_of

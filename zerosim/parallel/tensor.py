@@ -31,7 +31,7 @@ from zerosim.functional.common import Grads, bias_grad, kept_for, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.group import WholeMaps
-from zerosim.placement.spec import Split
+from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Held, held
 from zerosim.tensor.tensor import Leaf, Operand, Outline, Saved, Tensor, apply, layer_of, outline

@@ -20,7 +20,8 @@ from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
-from zerosim.placement.spec import FlatSpec, Split, Tile, WeightSpec
+from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.split import Split, Tile
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
 from zerosim.tensor.stored import dequantized, quantized

@@ -1,0 +1,82 @@
+"""How a weight is cut: over a group that divides its layers' work, or into tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The cut of a weight of this whole `shape` along `dim` by the group along a mesh `axis`.
+
+    `parts` equal parts of the dim, such as q|k|v side by side, are cut separately, each into `pieces` equal pieces.
+    With fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the
+    end of the dim first, so that pieces are equal (rows of a token table).
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    pieces: int
+    parts: int = 1
+    padding: int = 0
+    axis: str = "tp"
+
+    @property
+    def step(self) -> int:
+        """The length of one piece of one part."""
+        return (self.shape[self.dim] + self.padding) // self.parts // self.pieces
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape on each rank."""
+        return (*self.shape[: self.dim], self.parts * self.step, *self.shape[self.dim + 1 :])
+
+    def piece(self, index: int, size: int) -> int:
+        """Return the number of member `index` of `size`'s piece."""
+        return index * self.pieces // size
+
+    def copies(self, size: int) -> int:
+        """Return how many neighbours hold the same piece."""
+        return size // self.pieces
+
+    def windows(self, index: int, size: int) -> list[tuple[slice, slice]]:
+        """Yield for each part its range along `dim` on a member, and in the whole, without padding."""
+        length, step, piece = self.shape[self.dim], self.step, self.piece(index, size)
+        found = []
+        for part in range(self.parts):
+            start = part * step * self.pieces + piece * step
+            stop = min(start + step, length)
+            if start < stop:
+                found.append((slice(part * step, part * step + stop - start), slice(start, stop)))
+        return found
+
+    def span(self, index: int, size: int) -> tuple[int, int]:
+        """Return, for a weight cut in one part, the start of a member's piece, and its length without padding."""
+        runs = self.windows(index, size)
+        return (runs[0][1].start, runs[0][1].stop - runs[0][1].start) if runs else (self.shape[self.dim], 0)
+
+    def take(self, whole: Any, index: int, size: int) -> Any:
+        """Cut a member's piece out of a whole host array; padding is zero."""
+        import numpy as np
+
+        local = np.zeros(self.local_shape, whole.dtype)
+        for here, there in self.windows(index, size):
+            local[self._at(here)] = whole[self._at(there)]
+        return local
+
+    def put(self, local: Any, whole: Any, index: int, size: int) -> None:
+        """Store a member's piece in a whole host array."""
+        for here, there in self.windows(index, size):
+            whole[self._at(there)] = local[self._at(here)]
+
+    def _at(self, run: slice) -> tuple[slice, ...]:
+        return (*[slice(None)] * self.dim, run)
+
+
+class Tile(NamedTuple):
+    """One tile of a weight: the `number`th of the equal tiles into which `split` cuts it, counted from 0. Each tile has
+    its own flat buffer, and every rank works on all tiles, one after the other (`nn/tiles.py`)."""
+
+    split: Split
+    number: int
