@@ -179,7 +179,7 @@ def test_a_plan_is_of_a_step_beside_which_an_update_goes_on() -> None:
     assert plan(asked.replace(steps=5, delayed_update=3), cluster=on).time == steady
     before = plan(asked.replace(steps=3, delayed_update=3), cluster=on).time
     assert before == plan(asked.replace(delayed_update=0), cluster=on).time != steady
-    with pytest.raises(InputError, match="choose 2, or leave it out"):
+    with pytest.raises(InputError, match="choose 2 steps, or leave it out"):
         plan(asked.replace(steps=1, delayed_update=1), cluster=on)
     result = plan_first_step(asked)
     assert steady is not None

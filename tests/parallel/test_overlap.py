@@ -167,7 +167,7 @@ def last_sent_and_reduced(events: list[Event]) -> tuple[int, list[int]]:
 
 def test_out_of_buffers_it_is_two_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--stage", "2", "--reduce-bucket", "1000", "--overlap-reduction"]) == 2
-    assert "overlap with reduce_buffers 2" in capsys.readouterr().err
+    assert "choose reduce_buffers 2 to overlap" in capsys.readouterr().err
 
 
 def test_a_bucket_leaves_as_soon_as_no_more_fits() -> None:

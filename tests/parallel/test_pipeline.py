@@ -290,7 +290,7 @@ def test_a_schedule_of_ones_own_takes_the_place_of_the_configurations() -> None:
     same, gpipe = (debug(config, schedule=SCHEDULES[kind]).finish() for kind in ("1f1b", "gpipe"))
     assert same.memory == run(config).memory
     assert gpipe.memory == run(config.replace(pipeline="gpipe")).memory != same.memory
-    with pytest.raises(InputError, match="here is one stage; choose pp 2"):
+    with pytest.raises(InputError, match="pp is 1; choose pp 2 or more"):
         debug(config.replace(pp=1), schedule=SCHEDULES["gpipe"])
 
 
