@@ -29,6 +29,7 @@ PAGES: dict[str, list[dict[str, Any]]] = {
     "mesh": [dict(stage=3, ranks=4, tp=2)],
     "pipeline": [dict(stage=1, ranks=4, pp=2, accumulate=2)],
     "host": [dict(stage=3, ranks=2, recompute="full", cpu_checkpointing=True)],
+    "offload": [dict(stage=2, ranks=2, offload="optimizer=host")],
     "many": [dict(stage=3, ranks=16, layers=1)],
 }
 SIZES = ((390, 844), (1280, 720), (1920, 1080))
@@ -249,6 +250,23 @@ def test_nothing_overflows_at_any_size(browser: Browser, files: dict[str, Path],
         assert out == []
 
 
+def test_other_memories_have_bars_and_copies_are_arrows(browser: Browser, files: dict[str, Path]) -> None:
+    run = encode(record(RunConfig(**{**SMALL, **PAGES["offload"][0]})))["runs"][0]
+    at = next(at for at, event in enumerate(run["events"]) if event[0] == 8)
+    rank, nbytes = run["events"][at][1], run["events"][at][5]
+    seen = "[...document.querySelectorAll('.world text')].map((one) => one.textContent)"
+    browser.open(files["offload"], f"at={at}")
+    before = browser.eval(seen)
+    assert sum(words.startswith("host ") for words in before) == 2  # a bar for each rank
+    assert "H" in before
+    browser.open(files["offload"], f"at={at + 1}")
+    assert len(browser.eval(seen)) == len(before) + 1  # the bytes beside the arrow
+    assert browser.eval(WORDS).startswith(f"Rank {rank} starts to copy {nbytes:,} B from device to host.")
+    assert "in host memory" in browser.eval("document.querySelector('.live').textContent")
+    held = "[...document.querySelectorAll('[data-pick]')].map((one) => one.getAttribute('aria-label')).join()"
+    assert "held here in host memory" in browser.eval(held)
+
+
 @pytest.mark.parametrize("look", ["light", "dark"])
 def test_texts_have_a_contrast_of_aa(browser: Browser, files: dict[str, Path], look: str) -> None:
     browser.media(prefers_color_scheme=look, prefers_reduced_motion="reduce")
@@ -284,15 +302,15 @@ def test_still_where_motion_is_reduced_and_whole_in_print(browser: Browser, file
 
 
 def test_a_page_of_another_version_says_so(browser: Browser, files: dict[str, Path], tmp_path: Path) -> None:
-    text = files["mesh"].read_text("utf-8").replace('"version":1', '"version":2')
+    text = files["mesh"].read_text("utf-8").replace('"version":2', '"version":3')
     path = tmp_path / "later.html"
     path.write_text(text, "utf-8")
     browser.call("Page.navigate", url=path.as_uri())
     for _ in range(100):
         said = browser.eval("document.querySelector('main')?.textContent ?? ''")
-        if "version 2" in said:
+        if "version 3" in said:
             break
-    assert "its player reads version 1" in said
+    assert "its player reads version 2" in said
 
 
 def test_it_opens_at_the_moment_that_its_data_name(browser: Browser, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import zerosim
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
-from zerosim.device.events import Launch, Wait
+from zerosim.device.events import Copy, Launch, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
@@ -45,6 +45,8 @@ OTHERS = (
     dict(stage=2, ranks=2, optimizer="adafactor"),
     dict(stage=3, ranks=2, gather="module"),
     dict(stage=3, ranks=2, model="llama"),
+    dict(stage=2, ranks=2, offload="optimizer=host"),
+    dict(stage=3, ranks=2, offload="params=host,optimizer=host"),
 )
 
 
@@ -77,9 +79,16 @@ def agrees(one: Recorded, run: int = 0, *others: Recorded) -> None:
         assert memory.peak == counted.peak
         assert memory.host_peak_bytes == counted.host_peak_bytes
         assert memory.states == counted.states
+        assert not counted.others or memory.others.keys() == counted.others.keys()
         assert traffic.rows() == result.traffic[rank]
-        marks = next(row["marks"] for row in data["runs"][run]["ranks"] if row["rank"] == rank)
-        assert marks == {name: dict(shot.by_kind) for name, shot in counted.marks.items()}
+        row = next(row for row in data["runs"][run]["ranks"] if row["rank"] == rank)
+        assert row["marks"] == {name: dict(shot.by_kind) for name, shot in counted.marks.items()}
+        assert row["others"].get("host", {"peak": 0})["peak"] == counted.host_peak_bytes
+        for name, other in counted.others.items():
+            assert memory.others[name].marks == other.marks
+            assert memory.others[name].peak == other.peak
+            assert row["others"][name]["peak"] == other.peak.total_bytes
+            assert row["others"][name]["marks"] == {mark: dict(shot.by_kind) for mark, shot in other.marks.items()}
 
 
 @pytest.mark.quick(8)
@@ -92,6 +101,25 @@ def test_ledgers_of_the_data_are_the_runs_own(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", OTHERS, ids=lambda changes: "-".join(map(str, changes.values())))
 def test_and_of_runs_with_more_in_them(changes: dict[str, Any]) -> None:
     agrees(recorded(**changes))
+
+
+def test_and_of_a_run_on_nvme(tmp_path: Path) -> None:
+    one = record(RunConfig(stage=3, ranks=2, offload="params=nvme,optimizer=nvme", nvme=str(tmp_path), **SMALL))
+    agrees(one)
+    assert set(one.result.memory[0].others) == {"host", "nvme"}
+
+
+def test_copies_come_back_with_the_work_that_a_wait_names() -> None:
+    one = recorded(stage=2, ranks=2, offload="optimizer=host")
+    (records,) = decode(encode(one))
+    for rank, events in records.items():
+        copies = [event for event in events if isinstance(event, Copy)]
+        assert copies
+        assert all(copy.work is not None for copy in copies)
+        waited = {event.work for event in events if isinstance(event, Wait)}
+        assert {copy.work for copy in copies} <= waited
+        own = [event for event in one.result.events[rank] if isinstance(event, Copy)]
+        assert [copy._replace(after="") for copy in copies] == [copy._replace(after="") for copy in own]
 
 
 def test_and_of_plans() -> None:
@@ -179,7 +207,15 @@ def test_a_page_names_nothing_outside_itself() -> None:
 
 def test_squeezing_leaves_texts_alone() -> None:
     source = "// gone\nconst a = 'x // y';  // gone\nconst b = `p ${ a  ? `q  ${ a }` : '' } r`;\nreturn a + +b;\n"
-    assert squeezed(source) == "const a='x // y';const b=`p ${a?`q  ${a}`:''} r`;return a+ +b;"
+    assert squeezed(source) == "const a='x // y',b=`p ${a?`q  ${a}`:''} r`;return a+ +b;"
+
+
+def test_squeezing_joins_consts_and_drops_what_a_block_does_not_need() -> None:
+    source = (
+        "const f = (one) => { go(one); };\nfor (const x of y) {\n  stop();\n}\nconst a = [1,\n];\nconst [b, , c] = a;\n"
+    )
+    assert squeezed(source) == "const f=one=>{go(one)};for(const x of y){stop()}\nconst a=[1],[b,,c]=a;"
+    assert squeezed("let a = 1;\nconst b = 2;\nif (a) { b; }\n") == "let a=1;const b=2;if(a){b}"
 
 
 def test_a_notebook_keeps_a_frame_and_a_picture() -> None:
@@ -243,8 +279,8 @@ def test_a_run_too_large_says_what_to_leave_out() -> None:
 
 def test_data_of_another_schema_are_refused() -> None:
     data = encode(recorded(stage=3, ranks=2))
-    with pytest.raises(InputError, match="version 2 of zerosim-player: expected version 1"):
-        decode({**data, "version": 2})
+    with pytest.raises(InputError, match="version 1 of zerosim-player: expected version 2"):
+        decode({**data, "version": 1})
     result = recorded(stage=3, ranks=2).result
     with pytest.raises(InputError, match="schema 2: expected 'zerosim-player'"):
         decode(result.to_dict())

@@ -76,9 +76,9 @@ def _launch(run: Mapping[str, Any], rank: int, scope: Scope, values: Sequence[An
 
 
 def _copy(run: Mapping[str, Any], rank: int, scope: Scope, values: Sequence[Any]) -> Event:
-    source, target, nbytes, purpose = values
+    source, target, nbytes, purpose, work = values
     words = run["words"]
-    return Copy(scope, words[source], words[target], nbytes, words[purpose])
+    return Copy(scope, words[source], words[target], nbytes, words[purpose], work)
 
 
 _READERS: Mapping[str, Reader] = {

@@ -34,6 +34,7 @@ from zerosim.device.events import (
     Wait,
 )
 from zerosim.errors import InputError
+from zerosim.ledger.memory import MemoryLedger
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import AXES
@@ -48,7 +49,7 @@ from zerosim.units import format_bytes
 
 Data = dict[str, Any]
 
-SCHEMA, VERSION = "zerosim-player", 1
+SCHEMA, VERSION = "zerosim-player", 2
 MOST_BYTES = 2_000_000
 """Of a page's data, as JSON."""
 EVENTS = (
@@ -163,6 +164,8 @@ class _Run:
         """A rank that ran: where it is, for how many it stands, what it should send, what its ledger has."""
         result, mesh = self.result, self.result.layout.mesh
         stage, memory = mesh.index(rank, "pp"), result.memory[rank]
+        ledger = MemoryLedger()  # without offload a result has no marks of its other memories
+        ledger.read(result.events[rank])
         total, letters = check_traffic(result, 0, stage)[-1], letters_of(result, stage, padded=True)
         return {
             "rank": rank,
@@ -177,6 +180,13 @@ class _Run:
             },
             "marks": {name: dict(shot.by_kind) for name, shot in memory.marks.items()},
             "peak": memory.peak.total_bytes,
+            "others": {
+                name: {
+                    "peak": other.peak.total_bytes,
+                    "marks": {mark: dict(shot.by_kind) for mark, shot in other.marks.items()},
+                }
+                for name, other in ledger.others.items()
+            },
         }
 
     def _events(self) -> Iterator[tuple[list[Any], Line | None]]:
@@ -222,7 +232,7 @@ class _Run:
             case Mark():
                 return ["mark", word(event.name)]
             case Copy():
-                return ["copy", word(event.source), word(event.target), event.nbytes, word(event.purpose)]
+                return ["copy", word(event.source), word(event.target), event.nbytes, word(event.purpose), event.work]
             case _:
                 return None
 

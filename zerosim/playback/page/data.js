@@ -1,9 +1,10 @@
 // The page's data, and small helpers: elements, numbers in words, colours.
 
 const DATA = JSON.parse(document.getElementById('data').textContent);
-const SCHEMA = 'zerosim-player', VERSION = 1;
-const KINDS = ['alloc', 'free', 'retag', 'kernel', 'launch', 'wait', 'message', 'mark', 'copy', 'alloc_elsewhere', 'free_elsewhere'];
-const [ALLOC, FREE, RETAG, KERNEL, LAUNCH, WAIT, MESSAGE, MARK, COPY, HOST_ALLOC, HOST_FREE] = KINDS.keys();
+const SCHEMA = 'zerosim-player', VERSION = 2;
+const DEVICE = 'device';
+const MEMORIES = { device: 'on the device', host: 'in host memory', nvme: 'on NVMe' };
+const [ALLOC, FREE, RETAG, KERNEL, LAUNCH, WAIT, MESSAGE, MARK, COPY, HOST_ALLOC, HOST_FREE] = Array(11).keys(); // kinds of events
 const STATES = ['param', 'grad', 'optim'];
 const GATHERED = { param: ['unsharded_param', 'prefetched_param'], grad: ['unsharded_grad'], optim: [] };
 const PASSING = ['activation', 'activation_grad', 'kept', 'temp', 'comm'];
@@ -25,6 +26,9 @@ function fill(node, attributes, children) {
 const html = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG_NS, tag), attributes, children);
 
+const sumOf = (values) => [...values].reduce((a, b) => a + b, 0);
+const path = (d, more, ...inside) => svg('path', { d, ...more }, inside);
+const titled = (words, ...inside) => svg('g', {}, svg('title', {}, words), inside);
 const f1 = (x) => Number(x.toFixed(1));
 const NUMBERS = new Intl.NumberFormat('en');
 const num = (n) => NUMBERS.format(n);
@@ -70,5 +74,5 @@ const HATCHES = {
 function hatches(prefix) {
   return svg('defs', {}, Object.entries(DATA.kinds).filter(([, kind]) => kind.hatch).map(([name, kind]) => svg('pattern',
     { id: `${prefix}-${name}`, width: 8, height: 8, patternUnits: 'userSpaceOnUse' },
-    svg('path', { d: HATCHES[kind.hatch], fill: 'none', stroke: inkOn(kind[theme]), 'stroke-opacity': 0.3, 'stroke-width': kind.hatch === '..' ? 2 : 1 }))));
+    path(HATCHES[kind.hatch], { fill: 'none', stroke: inkOn(kind[theme]), 'stroke-opacity': 0.3, 'stroke-width': kind.hatch === '..' ? 2 : 1 }))));
 }

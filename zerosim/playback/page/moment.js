@@ -11,15 +11,19 @@ class Run {
     this.rowCache = new Map();
     this.visited = new Set(); // rank/unit
     this.calls = data.calls.map(([op, axis, purpose, group, sequence, algorithm], index) => (
-      { index, op, axis, purpose, group, sequence, algorithm, joined: new Map(), ended: new Map(), messages: new Map() }));
+      { index, op, axis, purpose, group, sequence, algorithm, joined: new Map(), ended: new Map() }));
     this.works = new Map();
     this.sent = new Map(this.ranks.map((rank) => [rank, []]));
-    this.hosted = new Map();
+    this.copies = new Map(this.ranks.map((rank) => [rank, []]));
+    this.copying = new Map();
     this.own = new Map(this.ranks.map((rank) => [rank, []])); // the numbers of a rank's events
     this.events.forEach((event, at) => this.read(event, at));
     this.flatOf = new Map(data.flats.map((flat, index) => [flat.name, [index]]));
     for (const [unit, flats] of Object.entries(data.units)) if (!this.flatOf.has(unit)) this.flatOf.set(unit, flats);
     this.most = Math.max(1, ...data.ranks.map((rank) => rank.peak));
+    const others = data.ranks.map((rank) => rank.others); // by memory beside the device: what the ledger has
+    this.memories = new Map(Object.keys(MEMORIES).filter((name) => others.some((each) => each[name]))
+      .map((name) => [name, Math.max(1, ...others.map((each) => (each[name] ? each[name].peak : 0)))]));
     this.mostPassing = this.findMostPassing();
     this.ofRank = new Map(this.ranks.map((rank) => [rank, this.findStretches(rank)]));
     this.stretches = this.ofRank.get(this.ranks[0]);
@@ -41,13 +45,13 @@ class Run {
     this.own.get(rank).push(at);
     this.visited.add(`${rank}/${this.scope(event).unit}`);
     if (code === ALLOC || code === HOST_ALLOC) {
-      const [id, nbytes, kind, , name] = values;
-      const buffer = { id, rank, nbytes, born: at, died: Infinity, unit: this.scope(event).unit, host: code === HOST_ALLOC,
-        kinds: [[at, this.word(kind)]], name: name === undefined ? '' : this.word(name) };
+      const [id, nbytes, kind, , name, memory] = values;
+      const buffer = { id, rank, nbytes, born: at, died: Infinity, unit: this.scope(event).unit,
+        kinds: [[at, this.word(kind)]], name: this.word(name), memory: this.word(memory) || DEVICE };
       this.buffers.push(buffer);
-      (buffer.host ? this.hosted : this.byId).set(key, buffer);
+      this.byId.set(key, buffer);
     } else if (code === FREE || code === HOST_FREE) {
-      (code === FREE ? this.byId : this.hosted).get(key).died = at;
+      this.byId.get(key).died = at;
     } else if (code === RETAG) {
       this.byId.get(key).kinds.push([at, this.word(values[1])]);
     } else if (code === LAUNCH) {
@@ -60,12 +64,18 @@ class Run {
         const own = this.sent.get(rank);
         own.push([at, (own.length ? own[own.length - 1][1] : 0) + (sent === null ? modelled || 0 : sent)]);
       }
+    } else if (code === COPY) {
+      const [source, target, nbytes, , work] = values;
+      const copy = { source: this.word(source), target: this.word(target), nbytes, at, end: work === null ? at + 1 : Infinity };
+      this.copies.get(rank).push(copy);
+      this.copying.set(`${rank}/${work}`, copy); // until it is waited for
+    } else if (code === WAIT && this.copying.has(key)) {
+      const copy = this.copying.get(key);
+      copy.end = Math.min(copy.end, at);
     } else if (code === WAIT && this.works.has(key)) {
       this.works.get(key).ended.set(rank, at);
     } else if (code === MESSAGE && this.works.has(key)) {
       const call = this.works.get(key);
-      const before = call.messages.get(rank) || [];
-      call.messages.set(rank, [...before, { peer: values[1], nbytes: values[2], count: values[3] }]);
       if (!call.ended.size) call.last = at;
     }
   }
@@ -126,10 +136,10 @@ class Run {
     return found;
   }
 
-  // Bytes by kind of a rank's live buffers; the host's apart.
-  byKind(buffers) {
+  // Bytes by kind of a rank's live buffers in one memory.
+  byKind(buffers, place = DEVICE) {
     const found = new Map();
-    for (const { kind, nbytes, host } of buffers) if (!host) found.set(kind, (found.get(kind) || 0) + nbytes);
+    for (const { kind, nbytes, memory } of buffers) if (memory === place) found.set(kind, (found.get(kind) || 0) + nbytes);
     return new Map([...Object.keys(DATA.kinds), ...found.keys()].filter((kind) => found.get(kind)).map((kind) => [kind, found.get(kind)]));
   }
 
@@ -199,7 +209,7 @@ class Run {
         found.push({ name, nth: seen.get(name), start: at, end: at + 1, phase, unit, slot, step });
       }
     }
-    found.forEach((one, index) => { if (found[index + 1]) one.until = found[index + 1].start; else one.until = this.length; });
+    found.forEach((one, index) => { one.until = found[index + 1] ? found[index + 1].start : this.length; });
     return found;
   }
 
@@ -224,11 +234,14 @@ class Run {
     return this.events.every((event, at) => {
       if (event[0] !== MARK) return true;
       const name = this.word(event[3]);
-      const later = this.events.some((other, index) => index > at && other[0] === MARK && other[1] === event[1] && other[3] === event[3]);
-      if (later) return true;
-      const counted = this.byKind(this.live(at + 1).get(event[1]));
-      const ledger = this.info.get(event[1]).marks[name] || {};
-      return counted.size === Object.keys(ledger).length && [...counted].every(([kind, nbytes]) => ledger[kind] === nbytes);
+      if (this.events.some((other, index) => index > at && other[0] === MARK && other[1] === event[1] && other[3] === event[3])) return true; // only the last one
+      const buffers = this.live(at + 1).get(event[1]);
+      const { marks, others } = this.info.get(event[1]);
+      return Object.entries({ ...others, [DEVICE]: { marks } }).every(([memory, of]) => {
+        const counted = this.byKind(buffers, memory);
+        const ledger = of.marks[name] || {};
+        return counted.size === Object.keys(ledger).length && [...counted].every(([kind, nbytes]) => ledger[kind] === nbytes);
+      });
     });
   }
 }

@@ -25,10 +25,10 @@ function gauge(run, rank, k, name) {
     'aria-label': `rank ${rank} has sent ${exact(sent)} of ${exact(volume.bytes)}` },
   rect(0, 2, width, 14, { fill: ink.band }), rect(0, 2, X(sent), 14, { fill: verbColor('all_gather') }));
   for (let times = 1; times <= 3 && unit > 0; times += 1) {
-    root.append(svg('path', { d: `M${f1(X(times * unit))},0v19`, stroke: ink.text, 'stroke-width': 1.2 }));
+    root.append(path(`M${f1(X(times * unit))},0v19`, { stroke: ink.text, 'stroke-width': 1.2 }));
     root.append(text(X(times * unit), 31, `${times > 1 ? times : ''}Ψ`, { size: 12, anchor: 'middle', color: 'muted' }));
   }
-  if (volume.bytes) root.append(svg('path', { d: `M${f1(X(volume.bytes) - 1)},0v18`, stroke: ink.text, 'stroke-width': 3 }));
+  if (volume.bytes) root.append(path(`M${f1(X(volume.bytes) - 1)},0v18`, { stroke: ink.text, 'stroke-width': 3 }));
   const n = volume.members;
   return html('section', { class: 'sent' }, html('h2', {}, `${name ? `${name}: ` : ''}rank ${rank} has sent ${bytes(sent)}`), root,
     html('p', { class: 'muted' }, volume.bytes ? `The formula gives ${volume.form} for a step, ${exact(volume.bytes)}${n > 1 ? `: each Ψ is ${n - 1}/${n} of the parameters, for a rank sends nothing to itself` : ''}.` : 'The formula gives 0 for a step: nobody else holds the same.'));
@@ -69,7 +69,7 @@ function detail(run, k, chosen, pick) {
     const { rank, nbytes, born, died, kinds, unit, name } = chosen.buffer;
     const phase = (at) => whereText(run, run.events[at]);
     return html('section', { class: 'detail' }, close, html('h2', {}, bufferName(chosen.buffer, kinds[0][1])), html('dl', {},
-      row('on', `rank ${rank}`), row('bytes', num(nbytes)), row('unit', unit || 'none'), row('what', name || kindWord(kinds[0][1])),
+      row('on', `rank ${rank}${whereLies(chosen.buffer)}`), row('bytes', num(nbytes)), row('unit', unit || 'none'), row('what', name || kindWord(kinds[0][1])),
       row('kind', kinds.map(([, kind]) => kindWord(kind)).join(', then ')),
       row('born', `event ${num(born + 1)}: ${phase(born)}`),
       row('died', died === Infinity ? 'lives to the end of the record' : `event ${num(died + 1)}: ${phase(died)}`)));
@@ -79,14 +79,14 @@ function detail(run, k, chosen, pick) {
 
 const MOST_LISTED = 60;
 function liveList(run, rank, buffers, chosen, pick, choose) {
-  const total = buffers.reduce((sum, buffer) => sum + (buffer.host ? 0 : buffer.nbytes), 0);
+  const total = buffers.reduce((sum, buffer) => sum + (buffer.memory === DEVICE ? buffer.nbytes : 0), 0);
   const ordered = [...buffers].sort((a, b) => b.nbytes - a.nbytes || a.id - b.id);
   const items = ordered.slice(0, MOST_LISTED).map((buffer) => {
     const chip = html('span', { class: 'chip', 'aria-hidden': 'true' }, letterOf(buffer.kind));
     chip.style.background = kindColor(buffer.kind);
     chip.style.color = inkOn(kindColor(buffer.kind));
     const isChosen = chosen.buffer === buffer.whole;
-    return html('li', {}, html('button', { class: isChosen ? 'chosen' : '', 'data-pick': `l${rank}.${buffer.id}${buffer.host ? 'h' : ''}`, onclick: () => pick({ buffer: buffer.whole }) },
+    return html('li', {}, html('button', { class: isChosen ? 'chosen' : '', 'data-pick': `l${rank}.${buffer.id}`, onclick: () => pick({ buffer: buffer.whole }) },
       chip, html('span', { class: 'name' }, bufferName(buffer, buffer.kind)), html('span', { class: 'size' }, bytes(buffer.nbytes))));
   });
   if (ordered.length > MOST_LISTED) items.push(html('li', { class: 'muted' }, `and ${ordered.length - MOST_LISTED} more`));

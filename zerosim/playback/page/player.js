@@ -19,7 +19,7 @@ function start() {
   let [track, trackKey, legendKey, room] = [null, '', '', null];
 
   // -- the frame of the page ---------------------------------------------------------------------
-  const icon = (d) => svg('svg', { viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' }, svg('path', { d, fill: 'currentColor' }));
+  const icon = (d) => svg('svg', { viewBox: '0 0 16 16', width: 16, height: 16, 'aria-hidden': 'true' }, path(d, { fill: 'currentColor' }));
   const button = (label, key, content, onclick, more) => html('button', { title: `${label} (${key})`, 'aria-label': label, onclick, ...more }, content);
   const PLAY = 'M3,1l11,7l-11,7Z';
   const PAUSE = 'M3,1h4v14h-4Z M9,1h4v14h-4Z';
@@ -183,7 +183,8 @@ function start() {
       const patch = svg('svg', { width: 18, height: 14, 'aria-hidden': 'true', 'font-family': FONT }, hatches('l'), area(kind, 0, 0, 18, 14, 'l'));
       return html('span', { class: 'item', title: DATA.kinds[kind].meaning }, patch, ` ${kindWord(kind)}`);
     });
-    const how = 'Filled: here. Outlined: elsewhere. Raised: gathered.';
+    const away = [...shown[0].memories.keys()].map((name) => ` ${name[0].toUpperCase()}: ${MEMORIES[name]}.`).join('');
+    const how = `Filled: here. Outlined: on another rank. Raised: gathered.${away}`;
     const left = shown[0].data.left_out.length ? ' Kernels are left out, to keep the page small.' : '';
     parts.legend.replaceChildren(...items, html('span', { class: 'note' }, `${how} Recorded by zerosim ${DATA.zerosim}.${root.dataset.agrees === 'true' ? ' The bars equal the ledger at every mark.' : ''}${left}`));
   }
@@ -245,7 +246,8 @@ function start() {
       frame.append(...area(kind, at, y - 12, 18, 14, 't'), text(at + 23, y - 1, name, { size: 12 }));
       at += name.length * 6.5 + 40;
     }
-    fill(frame, { width: Math.ceil(width), height: Math.ceil(y + 12), viewBox: `0 0 ${Math.ceil(width)} ${Math.ceil(y + 12)}` });
+    const [w, h] = [Math.ceil(width), Math.ceil(y + 12)];
+    fill(frame, { width: w, height: h, viewBox: `0 0 ${w} ${h}` });
     frame.prepend(svg('rect', { width: '100%', height: '100%', fill: ink.background }));
     const blob = new Blob([new XMLSerializer().serializeToString(frame)], { type: 'image/svg+xml' });
     const link = html('a', { href: URL.createObjectURL(blob), download: `zerosim-stage${run().data.stage}-event${state.k}.svg` });
@@ -265,7 +267,7 @@ function start() {
     if (event.ctrlKey || event.metaKey || event.altKey || parts.help.open) return;
     const target = event.target;
     if (target.matches('select, input[type=range]') && event.key.startsWith('Arrow')) return;
-    if (parts.world.contains(target) && walk(event)) return;
+    if (parts.world.contains(target) && walk(event)) { event.preventDefault(); return; }
     if (event.key === ' ' && target.matches('button, select')) return;
     const stage = '0123'.includes(event.key) ? runs.findIndex((one) => String(one.data.stage) === event.key) : -1;
     if (stage >= 0) choose(stage);
@@ -277,8 +279,10 @@ function start() {
   function walk(event) {
     const items = [...parts.world.querySelectorAll('[data-pick]')];
     const at = items.indexOf(event.target);
-    if (event.key === 'Enter' && at >= 0) { event.target.dispatchEvent(new Event('click')); event.preventDefault(); return true; }
-    if (event.key === 'Enter' && items.length) { items[0].focus(); event.preventDefault(); return true; }
+    if (event.key === 'Enter' && items.length) {
+      if (at < 0) items[0].focus(); else event.target.dispatchEvent(new Event('click'));
+      return true;
+    }
     if (at < 0 || !event.key.startsWith('Arrow')) return false;
     const centre = (item) => { const box = item.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; };
     const [cx, cy] = centre(event.target);
@@ -290,7 +294,6 @@ function start() {
     };
     const best = items.reduce((one, item) => (far(item) < far(one) ? item : one));
     if (far(best) < Infinity) best.focus({ preventScroll: true });
-    event.preventDefault();
     return true;
   }
   const drag = (event) => {

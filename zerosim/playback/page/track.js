@@ -40,27 +40,27 @@ function drawTrack(run, rank, width, height, prefix, most) {
   const { kinds, columns: values, peak } = columnsOf(run, rank, columns);
   const X = (k) => left + (w * k) / run.length;
   const Y = (nbytes) => top + h - (h * nbytes) / most;
-  const root = svg('g', {});
-  root.append(rect(left, top, w, h, { fill: ink.band }));
+  const root = svg('g', {}, rect(left, top, w, h, { fill: ink.band }));
+  const beside = (y, words) => root.append(text(left - 6, y, words, { size: 11, color: 'muted', anchor: 'end' }));
   for (const share of [0.5, 1]) {
-    root.append(svg('path', { d: `M${left},${f1(Y(most * share))}h${w}`, stroke: ink.grid, fill: 'none' }));
-    root.append(text(left - 6, Y(most * share) + 4, bytes(Math.round(most * share)), { size: 11, color: 'muted', anchor: 'end' }));
+    root.append(path(`M${left},${f1(Y(most * share))}h${w}`, { stroke: ink.grid, fill: 'none' }));
+    beside(Y(most * share) + 4, bytes(Math.round(most * share)));
   }
-  root.append(text(left - 6, top + h, '0', { size: 11, color: 'muted', anchor: 'end' }));
+  beside(top + h, '0');
   const lower = new Array(columns).fill(0);
   kinds.forEach((kind, index) => {
     if (!values.some((column) => column.values[index])) return;
     const up = [];
     const down = [];
     values.forEach((column, at) => {
-      const x = (left + ((at + 0.5) * w) / columns).toFixed(1);
+      const x = f1(left + ((at + 0.5) * w) / columns);
       down.unshift(`${x},${f1(Y(lower[at]))}`);
       lower[at] += column.values[index];
       up.push(`${x},${f1(Y(lower[at]))}`);
     });
     const d = `M${up.join('L')}L${down.join('L')}Z`;
-    root.append(svg('path', { d, fill: kindColor(kind) }));
-    if (DATA.kinds[kind].hatch) root.append(svg('path', { d, fill: `url(#${prefix}-${kind})` }));
+    root.append(path(d, { fill: kindColor(kind) }));
+    if (DATA.kinds[kind].hatch) root.append(path(d, { fill: `url(#${prefix}-${kind})` }));
   });
   // Ribbons.
   const spans = (key) => {
@@ -81,23 +81,23 @@ function drawTrack(run, rank, width, height, prefix, most) {
       const x = X(one.start);
       const wide = X(one.until) - x;
       const shade = line ? (at % 2 ? 'band' : 'grid') : one.name === 'backward' || !one.name ? 'grid' : 'band';
-      root.append(svg('g', {}, svg('title', {}, one.name), rect(x, y, wide, ribbon - 2, { fill: ink[shade], stroke: ink.background, 'stroke-width': 0.5 })));
+      root.append(titled(one.name, rect(x, y, wide, ribbon - 2, { fill: ink[shade], stroke: ink.background, 'stroke-width': 0.5 })));
       if (one.name && wide > one.name.length * 6.4 + 4) root.append(text(x + wide / 2, y + 11.5, one.name, { size: 11, anchor: 'middle' }));
     });
-    root.append(text(left - 6, y + 11.5, line ? 'unit' : 'phase', { size: 11, color: 'muted', anchor: 'end' }));
+    beside(y + 11.5, line ? 'unit' : 'phase');
   });
   const callY = top + h + 3 + 2 * ribbon;
-  root.append(text(left - 6, callY + 10, 'sends', { size: 11, color: 'muted', anchor: 'end' }));
+  beside(callY + 10, 'sends');
   for (const call of run.calls) {
     if (!call.joined.has(rank)) continue;
     const start = call.joined.get(rank).at;
     const end = call.ended.has(rank) ? call.ended.get(rank) : start + 1;
-    root.append(svg('g', {}, svg('title', {}, nameOf(call)), rect(X(start), callY, Math.max(2, X(end) - X(start)), ribbon - 4, { fill: verbColor(call.op) })));
+    root.append(titled(nameOf(call), rect(X(start), callY, Math.max(2, X(end) - X(start)), ribbon - 4, { fill: verbColor(call.op) })));
   }
   const px = X(peak.at);
   const words = `peak ${bytes(peak.total)}`;
   const flip = px > left + w - 110;
-  root.append(svg('path', { d: `M${f1(px)},${top + h}V${f1(Math.max(6, Y(peak.total) - 12))}`, stroke: ink.text, 'stroke-width': 1.5 }));
+  root.append(path(`M${f1(px)},${top + h}V${f1(Math.max(6, Y(peak.total) - 12))}`, { stroke: ink.text, 'stroke-width': 1.5 }));
   root.append(text(px + (flip ? -5 : 5), Math.max(14, Y(peak.total) - 4), `⚑ ${words}`, { size: 12, weight: 700, anchor: flip ? 'end' : 'start', halo: ink.background }));
   return { root, X, top, h, height, w, left, most };
 }
@@ -111,10 +111,10 @@ function drawCursor(track, run, k, chosen) {
     const start = track.X(born);
     const end = track.X(Math.min(died, run.length));
     group.append(rect(start, track.top - 8, Math.max(3, end - start), 6, { fill: kindColor(kinds[0][1]), stroke: ink.text, 'stroke-width': 1 }));
-    group.append(svg('path', { d: `M${f1(start)},${track.top - 8}v${track.h + 8}M${f1(end)},${track.top - 8}v${track.h + 8}`, stroke: ink.text, 'stroke-dasharray': '3 3', fill: 'none' }));
+    group.append(path(`M${f1(start)},${track.top - 8}v${track.h + 8}M${f1(end)},${track.top - 8}v${track.h + 8}`, { stroke: ink.text, 'stroke-dasharray': '3 3', fill: 'none' }));
   }
-  group.append(svg('path', { d: `M${x},${track.top - 4}V${track.height - 2}`, stroke: ink.background, 'stroke-width': 5 }));
-  group.append(svg('path', { d: `M${x},${track.top - 4}V${track.height - 2}`, stroke: ink.text, 'stroke-width': 2 }));
-  group.append(svg('path', { d: `M${x},${track.top}l-6,-9h12Z`, fill: ink.text }));
+  const line = `M${x},${track.top - 4}V${track.height - 2}`;
+  group.append(path(line, { stroke: ink.background, 'stroke-width': 5 }), path(line, { stroke: ink.text, 'stroke-width': 2 }),
+    path(`M${x},${track.top}l-6,-9h12Z`, { fill: ink.text }));
   return group;
 }

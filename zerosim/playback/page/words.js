@@ -12,6 +12,7 @@ function whereText(run, event) {
 
 const callName = (call) => `${verb(call.op)} #${call.sequence}`;
 const ofUnit = (unit) => (unit ? ` of ${unit}` : '');
+const whereLies = ({ memory }) => (memory === DEVICE ? '' : ` ${MEMORIES[memory]}`);
 const nameOf = (call) => callName(call) + ofUnit(call.unit);
 
 function sentence(run, k, wide) {
@@ -64,10 +65,10 @@ function eventSentence(run, k, event) {
   const key = `${rank}/${values[0]}`;
   const buffer = run.byId.get(key);
   const who = `Rank ${rank}`;
-  const what = (one, kind) => `${exact(one.nbytes)} of ${kindWord(kind)}${ofUnit(one.unit)}`;
+  const what = (one, kind) => `${exact(one.nbytes)} of ${kindWord(kind)}${ofUnit(one.unit)}${whereLies(one)}`;
   switch (code) {
-    case ALLOC: return `${who} allocates ${what(buffer, buffer.kinds[0][1])}.`;
-    case FREE: return `${who} frees ${what(buffer, run.kindAt(buffer, k))}.`;
+    case ALLOC: case HOST_ALLOC: return `${who} allocates ${what(buffer, buffer.kinds[0][1])}.`;
+    case FREE: case HOST_FREE: return `${who} frees ${what(buffer, run.kindAt(buffer, k))}.`;
     case RETAG: return `${who} keeps ${exact(buffer.nbytes)} as ${kindWord(run.word(values[1]))}${ofUnit(buffer.unit)}.`;
     case KERNEL: return `${who} computes ${run.word(values[0])}${values[1] ? `: ${count(values[1], 'flop')}` : ''}.`;
     case LAUNCH: {
@@ -77,17 +78,15 @@ function eventSentence(run, k, event) {
       const waits = missing.length ? ` It waits for ${ranksText(missing)}.` : '';
       return `${who} joins ${nameOf(call)}: it sends ${exact(sent)}${received === null ? '' : ` and receives ${exact(received)}`}.${waits}`;
     }
-    case WAIT: return `${who} has the result of ${run.works.has(key) ? callName(run.works.get(key)) : 'a copy'} and goes on.`;
+    case WAIT: return `${who} has the result of ${run.works.has(key) ? callName(run.works.get(key)) : `a copy of ${exact(run.copying.get(key).nbytes)}`} and goes on.`;
     case MESSAGE: {
       const [, peer, nbytes, times] = values;
       if (peer < 0) return `${who} sends ${exact(nbytes)} to ${times === 1 ? 'the other rank' : `each of the ${times} other ranks`}.`;
       return `${who} sends ${exact(nbytes)} to rank ${peer}${times > 1 ? `, ${times} times` : ''}.`;
     }
     case MARK: return markSentence(run, event, false);
-    case COPY: return `${who} copies ${exact(values[2])} from ${run.word(values[0])} to ${run.word(values[1])}.`;
-    case HOST_ALLOC: return `${who} takes ${exact(values[1])} of ${run.word(values[5])} memory.`;
-    default: return `${who} gives ${run.word(values[1])} memory back.`;
+    default: return `${who} ${values[4] === null ? 'copies' : 'starts to copy'} ${exact(values[2])} from ${run.word(values[0])} to ${run.word(values[1])}.`;
   }
 }
 
-const bufferName = (buffer, kind) => [buffer.unit, buffer.name || kindWord(kind)].filter(Boolean).join(' · ');
+const bufferName = (buffer, kind) => [buffer.unit, buffer.name || kindWord(kind)].filter(Boolean).join(' · ') + whereLies(buffer);

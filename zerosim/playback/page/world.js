@@ -17,7 +17,7 @@ function rowsOf(run, rank) {
     if (!fresh.length && run.visited.has(`${rank}/${unit}`)) rows.push({ name: unit, flat: null, unit });
   }
   const named = new Set(rows.map((one) => one.name));
-  const isElsewhere = (buffer) => buffer.rank === rank && PASSING.includes(buffer.kinds[0][1]) && buffer.nbytes * 25 > run.mostPassing && !named.has(buffer.unit) && !named.has(run.rowOf(buffer.unit));
+  const isElsewhere = (buffer) => buffer.rank === rank && buffer.memory === DEVICE && PASSING.includes(buffer.kinds[0][1]) && buffer.nbytes * 25 > run.mostPassing && !named.has(buffer.unit) && !named.has(run.rowOf(buffer.unit));
   if (run.buffers.some(isElsewhere)) rows.push({ name: 'other', flat: null, unit: null });
   return run.rowCache.set(rank, rows).get(rank);
 }
@@ -42,7 +42,7 @@ function arrange(run, width, height, gap) {
     if (!height && width < 520 && columns > 1) break;
     const w = (width - gap * (columns - 1)) / columns;
     const h = height ? (height - gap * (rows - 1)) / rows : 400;
-    const score = Math.min(w / 330, h / (62 + lines * 15)) * (n % columns ? 0.75 : 1);
+    const score = Math.min(w / 330, h / (62 + run.memories.size * 17 + lines * 15)) * (n % columns ? 0.75 : 1);
     if (score > best.score) best = { score, columns, rows };
   }
   const cells = run.ranks.map((rank, index) => ({ rank, x: index % best.columns, y: Math.floor(index / best.columns) }));
@@ -56,9 +56,10 @@ function drawWorld(run, k, { width, height, most, prefix, pick, chosen, title })
   const left = plan.sides.length > 1 ? 22 : 0;
   const gapX = plan.heads[0] && plan.heads[0].startsWith('pipeline') && width > 500 ? 68 : gap;
   const cardW = (width - left - 2 - gapX * (plan.columns - 1)) / plan.columns;
-  const natural = 66 + plan.lines * 17;
+  const more = run.memories.size * 17; // bars of other memories
+  const natural = 66 + more + plan.lines * 17;
   const gapY = plan.rows > 1 ? gap : 0;
-  const cardH = height ? Math.max(90, Math.min((height - top - 4 - gapY * (plan.rows - 1)) / plan.rows, 66 + plan.lines * 34)) : natural;
+  const cardH = height ? Math.max(90, Math.min((height - top - 4 - gapY * (plan.rows - 1)) / plan.rows, 66 + more + plan.lines * 34)) : natural;
   const total = top + plan.rows * cardH + gapY * (plan.rows - 1) + 4;
   const root = svg('svg', { width, height: Math.ceil(total), viewBox: `0 0 ${width} ${Math.ceil(total)}`, 'font-family': FONT,
     role: 'group', 'aria-label': `${run.data.about}: what each rank holds` }, hatches(prefix));
@@ -92,14 +93,14 @@ const pickable = (id, words, onclick, ...children) => svg('g', { class: 'pick', 
 
 const rect = (x, y, w, h, more) => svg('rect', { x: f1(x), y: f1(y), width: f1(Math.max(0, w)), height: f1(Math.max(0, h)), ...more });
 
-// A filled area in a kind's colour, hatch and letter.
-function area(kind, x, y, w, h, prefix, more) {
+// A filled area in a kind's colour, hatch and letter; in another memory faint, with that memory's letter.
+function area(kind, x, y, w, h, prefix, away) {
   const color = kindColor(kind);
-  const parts = [rect(x, y, w, h, { fill: color, ...more })];
-  if (DATA.kinds[kind] && DATA.kinds[kind].hatch && w > 3) parts.push(rect(x, y, w, h, { fill: `url(#${prefix}-${kind})`, 'pointer-events': 'none' }));
+  const parts = [rect(x, y, w, h, away ? { fill: ink.background, stroke: color, 'stroke-width': 1.5 } : { fill: color })];
+  if (!away && DATA.kinds[kind] && DATA.kinds[kind].hatch && w > 3) parts.push(rect(x, y, w, h, { fill: `url(#${prefix}-${kind})` }));
   const size = Math.min(12, h - 1);
   if (w >= size && size >= 8) {
-    parts.push(fill(text(x + w / 2, y + h / 2 + size * 0.36, letterOf(kind), { size, weight: 700, anchor: 'middle', fillColor: inkOn(color), halo: color }), { 'pointer-events': 'none' }));
+    parts.push(text(x + w / 2, y + h / 2 + size * 0.36, away ? away.toUpperCase() : letterOf(kind), { size, weight: 700, anchor: 'middle', fillColor: away ? ink.text : inkOn(color), halo: !away && color }));
   }
   return parts;
 }
@@ -108,8 +109,9 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
   const { x, y, w, h } = box;
   const info = run.info.get(rank);
   const byKind = run.byKind(buffers);
-  const total = [...byKind.values()].reduce((a, b) => a + b, 0);
-  const own = buffers.filter((buffer) => !buffer.host);
+  const total = sumOf(byKind.values());
+  const own = buffers.filter((buffer) => buffer.memory === DEVICE);
+  const ofFlat = byFlat(run, buffers);
   const isChosen = chosen.rank === rank;
   const label = `rank ${rank}: ${exact(total)} live`;
   const card = svg('g', {}, rect(x, y, w, h, { rx: 6, fill: ink.background, stroke: isChosen ? ink.text : ink.grid, 'stroke-width': isChosen ? 2 : 1.2 }));
@@ -126,21 +128,24 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
   const barY = y + 26;
   const barH = h > 150 ? 15 : 11;
   const barW = w - 2 * pad;
-  let at = x + pad;
-  card.append(rect(x + pad, barY, barW, barH, { fill: ink.band, rx: 2 }));
-  for (const [kind, nbytes] of byKind) {
-    const wide = (barW * nbytes) / most;
-    card.append(svg('g', {}, svg('title', {}, `${kindWord(kind)}: ${exact(nbytes)}`), area(kind, at, barY, wide, barH, prefix)));
-    at += wide;
-  }
+  card.append(...byteBar(byKind, DEVICE, x + pad, barY, barW, barH, most, prefix));
   const peakX = x + pad + (barW * info.peak) / most;
-  card.append(svg('path', { d: `M${f1(peakX)},${barY - 2}v${barH + 4}`, stroke: ink.text, 'stroke-width': 1.5, 'stroke-dasharray': '2 2' }, svg('title', {}, `this rank's peak: ${exact(info.peak)}`)));
-  const hosted = buffers.filter((buffer) => buffer.host).reduce((sum, buffer) => sum + buffer.nbytes, 0);
+  card.append(path(`M${f1(peakX)},${barY - 2}v${barH + 4}`, { stroke: ink.text, 'stroke-width': 1.5, 'stroke-dasharray': '2 2' }, svg('title', {}, `this rank's peak: ${exact(info.peak)}`)));
   let y0 = barY + barH + 4;
-  if (run.hosted.size) {
-    card.append(text(x + pad, y0 + 10, `elsewhere ${bytes(hosted)}`, { size: 10, color: 'muted' }));
-    y0 += 13;
+  const levels = new Map([[DEVICE, barY + barH / 2]]); // of the bars
+  for (const [memory, mostThere] of run.memories) {
+    const there = run.byKind(buffers, memory);
+    const labelW = Math.min(96, barW * 0.42);
+    card.append(text(x + pad, y0 + 11, `${memory} ${bytes(sumOf(there.values()))}`, { size: 11, color: 'muted' }),
+      ...byteBar(there, memory, x + pad + labelW, y0 + 2, barW - labelW, 11, mostThere, prefix));
+    levels.set(memory, y0 + 7);
+    y0 += 17;
   }
+  copiesOf(run, rank, k).forEach(([source, target, nbytes], index) => {
+    const [from, to] = [levels.get(source), levels.get(target)];
+    const ax = x + w - pad - 14 - index * 84;
+    card.append(arrow(ax, from, ax, to - 5 * Math.sign(to - from), ink.text), tag(ax - 42, (from + to) / 2, bytes(nbytes), ink.text));
+  });
   // Strips.
   const rows = rowsOf(run, rank);
   const labelW = Math.min(LABEL, Math.max(34, w * 0.17));
@@ -166,6 +171,13 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
   const pitch = clamp(room / shown.length, 9, 30);
   const named = new Set(rows.map((row) => row.name));
   const stripH = clamp(pitch - (pitch > 15 ? 6 : 3), 6, 20);
+  const passingOf = new Map(); // by row; null: of units without one
+  for (const buffer of own) {
+    if (!PASSING.includes(buffer.kind)) continue;
+    const name = [buffer.unit, run.rowOf(buffer.unit)].find((one) => named.has(one)) || null;
+    if (!passingOf.has(name)) passingOf.set(name, []);
+    passingOf.get(name).push(buffer);
+  }
   shown.forEach((row, index) => {
     const rowY = y0 + index * pitch + (pitch - stripH) / 2;
     const now = !row.rest && scopeUnit && (row.name === scopeUnit || row.name === run.rowOf(scopeUnit));
@@ -174,29 +186,63 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
     if (row.rest) return;
     if (row.flat !== null) {
       STATES.forEach((state, column) => {
-        card.append(drawStrip(run, k, rank, row, state, own, { x: columnX(column), y: rowY, w: stripW, h: stripH }, { prefix, pick, chosen }));
+        card.append(drawStrip(run, k, rank, row, state, ofFlat.get(row.flat) || [], { x: columnX(column), y: rowY, w: stripW, h: stripH }, { prefix, pick, chosen }));
       });
     }
-    const here = (unit) => (row.unit === null ? !named.has(unit) && !named.has(run.rowOf(unit)) : unit === row.name || (run.rowOf(unit) === row.name && !named.has(unit)));
-    const passing = run.byKind(own.filter((buffer) => PASSING.includes(buffer.kind) && here(buffer.unit)));
+    const passing = run.byKind(passingOf.get(row.unit === null ? null : row.name) || []);
     let passX = columnX(3);
     for (const [kind, nbytes] of passing) {
       const wide = (stripW * nbytes) / run.mostPassing;
-      card.append(svg('g', {}, svg('title', {}, `${kindWord(kind)}${ofUnit(row.name)}: ${exact(nbytes)}`), area(kind, passX, rowY + 1, wide, stripH - 2, prefix)));
+      card.append(titled(`${kindWord(kind)}${ofUnit(row.name)}: ${exact(nbytes)}`, area(kind, passX, rowY + 1, wide, stripH - 2, prefix)));
       passX += wide;
     }
   });
   return card;
 }
 
-// One state of one flat buffer, cut into its shards: filled here, outlined elsewhere, raised where gathered.
-function drawStrip(run, k, rank, row, state, own, { x, y, w, h }, { prefix, pick, chosen }) {
+// Live buffers by the flat buffer that they are of.
+function byFlat(run, buffers) {
+  const found = new Map();
+  for (const buffer of buffers) {
+    for (const flat of run.flatOf.get(buffer.unit) || []) {
+      if (!found.has(flat)) found.set(flat, []);
+      found.get(flat).push(buffer);
+    }
+  }
+  return found;
+}
+
+// A memory's bytes by kind, on a scale common to all ranks.
+function byteBar(byKind, memory, x, y, w, h, most, prefix) {
+  let at = x;
+  return [rect(x, y, w, h, { fill: ink.band, rx: 2 }), ...[...byKind].map(([kind, nbytes]) => {
+    const wide = (w * nbytes) / most;
+    at += wide;
+    return titled(`${kindWord(kind)}${whereLies({ memory })}: ${exact(nbytes)}`, area(kind, at - wide, y, wide, h, prefix));
+  })];
+}
+
+// Bytes of a rank's copies in flight at k, by source and target.
+function copiesOf(run, rank, k) {
+  const found = {};
+  for (const { source, target, nbytes, at, end } of run.copies.get(rank)) {
+    const way = `${source}/${target}`;
+    if (at < k && end >= k) found[way] = [source, target, nbytes + (found[way] ? found[way][2] : 0)];
+  }
+  return Object.values(found);
+}
+
+// One state of one flat buffer, cut into its shards: filled on this rank, outlined on another, raised where gathered.
+// What lies in another memory of this rank is filled faintly, with the memory's letter.
+function drawStrip(run, k, rank, row, state, buffers, { x, y, w, h }, { prefix, pick, chosen }) {
   const flat = run.data.flats[row.flat];
   const group = svg('g');
   const how = flat.states[state];
   if (!how) return group;
-  const mine = own.filter((buffer) => (run.flatOf.get(buffer.unit) || []).includes(row.flat));
-  const isHere = mine.some((buffer) => buffer.kind === state);
+  const mine = buffers.filter((buffer) => buffer.memory === DEVICE);
+  const there = buffers.find((buffer) => buffer.kind === state && buffer.memory !== DEVICE);
+  const onDevice = mine.some((buffer) => buffer.kind === state);
+  const isHere = onDevice || there !== undefined;
   const place = run.info.get(rank).place;
   const index = placeIn(run, how.axes, place);
   const cut = how.whole ? (Object.values(flat.states).find((one) => !one.whole && one.parts.every(([a, b]) => b > a)) || how) : how;
@@ -212,10 +258,9 @@ function drawStrip(run, k, rank, row, state, own, { x, y, w, h }, { prefix, pick
     const sx = x + (w * start) / whole;
     const sw = (w * (stop - start)) / whole - (n > 1 && w / n > 4 ? 1 : 0);
     const held = isHere && (how.whole || shard === index);
-    const owner = how.whole ? 'every rank of the group' : `rank ${ownerOf(run, rank, how.axes, shard)}`;
-    const words = `${flat.name} ${HEADS[state][0]}, shard ${shard} of ${n}, ${held ? 'held here' : `held by ${owner}`}`;
+    const words = `${flat.name} ${HEADS[state][0]}, shard ${shard} of ${n}, ${held ? `held here${onDevice ? '' : whereLies(there)}` : `held by ${how.whole ? 'every rank of the group' : `rank ${ownerOf(run, rank, how.axes, shard)}`}`}`;
     const cell = pickable(`s${rank}.${row.flat}.${state}.${shard}`, words, () => pick({ shard: { rank, flat: row.flat, state, shard } }));
-    if (held) cell.append(...area(state, sx, y, sw, h, prefix).filter(Boolean));
+    if (held) cell.append(...area(state, sx, y, sw, h, prefix, onDevice ? '' : there.memory[0]));
     else cell.append(rect(sx + 0.5, y + 0.5, sw - 1, h - 1, { fill: 'transparent', stroke: outline, 'stroke-opacity': 0.55 }));
     if (chosen.shard && chosen.shard.flat === row.flat && chosen.shard.state === state && chosen.shard.shard === shard) {
       cell.append(rect(sx - 1.5, y - 1.5, sw + 3, h + 3, { fill: 'none', stroke: ink.text, 'stroke-width': 2 }));
@@ -252,7 +297,6 @@ function ownerOf(run, rank, axes, shard) {
   return found === undefined ? `with index ${shard}` : found;
 }
 
-// Arrows of a collective: from each member to the middle of its group and back; of a message from card to card.
 // A collective: its members' cards have its colour, and arrows go to the middle of the group and back.
 function drawCall(run, k, call, boxes, spots, pick) {
   const members = call.group.filter((rank) => boxes.has(rank));
@@ -299,9 +343,9 @@ function drawCall(run, k, call, boxes, spots, pick) {
 function arrow(x0, y0, x1, y1, color) {
   const turn = (Math.atan2(y1 - y0, x1 - x0) * 180) / Math.PI;
   const d = `M${f1(x0)},${f1(y0)}L${f1(x1)},${f1(y1)}`;
-  return svg('g', { 'pointer-events': 'none' }, svg('path', { d, stroke: ink.background, 'stroke-width': 9 }),
-    svg('path', { d, class: 'flow', stroke: color, 'stroke-width': 4, 'stroke-dasharray': '9 5' }),
-    svg('path', { d: 'M10,0L-6,-9V9Z', fill: color, stroke: ink.background, 'stroke-width': 1.5, transform: `translate(${f1(x1)} ${f1(y1)}) rotate(${f1(turn)})` }));
+  return svg('g', { 'pointer-events': 'none' }, path(d, { stroke: ink.background, 'stroke-width': 9 }),
+    path(d, { class: 'flow', stroke: color, 'stroke-width': 4, 'stroke-dasharray': '9 5' }),
+    path('M10,0L-6,-9V9Z', { fill: color, stroke: ink.background, 'stroke-width': 1.5, transform: `translate(${f1(x1)} ${f1(y1)}) rotate(${f1(turn)})` }));
 }
 
 // A message: from card to card, with its bytes between them.
