@@ -273,7 +273,7 @@ def test_a_run_too_large_says_what_to_leave_out() -> None:
     less = encode(one, most=len(as_text(encode(one))) - 1)
     assert less["runs"][0]["left_out"] == ["kernel"]
     assert decode(less)[0].keys() == {0, 1}
-    with pytest.raises(InputError, match="leave out ZeRO stages, ranks, layers or micro-batches"):
+    with pytest.raises(InputError, match="leave out ZeRO stages, ranks, layers or microbatches"):
         encode(one, most=10_000)
 
 

@@ -57,7 +57,7 @@ EVENTS = (
     "free_elsewhere",
 )  # fmt: skip
 """What an event's first number stands for."""
-SMALLER = "leave out ZeRO stages, ranks, layers or micro-batches"
+SMALLER = "leave out ZeRO stages, ranks, layers or microbatches"
 _FAR_TOO_MANY = 700_000  # events: their data is larger than a page's by more than any estimate is wrong
 
 

@@ -195,7 +195,7 @@ class Run {
     return most;
   }
 
-  // A rank's runs of one phase, unit and micro-batch: what two stages are laid side by side by.
+  // A rank's runs of one phase, unit and microbatch: what two stages are laid side by side by.
   findStretches(rank) {
     const found = [];
     const seen = new Map();

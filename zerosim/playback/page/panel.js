@@ -8,7 +8,7 @@ function nowParts(run, k, wide) {
 }
 
 function sourceBlock(source) {
-  if (!source) return html('p', { class: 'source none' }, 'No line frees a buffer: it goes when nothing holds it any more.');
+  if (!source) return html('p', { class: 'source none' }, 'No source line frees a buffer: Python frees it when no name refers to it.');
   const [file, number, name, code] = source;
   return html('p', { class: 'source' }, html('span', { class: 'muted' }, `${file}:${number} · ${name}`), html('code', {}, code));
 }

@@ -168,8 +168,9 @@ function start() {
       trackKey = key;
     }
     const hide = state.guess ? rect(track.X(state.k) + 2, track.top + track.h + 2, Math.max(0, track.X(one.length) - track.X(state.k)), 3 * TRACK.ribbon, { fill: ink.background }) : null;
+    const label = `Live bytes of rank ${state.rank} over events`;
     parts.track.replaceChildren(svg('svg', { ...size, viewBox: `0 0 ${size.width} ${size.height}`, 'font-family': FONT, role: 'img',
-      'aria-label': `Live bytes of rank ${state.rank} over events` }, hatches('t'), text(TRACK.left, 13, `Live bytes of rank ${state.rank} over events`, { size: 12, color: 'muted' }), track.root, hide, drawCursor(track, one, state.k, state.chosen)));
+      'aria-label': label }, hatches('t'), text(TRACK.left, 13, label, { size: 12, color: 'muted' }), track.root, hide, drawCursor(track, one, state.k, state.chosen)));
     if (legendKey !== (legendKey = [state.run, state.beside, theme, root.dataset.agrees].join('/'))) drawLegend(shown);
     if (focused && inside && !inside.contains(document.activeElement)) {
       const back = inside.querySelector(`[data-pick="${CSS.escape(focused)}"]`);

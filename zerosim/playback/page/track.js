@@ -73,7 +73,7 @@ function drawTrack(run, rank, width, height, prefix, most) {
     }
     return found;
   };
-  const phases = spans((one) => (one.step < 0 ? 'placing' : one.phase === 'init' ? '' : phaseWord(one.phase)));
+  const phases = spans((one) => (one.step < 0 ? PHASES.init : one.phase === 'init' ? '' : phaseWord(one.phase)));
   const units = spans((one) => one.unit);
   [[phases, 0], [units, 1]].forEach(([list, line]) => {
     const y = top + h + 3 + line * ribbon;
@@ -97,8 +97,9 @@ function drawTrack(run, rank, width, height, prefix, most) {
   const px = X(peak.at);
   const words = `peak ${bytes(peak.total)}`;
   const flip = px > left + w - 110;
+  const least = (flip ? px - 130 : px) < left + 225 ? top + 13 : 14; // below the chart's title where they would meet
   root.append(path(`M${f1(px)},${top + h}V${f1(Math.max(6, Y(peak.total) - 12))}`, { stroke: ink.text, 'stroke-width': 1.5 }));
-  root.append(text(px + (flip ? -5 : 5), Math.max(14, Y(peak.total) - 4), `⚑ ${words}`, { size: 12, weight: 700, anchor: flip ? 'end' : 'start', halo: ink.background }));
+  root.append(text(px + (flip ? -5 : 5), Math.max(least, Y(peak.total) - 4), `⚑ ${words}`, { size: 12, weight: 700, anchor: flip ? 'end' : 'start', halo: ink.background }));
   return { root, X, top, h, height, w, left, most };
 }
 

@@ -1,13 +1,13 @@
 // What happens at a moment, in one plain sentence.
 
-const PHASES = { init: 'placing', forward: 'forward', backward: 'backward', optimizer: 'optimizer step' };
+const PHASES = { init: 'initialization', forward: 'forward', backward: 'backward', optimizer: 'optimizer step' };
 const phaseWord = (phase) => PHASES[phase] || phase.replaceAll('_', ' ');
 
 function whereText(run, event) {
   const { step, phase, unit, slot } = run.scope(event);
-  if (step < 0) return unit ? `placing · ${unit}` : 'placing';
+  if (step < 0) return [PHASES.init, unit].filter(Boolean).join(' · ');
   const where = phase === 'init' ? 'between phases' : phaseWord(phase);
-  return [where, unit, slot ? `micro-batch ${slot}` : ''].filter(Boolean).join(' · ');
+  return [where, unit, slot ? `microbatch ${slot}` : ''].filter(Boolean).join(' · ');
 }
 
 const callName = (call) => `${verb(call.op)} #${call.sequence}`;
@@ -16,14 +16,14 @@ const whereLies = ({ memory }) => (memory === DEVICE ? '' : ` ${MEMORIES[memory]
 const nameOf = (call) => callName(call) + ofUnit(call.unit);
 
 function sentence(run, k, wide) {
-  if (k === 0) return 'Nothing is placed yet.';
+  if (k === 0) return 'Nothing is allocated yet.';
   const ended = run.endedAt.get(k);
   const flying = run.inFlightAt.get(k);
   if (wide && flying) return inFlightSentence(run, flying);
   if (wide && ended) return endedSentence(run, ended);
   const event = run.events[k - 1];
   if (wide && event[0] === MARK) return markSentence(run, event, true);
-  if (wide && run.keys.includes(k) && run.scope(event).unit) return `${capital(phaseWord(run.scope(event).phase))}${ofUnit(run.scope(event).unit)} is over.`;
+  if (wide && run.keys.includes(k) && run.scope(event).unit) return `${capital(phaseWord(run.scope(event).phase))}${ofUnit(run.scope(event).unit)} has ended.`;
   return eventSentence(run, k, event);
 }
 
@@ -46,18 +46,17 @@ function inFlightSentence(run, calls) {
 const RESULTS = {
   all_gather: 'every rank now has the whole', reduce_scatter: 'each rank keeps the sum of its own shard',
   all_reduce: 'every rank has the sum', broadcast: 'every rank has the owner’s copy', reduce: 'the owner has the sum',
-  all_to_all: 'each rank has its part of every other rank’s', send: 'the message is there', barrier: 'all go on',
+  all_to_all: 'each rank has its part of every other rank’s', send: 'the message has arrived',
 };
 function endedSentence(run, [call]) {
-  return `${capital(callName(call))}${ofUnit(call.unit)} has ended: ${RESULTS[call.op] || 'all go on'}.`;
+  return `${capital(callName(call))}${ofUnit(call.unit)} has ended: ${RESULTS[call.op] || 'every rank goes on'}.`;
 }
 
-const MARKS = { after_init: 'model states are placed', end_of_forward: 'forward is over', end_of_backward: 'backward is over',
-  gradients_upcast: 'gradients are cast up', after_step: 'the step is over' };
+const MARKS = { after_init: PHASES.init, end_of_forward: 'forward', end_of_backward: 'backward',
+  gradients_upcast: 'casting gradients up', after_step: 'the step' };
 function markSentence(run, event, all) {
-  const name = run.word(event[3]);
-  const words = MARKS[name] || name;
-  return all ? `${capital(words)} on every rank.` : `Rank ${event[1]}: ${words}.`;
+  const words = MARKS[run.word(event[3])];
+  return `${all ? 'On every rank' : `On rank ${event[1]}`} ${words} has ended.`;
 }
 
 function eventSentence(run, k, event) {
