@@ -86,8 +86,8 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
 
 
 def updated_by(result: RunResult, step: int) -> int | None:
-    """Whose gradients the parameters are updated with in a step: its own or, from the step on at which the update is
-    delayed, the last one's. None: nobody's, for the gradients wait, or overflowed."""
+    """Return the step whose gradients update the parameters in a step: its own or, once the update is
+    delayed, the previous one. None: no step's, because the gradients wait or overflowed."""
     late = result.config.grads.late
     own = step if not late or step < late - 1 else step - 1
     waits = bool(late) and step == late - 1
@@ -95,7 +95,7 @@ def updated_by(result: RunResult, step: int) -> int | None:
 
 
 def has_late(result: RunResult) -> bool:
-    """Whether a delayed update went on beside the last step's forward and backward."""
+    """Return whether a delayed update ran beside the last step's forward and backward."""
     late, last = result.config.grads.late, len(result.steps) - 1
     return 0 < late <= last and updated_by(result, last) is not None
 

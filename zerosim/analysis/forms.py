@@ -61,7 +61,7 @@ Forms = Iterator[tuple[Key, Form]]
 
 
 def late_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -> dict[str, Form]:
-    """What a delayed update adds to model states; nothing without one."""
+    """Return what a delayed update adds to model states; empty without one."""
     return formulas.late_states(cost, frozen_of(config)) if late and config.grads.late else {}
 
 

@@ -18,15 +18,16 @@ from zerosim.train.plan import judged, peak_of, plan
 
 
 def other_memories(config: RunConfig, cluster: Cluster | None = None) -> tuple[str, ...]:
-    """Those beside the device's that are known to be there; of drives --nvme says it, too."""
+    """Return the memories beside the device's that a node is known to have; --nvme names drives, too."""
     known = {**node_has(config, cluster)}
     known[NVME] = known[NVME] or config.offload.nvme is not None
     return tuple(memory for memory, is_there in known.items() if is_there)
 
 
 def offloads(config: RunConfig, memories: Collection[str]) -> Iterator[RunConfig]:
-    """A configuration with more of its states in these memories: the optimizer's on the host, at its own stage and
-    those above; at stage 3 parameters too; then both on NVMe. None has less there than the configuration."""
+    """Yield the configuration with more of its states in these memories: the optimizer's on the host, at its own ZeRO
+    stage and those above; at stage 3 parameters too; then both on NVMe. None offloads less than the configuration
+    does."""
     own = config.parallel.zero_stage
     tried = [("optimizer=host", stage) for stage in range(max(own, 1), 4)]
     for where, stage in (*tried, ("optimizer=host,params=host", 3), ("optimizer=nvme,params=nvme", 3)):
@@ -39,8 +40,8 @@ def offloads(config: RunConfig, memories: Collection[str]) -> Iterator[RunConfig
 
 
 def ways(config: RunConfig, memories: Collection[str], late: int = 0) -> Iterator[RunConfig]:
-    """All that the stage of a configuration can offload to these memories, nothing first. `late`: from which step on
-    the CPU's update is delayed, where the CPU steps."""
+    """Yield every way in which a configuration's ZeRO stage can offload to these memories, nothing first. `late`: from
+    which step on the CPU's update is delayed, if the CPU updates."""
     places = [DEVICE, *(memory for memory in MEMORIES if memory in memories)]
     for params in places:
         for optimizer in places:
@@ -78,7 +79,7 @@ class Way:
         return self.config.offload.where
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, without the time."""
+        """Return the JSON form, without the time."""
         own = {name: getattr(self, name) for name in ("peak_bytes", "reserve_bytes")}
         nodes = {f"{memory}_bytes": self.node_bytes[memory] for memory in (HOST, NVME)}
         return {
@@ -107,8 +108,8 @@ def planned_way(
 
 
 def ranked(found: Iterable[Way], cluster: Cluster | None) -> list[Way]:
-    """Those that fit, the fastest first; of equals, and without a clock of all, those that offload least; then the
-    others. Behind both what lies on drives whose speed nobody knows: the clock takes them to be as fast as the host."""
+    """Sort the ways: those that fit first, the fastest of them first. Of equals, and of all without a clock, those that
+    offload least come first. Drives of unknown speed come last, for the clock takes them to be as fast as the host."""
     unknown = cluster is not None and not has_drive_rate(cluster)
 
     def place(way: Way) -> tuple[bool, bool, float, int]:
@@ -119,5 +120,5 @@ def ranked(found: Iterable[Way], cluster: Cluster | None) -> list[Way]:
 
 
 def has_drive_rate(cluster: Cluster) -> bool:
-    """Whether anybody knows how fast the drives of its nodes are."""
+    """Return whether the speed of its nodes' drives is known."""
     return math.isfinite(cluster.nvme_rate)

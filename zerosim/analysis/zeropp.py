@@ -11,13 +11,14 @@ from zerosim.dtypes import dtype
 
 
 def gathers_otherwise(config: RunConfig) -> bool:
-    """Whether parameters are gathered otherwise than by stage 3's all_gather among all that hold them."""
+    """Return whether parameters are gathered otherwise than by stage 3's all_gather among all ranks that hold
+    shards."""
     gathering = config.gathering
     return gathering.quantized_weights or gathering.hierarchical_gather or config.mesh.secondary_shard > 0
 
 
 def gathers_of(config: RunConfig, passes: int = 1) -> formulas.Gathers:
-    """What stage 3 gathers in a step."""
+    """Return what stage 3 gathers in a step."""
     gathering, is_cut = config.gathering, config.mesh.pp > 1
     return formulas.gathers(
         micro_batches=passes * config.data.accumulate,
@@ -31,7 +32,7 @@ def gathers_of(config: RunConfig, passes: int = 1) -> formulas.Gathers:
 
 
 def params_sent(config: RunConfig, passes: int) -> Iterator[tuple[formulas.Operation, Form]]:
-    """Bytes of parameters that a rank sends per step, by operation and what its group is for."""
+    """Yield the bytes of parameters that a rank sends per step, by operation and its group's purpose."""
     found: dict[formulas.Operation, Form] = {}
     for operation, form in formulas.params_sent(
         gathers_of(config, passes),
@@ -45,13 +46,13 @@ def params_sent(config: RunConfig, passes: int) -> Iterator[tuple[formulas.Opera
 
 
 def grads_sent(config: RunConfig, passes: int) -> Iterator[tuple[formulas.Operation, Form]]:
-    """The same of gradients that are sent as int4 codes."""
+    """Yield the same for gradients that are sent as int4 codes."""
     reductions = passes * (config.data.accumulate if config.grads.sync else 1)
     yield from formulas.grads_sent(reductions=reductions, grad_bytes=dtype(config.precision.grad_dtype).itemsize)
 
 
 def second(config: RunConfig) -> Form:
-    """Bytes of hpZ's second shard on a rank."""
+    """Return the bytes of hpZ's second shard on a rank."""
     gathering = config.gathering
     return formulas.secondary_states(
         dtype(config.precision.stored).itemsize,

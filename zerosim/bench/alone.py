@@ -132,7 +132,8 @@ def copies(sizes: Sequence[int], precision: str, least: int) -> Samples:
 
 
 def adam_rate(numel: int, least: int) -> float:
-    """Bytes per second that CPU-Adam reads and writes, of one rank: a step over so many fp32 masters and states."""
+    """Measure the bytes per second that one rank's CPU-Adam reads and writes, in a step over fp32 masters and
+    states."""
     backend = make_backend("numpy")
     arrays = [_filled(backend, (numel,), "fp32") for _ in range(4)]
     hyper = AdamStep(1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0, False, 1)

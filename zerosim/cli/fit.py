@@ -134,7 +134,7 @@ def leave_found(
 
 
 def refuse(args: argparse.Namespace, *names: str) -> None:
-    """Raises: InputError if the searched option was given."""
+    """Refuse the searched option. Raises: InputError if it was given."""
     for name in names:
         if hasattr(args, name):
             value = getattr(args, name)

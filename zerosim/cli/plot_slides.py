@@ -123,7 +123,7 @@ def add_ranks(parser: Parser) -> None:
 
 
 def check_moving(out: str | None, form: str, size: object) -> None:
-    """Raises: InputError for an animation as PNG, and for one with a size in inches."""
+    """Check an animation's options. Raises: InputError for a PNG, and for a size in inches."""
     if form != "svg":
         raise InputError(f"--out {out}: the picture is animated, which needs SVG; choose a name that ends in .svg")
     if size is not None:

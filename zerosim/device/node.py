@@ -29,7 +29,8 @@ class NodePool:
         self._lock = threading.Lock()
 
     def grant(self, rank: int, nbytes: int) -> bool:
-        """Whether a rank may hold so many bytes in all; if so, they count as its own from now on."""
+        """Grant a rank so many bytes in all, if there is room: they count as its own from now on. Return whether there
+        is."""
         with self._lock:
             more = nbytes - self.held.get(rank, 0)
             if more <= 0:
@@ -55,8 +56,8 @@ class Share(Exact):
 def pools_of(
     ranks: int, node_ranks: int, capacities: Mapping[str, int | None], *, shared: bool = True
 ) -> list[dict[str, NodePool]]:
-    """By rank its pool of each memory; `node_ranks` neighbours are a node. Ranks of several processes do not see what
-    the others take, and are not `shared`: each has an equal part for itself."""
+    """Return each rank's pool of each memory; `node_ranks` neighbours are a node. Ranks of several processes do not see
+    what the others take, and are not `shared`: each has an equal part for itself."""
     together = min(ranks, node_ranks)
     found: list[dict[str, NodePool]] = []
     for rank in range(ranks):
@@ -83,8 +84,8 @@ def out_of_node(
     requested: int = 0,
     kind: str = "",
 ) -> OutOfMemory:
-    """The error of a node whose memory is too small for the most that its ranks hold. `requested`: what one of them
-    then asks for."""
+    """Return the error of a node whose memory is too small for its ranks' largest total. `requested`: the bytes that
+    one of them asks for then."""
     asks = f": rank {rank} asks for {format_bytes(requested)} more for {kind}" if requested else ""
     at = f"in {where}" if where else "at the most"
     joined = f", and {name} has {format_bytes(capacity)}"

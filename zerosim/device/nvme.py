@@ -39,7 +39,7 @@ class Files(Share):
         self.folder = folder
 
     def array(self, id: int, shape: tuple[int, ...], dtype: DType) -> Array:
-        """A new file of zeros. Raises: OutputError."""
+        """Create a file of zeros. Raises: OutputError."""
         return new_file(self._path(id), shape, dtype)
 
     def release(self, id: int) -> None:
@@ -53,8 +53,8 @@ class Files(Share):
 
 @contextmanager
 def run_folder(where: str | None, *, writes: bool) -> Iterator[Path | None]:
-    """A block with a folder of the run's own in `where`; None where the run writes nothing there. What runs that were
-    killed left is removed first.
+    """Open a folder of the run's own in `where` for a with block; None if the run writes nothing there. First remove
+    what killed runs left.
 
     Raises: InputError where there is no such folder; OutputError where nothing can be written there.
     """
@@ -202,7 +202,7 @@ def _handled(handlers: Mapping[int, Any]) -> Iterator[None]:
 
 
 def asks_for_folder(where: str | None, offload: str) -> None:
-    """Raises: InputError where states lie on NVMe and no folder was named."""
+    """Check that a run with states on NVMe names a folder. Raises: InputError if it does not."""
     if where is None:
         raise InputError(
             f"--offload {offload!r} writes files and needs a folder; pass --nvme DIR, an existing folder on the "

@@ -28,11 +28,11 @@ class ActivationLedger:
         self._charged: set[int] = set()
 
     def saved(self) -> dict[str, tuple[SavedRow, ...]]:
-        """The saved rows by unit, in forward's order, when its forward ends."""
+        """Return the saved rows by unit, in forward's order, when its forward ends."""
         return self.saved_by_phase("forward")
 
     def saved_again(self) -> dict[str, tuple[SavedRow, ...]]:
-        """The rows by unit, in backward's order, that a fully recomputed unit's second forward saved."""
+        """Return the rows by unit, in backward's order, that a fully recomputed unit's second forward saved."""
         return self.saved_by_phase("backward")
 
     def saved_by_phase(self, phase: str) -> dict[str, tuple[SavedRow, ...]]:

@@ -123,13 +123,14 @@ def network_seconds(launch: Launch, place: Topology, cluster: Cluster) -> float:
 
 
 def copy_seconds(copy: Copy, cluster: Cluster, sharers: int) -> float:
-    """How long a copy between a rank's memories takes: over its PCIe link and its share of those between the node's
-    switches and its host, or over its share of the node's drives. So many ranks share a node."""
+    """Return how long a copy between a rank's memories takes: over its PCIe link and its share of those between the
+    node's switches and its host, or over its share of the node's drives. So many ranks share a node."""
     if NVME in (copy.source, copy.target):
         return copy.nbytes / (cluster.nvme_rate / sharers)
     return copy.nbytes / min(cluster.pcie, cluster.host_rate / sharers)
 
 
 def cpu_seconds(kernel: Kernel, cluster: Cluster, sharers: int) -> float:
-    """How long a kernel takes on the host's CPUs, which the ranks of a node share: what it moves at their rate."""
+    """Return how long a kernel takes on the host's CPUs, which the ranks of a node share: what it moves at their
+    rate."""
     return (kernel.bytes_read + kernel.bytes_written) / (cluster.cpu_rate / sharers)

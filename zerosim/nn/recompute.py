@@ -35,7 +35,7 @@ class Recompute(Unit):
         return (*self.turns(), *super().turns_back()) if self.leaves else super().turns_back()
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The unit's output; nothing of its graph is left."""
+        """Return the unit's output and leave nothing of its graph."""
         assert function is None, "a unit that runs again has one function"
         device = x.device
         if not device.grad_enabled or not self.goes_back:

@@ -49,7 +49,7 @@ class OnHost:
             self._leave()
 
     def end(self) -> None:
-        """The block's forward is over."""
+        """End the block's forward."""
         self.is_block_over = True
         self._leave()
 
@@ -86,7 +86,7 @@ class SavesOnHost:
         self._blocks: dict[int, list[dict[int, OnHost]]] = {}  # by microbatch in the order of forward, by storage
 
     def begin(self, slot: int) -> Callable[[Iterable[object]], None]:
-        """A block's forward begins. Return the function that takes what its ops save."""
+        """Begin a block's forward. Return the function that takes what its ops save."""
         block: dict[int, OnHost] = {}
         self._blocks.setdefault(slot, []).append(block)
 
@@ -110,12 +110,12 @@ class SavesOnHost:
             self._leaving.popleft().settle()
 
     def end(self, slot: int) -> None:
-        """The block's forward is over."""
+        """End the block's forward."""
         for one in self._blocks[slot][-1].values():
             one.end()
 
     def bring_back(self, slot: int) -> None:
-        """A block's backward begins: its buffers are on the device, and those of the block below on their way."""
+        """Begin a block's backward: bring its buffers to the device, and prefetch those of the block below."""
         blocks = self._blocks[slot]
         for one in blocks.pop().values():
             one.take()

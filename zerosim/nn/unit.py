@@ -74,11 +74,11 @@ class Unit:
         return [*self.flats, *(flat for leaf in self.leaves for flat in leaf.flats)]
 
     def turns(self) -> Sequence[Unit]:
-        """The units gathered and freed in its forward, in order: itself, or its leaves."""
+        """Return the units gathered and freed in its forward, in order: itself, or its leaves."""
         return self.leaves or (self,)
 
     def turns_back(self) -> Sequence[Unit]:
-        """The units gathered and freed in its backward, in order."""
+        """Return the units gathered and freed in its backward, in order."""
         return tuple(turn for turn in reversed(self.turns()) if turn.goes_back)
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:

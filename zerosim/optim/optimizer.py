@@ -99,5 +99,5 @@ class EstimatesCurvature(Protocol):
 
 
 def estimates_every(optimizer: Optimizer) -> int:
-    """Steps between estimates; 0: never."""
+    """Return the number of steps between estimates; 0: never."""
     return optimizer.estimates_every if isinstance(optimizer, EstimatesCurvature) else 0

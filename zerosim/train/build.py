@@ -118,17 +118,19 @@ def world_of(
 
 
 def node_ranks(config: RunConfig, cluster: Cluster | None) -> int:
-    """How many neighbouring ranks share a node: of a cluster its GPUs, else as `--ranks-per-node` says, or all."""
+    """Return how many neighbouring ranks share a node: a cluster's GPUs per node, else `--ranks-per-node`, or all."""
     return min(config.mesh.ranks, cluster.node_gpus if cluster else config.mesh.ranks_per_node or config.mesh.ranks)
 
 
 def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
-    """Bytes of a node's memories that limit a run; None: not known. A cluster's limit only what is offloaded."""
+    """Return the bytes of a node's memories that limit a run; None: not known. A cluster's limit only offloaded
+    states."""
     return node_has(config, cluster if config.offload.is_on else None)
 
 
 def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
-    """Bytes of a node's memories beside the devices', as --host-memory or the cluster's node says; None: not known."""
+    """Return the bytes of a node's memories beside the devices', as --host-memory or the cluster's node says; None: not
+    known."""
     host, drives = (None, None) if cluster is None else (cluster.host_bytes, cluster.nvme_bytes)
     return {HOST: config.offload.host_memory or host, NVME: drives}
 

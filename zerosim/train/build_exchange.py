@@ -41,7 +41,7 @@ def _reductions(config: RunConfig) -> Slices:
 
 
 def with_second(config: RunConfig, rows: Rows) -> RowsOf:
-    """The rows of trained flats: with hpZ's beside those of stage 3, where a micro-batch gathers a flat twice. A rank
+    """Return the rows of trained flats, with hpZ's second shard if a microbatch gathers a flat twice at stage 3. A rank
     holds as many neighbouring primary slices as there are nodes."""
     if not config.mesh.secondary_shard:
         return lambda flat: rows

@@ -37,7 +37,7 @@ ESTIMATE = Pass(Phase.CURVATURE_FORWARD, Phase.CURVATURE_BACKWARD, draws=True)
 
 
 def edge(units: Sequence[Unit], at: int) -> str:
-    """The name of a chunk's first or last unit; '' for a chunk of no units, which passes on what it receives."""
+    """Return the name of a chunk's first or last unit; '' for a chunk of no units, which passes on what it receives."""
     return units[at].name if units else ""
 
 
@@ -48,8 +48,8 @@ def forward_pass(
     slot: int = 0,
     last: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The output of the last unit. Each unit's graph waits under `slot` for its backward. A block of leaf modules has
-    no turn of its own: its leaves have.
+    """Return the output of the last unit. Each unit's graph waits under `slot` for its backward. A block of leaf
+    modules is not gathered itself: its leaves are.
 
     `last`: in place of the last unit's own function.
     """
@@ -69,7 +69,8 @@ def forward_pass(
 def backward_pass(
     units: Sequence[Unit], grads: list[Buffer], strategy: Strategy, slot: int = 0, *, defers: bool = False
 ) -> None:
-    """`grads` holds the gradient of the last unit's output, then that of the first unit's input (none for ids).
+    """Run backward through the units. `grads` holds the gradient of the last unit's output, then that of the first
+    unit's input (none for ids).
 
     `defers`: weights' gradients are left for a `weights_pass`, save those of units that make theirs at once.
     """
@@ -86,7 +87,7 @@ def backward_pass(
 
 
 def weights_pass(units: Sequence[Unit], strategy: Strategy, slot: int = 0) -> None:
-    """The gradients that a `backward_pass` has left."""
+    """Compute the weight gradients that a `backward_pass` has left."""
     for turn in WeightGrad.turns(units):
         with strategy.device.scope(unit=turn.name, slot=slot):
             strategy.timetable.enter()
@@ -105,8 +106,8 @@ def forward_loss(
     *,
     draws: bool = False,
 ) -> tuple[Buffer, MakeGrad]:
-    """The sum of the tokens' losses of what comes out of a pipeline's last units, and what makes scale / count times
-    the logits' gradient; `draws`: on labels of the model's own."""
+    """Return the sum of the tokens' losses, and a function that makes scale / count times the logits' gradient.
+    `draws`: on labels drawn from the model."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
     if draws:
@@ -137,8 +138,8 @@ def _input(model: Model, action: Action, batch: Any, device: Device, pipeline: P
 def train_step(
     model: Model, micro_batches: Sequence[Any], strategy: Strategy, device: Device, pipeline: Pipeline = ONE_STAGE
 ) -> list[float]:
-    """One step on this rank's micro-batches, host arrays (B, T + 1) of one shape; their mean losses, where they come
-    out: on the last stage of a pipeline."""
+    """Run one step on this rank's microbatches, host arrays (B, T + 1) of one shape. Return their mean losses on the
+    last stage of a pipeline, else nothing."""
     losses = _gradients(TRAINING, model, micro_batches, strategy, pipeline)
     with device.phase(Phase.BACKWARD):
         device.mark("end_of_backward")
@@ -258,7 +259,7 @@ def train(
 
 
 def upload(tokens: Any, device: Device) -> Buffer:
-    """Token ids on the device."""
+    """Copy token ids to the device."""
     ids = device.alloc(tuple(tokens.shape), int64, Kind.ACTIVATION)
     device.backend.from_host(tokens, ids.array)
     return ids

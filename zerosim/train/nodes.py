@@ -33,12 +33,12 @@ class NodeMemory(NamedTuple):
         return sum(self.nvme.values())
 
     def of(self, memory: str) -> Mapping[int, int]:
-        """By rank the most that was held of one of the node's memories."""
+        """Return by rank the most that was held of one of the node's memories."""
         return {HOST: self.host, NVME: self.nvme}[memory]
 
 
 def nodes_of(memory: Sequence[RankMemory], node_ranks: int) -> list[NodeMemory]:
-    """Of every rank's memory the nodes, of so many neighbouring ranks each."""
+    """Return the nodes of every rank's memory, of so many neighbouring ranks each."""
     held = [(one.host_peak_bytes, one.others[NVME].peak.total_bytes if NVME in one.others else 0) for one in memory]
     return [
         NodeMemory(
@@ -51,7 +51,7 @@ def nodes_of(memory: Sequence[RankMemory], node_ranks: int) -> list[NodeMemory]:
 
 
 def check_nodes(memory: Sequence[RankMemory], node_ranks: int, capacities: Mapping[str, int | None]) -> None:
-    """Raises: OutOfMemory for the first node that has less than its ranks hold."""
+    """Check every node. Raises: OutOfMemory for the first node that has less than its ranks hold."""
     limits = {name: capacity for name, capacity in capacities.items() if capacity is not None}
     for node in nodes_of(memory, node_ranks) if limits else ():
         for name, capacity in limits.items():
@@ -68,7 +68,7 @@ def check_nodes(memory: Sequence[RankMemory], node_ranks: int, capacities: Mappi
 
 
 def nodes_values(nodes: Sequence[NodeMemory]) -> list[dict[str, int]]:
-    """The JSON form: nodes that hold as much are a row, with the first one's number."""
+    """Return the JSON form: nodes that hold equally much share a row, with the first one's number."""
     alike = Counter((node.host_bytes, node.nvme_bytes) for node in nodes)
     first = {(node.host_bytes, node.nvme_bytes): node.node for node in reversed(nodes)}
     return [

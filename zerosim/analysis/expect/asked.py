@@ -75,7 +75,7 @@ def model_of(config: RunConfig) -> Model:
 
 
 def cluster_named(name: str, nic: int | None) -> Cluster:
-    """Nodes of that name or, where it is a GPU's, as that GPU has them; of a node's host the speeds are known."""
+    """Return nodes of that name or, if the name is a GPU's, nodes of that GPU; only a node's host has known speeds."""
     node = next((one for one in nodes() if one.name == name), None)
     return cluster_of(find_hardware(name if node is None else node.gpu), node=node, nic_bytes_per_s=nic)
 

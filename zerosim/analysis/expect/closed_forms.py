@@ -198,7 +198,7 @@ def _infinity(asked: Asked, form: formulas.Form) -> Fraction:
 
 @quantity("bytes", "20 bytes of each of 12Lh² parameters")
 def infinity_states(asked: Asked) -> Fraction:
-    """Of a flat model, whose parameters are given, of those."""
+    """Return 20 bytes of each parameter; of a flat model, of its given number of parameters."""
     if asked.config.model.family == "flat":
         return formulas.infinity_states().at({"l": Fraction(_psi(asked.config), 12), "h": 1})
     return _infinity(asked, formulas.infinity_states())

@@ -232,7 +232,7 @@ def compute_share(asked: Asked) -> Fraction:
 
 @quantity("seconds", "a step's backward by the clock, from its first kernel to its last kernel or copy", **_BY_CLOCK)
 def backward_seconds(asked: Asked) -> Fraction:
-    """On the rank that ends last."""
+    """Return the seconds of the rank that ends last."""
     return asked.runs.once(_backward, asked.config, asked.gpu, asked.bandwidth)
 
 

@@ -111,7 +111,7 @@ def _not_kept(recompute: str) -> tuple[int, int]:
 
 
 def zero_paper_elements() -> Form:
-    """12hbsl ELEMENTS, twice as many bytes in fp16 (ZeRO paper, section 3.2).
+    """Return 12hbsl ELEMENTS, twice as many bytes in fp16 (ZeRO paper, section 3.2).
 
     GPT-2 of 1.5B parameters at b = 32, s = 1024: 30.2e9 elements, 60.4 GB, the paper's "about 60 GB".
     """

@@ -18,7 +18,7 @@ DEVICE, HOST, NVME = "device", "host", "nvme"
 def offloaded(
     memories: Mapping[str, str], gathers: Form, sizes: tuple[int, int, int], reductions: int, *, frozen: bool = False
 ) -> Iterator[tuple[str, Form]]:
-    """Bytes that a rank copies in a step, by way ('device to host'), in the order in which they first go.
+    """Yield the bytes that a rank copies in a step, by direction ('device to host'), in the order of their first copy.
 
     memories     of 'param', 'grad' and 'optim'
     gathers      bytes that all gathers of a step bring together, of which each rank has its own part
@@ -52,18 +52,18 @@ _nl, _h, _b, _s, _ci, _a = symbols("l h b s ci a")
 
 
 def infinity_states() -> Form:
-    """240 l h² bytes: 20 of each of 12lh² parameters (ZeRO-Infinity, section 3, equation 2: 2 + 2 of half types, and 16
-    of Adam with an fp32 gradient)."""
+    """Return 240 l h² bytes: 20 of each of 12lh² parameters (ZeRO-Infinity, section 3, equation 2: 2 + 2 of half types,
+    and 16 of Adam with an fp32 gradient)."""
     return (240 * _nl * _h * _h).by(f"{ZERO_INFINITY}, section 3")
 
 
 def infinity_checkpoints() -> Form:
-    """2 b s h l / ci bytes of activation checkpoints, one for every ci blocks (equation 3)."""
+    """Return 2 b s h l / ci bytes of activation checkpoints, one for every ci blocks (equation 3)."""
     return (2 * _b * _s * _h * _nl / _ci).by(f"{ZERO_INFINITY}, section 3")
 
 
 def infinity_working_memory() -> tuple[Form, Form]:
-    """Bytes that the largest map and its gradient take, 16h², and activations between two checkpoints, b s ci (16h +
+    """Return bytes of the largest map and its gradient, 16h², and of activations between two checkpoints, b s ci (16h +
     2as) (equations 4 and 5)."""
     activations = _b * _s * _ci * (16 * _h) + 2 * _b * _s * _s * _ci * _a
     source = f"{ZERO_INFINITY}, section 3"

@@ -27,7 +27,8 @@ def state_bytes(
     in_block: bool = True,
     embedding: bool = False,
 ) -> int:
-    """Bytes of states on a rank that holds `held` elements of a tensor (None: all); numbers take `each` bytes.
+    """Return the bytes of states on a rank that holds `held` elements of a tensor (None: all); numbers take `each`
+    bytes.
 
     8-bit Adam has two codes of a byte and, for each 256 of them, two fp32 numbers, 2.03125 bytes a parameter; Adam's
     numbers for tensors of fewer than 4096 elements, and for embeddings (bitsandbytes 0.50, optimizer.py, init_state).
@@ -45,7 +46,7 @@ def state_bytes(
 
 
 def padding_bytes(optimizer: str, padding: int, each: int = 4, momentum: float = 0.0) -> int:
-    """Bytes of states of `padding` elements at the end of a rank's slice."""
+    """Return the bytes of states of `padding` elements at the end of a rank's slice."""
     if optimizer == "adam8bit":
         return 0  # codes and numbers are those of weights alone
     moments = int(momentum != 0) if optimizer in FACTORED else num_moments(optimizer, momentum)
@@ -53,8 +54,8 @@ def padding_bytes(optimizer: str, padding: int, each: int = 4, momentum: float =
 
 
 def exchanged(optimizer: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Numbers in each all-reduce by which ranks with slices of a flat buffer of these tensors make their sums the
-    whole's: k + sum of (r + c), then k, for k tensors. Source: derived, r + c + 2 for a matrix and 2 for another."""
+    """Return how many numbers each all-reduce has in which ranks with slices of a flat buffer of these tensors complete
+    their sums: k + sum of (r + c), then k, for k tensors. Source: derived, r + c + 2 for a matrix and 2 for another."""
     if optimizer not in FACTORED:
         return ()
     return len(shapes) + sum(sum(shape) for shape in shapes if len(shape) == 2), len(shapes)

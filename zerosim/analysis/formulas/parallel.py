@@ -44,7 +44,8 @@ class Again(NamedTuple):
 
 
 def borders_again(recompute: str, *, frozen: bool = False) -> Again:
-    """Both f and both g of each block that runs again whole; of the others those of the parts of `selective`."""
+    """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
+    `selective`."""
     if recompute.partition(":")[0] == "full":
         return Again(2 * _r, 2 * _r)
     parts, blocks = parts_again(recompute), _k if frozen else _l
@@ -52,7 +53,7 @@ def borders_again(recompute: str, *, frozen: bool = False) -> Again:
 
 
 def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False) -> dict[str, Form]:
-    """Bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
+    """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce` is what an all_reduce moves of its payload (`traffic.all_reduce_volume`). Where weights are `frozen`, f
     reduces for those maps alone whose input's gradient is wanted.
@@ -66,7 +67,7 @@ def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: boo
 def sequence_parallel(
     recompute: str = "none", *, all_reduce: int = 2, keep_gathered: bool = False, frozen: bool = False
 ) -> dict[str, Form]:
-    """Bytes per operation: f gathers in forward and scatters in backward, g the other way round.
+    """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Unless they are kept, inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block
     and 1 of the head.
@@ -89,31 +90,33 @@ def _loss(all_reduce: int) -> Form:
 
 
 def flat_parallel(*, all_reduce: int = 2) -> dict[str, Form]:
-    """Bytes of the flat model: each of its units adds up one number for each of V columns. Source: derived."""
+    """Return the bytes of the flat model: each of its units adds up one number for each of V columns. Source:
+    derived."""
     return {"all_reduce": all_reduce * ring(_t) * _c * _l * _m * _V}
 
 
 def input_gathers() -> Form:
-    """Bytes of all-gathers where t ranks keep parts of what full recompute keeps (Pa): of each block's input, before it
-    runs again."""
+    """Return the bytes of all-gathers where t ranks store parts of each block's input (Pa): one gather of each input
+    before the block is recomputed."""
     return (ring(_t) * _w * _r * _m * _bsh).by(f"{_ZERO_R}, sections 6.1 and 8")
 
 
 def partition_share() -> Form:
-    """What Pa adds to the traffic of a recomputed block, over what tensor parallelism sends there: 1/12, however many
-    ranks there are (1910.02054, section 8: under 10 %)."""
+    """Return what Pa adds to the traffic of a recomputed block, over what tensor parallelism sends there: 1/12, however
+    many ranks there are (1910.02054, section 8: under 10 %)."""
     one = {"l": 1, "r": 1, "first": 0, "last": 0}
     return (input_gathers().where(one) / tensor_parallel("full")["all_reduce"].where(one)).by(f"{_ZERO_R}, section 8")
 
 
 def inputs_moved(*, divided: bool = False) -> Form:
-    """Bytes that a rank copies to the host in a step, and as many back, where inputs wait there: all of each or, with
-    Pa, one of t parts (Pa+cpu)."""
+    """Return the bytes that a rank copies to the host in a step, and as many back, if checkpoints wait there: each
+    whole input or, with Pa, one of its t parts (Pa+cpu)."""
     return (_w * _r * _m * (_bsh / _t if divided else _bsh)).by(f"{_ZERO_R}, section 6.1")
 
 
 def border_sends(schedule: str = "1f1b", *, divided: bool = False, frozen: bool = False) -> Form:
-    """Bytes that a pipeline rank sends: one message on and one back of each of its v chunks and m micro-batches.
+    """Return the bytes that a pipeline rank sends: one message on and one back of each of its v chunks and m
+    micro-batches.
 
     The first chunk of all sends nothing back, the last nothing on. zb-v has both on the first stage, and turns on the
     last one without a message (2401.10241, section 6). `divided`: sequence parallelism sends 1/t of each. Where weights
@@ -128,7 +131,7 @@ def border_sends(schedule: str = "1f1b", *, divided: bool = False, frozen: bool 
 
 
 def live_micro_batches(schedule: str, together: int = 0) -> Form:
-    """The most micro-batches whose activations stage i of p holds at once; of v chunks a stage chunks of them.
+    """Return the most microbatches whose activations stage i of p holds at once; of v chunks a stage chunks of them.
 
     GPipe (arXiv 1811.06965) m; 1F1B min(m, p-i); interleaved 2(p-i-1) + (v-1)p + 1, of vm in all (2104.04473, 2.2);
     and where not p but `together` pass a chunk before the next (v-1) of these (Megatron-Core get_pp_rank_microbatches);
@@ -144,12 +147,12 @@ def live_micro_batches(schedule: str, together: int = 0) -> Form:
 
 
 def live_weights(schedule: str) -> Form:
-    """Micro-batches of which stage i keeps beside those what their weight gradients read (2401.10241, section 2.2)."""
+    """Return how many more microbatches stage i stores for their weight gradients only (2401.10241, section 2.2)."""
     return _i if schedule == "zb-h1" else Form()
 
 
 def bubble(schedule: str = "1f1b") -> Form:
-    """Idle time until the last stage is done, over the time that a stage's slots take: the bubble by makespan.
+    """Return idle time until the last stage is done, divided by a stage's busy time: the bubble by makespan.
 
     (p-1)/(vm), where every slot takes as long (2104.04473, 2.2); a third of it where weight gradients, which take one
     slot of three, fill the rest (2401.10241, sections 2.2 and 6).
@@ -160,13 +163,13 @@ def bubble(schedule: str = "1f1b") -> Form:
 
 
 def own_span_bubble(schedule: str = "1f1b") -> Form:
-    """The same as the zero-bubble papers count it: of the stage with the most, from its own first action to its own
-    last one. None in zb-v (2401.10241, sections 1 and 6)."""
+    """Return the bubble as the zero-bubble papers count it: the largest of a stage, from its own first action to its
+    own last one. Zero for zb-v (2401.10241, sections 1 and 6)."""
     return Form() if schedule == "zb-v" else bubble(schedule)
 
 
 def shared_grads(*, copies: int = 1, divided: bool = True, pairs: bool = False) -> Form:
-    """Bytes to add up gradients of which several tensor-parallel ranks hold shares, the mean over ranks.
+    """Return the bytes, on average over ranks, that add up gradients of which tensor-parallel ranks hold shares.
 
     S elements that all t share: under sequence parallelism norms and biases (2205.05198, section 4.2.2). C elements of
     key-value heads that `copies` neighbours hold. `divided`: each updates one of N parts.
@@ -177,6 +180,6 @@ def shared_grads(*, copies: int = 1, divided: bool = True, pairs: bool = False) 
 
 
 def tied_grads(*, passes: int = 1, divided: bool = True) -> Form:
-    """Bytes sent by the first and by the last stage to add up the gradient of a tied table of E elements: an all_reduce
-    of two ranks, which is the same by all pairs (2104.04473; Megatron-LM's embedding group)."""
+    """Return the bytes that the first and the last stage each send to add up a tied table's gradient of E elements: an
+    all_reduce of two ranks, in which both algorithms send the same (2104.04473; Megatron-LM's embedding group)."""
     return ring(Form() + 2) * 2 * passes * _g * _E / (N if divided else 1)

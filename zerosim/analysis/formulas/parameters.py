@@ -12,7 +12,8 @@ from fractions import Fraction
 def gpt2_parameters(
     layers: int, hidden: int, vocab: int, positions: int, *, ffn: int | None = None, tied: bool = True
 ) -> int:
-    """Exact for GPT-2's architecture: 12Lh² + 13Lh + (V+s)h + 2h where f = 4h and the head is the table.
+    """Return the exact number for GPT-2's architecture: 12Lh² + 13Lh + (V+s)h + 2h where f = 4h and the head is the
+    table.
 
     A block has two norms (4h), fused queries, keys and values (3h² + 3h), an output projection (h² + h) and
     an MLP (2hf + f + h). The last norm has 2h; a head of its own Vh, without bias.
@@ -25,7 +26,8 @@ def gpt2_parameters(
 def llama_parameters(
     layers: int, hidden: int, ffn: int, vocab: int, heads: int, kv_heads: int | None = None, *, tied: bool = False
 ) -> int:
-    """Exact for Llama's architecture: no biases, RMS norms, rotary positions, SwiGLU, grouped queries.
+    """Return the exact number for Llama's architecture: no biases, RMS norms, rotary positions, SwiGLU, grouped
+    queries.
 
     A block has queries and output (2h²), keys and values (2h * kv_heads * h/a), gate, up and down (3hf) and two
     norms (2h); then a last norm (h), the table (Vh) and, unless tied, a head (Vh).
@@ -36,11 +38,11 @@ def llama_parameters(
 
 
 def twelve_l_h_squared(layers: int, hidden: int) -> int:
-    """12Lh²: the matrices of the blocks alone (how the ZeRO paper names its models)."""
+    """Return 12Lh²: the matrices of the blocks alone (how the ZeRO paper names its models)."""
     return 12 * layers * hidden**2
 
 
 def megatron_parameters(layers: int, hidden: int, vocab: int, positions: int) -> Fraction:
-    """P = 12Lh² (1 + 13/(12h) + (V+s)/(12Lh)) (2104.04473, section 5): all but the last norm's 2h."""
+    """Return P = 12Lh² (1 + 13/(12h) + (V+s)/(12Lh)) (2104.04473, section 5): all but the last norm's 2h."""
     factor = 1 + Fraction(13, 12 * hidden) + Fraction(vocab + positions, 12 * layers * hidden)
     return twelve_l_h_squared(layers, hidden) * factor

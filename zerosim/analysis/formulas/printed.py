@@ -58,7 +58,7 @@ class Printed:
 
 
 def printed_states(stage: int, num_parameters: int, ranks: int) -> list[Printed]:
-    """Where the paper prints the model states per device of this question, in mixed precision with Adam."""
+    """Return where the paper prints the model states per device of this question, in mixed precision with Adam."""
     found = []
     if (num_parameters, ranks) == (7_500_000_000, 64):
         found.append(Printed("Figure 1", FIGURE_1[stage]))
@@ -69,7 +69,8 @@ def printed_states(stage: int, num_parameters: int, ranks: int) -> list[Printed]
 
 
 def printed(value: Fraction, like: str, *, cut_from: int | None = 100) -> str:
-    """An exact value with the digits of the printed one: half up, but cut off from `cut_from` on (None: never).
+    """Return an exact value with as many digits as the printed one: rounded half up, cut off from `cut_from` on (None:
+    never).
 
     That is how Table 1 rounds: 41.25 is printed 41.3, 513.5 is printed 513. Recomputed from all its cells.
     """
@@ -81,7 +82,8 @@ def printed(value: Fraction, like: str, *, cut_from: int | None = 100) -> str:
 
 
 def largest_model(memory_bytes: int, stage: int, ranks: int, cost: BytesPerParameter, mp: int = 1) -> Fraction:
-    """Parameters whose model states alone fill `mp` devices' memory (Table 2): memory * mp / bytes per parameter.
+    """Return how many parameters' model states alone fill `mp` devices' memory (Table 2): memory * mp / bytes per
+    parameter.
 
     The paper's rows of mp > 1 are multiples of its rounded first row, so that they lie a little lower.
     """

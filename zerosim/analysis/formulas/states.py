@@ -39,7 +39,7 @@ class BytesPerParameter:
 
 
 def num_moments(optimizer: str, momentum: float) -> int:
-    """The numbers that an optimizer keeps per parameter: 2 for Adam, 0 or 1 for SGD."""
+    """Return how many numbers an optimizer keeps per parameter: 2 for Adam, 0 or 1 for SGD."""
     if optimizer == "sgd":
         return int(momentum != 0)
     return {"adagrad": 1, "rmsprop": 1, "lion": 1, "adam-sage": 3}.get(optimizer, 2)
@@ -48,7 +48,7 @@ def num_moments(optimizer: str, momentum: float) -> int:
 def bytes_per_parameter(
     param_bytes: int, grad_bytes: int, moments: int, *, cast_shards: bool = False, masters: bool = True
 ) -> BytesPerParameter:
-    """The cost of an optimizer that keeps `moments` numbers per parameter.
+    """Return the cost of an optimizer that keeps `moments` numbers per parameter.
 
     2-byte parameters have an fp32 master beside them, and their moments are fp32 too: K = 4 + 8 = 12
     for Adam (ZeRO paper, section 3.1). Moments of fp32 and fp64 parameters are of their own size.
@@ -65,7 +65,8 @@ def bytes_per_parameter(
 
 
 def first_partitioned(kind: str) -> int:
-    """The first stage that divides this model state by N: 1 optim, 2 grad, 3 param (ZeRO paper, section 5)."""
+    """Return the first ZeRO stage that divides this model state by N: 1 optim, 2 grad, 3 param (ZeRO paper, section
+    5)."""
     return {"optim": 1, "grad": 2, "param": 3}[kind]
 
 
@@ -77,7 +78,7 @@ class Frozen(NamedTuple):
 
 
 def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
-    """Bytes per rank of each model state when backward ends, in Psi and N (ZeRO paper, section 5 and Figure 1).
+    """Return bytes per rank of each model state when backward ends, in Psi and N (ZeRO paper, section 5 and Figure 1).
 
     Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters. What is `frozen`
     has parameters alone: of Psi, Psi_t are trained (arXiv 2106.09685, section 4.2).
@@ -90,7 +91,7 @@ def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = No
 
 
 def frozen_params(cost: BytesPerParameter, frozen: Frozen) -> Form:
-    """Bytes of all parameters where some are frozen."""
+    """Return the bytes of all parameters where some are frozen."""
     params = frozen.each * PSI + (cost.param - frozen.each) * TRAINED
     return params - frozen.each * QUANTIZED + QUANTIZED_BYTES if frozen.quantized else params
 
@@ -103,7 +104,7 @@ def optimizer_step_states(
     upcast_grads: bool = False,
     sub_group: int = 0,
 ) -> dict[str, Form]:
-    """Bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
+    """Return bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 
     Of those no more than of `sub_group` elements are there at once, and of what the last tensor has beyond; 0: of all.
 
@@ -126,7 +127,7 @@ def after_step_states(
     persistent_grads: bool = False,
     keep_upcast: bool = False,
 ) -> dict[str, Form]:
-    """Bytes per rank between two steps: gradients only where their buffer, or an fp32 copy of them, outlives the step.
+    """Return bytes per rank between two steps. Gradients count only if their buffer or an fp32 copy outlives the step.
 
     Megatron-LM with Adam: 18Psi, or 6Psi + 12Psi/N, in bf16; 4Psi + 16Psi/N in fp16. DeepSpeed's stage 3: 16Psi/N.
     """
@@ -135,19 +136,21 @@ def after_step_states(
 
 
 def late_states(cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
-    """Bytes per rank that a delayed parameter update adds when backward ends (arXiv 2101.06840, section 5.2): the own
-    part of the last step's gradients, which the CPU reads meanwhile, and new parameters beside the old."""
+    """Return bytes per rank that a delayed parameter update adds when backward ends (arXiv 2101.06840, section 5.2):
+    the local shard of the previous step's gradients, which the CPU reads meanwhile, and new parameters beside the
+    old."""
     own = (PSI if frozen is None else TRAINED) / N
     return {"param": cost.param * own, "grad": cost.grad * own}
 
 
 def bytes_per_parameter_at(stage: int, ranks: int, cost: BytesPerParameter) -> Fraction:
-    """Bytes per parameter and rank when backward ends: 16, 4 + 12/N, 2 + 14/N, 16/N for Adam in mixed precision."""
+    """Return bytes per parameter and rank when backward ends: 16, 4 + 12/N, 2 + 14/N, 16/N for Adam in mixed
+    precision."""
     return total(model_states(stage, cost).values()).at(Ψ=1, N=ranks)
 
 
 def padded_numel(numels: Iterable[int], ranks: int) -> int:
-    """Psi with padding: each of these buffers is cut into N equal slices, N * ceil(numel / N).
+    """Return Psi with padding: each of these buffers is cut into N equal slices, N * ceil(numel / N).
 
     In place of Psi in `model_states` and `Volume.sent_bytes` it gives what every rank holds and sends
     when buffers are cut into slices, to the byte (stage 0 cuts nothing and pads nothing).
@@ -156,7 +159,8 @@ def padded_numel(numels: Iterable[int], ranks: int) -> int:
 
 
 def blocked_numel(tensors: Iterable[int], ranks: int, block: int) -> int:
-    """The same of one buffer that is cut at blocks of B elements of these tensors, N B ceil(sum of ceil(n/B) / N).
+    """Return the same for one buffer that is cut at blocks of B elements of these tensors: N B ceil(sum of ceil(n/B) /
+    N).
 
     Each tensor has its own last block, which is padded. For optimizers with a number for each block (8-bit states).
     Source: derived.

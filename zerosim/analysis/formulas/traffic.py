@@ -26,7 +26,7 @@ class Volume(NamedTuple):
     params: Form = Form()
 
     def keeping(self, times: int) -> Volume:
-        """The same less so many gathers of U elements, which stay gathered."""
+        """Return the volume less the gathers of U elements that stay gathered."""
         return self._replace(params=self.params - ring(N) * _w * times * _U)
 
     @property
@@ -57,7 +57,8 @@ def volume(
     frozen: bool = False,
     quantized: bool = False,
 ) -> Volume:
-    """Traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the schedule).
+    """Return the traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the
+    schedule).
 
     Stages 0 and 1 reduce once a step. Stage 2 reduces every micro-batch. Stage 3 also gathers every
     parameter in forward and again in backward, a tied buffer (the table at the start is the head at
@@ -117,13 +118,13 @@ def volume(
 
 
 def encoded_volume(*, reductions: int = 1) -> Form:
-    """Bytes sent of encoded gradients, of which the calls of a step carry Z over all ranks: each part goes once, in an
-    all_to_all, an all_gather or a reduce_scatter. Source: derived."""
+    """Return the bytes sent of encoded gradients if the calls of a step carry Z over all ranks: each part goes once, in
+    an all_to_all, an all_gather or a reduce_scatter. Source: derived."""
     return ring(N) * reductions * _Z
 
 
 def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False, frozen: bool = False) -> Form:
-    """Hybrid sharding: bytes sent per rank and step to average its part of the gradients over n replicas.
+    """Return hybrid sharding's bytes per rank and step: its shard of the gradients, averaged over n replicas.
 
     2 (Psi/N) (n-1)/n elements for each reduction, an all_reduce of Psi/N; N ranks hold a replica together. By all
     pairs (n-1) Psi/N.
@@ -134,7 +135,7 @@ def replica_bytes(replicas: int, *, reductions: int = 1, pairs: bool = False, fr
 
 
 def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:
-    """What an all_reduce moves of its payload, before the factor (N-1)/N.
+    """Return what an all_reduce moves of its payload, before the factor (N-1)/N.
 
     2: a reduce_scatter and an all_gather. By all pairs N, for each of N ranks sends the whole to the N-1 others.
     """
@@ -142,5 +143,6 @@ def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:
 
 
 def optimizer_sums(*, all_reduce: int = 2) -> Form:
-    """Bytes of the all-reduces in which ranks with slices add up F sums of an optimizer (`optimizers.exchanged`)."""
+    """Return the bytes of the all-reduces in which ranks with slices add up F sums of an optimizer
+    (`optimizers.exchanged`)."""
     return ring(N) * all_reduce * _c * _F

@@ -43,7 +43,7 @@ def gathers(
     again: bool = False,
     kept: int = 0,
 ) -> Gathers:
-    """The parts of `traffic.volume`, whose letters and options these are. `kept`: how often U elements stay gathered
+    """Return the parts of `traffic.volume`, with its letters and options. `kept`: how often U elements stay gathered
     for the next use, in a pipeline. Source: derived."""
     m, stays = micro_batches, form(persistent * micro_batches) * _P
     forward, backward = m * PSI - stays, m * PSI + again * m * _M - stays - kept * _U
@@ -59,7 +59,8 @@ def gathers(
 def params_sent(
     moved: Gathers, *, param_bytes: int, secondary: bool = False, quantized: bool = False, hierarchical: bool = False
 ) -> Iterator[tuple[Operation, Form]]:
-    """Bytes of parameters that a rank sends per step: gathers among all N ranks, across n nodes, within a node.
+    """Yield the bytes of parameters that a rank sends per step: gathers among all N ranks, across n nodes, within a
+    node.
 
     `secondary` (hpZ): backward's gathers are within a node. `quantized` (qwZ): a byte for each element, and scales.
     `hierarchical` (MiCS): a gather among N goes across nodes first, with 1/d of it, and then within a node.
@@ -81,8 +82,8 @@ def params_sent(
 
 
 def grads_sent(*, reductions: int, grad_bytes: int) -> Iterator[tuple[Operation, Form]]:
-    """qgZ: bytes of gradients that a rank sends per step. O elements, of tensors of one dimension, go exactly; int4
-    codes of the others, half a byte each, within the node, and 1/d as many across nodes."""
+    """Yield qgZ's bytes of gradients that a rank sends per step. O elements, of tensors of one dimension, go exactly;
+    int4 codes of the others, half a byte each, within the node, and 1/d as many across nodes."""
     codes = reductions * _g * ((PSI - _O) / (2 * grad_bytes) + Fraction(SCALE_BYTES, grad_bytes) * _SG)
     yield ("reduce_scatter", "states"), ring(N) * reductions * _g * _O
     yield ("all_to_all", "node"), (ring(_d) * codes).by(ZEROPP)
@@ -90,12 +91,13 @@ def grads_sent(*, reductions: int, grad_bytes: int) -> Iterator[tuple[Operation,
 
 
 def secondary_states(param_bytes: int, *, keep_root_units: bool = False, persistent: bool = False) -> Form:
-    """Bytes of hpZ's second shard on a rank: + 2 Psi / d in half types, of parameters that are gathered twice."""
+    """Return the bytes of hpZ's second shard on a rank: + 2 Psi / d in half types, for parameters that are gathered
+    twice."""
     return (param_bytes * (PSI - keep_root_units * _R - persistent * _P) / _d).by(ZEROPP)
 
 
 def leaves_a_node(sent: Form, *, ring_of_all: bool) -> Form:
-    """Of bytes that each of N ranks sends to the others, those that leave a node, over its d ranks.
+    """Return the bytes that leave a node of d ranks, out of those that each of N ranks sends to the others.
 
     A ring over all ranks leaves a node once: as much as one member sends. Otherwise each of d members sends as much to
     each other rank, N - d of which are on other nodes: (N-1)/N of a payload becomes d (n-1)/n. Source: derived.
@@ -113,8 +115,8 @@ def _without_ring(sent: Form) -> Form:
 
 # -- groups of codes ------------------------------------------------------------------------------
 def weight_scales(numel: int) -> int:
-    """Groups of a shard of so many weights: ceil(numel / 8000) or the next number with numel % (8 groups) = 0, doubled
-    while that holds and groups have more than 8,000 elements. Source: DeepSpeed, CUDAQuantizer.quantize."""
+    """Return the groups of a shard of `numel` weights: ceil(numel / 8000) or the next number with numel % (8 groups) =
+    0, doubled while that holds and groups have more than 8,000 elements. Source: DeepSpeed, CUDAQuantizer.quantize."""
     found = next(k for k in range(-(-numel // 8000), numel + 1) if numel % (8 * k) == 0)
     while numel % (16 * found) == 0 and numel > 8000 * found:
         found *= 2
@@ -122,9 +124,9 @@ def weight_scales(numel: int) -> int:
 
 
 def grad_scales(shapes: Sequence[Sequence[int]], numel: int, ranks: int) -> int:
-    """Groups of a gradient of so many elements with padding, 0 where it is reduced exactly: as many as the rows or
-    columns of its largest tensor, and a group a rank at least; more, until a slice is groups of an even size.
-    Source: DeepSpeed, all_to_all_quant_reduce; for several tensors derived."""
+    """Return the groups of a gradient of so many elements with padding, 0 if it is reduced exactly: as many as the rows
+    or columns of its largest tensor, at least one per rank, and more until a slice is groups of an even size. Source:
+    DeepSpeed, all_to_all_quant_reduce; for several tensors derived."""
     sides = [side for shape in shapes if len(shape) > 1 for side in shape[:2]]
     if not sides or numel % (2 * ranks):
         return 0
