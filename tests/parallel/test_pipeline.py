@@ -1,6 +1,6 @@
 """Schedules of pipelines: what each list promises, that none gets stuck, what is live meanwhile and how long one waits.
 
-p stages, m micro-batches, v chunks of layers on each rank; stage i from 0.
+p stages, m microbatches, v chunks of layers on each rank; stage i from 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def chunks_of(kind: str, p: int, v: int) -> Chunks:
 
 
 def expected_peak(kind: str, p: int, stage: int, m: int, v: int) -> Live:
-    """The most micro-batches (of chunks) that are live, whole and with what their weight gradients read."""
+    """The most microbatches (of chunks) that are live, whole and with what their weight gradients read."""
     if kind == "gpipe":
         return Live(m, 0)
     if kind == "1f1b":
@@ -68,7 +68,7 @@ def test_each_slot_and_chunk_goes_forward_and_then_backward_once(kind: str) -> N
             for chunk in range(v):
                 turns = [[place[way(slot, chunk)] for slot in range(m)] for way in ways]
                 for turn in turns:
-                    assert turn == sorted(turn)  # each in micro-batch order
+                    assert turn == sorted(turn)  # each in microbatch order
                 for one, other in pairwise(turns):
                     assert all(there < back for there, back in zip(one, other, strict=True))
             peak = expected_peak(kind, p, stage, m, v)
@@ -77,7 +77,7 @@ def test_each_slot_and_chunk_goes_forward_and_then_backward_once(kind: str) -> N
 
 
 def schedule_table(micro_batches: int, chunks: int, group: int) -> list[tuple[int, int]]:
-    """Megatron-Core's get_schedule_table: micro-batch and chunk of each forward."""
+    """Megatron-Core's get_schedule_table: microbatch and chunk of each forward."""
     table = []
     for first in range(0, micro_batches, group):
         last = min(first + group, micro_batches)
@@ -114,7 +114,7 @@ def test_groups_are_pytorchs_where_pytorch_takes_so_many() -> None:
 
 
 def test_first_stages_of_an_interleaved_pipeline_hold_most() -> None:
-    """pv + p - 1 chunks from 2p micro-batches on: L (1 + (p-1)/(pv)) layers."""
+    """pv + p - 1 chunks from 2p microbatches on: L (1 + (p-1)/(pv)) layers."""
     for p, m, v in sizes("interleaved", range(2, 9), range(4, 25), (2, 3, 4)):
         if m >= 2 * p and m % p == 0:
             assert max(live(lists("interleaved", p, m, v)[0])) == (p * v + p - 1, 0)
@@ -171,7 +171,7 @@ def played(programs: Sequence[Sequence[Action]], chunks: Chunks | None = None, c
 
 
 def _steps(stage: int, chunks: Chunks, actions: Sequence[Action], cost: Cost) -> Iterator[tuple[str, Any, Any]]:
-    """What the executor does: (verb, (from, to, direction), micro-batch and chunk that it goes into, or slots)."""
+    """What the executor does: (verb, (from, to, direction), microbatch and chunk that it goes into, or slots)."""
     keys, early = set(), received_early(actions, stage, chunks)
     posted = {action for later in early.values() for action in later}
 
@@ -252,11 +252,11 @@ def test_a_wrong_order_ends_in_an_error_that_names_ranks(name: str) -> None:
 
 
 def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart() -> None:
-    """Orders that do not get stuck, in which a stage would go back through one micro-batch with another's gradient."""
+    """Orders that do not get stuck, in which a stage would go back through one microbatch with another's gradient."""
     programs = [[Forward(0), Forward(1), Backward(1), Backward(0)], [Forward(0), Forward(1), Backward(0), Backward(1)]]
     with pytest.raises(Mismatch) as raised:
         run_lists(programs)
-    for words in ("recv micro-batch 1 back into chunk 0", "send micro-batch 0 back into chunk 0"):
+    for words in ("recv microbatch 1 back into chunk 0", "send microbatch 0 back into chunk 0"):
         assert words in str(raised.value), raised.value
 
 
@@ -265,7 +265,7 @@ def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart() -> None:
     [
         (None, "its schedule gave a NoneType, expected a list of actions"),
         ([Forward(0), "B0"], "'B0' is no action, expected Forward(slot) or Backward(slot)"),
-        ([Forward(2)], "Forward(slot=2, chunk=0), where there are 2 micro-batches, 1 chunks, from 0"),
+        ([Forward(2)], "Forward(slot=2, chunk=0), where there are 2 microbatches, 1 chunks, from 0"),
         ([Forward(0), Forward(0)], "Forward(slot=0, chunk=0) comes twice"),
         ([Backward(0)], "Backward(slot=0, chunk=0) comes before its forward"),
         ([Forward(0), WeightGrad(0)], "WeightGrad(slot=0, chunk=0) comes before its input gradient"),

@@ -1,4 +1,4 @@
-"""What other axes of a mesh add to the own parts of gradients, once backward is over.
+"""What other axes of a mesh do to each rank's shard of gradients after backward.
 
 dp_replicate   hybrid sharding (HSDP, MiCS): the ranks that hold the same part average it
 tp             ranks that work out shares of one gradient add them up
@@ -17,17 +17,17 @@ from zerosim.tensor.flat import Flat
 
 
 def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: bool) -> None:
-    """Reduce the own parts over the other axes; `averaged`: over dp_replicate they have been, in backward."""
+    """Reduce each local shard over the other axes. `averaged`: backward has already averaged it over dp_replicate."""
     if not averaged:
         average_replicas(groups, flats)
     add_shares(groups, layout, flats)
     for outgoing in {flat.outgoing for flat in flats if flat.outgoing is not None}:
-        outgoing.finish(flats)  # to where they are kept
+        outgoing.finish(flats)  # to the memory where they are stored
 
 
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
-    """Average the own parts over the ranks that hold the same ones. Source: FSDP2, set_requires_all_reduce."""
-    for flat in reversed(flats):  # the order in which backward left them
+    """Average local shards over the ranks that hold the same one. Source: FSDP2, set_requires_all_reduce."""
+    for flat in reversed(flats):  # the order in which backward produced them
         replicas = groups.replicas(*flat.axes, flat.spec.axis)
         if replicas is not None and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.module):
@@ -36,7 +36,8 @@ def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
 
 def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
     """Add up gradients of which several ranks hold shares: a table that two pipeline stages use; heads of keys and
-    values that tensor-parallel ranks hold in copies; under sequence parallelism norms, positions, row biases."""
+    values that tensor-parallel ranks hold in copies; under sequence parallelism norms, positions and biases of
+    row-parallel maps."""
     mesh = groups.mesh
     for flat in reversed(flats) if mesh.size(*MODEL) > 1 else ():
         ends = groups.ends("pp") if layout.is_tied(flat.name) else None

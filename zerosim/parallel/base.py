@@ -20,14 +20,14 @@ from zerosim.tensor.offloaded import Outgoing
 
 
 class Strategy:
-    """The hooks, all empty. `comm` is the group that divides the model states, of N ranks; all its members call the
-    same collectives in the same order. Who holds what follows from the run's stage, and from what a class says here."""
+    """The hooks, all empty. `comm` is the group of N ranks that divides the model states; all its members call the same
+    collectives in the same order. The run's ZeRO stage and the attributes below decide who holds what."""
 
-    stage: int | None = None  # the stage whose rows it has, whatever the run's
-    keeps_params: bool | None = None  # whether every rank holds all parameters between uses; None: as the stage does
+    stage: int | None = None  # the ZeRO stage whose rows it has, whatever the run's
+    keeps_params: bool | None = None  # whether every rank holds all parameters between uses; None: by ZeRO stage
     keeps_grads: bool | None = None  # whether every rank holds all gradients until the step
     sees_all_grads = False  # every rank sees every reduced gradient, so that the norm needs no exchange
-    averages = "after"  # when replicas average their parts: in "each" micro-batch, in the "last" backward, "after" it
+    averages = "after"  # when replicas average their shards: in "each" microbatch, in the "last" backward, "after" it
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm
@@ -38,64 +38,64 @@ class Strategy:
 
     @property
     def last(self) -> bool:
-        """Whether this is the step's last micro-batch."""
+        """Whether this is the step's last microbatch."""
         return self.timetable.last
 
     def begin(self, uses: Sequence[Use]) -> None:
-        """A step begins, in which units are used in this order, those of `schedule.uses_of`."""
+        """Begin a step, in which units are used in this order (from `schedule.uses_of`)."""
         self.timetable.begin(uses)
         for flat in self.flats:
             flat.begin_step()
 
     def open_forward(self) -> None:
-        """Before each micro-batch's forward, and in a pipeline before its input is received."""
+        """Prepare a microbatch's forward. In a pipeline its input has not been received yet."""
 
     def pre_forward(self, unit: Unit) -> None:
-        """Before a unit's forward: its whole parameters must be there."""
+        """Make a unit's whole parameters available for its forward."""
 
     def post_forward(self, unit: Unit) -> None:
-        """After it: they may go."""
+        """Release a unit's parameters after its forward."""
 
     def open_backward(self) -> None:
-        """Before each micro-batch's backward."""
+        """Prepare a microbatch's backward."""
 
     def pre_backward(self, unit: Unit) -> None:
-        """Before a unit's backward: its whole parameters must be there again."""
+        """Make a unit's whole parameters available again for its backward."""
 
     def post_input_grad(self, unit: Unit) -> None:
-        """In place of `post_backward`, where weight gradients come later: the parameters may go."""
+        """Release a unit's parameters where weight gradients come later. Called in place of `post_backward`."""
 
     def post_backward(self, unit: Unit) -> None:
-        """After it: where `unit.reduces`, the flat's gradient of this micro-batch is complete (`Flat.take_grad`)."""
+        """Reduce the complete gradient of this microbatch (`Flat.take_grad`), where `unit.reduces`."""
 
     def close_backward(self) -> None:
-        """After each micro-batch's backward."""
+        """End a microbatch's backward."""
 
     def end_backward(self) -> None:
-        """After the last micro-batch's backward: what still waits to be reduced."""
+        """Reduce what still waits after the last microbatch's backward."""
 
     def reduce_grad_norm(self) -> float | None:
-        """What gradients are multiplied by; None: all ranks skip. Raises: NonFiniteGradient, LossScaleExhausted."""
+        """Return the gradients' factor; None: all ranks skip. Raises: NonFiniteGradient, LossScaleExhausted."""
         return self._decided(self.updater.decide)
 
     def publish_params(self, flat: Flat) -> None:
-        """After the update of a flat's own slice: bring it to the ranks that hold the whole."""
+        """Bring a flat's updated slice to the ranks that hold the whole flat."""
 
     def owned(self, flat: Flat) -> Slice:
-        """The part of a flat that this rank updates."""
+        """Return the part of a flat that this rank updates."""
         return self.layout.own(self.device.rank, flat.name)
 
     def padded(self, flat: Flat) -> int:
-        """Elements of a whole buffer, padding included."""
+        """Return the number of elements of a whole buffer, padding included."""
         return self.layout.padded(flat.name)
 
     # -- what the engine calls beside these -----------------------------------------------------------------------
     def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
-        """Take its place among the ranks, once, before `place`: their groups, who holds what, which gradients."""
+        """Join the ranks, once, before `place`: take their groups, the layout, and which gradients to store."""
         self.groups, self.layout, self.memory = groups, layout, memory
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
-        """Take memory for one flat after the other and `write` its weights, each before the next."""
+        """Allocate one flat after the other, and `write` each one's weights before the next is allocated."""
         self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
         dummies, out = DummyGrads(self.device) if self.memory.fused else None, Outgoing(layout)
         for flat in flats:
@@ -111,19 +111,19 @@ class Strategy:
                 write(flat)
 
     def finish_backward(self) -> None:
-        """Backward is over in all micro-batches; after this every rank holds its part of the averaged gradients."""
+        """Finish backward after all microbatches: every rank then holds its shard of the averaged gradients."""
         self.end_backward()
         across.reduce(self.groups, self.layout, self.flats, averaged=self.averages != "after")
 
     def step(self) -> None:
-        """Decide by the norm; then update the own parts and publish the new parameters. Or skip."""
+        """Decide by the norm; then update local shards and publish the new parameters, or skip."""
         if (scale := self.reduce_grad_norm()) is not None:
             update.step(self.updater, self.flats, scale, self.memory, self.groups, self.publish_params)
         for flat in self.flats:
             flat.drop_grads()
 
     def estimate(self) -> None:
-        """In place of `step` where gradients are those on drawn labels: update what the optimizer estimates."""
+        """Update the optimizer's estimates from gradients on drawn labels. Called in place of `step`."""
         curvature.estimate(self.updater, self.flats, self._decided(self.updater.control.unscale))
 
     def _decided(self, decide: Callable[[float], float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""Who is to blame for a norm that is not finite: which rank's own gradient of which unit, before it was reduced."""
+"""Which rank and unit first had a gradient that was not finite, before it was reduced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from zerosim.tensor.flat import Flat
 
 
 def blame(everyone: Comm, flats: Sequence[Flat], names: Sequence[str]) -> NonFiniteGradient:
-    """Which rank's own gradient of which unit was not finite before it was reduced; `names` are all ranks' units."""
+    """Find the rank and the unit whose own gradient was not finite before it was reduced; `names` are all ranks'
+    units."""
     device = everyone.device
     step, backend = device.where.step, device.backend
     flags = device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
@@ -24,7 +25,7 @@ def blame(everyone: Comm, flats: Sequence[Flat], names: Sequence[str]) -> NonFin
             device.kernel(0, backend.copy, flat.probe.flag.array, flags.array[everyone.rank, i : i + 1])
     everyone.all_reduce(flags, op="sum", purpose="control")
     seen = backend.to_host(flags.array)
-    for i in reversed(range(len(names))):  # backward's order: the first unit to go wrong
+    for i in reversed(range(len(names))):  # backward's order: the first unit with a bad gradient
         bad = [rank for rank, row in zip(everyone.ranks, seen, strict=True) if not math.isfinite(row[i])]
         if bad:
             return NonFiniteGradient(

@@ -1,4 +1,4 @@
-"""Estimates of curvature, for optimizers that want them: after some steps, on labels that the model draws."""
+"""Estimates of curvature, for optimizers that need them: after some steps, on labels drawn from the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from zerosim.tensor.flat import Flat
 
 
 def estimate(updater: Updater, flats: Sequence[Flat], scale: float | None) -> None:
-    """In place of a step where gradients are those on drawn labels: update what the optimizer estimates of the own
-    parts. No weight moves, so nothing is published; None: nothing is updated either."""
+    """Update the optimizer's estimates of the local shards, in place of a step whose gradients are those on drawn
+    labels. No weight changes, so nothing is published. With `scale` None nothing is updated."""
     for flat in flats:
         if scale is not None and flat.is_trained:
             updater.make_states([flat])

@@ -3,10 +3,9 @@
     bytes per rank     2 Psi + 2 Psi + K Psi      half types; K = 12 for Adam
     volume per step    2 Psi (N-1)/N elements     all_reduce of gradients, in buckets
 
-ZeRO paper, sections 2.1 and 7.1. A bucket is reduced as soon as it is full, in place in the
-gradients' own memory or, as PyTorch's DDP does by default, in a copy that lives through the run:
-2 Psi bytes more. With accumulation, gradients are summed first and reduced once. A pipeline reduces after it
-has drained, unless reductions overlap (`reducer.py`).
+ZeRO paper, sections 2.1 and 7.1. A bucket is reduced as soon as it is full, in place in the gradients' own memory or,
+as PyTorch's DDP does by default, in a copy that lives through the run: 2 Psi bytes more. With accumulation, gradients
+are summed first and reduced once. A pipeline reduces after it has drained, unless reductions overlap (`reducer.py`).
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
     N             all earlier steps                          nothing. Its gradients wait
     t > N         steps 1 .. t - 2                           steps with the gradients of t - 1
 
-So the weights of a step are late by one update. When its backward is over, the new parameters land, and the norm of its
-own gradients is decided: loss scale, clipping and learning rate are those of the step that made the gradients. The
-gradients of a skipped step go; nothing waits then. After the last step, what waits is applied.
+So a step's weights miss one update. When its backward ends, the new parameters replace the old ones, and the norm of
+its own gradients is decided: loss scale, clipping and learning rate are those of the step that made the gradients. A
+skipped step drops its gradients, and nothing waits then. After the last step, the waiting gradients are applied.
 
-On the host the gradients of two steps are there, and new parameters beside the old ones: 2 Psi/N bytes more of each.
+The host holds gradients of two steps, and new parameters beside the old ones: 2 Psi/N bytes more of each.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ from zerosim.tensor.late import LateParams
 
 
 class Delayed:
-    """Gradients of one step that the CPU steps with in the next one."""
+    """One step's gradients, which the CPU applies during the next step."""
 
     def __init__(self, updater: Updater, flats: Sequence[Flat], memory: GradMemory, groups: Groups) -> None:
         self.updater, self.flats, self.memory, self.groups = updater, flats, memory, groups
-        self._scale: float | None = None  # what the gradients that wait are multiplied by
-        self._grads: list[Buffer | None] = []  # by flat; they stay until the CPU has stepped
+        self._scale: float | None = None  # the factor for the waiting gradients
+        self._grads: list[Buffer | None] = []  # by flat; they live until the CPU has stepped
 
     def hold(self, scale: float | None) -> float | None:
-        """Have the gradients wait that were decided to be multiplied by `scale`. Gives what a step now does instead:
-        nothing or, where its update is not delayed, the same."""
+        """Hold back the gradients, to be multiplied by `scale`. Return the factor for this step's own update: None or,
+        if its update is not delayed, `scale`."""
         is_late = 0 < self.memory.late <= len(self.updater.control.reports)
         if is_late and scale is not None:
             self._scale, self._grads = scale, [flat.grad_shard for flat in self.flats]
         return None if is_late else scale
 
     def launch(self, uses: Sequence[Use] = ()) -> None:
-        """A step of these uses begins: the CPU steps with what waits, in the order in which backward will leave the
-        buffers."""
+        """Start the CPU's update with the waiting gradients, in the order in which backward will free the buffers."""
         if self._scale is None or not self.flats:
             return
         for flat, grad in zip(self.flats, self._grads, strict=True):
@@ -57,7 +56,7 @@ class Delayed:
         self._scale = None
 
     def land(self, publish: Callable[[Flat], None]) -> None:
-        """Backward is over: new parameters, if there are any, take the place of the old ones."""
+        """Replace the old parameters by the new ones, if there are any. Called when backward ends."""
         for flat in self.flats if self._grads else ():
             if flat.outgoing is not None and (late := flat.outgoing.late.pop(flat.name, None)) is not None:
                 with flat.device.scope(unit=flat.module):
@@ -67,7 +66,7 @@ class Delayed:
         self._grads = []
 
     def finish(self, publish: Callable[[Flat], None], step: int) -> None:
-        """After the last step: apply what waits. It is recorded as `step`."""
+        """Apply the waiting gradients after the last step, recorded as `step`."""
         if self._scale is not None and self.flats:
             with self.flats[0].device.scope(step=step, phase=Phase.OPTIMIZER):
                 self.launch()

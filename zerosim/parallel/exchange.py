@@ -1,4 +1,4 @@
-"""Exchanges: by which collectives whole gradients become own parts, and own parts whole parameters.
+"""Exchanges: the collectives that turn whole gradients into local shards, and local shards into whole parameters.
 
     Slices      reduce_scatter, all_gather    every rank owns a slice of each flat          2 or 3 Psi (N-1)/N
     KeepSlice   all_reduce, all_gather        the same, but every rank receives all of the sum and keeps its slice:
@@ -7,9 +7,9 @@
                                               is padded, and an owner sends its own to every other rank
     AllReduce   all_reduce                    stage 0: every rank owns everything
 
-The sums are the same in the same order, so that weights are the same to the bit. An exchange knows flats and groups;
-when something is exchanged is decided by a `Reducer` and by `Gathered`. Source of KeepSlice: DeepSpeed,
-stage_1_and_2.py (use_multi_rank_bucket_allreduce).
+All add the same gradients in the same order, so weights are bit-identical. An exchange knows flats and groups; a
+`Reducer` and `Gathered` decide when to exchange. Source of KeepSlice: DeepSpeed, stage_1_and_2.py
+(use_multi_rank_bucket_allreduce).
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class Slices:
     """
 
     partition: ClassVar[Partition] = EvenSlices()
-    states: Mapping[str, Row] = MappingProxyType({})  # what it keeps of each trained flat beside the model states
-    joins = True  # several flats go in one call
+    states: Mapping[str, Row] = MappingProxyType({})  # what it stores for each trained flat beside the model states
+    joins = True  # several flats share one call
 
     def __init__(self, gather_bucket: int = 0) -> None:
         self.gather_bucket = gather_bucket
         self.gathers = AllGather()
 
     def join(self, groups: Groups) -> None:
-        """Take its place among the ranks."""
+        """Join the ranks."""
         self.groups = groups
         self.gathers.join(groups)
 
     def group_of(self, flat: Flat) -> Comm:
-        """The ranks that a flat is cut over."""
+        """Return the ranks that a flat is cut over."""
         return self.groups(*flat.axes)
 
     def calls(self, flats: Sequence[Flat]) -> list[list[Flat]]:
-        """These flats, by the call that reduces them."""
+        """Group these flats by the call that reduces them."""
         if not self.joins:
             return [[flat] for flat in flats]
         together: dict[Comm, list[Flat]] = {}
@@ -62,7 +62,7 @@ class Slices:
         return [*together.values()]
 
     def place(self, flat: Flat, state: str) -> None:
-        """Take memory for one of `states` of a flat whose rows name it."""
+        """Allocate one of `states` for a flat whose rows name it."""
 
     # -- gradients: of what arrives for each flat this rank keeps its own part --------------------------------------
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
@@ -74,27 +74,29 @@ class Slices:
         return self.group_of(flats[0]).launch_reduce_scatter(grads, out=shards)
 
     def own_part(self, flat: Flat, reduced: Any) -> Buffer | None:
-        """What this rank keeps of what has arrived (None: nothing)."""
+        """Return the local shard of the reduced gradient (None: nothing)."""
         own: Buffer = reduced
         return own
 
     def launch_in_place(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
-        """The same where gradients are kept whole: each own part is reduced where it stands."""
+        """Reduce each local shard in place, where gradients are stored whole."""
         own = [flat.own_window(grad) for flat, grad in zip(flats, grads, strict=True)]
         return self.group_of(flats[0]).launch_reduce_scatter(grads, out=own)
 
     def own_window(self, flat: Flat, grad: Buffer, reduced: Any) -> Buffer | None:
-        """Where in the whole gradient the own part stands, now that `reduced` has arrived (None: nowhere)."""
+        """Return where in the whole gradient the local shard lies, now that `reduced` has arrived (None: nowhere)."""
         return flat.own_window(grad)
 
     # -- parameters -------------------------------------------------------------------------------------------------
     def gather(self, flat: Flat, *, exactly: bool = False) -> Buffer:
-        """The whole parameters, padding included, in a new buffer; `exactly`: by one all_gather of their values."""
+        """Gather the whole parameters, padding included, into a new buffer; `exactly`: by one all_gather of their
+        values."""
         gathers = AllGather() if exactly else self.gathers
         return gathers.gather(flat, self.group_of(flat), flat.own_param(Kind.COMM))
 
     def launch_gather(self, flat: Flat) -> Arriving:
-        """The same, in flight. A slice that is cast is cast where it will lie, so that nothing else waits with it."""
+        """Launch the same gather. A slice that needs a cast is cast into its final place, so that no second buffer
+        waits with it."""
         comm = self.group_of(flat)
         if flat.param_shard is not None or not self.gathers.in_place:
             return self.gathers.launch(flat, comm, flat.own_param(Kind.COMM, by=comm.axis))
@@ -104,12 +106,12 @@ class Slices:
         return comm.launch_all_gather(own, out=full)
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:
-        """All ranks' new parameters over the old ones, in flight."""
+        """Launch the exchange that writes all ranks' new parameters over the old ones."""
         return self.group_of(flat).launch_all_gather(flat.shard(), out=flat.whole_param())
 
     def publish(self, flat: Flat) -> None:
-        """The same, now. Through a bucket they arrive piece by piece and are copied to where they belong: what a list
-        of tensors costs (DeepSpeed edaa722, all_gather_dp_groups with allgather_bucket_size, where there is no
+        """Exchange new parameters now. Through a bucket they arrive piece by piece and are copied to their places: the
+        cost of a list of tensors (DeepSpeed edaa722, all_gather_dp_groups with allgather_bucket_size, where there is no
         all_gather_into_tensor)."""
         comm, shard, whole = self.group_of(flat), flat.shard(), flat.whole_param()
         if not self.gather_bucket or comm.size == 1:
@@ -125,7 +127,7 @@ class Slices:
 
 
 class KeepSlice(Slices):
-    """all_reduce, of which a rank keeps a copy of its slice."""
+    """Reduce by all_reduce, and copy out the local slice."""
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         return self.group_of(flats[0]).launch_all_reduce(grads)
@@ -139,7 +141,7 @@ class KeepSlice(Slices):
 
 
 class AllReduce(KeepSlice):
-    """Stage 0: the own part is all of it."""
+    """Stage 0: the local shard is the whole flat."""
 
     partition = Whole()
 
@@ -177,7 +179,8 @@ class Owners(Slices):
         return self.group_of(flat).launch_broadcast(place, src=flat.owner)
 
     def _place_for(self, flat: Flat, kind: Kind) -> Buffer:
-        """The owner uses its own; the others receive one, a buffer of `kind`, for the time of use."""
+        """Return a place for a flat: the owner's own buffer, and on other ranks a buffer of `kind` for the time of
+        use."""
         return flat.own_param(kind) if self.owns(flat) else flat.device.alloc((flat.numel,), flat.dtype, kind)
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:

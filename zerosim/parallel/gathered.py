@@ -1,5 +1,5 @@
-"""Gathered parameters: each flat is absent, in flight, or resident. What stays is a `Residency`; what comes early, a
-`Prefetch`.
+"""Gathered parameters: each flat is absent, in flight, or resident. A `Residency` says what stays, a `Prefetch` what
+comes early.
 
     resident    the whole is there (`flat.param`)
     in flight   it is being gathered for a use to come
@@ -26,13 +26,13 @@ from zerosim.tensor.flat import Flat
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What stays gathered, units and flats by name. The paper's: nothing.
+    """What stays gathered, units and flats by name. In the paper: nothing.
 
     kept        units that stay from forward to backward (all of them: FSDP's reshard_after_forward=False, 2 Psi, and
                 ZeRO-2's peak)
     keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward (3 Psi less
                 that unit)
-    root        units that stay until a micro-batch's backward ends, and whose gradients are reduced then (FSDP2's root:
+    root        units that stay until a microbatch's backward ends, and whose gradients are reduced then (FSDP2's root:
                 tables, last norm, head)
     persistent  flats that stay for good, and are gathered once after each step
     """
@@ -47,14 +47,14 @@ class Prefetch:
     """Which gathers are launched before their turn: none."""
 
     def begin(self, timetable: Timetable) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def launch(self, gathered: Gathered) -> None:
-        """A unit is resident, and is about to compute."""
+        """Launch gathers. Called when a unit is resident and about to compute."""
 
 
 class Gathered(Published):
-    """The parameters that are cut: who holds the whole of which, and when."""
+    """The sharded parameters: which rank holds which whole flat, and when."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Gathered(Published):
         self.residency = residency
         self.prefetch = prefetch or Prefetch()
         self.timetable = Timetable()
-        self.live = 0  # elements that are resident or in flight, and will be freed
+        self.live = 0  # elements that are resident or in flight and will be freed
         self._in_flight: dict[str, Arriving] = {}  # by flat
-        self._waiting: list[Unit] = []  # the root's whose backward is over
+        self._waiting: list[Unit] = []  # units of the root whose backward has ended
 
     def place(self, flats: Sequence[Flat]) -> None:
         for flat in flats:
@@ -76,32 +76,33 @@ class Gathered(Published):
                 flat.unshard(self.exchange.gather(flat, exactly=True))
 
     def begin(self, timetable: Timetable) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.timetable = timetable
         self.prefetch.begin(timetable)
 
     def unshard(self, unit: Unit) -> None:
-        """Before a use."""
+        """Make a unit's parameters resident, before a use."""
         for flat in unit.flats:
             self._unshard(flat)
         self.prefetch.launch(self)
 
     def reshard_after_forward(self, unit: Unit) -> None:
-        """After a forward."""
+        """Free a unit's parameters after its forward, unless they stay."""
         stays = unit.goes_back and unit.name in self.residency.kept | self.residency.root
         if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
             for flat in unit.flats:
                 self._reshard(flat)
 
     def reshard(self, unit: Unit) -> None:
-        """After a backward. Another unit that shares a flat may still keep it."""
+        """Free a unit's parameters after its backward, unless another unit that shares a flat still needs it."""
         for flat in unit.flats:
             if unit.reduces or unit.ends or flat.module not in self.residency.kept | self.residency.root:
                 self._reshard(flat)
 
     def release(self, unit: Unit) -> Iterator[Flat]:
-        """After a unit's backward, or its input gradient: let go what may go now; gives each flat whose gradient is
-        complete then. The root's units wait until all of backward is over. A weight gradient has gathered nothing."""
+        """Free what is no longer needed after a unit's backward or its input gradient. Yield each flat whose gradient
+        is then complete. The root's units wait until the whole backward ends. A weight gradient has gathered
+        nothing."""
         done = [] if unit.name in self.residency.root else [unit]
         if not done:
             self._waiting.append(unit)
@@ -115,9 +116,9 @@ class Gathered(Published):
                 yield from one.completes
 
     def publish(self, flat: Flat) -> None:
-        """New parameters: those that stay for good are gathered again."""
+        """Gather new parameters of flats that stay resident for good."""
         if flat.name in self.residency.persistent:
-            flat.reshard()  # the old ones go before the new ones come
+            flat.reshard()  # free the old ones before the new ones arrive
             flat.unshard(self.exchange.gather(flat, exactly=True))
 
     # -- one flat ------------------------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class Gathered(Published):
         return flat.param is None and flat.name not in self._in_flight
 
     def launch(self, unit: Unit, flat: Flat) -> None:
-        """Gather an absent flat for a unit to come."""
+        """Gather an absent flat for a later unit."""
         with flat.device.scope(unit=unit.name):
             self._in_flight[flat.name] = self.launch_gather(flat)
         self.live += flat.numel
@@ -140,7 +141,7 @@ class Gathered(Published):
         work = self._in_flight.pop(flat.name, None)
         if work is not None:
             full = work.wait()
-            if full is not flat.param_shard:  # under an owner's partition it is the owner's own
+            if full is not flat.param_shard:  # with --partition owner it is the owner's own
                 flat.device.retag(full, Kind.UNSHARDED_PARAM)
             flat.unshard(full)
         elif flat.param is None:
@@ -155,7 +156,7 @@ class Gathered(Published):
 
 @dataclass
 class Units(Prefetch):
-    """Of this forward's or backward's next units that are not resident, so many are in flight. The volume stays, the
+    """Prefetch the next `ahead` units of this forward or backward that are not resident. The volume stays the same; the
     peak grows by those units."""
 
     count: int
@@ -167,27 +168,28 @@ class Units(Prefetch):
             for flat in filter(gathered.is_absent, unit.flats):
                 if place < self.count:
                     gathered.launch(unit, flat)
-                else:  # ZeRO-Infinity's next ones: to the device, and to the host
+                else:  # ZeRO-Infinity's next reads: to the device, and to the host
                     flat.fetch(to=DEVICE if place == self.count else HOST)
 
 
 @dataclass
 class Elements(Prefetch):
-    """By elements, as DeepSpeed does (stage3_prefetch_bucket_size and max_live_parameters).
+    """Prefetch by elements, as DeepSpeed does (stage3_prefetch_bucket_size and max_live_parameters).
 
     numel      at each turn the next flats of this forward or backward are launched until they are so many elements; the
                last one may go beyond. So what is ahead grows from turn to turn
     max_live   at a turn no more than what is missing to so many gathered elements, those in flight included; 0: no
                limit. It holds back nothing but this: a unit's own parameters come at its turn, whatever is there
 
-    What is resident or in flight when a use of it is looked at is not launched for that use: if it is freed before, it
-    is gathered when the turn comes. DeepSpeed keeps it then, and goes on from forward into backward: left out, as its
-    max_reuse_distance is. Source: DeepSpeed edaa722, runtime/zero/partitioned_param_coordinator.py, fetch_sub_module.
+    The prefetcher looks at each use once. It skips a buffer that is already gathered or in flight; if that buffer is
+    freed before the use, it is gathered on demand. DeepSpeed keeps it instead, and prefetches from forward into
+    backward: left out, as is its max_reuse_distance. Source: DeepSpeed edaa722,
+    runtime/zero/partitioned_param_coordinator.py, fetch_sub_module.
     """
 
     numel: int
     max_live: int = 0
-    _queue: deque[tuple[int, Use, Flat]] = field(default_factory=deque)  # the step's uses that were not looked at yet
+    _queue: deque[tuple[int, Use, Flat]] = field(default_factory=deque)  # the step's uses that were not examined yet
 
     def begin(self, timetable: Timetable) -> None:
         self._queue = deque((at, use, flat) for at, use in enumerate(timetable.uses) for flat in use.gathers)

@@ -1,12 +1,12 @@
-"""How stage 3 gathers a flat's parameters out of its ranks' shards.
+"""How stage 3 gathers a flat's parameters from its ranks' shards.
 
     AllGather   one all_gather                                      (N-1)/N of the buffer sent by each rank
     TwoHops     MiCS (arXiv 2205.00119, 3.3): across nodes each     (n-1)/n of 1/d of it, d ranks in each of n nodes
                 rank gathers with those of its place in the other
                 nodes; within a node, n slices in one call          (d-1)/d of it
 
-Both give the same bits. `quantized.py` gathers codes. In flight, TwoHops has launched its first hop alone; the second
-follows where the gather is waited for.
+Both give the same bits. `quantized.py` gathers codes. When TwoHops launches a gather, only its first hop starts;
+waiting for the gather runs the second.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from zerosim.placement.mesh import FINER, STATES
 from zerosim.tensor.flat import Flat
 
 [(NODES, NODE)] = [FINER[axis] for axis in STATES]
-"""The axes across nodes and within one, of those that cut model states."""
+"""The axes across nodes and within one, among those that cut model states."""
 
 
 class Arriving(Protocol):
     """Parameters in flight."""
 
     def wait(self) -> Buffer:
-        """The whole buffer."""
+        """Wait for the whole buffer."""
         ...
 
 
 class AllGather:
-    """`comm` are the ranks among which `shard` is one part of the flat's parameters."""
+    """`comm`: the ranks that each hold one `shard` of the flat's parameters."""
 
-    in_place = True  # a shard may be sent from where it will lie in the whole
+    in_place = True  # a shard may be sent from its place in the whole
 
     def join(self, groups: Groups) -> None:
-        """Take its place among the ranks."""
+        """Join the ranks."""
         self.groups = groups
 
     def gather(self, flat: Flat, comm: Comm, shard: Buffer) -> Buffer:
-        """The whole in a new buffer."""
+        """Gather the whole into a new buffer."""
         return comm.all_gather(shard)
 
     def launch(self, flat: Flat, comm: Comm, shard: Buffer) -> Arriving:
-        """The same, in flight."""
+        """Launch the same gather."""
         return comm.launch_all_gather(shard, kind=Kind.PREFETCHED_PARAM)
 
 
@@ -54,7 +54,7 @@ class TwoHops(AllGather):
     in_place = False
 
     def gather(self, flat: Flat, comm: Comm, shard: Buffer) -> Buffer:
-        if comm.size == self.groups(NODE).size:  # of a second shard: it is within the node already
+        if comm.size == self.groups(NODE).size:  # a second shard is already within the node
             return super().gather(flat, comm, shard)
         return self._within(shard.numel, self.groups(NODES).all_gather(shard, kind=Kind.COMM), Kind.UNSHARDED_PARAM)
 
@@ -64,7 +64,7 @@ class TwoHops(AllGather):
         return Within(self, shard.numel, self.groups(NODES).launch_all_gather(shard, kind=Kind.PREFETCHED_PARAM))
 
     def _within(self, numel: int, arrived: Buffer, kind: Kind) -> Buffer:
-        """The second hop: of each node's slices, of which this rank has one of its own place."""
+        """Run the second hop: gather each node's slices, of which this rank has one."""
         node, nodes = self.groups(NODE), self.groups(NODES)
         full = arrived.device.alloc((numel * node.size * nodes.size,), arrived.dtype, kind)
         pieces, windows = _cut(arrived, nodes.size), _cut(full, nodes.size)
@@ -73,7 +73,7 @@ class TwoHops(AllGather):
 
 
 class Within(NamedTuple):
-    """A gather in two hops, of which the first is in flight."""
+    """A gather in two hops whose first hop is in flight."""
 
     hops: TwoHops
     numel: int

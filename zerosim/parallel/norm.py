@@ -1,4 +1,4 @@
-"""The gradients' norm on a mesh: which rank counts what, who is to blame where it is not finite."""
+"""The gradients' norm on a mesh: which rank counts which element, and which one had a value that is not finite."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def decided(
     *,
     exchanges: bool,
 ) -> float | None:
-    """What `decide` makes of the norm of all ranks' gradients as they are.
+    """Return the decision of `decide` on the norm of all ranks' gradients.
 
-    One exchange of one fp64 number per slice carries the norm and, being inf or nan then, any overflow; without
-    `exchanges` every rank of a group sees all gradients already.
+    One exchange of one fp64 number per slice carries the norm and any overflow, as inf or nan. Without `exchanges`
+    every rank of a group already sees all gradients.
 
-    Raises: NonFiniteGradient naming rank and unit, where nothing says that such steps are skipped; LossScaleExhausted.
+    Raises: NonFiniteGradient naming rank and unit, unless such steps are skipped; LossScaleExhausted.
     """
     trained = [flat for flat in flats if flat.is_trained]
     axes = layout.trained_axes
@@ -45,9 +45,9 @@ def decided(
 
 
 def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
-    """Where in the norm a rank's flat buffers are added up, and how many rows there are: one for each unit of the whole
-    model and each rank that its weights are cut over. They stand in the model's order, whichever stage holds them. By
-    leaf module the buffers of a unit are added up in its one row."""
+    """Return each rank's rows in the norm's table, and the number of rows: one for each unit of the whole model and
+    each rank that its weights are cut over. Rows stand in the model's order, whichever pipeline stage holds them. A
+    unit's leaf modules share its one row."""
     mesh = layout.mesh
     stage, most = mesh.index(rank, "pp"), max(mesh.size(flat.axis) for flat in layout.flats.values())
     units = dict.fromkeys(flat.unit for flat in layout.flats.values())

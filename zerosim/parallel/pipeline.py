@@ -1,35 +1,35 @@
-"""Pipeline parallelism: layers are cut into stages, and micro-batches pass through them one behind the other.
+"""Pipeline parallelism: layers are cut into stages, and microbatches pass through them one after another.
 
-A schedule is a pure list of one stage's actions in a step (m micro-batches, p stages, stage i from 0):
+A schedule is a pure list of one stage's actions in a step (m microbatches, p stages, stage i from 0):
 
-    gpipe         all forwards, then all backwards; m micro-batches are live   (arXiv 1811.06965)
+    gpipe         all forwards, then all backwards; m microbatches are live    (arXiv 1811.06965)
     1f1b          p-i-1 forwards, then one forward, one backward; min(m, p-i)  (PipeDream-flush, 2104.04473, 2.2.1)
     interleaved   a rank has v chunks of layers, stages i, p+i, 2p+i ...; chunks of a layer live at once, for m >= 2p:
                   2(p-i-1) + (v-1)p + 1                                        (2104.04473, 2.2.2)
-                  Groups of p micro-batches pass through a chunk before the next chunk's turn. In groups of n > p
+                  Groups of p microbatches pass through a chunk before the next chunk's turn. In groups of n > p
                   (v-1)n are live in place of (v-1)p         (Megatron-Core's get_schedule_table; 2407.21783, 3.3.2)
-    zb-h1         1F1B whose weight gradients come i micro-batches later and fill the last stages' waits; live are
+    zb-h1         1F1B whose weight gradients come i microbatches later and fill the last stages' waits; live are
                   (p-i) M_B + i M_W                                            (2401.10241, 2.2; m >= p)
     zb-v          two chunks a rank, back and forth, stages i and 2p-1-i: 2p chunks on every stage
                                                                                (2401.10241, 6; m >= 2p)
 
     bubble, in slots        (p-1)/m of the time that the slots take; interleaved (p-1)/(v m), zb-h1 (p-1)/(3m),
                             zb-v (p-1)/(6m)
-    volume per micro-batch  b s h elements over each border and direction; v times as many borders with v chunks, save
+    volume per microbatch   b s h elements over each border and direction; v times as many borders with v chunks, save
                             zb-v's turn on the last stage
 
-M_B are all activations of a chunk and micro-batch, M_W those that its weight gradients read: inputs of linear maps and
-gradients of their outputs. What recompute made again is among them: a weight gradient that comes later keeps it. The
-head's comes at once, in the input gradient: p - 1 pending ones would hold the logits' gradient each, b s V.
+M_B are all activations of a chunk and microbatch, M_W those that its weight gradients read: inputs of linear maps and
+gradients of their outputs, recomputed ones included. The head's weight gradient comes at once, in the input gradient: p
+- 1 pending ones would each hold the logits' gradient, b s V.
 
-With `keeps_last` a stage holds on to each chunk's last input, and to the gradient of it that was sent back, until the
-next input comes: 2 b s h elements a chunk from one step to the next, none where ids come in. Megatron's model has a
-name for its input (set_input_tensor), whose gradient is retained (core/pipeline_parallel/schedules.py, forward_step).
+With `keeps_last` a stage stores each chunk's last input, and the gradient that was sent back for it, until the next
+input comes: 2 b s h elements a chunk from one step to the next, none for token ids. Megatron's model has a name for its
+input (set_input_tensor), whose gradient is retained (core/pipeline_parallel/schedules.py, forward_step).
 
-A stage sends its output on and receives the next one's gradient. Of what it sends, at most one message in each
-direction is in flight: it waits for that before it sends the next. In groups of n > p the first stage is n forwards
-ahead of what the last one sends it. It receives n - p inputs before their turn, and the last stage as many gradients
-(Megatron-Core's fwd_recv_buffer_size and bwd_recv_buffer_size).
+A stage sends its output on and receives the next one's gradient. At most one of its messages in each direction is in
+flight: the stage waits for that message before it sends the next. In groups of n > p the first stage is n forwards
+ahead of the last one's messages to it. It receives n - p inputs before it uses them, and the last stage as many
+gradients (Megatron-Core's fwd_recv_buffer_size and bwd_recv_buffer_size).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from zerosim.placement.stages import Chunks, smallest_group
 
 PURPOSE = "activations"
 FORWARD, BACKWARD = 0, 1
-"""Directions of messages. Each has an order of its own, also where both go from one rank to the same other."""
+"""Directions of messages. Each has its own order, even where both go between the same two ranks."""
 
 
 def gpipe(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
@@ -72,8 +72,8 @@ def one_f_one_b(num_stages: int, stage: int, micro_batches: int, chunks: int = 1
 
 
 def interleaved(num_stages: int, stage: int, micro_batches: int, chunks: int = 1, group: int = 0) -> list[Action]:
-    """A `group` of micro-batches passes through one chunk before the next one's turn; the last group may be smaller.
-    0: the smallest group that fits, `num_stages` where that divides `micro_batches`."""
+    """Return the interleaved schedule. A `group` of microbatches passes through one chunk before the next chunk's turn;
+    the last group may be smaller. 0: the smallest group that fits, `num_stages` if that divides `micro_batches`."""
     group = group or smallest_group(num_stages, micro_batches)
     forwards: list[Action] = []
     backwards: list[Action] = []
@@ -87,7 +87,8 @@ def interleaved(num_stages: int, stage: int, micro_batches: int, chunks: int = 1
 
 
 def zb_h1(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
-    """Weight gradients begin after `stage` input gradients; what is left of them comes at the end."""
+    """Return the zb-h1 schedule. Weight gradients begin after `stage` input gradients; the remaining ones come at the
+    end."""
     actions: list[Action] = []
     for action in one_f_one_b(num_stages, stage, micro_batches):
         if isinstance(action, Forward):
@@ -100,8 +101,8 @@ def zb_h1(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> l
 
 
 def zb_v(num_stages: int, stage: int, micro_batches: int, chunks: int = 2) -> list[Action]:
-    """The list of PyTorch's ScheduleZBVZeroBubble (2.13). Forward warms up until chunk 1 has a gradient; then chunks
-    take turns, forward, input gradient and weight gradient; at the end input gradients go first."""
+    """Return the list of PyTorch's ScheduleZBVZeroBubble (2.13). Forward warms up until chunk 1 has a gradient; then
+    chunks take turns, forward, input gradient and weight gradient; at the end input gradients go first."""
     actions: list[Action] = []
     counts: Counter[tuple[str, int]] = Counter()
 
@@ -126,7 +127,7 @@ def zb_v(num_stages: int, stage: int, micro_batches: int, chunks: int = 2) -> li
 
 
 def _one_by_one(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
-    """`warm_up` forwards, then forward and backward in turns, then the backwards that are left."""
+    """Return `warm_up` forwards, then forward and backward in turns, then the remaining backwards."""
     actions = forwards[:warm_up]
     for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         actions += [forward, backward]
@@ -141,14 +142,15 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def schedule_of(parallel: ParallelConfig) -> Schedule:
-    """The schedule that a configuration names, with its groups of micro-batches."""
+    """Return the schedule of a configuration, with its groups of microbatches."""
     group = parallel.micro_batch_group
     return SCHEDULES[parallel.pipeline_schedule] if group is None else partial(interleaved, group=group)
 
 
 def received_early(actions: Sequence[Action], stage: int, chunks: Chunks) -> dict[Action, list[Action]]:
-    """By action the later ones whose inputs a stage begins to receive there. The first stage is `chunks.stages`
-    forwards ahead of the last one, which sends to it; the last stage is as many backwards ahead of the first."""
+    """Return by action the later actions whose inputs a stage begins to receive there. The first stage is
+    `chunks.stages` forwards ahead of the last one, which sends to it; the last stage is as many backwards ahead of the
+    first."""
     early: dict[Action, list[Action]] = {}
     for ahead, receiver in ((1, 0), (-1, chunks.stages - 1)):
         own = [action for action in actions if action.sends == ahead and stage == receiver and not chunks.turns_back]
@@ -161,7 +163,7 @@ def received_early(actions: Sequence[Action], stage: int, chunks: Chunks) -> dic
 
 
 class Pipeline:
-    """One rank's place in a pipeline: the stage `index` of those that hold `chunks`, and its borders with others."""
+    """One rank's place in a pipeline: the stage `index`, which holds `chunks`, and its boundaries with other stages."""
 
     def __init__(
         self,
@@ -180,11 +182,11 @@ class Pipeline:
         self._coming: dict[Action, Work[Buffer]] = {}
         self.early: Mapping[Action, Sequence[Action]] = {}
         self.keeps_last = keeps_last
-        self._last: dict[int, tuple[int, list[Buffer]]] = {}  # by chunk the slot of the last input, it, its gradient
-        self._kept: dict[str, Buffer] = {}  # what goes from one chunk of this stage to another, by its message's name
+        self._last: dict[int, tuple[int, list[Buffer]]] = {}  # by chunk: the last input's slot, the input, its gradient
+        self._kept: dict[str, Buffer] = {}  # messages from one chunk of this stage to another
 
     def actions(self, micro_batches: int) -> list[Action]:
-        """This rank's step. Raises: InputError where its schedule's list is no step."""
+        """Return this rank's actions in a step. Raises: InputError if its schedule's list is no step."""
         size, each = self.chunks.stages, self.chunks.each
         if size == 1:
             return schedule(1, 0, micro_batches)
@@ -194,15 +196,15 @@ class Pipeline:
         return actions
 
     def is_first(self, chunk: int) -> bool:
-        """Whether token ids come in here."""
+        """Whether this stage receives token ids."""
         return self._number(chunk) == 0
 
     def is_last(self, chunk: int) -> bool:
-        """Whether the loss comes out here."""
+        """Whether this stage computes the loss."""
         return self._number(chunk) == self.chunks.last
 
     def receive(self, action: Action, shape: tuple[int, ...], dtype: DType) -> Buffer:
-        """What an action begins with: the previous chunk's output, or the gradient of the next one's input."""
+        """Receive an action's input: the previous chunk's output, or the gradient of the next chunk's input."""
         number = self._number(action.chunk)
         source, direction, name = self._message(action, number - action.sends, number)
         if source == self.index:
@@ -216,14 +218,14 @@ class Pipeline:
         return received
 
     def expect(self, action: Action, shape: tuple[int, ...], dtype: DType) -> None:
-        """Begin to receive what an action begins with."""
+        """Begin to receive an action's input."""
         number = self._number(action.chunk)
         source, direction, name = self._message(action, number - action.sends, number)
         kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
         self._coming[action] = self.comm.launch_recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
 
     def send(self, action: Action, buffer: Buffer) -> None:
-        """Send on what an action ends with; the buffer lives until it has arrived."""
+        """Send an action's result on; the buffer lives until it has arrived."""
         number = self._number(action.chunk) + action.sends
         target, direction, name = self._message(action, number, number)
         last, kept = self._last.get(action.chunk, (None, []))
@@ -237,12 +239,12 @@ class Pipeline:
         self._sent[target, direction] = work
 
     def finish(self) -> None:
-        """All that was sent has arrived."""
+        """Wait until all messages have arrived."""
         for target, direction in list(self._sent):
             self._wait(target, direction)
 
     def tell(self, token: int | None, device: Device) -> int:
-        """The token that the last stage has chosen, on every stage."""
+        """Tell every stage the token that the last stage has chosen."""
         if self.chunks.stages == 1:
             assert token is not None
             return token
@@ -260,10 +262,10 @@ class Pipeline:
         return self.chunks.number(self.index, chunk)
 
     def _message(self, action: Action, other: int, into: int) -> tuple[int, int, str]:
-        """The stage of the `other` chunk, the direction of a message between them, and what both ends call it: stages
-        that are not at the same micro-batch find out, rather than train on another one's."""
+        """Return the stage of the `other` chunk, the direction of a message between them, and its name on both ends.
+        Stages that are not at the same microbatch fail then, instead of training on another microbatch's data."""
         back = " back" if action.sends < 0 else ""
-        name = f"micro-batch {action.slot}{back} into chunk {into}"
+        name = f"microbatch {action.slot}{back} into chunk {into}"
         return self.chunks.stage(other), BACKWARD if back else FORWARD, name
 
     def _wait(self, target: int, direction: int) -> None:

@@ -1,18 +1,18 @@
-"""When stages 1 and 2 gather new parameters. After an update a rank has only those of its own slice.
+"""When stages 1 and 2 gather new parameters. An update leaves each rank with its own slice of them only.
 
     Published     at once, flat by flat, in the optimizer step. Nothing computes meanwhile
     InForward     in the next step's forward. When the step begins, all gathers are launched in the order of use, in a
                   pipeline before the first input is received. A unit's forward waits for the unit's own flats. New
                   parameters arrive over the old ones, so the gathers in flight hold no memory
 
-Under `InForward` all steps are alike: each begins with one gather. The first step does so too, though no parameter has
-changed, and so does a step after a skipped one. After the last step only text generation gathers. A result's weights
-are put together from the ranks' own slices.
+Under `InForward` all steps are alike: each begins with one gather. So does the first step, though no parameter has
+changed, and a step after a skipped one. After the last step only text generation gathers. A result's weights are
+assembled from the ranks' own slices.
 
 Source: Megatron-LM d98e8a6, --overlap-param-gather: core/distributed/param_and_grad_buffer.py (start_param_sync,
 finish_param_sync), distributed_data_parallel.py (forward pre-hooks). In an interleaved pipeline Megatron launches all
-buckets of a chunk together (align_param_gather), as here. Without interleaving a bucket is launched when the one before
-it has arrived: in a 1F1B pipeline each stage waits for that after it has received its input, and here it does not.
+buckets of a chunk together (align_param_gather), as here. Without interleaving Megatron launches a bucket when the one
+before it has arrived, so in a 1F1B pipeline each stage waits for it after it has received its input; here it does not.
 Megatron's first step gathers nothing (disable_forward_pre_hook).
 """
 
@@ -35,13 +35,13 @@ class Published:
         self.exchange = exchange
 
     def place(self, flats: Sequence[Flat]) -> None:
-        """Take memory that lives through the run."""
+        """Allocate memory that lives through the run."""
 
     def begin(self, timetable: Timetable) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def open(self) -> None:
-        """A micro-batch's forward begins. In a pipeline its input has not been received yet."""
+        """Begin a microbatch's forward. In a pipeline its input has not been received yet."""
 
     def publish(self, flat: Flat) -> None:
         """Bring a flat's new slices to every rank. Called after its update."""
@@ -52,11 +52,11 @@ class Published:
 
 
 class InForward(Published):
-    """Gather new parameters in the next step's forward; outside of steps, when a unit's turn comes."""
+    """Gather new parameters in the next step's forward; outside of steps, when a unit is used."""
 
     def __init__(self, exchange: Slices) -> None:
         super().__init__(exchange)
-        self._stale: dict[Flat, Work[Buffer] | None] = {}  # with their gathers in flight
+        self._stale: dict[Flat, Work[Buffer] | None] = {}  # with the gather in flight
 
     def begin(self, timetable: Timetable) -> None:
         self._stale = {flat: None for use in timetable.uses for flat in use.gathers if flat.is_trained}

@@ -5,7 +5,7 @@
     qgZ, within a node   2 Psi (N-1)/N             Psi/2 (d-1)/d
          across nodes                              Psi/(2d) (n-1)/n
 
-Bytes that each of N = n d ranks sends, in half types; d ranks in each of n nodes.
+Bytes that each of N = n d ranks sends, in half types, with d ranks in each of n nodes.
 
 qwZ  quantize    the own shard; all_gather its codes and scales; dequantize all of them, the own too
 qgZ  quantize    the whole gradient in int4, slices put in order by their rank's place within a node
@@ -14,9 +14,9 @@ qgZ  quantize    the whole gradient in int4, slices put in order by their rank's
      second hop  all_to_all across nodes: each rank gets its own slice from every node
      reduce      dequantize, add, divide by N
 
-Codes stand for fp16 values: other formats are cast to fp16 and back. Groups and codes: `compression/groups.py`. In
-flight a reduction has launched its first hop alone; the second follows where it is waited for. DeepSpeed (03aecee)
-divides by the nodes alone, which makes gradients d times as large. Adam does not see it; gradient clipping does.
+Codes stand for fp16 values: other formats are cast to fp16 and back. Groups and codes: `compression/groups.py`. When a
+reduction is launched, only its first hop starts; waiting for the reduction runs the second. DeepSpeed (03aecee) divides
+by the number of nodes only, which makes gradients d times as large. Adam does not notice; gradient clipping does.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class Dequantized(NamedTuple):
 
 
 class QuantizedReduction(Slices):
-    """qgZ. Gradients of one dimension alone are reduced exactly."""
+    """qgZ. Gradients of one-dimensional tensors only are reduced exactly."""
 
     joins = False
 
     def groups_of(self, flat: Flat) -> int:
-        """Into how many groups a gradient is cut; 0: it is reduced exactly."""
+        """Return into how many groups a gradient is cut; 0: it is reduced exactly."""
         shapes = tuple(weight.shape for weight in flat.spec.weights)
         return grad_groups(shapes, flat.padded_numel, self.group_of(flat).size)
 
@@ -119,7 +119,7 @@ class QuantizedReduction(Slices):
 
 
 class FirstHop(NamedTuple):
-    """Codes of one flat's gradient on their way within the node."""
+    """Codes of one flat's gradient in flight within the node."""
 
     works: Sequence[Work[Buffer]]
     node: Comm
@@ -127,7 +127,7 @@ class FirstHop(NamedTuple):
     flat: Flat
 
     def wait(self) -> list[list[Buffer]]:
-        """What has arrived after the second hop, for the one flat."""
+        """Run the second hop, and return the one flat's reduced gradient."""
         device = self.flat.device
         with device.scope(unit=self.flat.module):
             arrived = [work.wait() for work in self.works]
@@ -149,12 +149,12 @@ def _codes(device: Device, numel: int, groups: int) -> list[Buffer]:
 
 
 def as_fp16(buffer: Buffer) -> Buffer:
-    """The buffer's values in fp16: itself, or a new buffer."""
+    """Return the buffer's values in fp16: the buffer itself, or a new one."""
     return cast(buffer, fp16, Kind.COMM)
 
 
 def cast(buffer: Buffer, dtype: DType, kind: Kind, *, padding: int = 0) -> Buffer:
-    """The same values in another format, in a new buffer; the buffer itself where it has that format."""
+    """Return the values in another format: a new buffer, or the buffer itself if it has that format."""
     if buffer.dtype == dtype:
         return buffer
     device = buffer.device

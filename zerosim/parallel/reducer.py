@@ -28,10 +28,10 @@ from zerosim.tensor.flat import Flat
 
 
 class Reducer:
-    """What all have: reductions in flight, and keeping what arrives.
+    """What all reducers share: reductions in flight, and storing what arrives.
 
     averages   when own parts are averaged over the ranks that hold the same ones (HSDP): what arrives in "each"
-               micro-batch; the sum of all in the "last" backward, in flight until it is over (FSDP2's all-reduce
+               microbatch; the sum of all in the "last" backward, in flight until it is over (FSDP2's all-reduce
                stream, _fsdp_collectives.py, foreach_reduce); or "after" it, which `across.py` does
     """
 
@@ -43,37 +43,37 @@ class Reducer:
         self._averages: list[Work[Any]] = []
 
     def join(self, groups: Groups) -> None:
-        """Take its place among the ranks."""
+        """Join the ranks."""
         self.groups = groups
         self.exchange.join(groups)
 
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
-        """Take memory that lives through the run."""
+        """Allocate memory that lives through the run."""
 
     def begin(self, timetable: Timetable) -> None:
-        """A step begins."""
+        """Begin a step."""
         self.timetable = timetable
 
     def open(self, flats: Sequence[Flat]) -> None:
-        """A micro-batch's backward begins."""
+        """Begin a microbatch's backward."""
 
     def reduce(self, flat: Flat) -> None:
-        """A flat's gradient is complete."""
+        """Take a flat's complete gradient, to be reduced now or later."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """A micro-batch's backward is over."""
+        """End a microbatch's backward."""
         self.wait()
 
     def finish(self) -> None:
-        """The step's last one is: all is reduced when this returns."""
+        """Finish the step's last backward: everything is reduced when this returns."""
         self.wait()
         for average in self._averages:
             average.wait()
         self._averages.clear()
 
     def launch(self, flats: Sequence[Flat], grads: list[Buffer]) -> int:
-        """Reduce whole gradients, which are taken out of the list, in as many calls as the exchange makes of them."""
+        """Reduce whole gradients, which are removed from the list, in as many calls as the exchange needs."""
         waiting, calls = dict(zip(flats, grads, strict=True)), self.exchange.calls(flats)
         averages = self.averages == "each" or (self.averages == "last" and self.timetable.last)
         grads.clear()
@@ -83,13 +83,14 @@ class Reducer:
         return len(calls)
 
     def wait(self, most: int = 0) -> None:
-        """No more than `most` stay in flight; what was launched first is waited for first."""
+        """Wait until at most `most` reductions are in flight, in the order of their launch."""
         while len(self._in_flight) > most:
             work, then = self._in_flight.popleft()
             then(work.wait())
 
     def _keep(self, flats: Sequence[Flat], averages: bool, reduced: Any) -> None:
-        """The own parts of what has arrived, added to those of earlier micro-batches; averaged before, or launched."""
+        """Store the reduced local shards, or add them to those of earlier microbatches; before that, average them or
+        launch the average."""
         parts = reduced if isinstance(reduced, list) else [reduced]
         del reduced
         for flat in flats:
@@ -114,14 +115,14 @@ class AtOnce(Reducer):
         self.late = late
 
     def reduce(self, flat: Flat) -> None:
-        self.wait()  # no more than one input is held beside the gradient that backward makes
+        self.wait()  # hold at most one input beside the gradient that backward makes
         self.launch([flat], flat.take_finished())
         if not self.late:
             self.wait()
 
 
 class InBuckets(Reducer):
-    """Up to `capacity` bytes together (None: one flat at a time). A flat that is larger is cut by the collective."""
+    """Up to `capacity` bytes together (None: one flat at a time). The collective cuts a larger flat."""
 
     def __init__(self, exchange: Slices, capacity: int | None, *, late: bool = False) -> None:
         super().__init__(exchange)
@@ -152,7 +153,7 @@ class InBuckets(Reducer):
         return sum(flat.padded_numel * flat.grad_dtype.itemsize for flat in flats)
 
     def _reduce(self) -> None:
-        """Everything that waits."""
+        """Reduce everything that waits."""
         waiting, self._waiting = self._waiting, []
         for together in self.exchange.calls(waiting):
             grads = [flat.whole_grad() for flat in together]
@@ -175,10 +176,11 @@ class InBuckets(Reducer):
 class OutOfBuffers(Reducer):
     """`count` buffers of `numel` elements; with two, one is filled while the other is reduced.
 
-    They live from the beginning of a backward to its end or, `lasting`, to the end of the run. The paper's example of
-    a buffer that grows with the model, a fused fp32 one of all gradients, is 12 GB for 3B parameters. Source: DeepSpeed
-    edaa722, stage_1_and_2.py (setup_buckets: reduce_bucket_size elements, two of them under overlap_comm, for each
-    backward), stage3.py (one, from start to end); a gradient that is larger than a buffer is reduced where it is.
+    The buffers live from the beginning of a backward to its end or, `lasting`, to the end of the run. The paper's
+    example of a buffer that grows with the model, a fused fp32 one of all gradients, is 12 GB for 3B parameters.
+    Source: DeepSpeed edaa722, stage_1_and_2.py (setup_buckets: reduce_bucket_size elements, two of them under
+    overlap_comm, for each backward), stage3.py (one, from start to end); a gradient larger than a buffer is reduced in
+    place.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class OutOfBuffers(Reducer):
         self.numel = numel
         self.count = count
         self.lasting = lasting
-        self._buffers: deque[Buffer] = deque()  # the first is being filled
+        self._buffers: deque[Buffer] = deque()  # the first one is being filled
         self._flats: list[Flat] = []
         self._windows: list[Buffer] = []
 
@@ -228,12 +230,12 @@ class OutOfBuffers(Reducer):
             flats, windows = self._flats, self._windows
             self._flats, self._windows = [], []
             calls = self.launch(flats, windows)
-            self.wait(calls if self.count > 1 else 0)  # what is in the buffer that is filled next
+            self.wait(calls if self.count > 1 else 0)  # the reductions from the buffer that is filled next
             self._buffers.rotate(-1)
 
 
 class AfterDrain(Reducer):
-    """Keep complete gradients until a pipeline has drained, then reduce them through `reducer`, in the same order.
+    """Hold complete gradients until a pipeline has drained, then reduce them through `reducer`, in the same order.
 
     Source: Megatron-LM d98e8a6, core/pipeline_parallel/schedules.py:866 (finalize_model_grads_func after the loop) and
     core/distributed/param_and_grad_buffer.py:805 (finish_grad_sync starts the call where nothing overlaps); DeepSpeed

@@ -1,7 +1,7 @@
-"""A step as a list of actions: which micro-batch goes forward or backward, in which order. Pure.
+"""A step as a list of actions: which microbatch goes forward or backward, in which order. Pure.
 
-One stage runs F0 B0 F1 B1 ...: each micro-batch's activations are gone before the next one's come. The engine runs the
-list (`train/engine.py`); a strategy sees the uses of units that follow from it, and so knows what comes next.
+One stage runs F0 B0 F1 B1 ...: each microbatch's activations are freed before the next one's are allocated. The engine
+runs the list (`train/engine.py`); a strategy sees the resulting uses of units, and so knows what comes next.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One chunk of a pipeline stage's units, on micro-batch `slot`. Each kind of action is a class:
+    """One run of a chunk of a pipeline stage's units, on microbatch `slot`. Each kind of action is a class:
 
     letter      its name in a list: F, B, I, W, as in PyTorch's
     sends       1: the output goes to the next chunk; -1: the input's gradient goes to the previous one; 0: nothing
@@ -29,7 +29,7 @@ class Action:
     length      slots that it takes
     keeps       how many more are live after it: whole activations of a chunk, and the part that weight gradients read
     gathers     it reads the parameters
-    completes   the weights' gradients of the micro-batch are complete when it ends
+    completes   the weights' gradients of the microbatch are complete when it ends
     """
 
     slot: int
@@ -45,7 +45,7 @@ class Action:
 
     @staticmethod
     def turns(units: Sequence[Unit]) -> Iterator[Unit]:
-        """The units of a chunk, or their leaf modules, in the order in which this kind of action uses them."""
+        """Return the units of a chunk, or their leaf modules, in the order in which this kind of action uses them."""
         return (turn for unit in reversed(units) for turn in unit.turns_back())
 
 
@@ -73,7 +73,8 @@ class InputGrad(Action):
 
 
 class WeightGrad(Action):
-    """The rest of it, any time later: gradients of the weights. It reads what forward kept, and no parameters."""
+    """The rest of a backward, any time later: gradients of the weights. It reads what forward saved, and no
+    parameters."""
 
     letter, name, sends, follows, length, keeps = "W", "weight gradient", 0, "I", 1, (0, -1)
     gathers, completes = False, True
@@ -89,9 +90,9 @@ KINDS: Mapping[str, type[Action]] = MappingProxyType(
 
 
 def needs(action: Action, number: int, last: int) -> tuple[str, int] | None:
-    """What must be over before an action of chunk `number` of the whole model, which ends with chunk `last`.
+    """Return what an action of chunk `number` of the whole model, which ends with chunk `last`, needs to have ended.
 
-    Gives letters, any one of which will do, and the number of their chunk; None where nothing is needed.
+    The result is letters, any one of which is enough, and the number of their chunk; None where nothing is needed.
     """
     if action.sends > 0:
         return (action.letter, number - 1) if number else None
@@ -101,7 +102,7 @@ def needs(action: Action, number: int, last: int) -> tuple[str, int] | None:
 
 
 class Live(NamedTuple):
-    """Chunks of micro-batches that a stage holds: `whole` with all activations, M_B each; `weights` with those that
+    """Chunks of microbatches that a stage holds: `whole` with all activations, M_B each; `weights` with those that
     weight gradients read, M_W each."""
 
     whole: int
@@ -113,13 +114,13 @@ class Live(NamedTuple):
 
 
 def live(actions: Sequence[Action]) -> list[Live]:
-    """Count what is live after each action."""
+    """Count the live chunks after each action."""
     whole, weights = zip(*(action.keeps for action in actions), strict=True)
     return [Live(*counts) for counts in zip(accumulate(whole), accumulate(weights), strict=True)]
 
 
 class Use(NamedTuple):
-    """The turn of one unit, or of a leaf module, in an action."""
+    """One use of a unit, or of a leaf module, in an action."""
 
     unit: Unit
     action: Action
@@ -131,9 +132,9 @@ class Use(NamedTuple):
 
 
 def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
-    """The actions of one stage in one step. Every slot goes forward, then backward; backward in order.
+    """Return the actions of one stage in one step. Every slot goes forward, then backward; backward in order.
 
-    Raises: InputError for a stage that is not there, for no micro-batches, and for several stages, whose schedules are
+    Raises: InputError for a stage that does not exist, for no microbatches, and for several stages, whose schedules are
     in `pipeline.py`.
     """
     if num_stages != 1:
@@ -141,13 +142,13 @@ def schedule(num_stages: int, stage: int, micro_batches: int) -> list[Action]:
     if not 0 <= stage < num_stages:
         raise InputError(f"stage {stage} of {num_stages}: expected 0 to {num_stages - 1}")
     if micro_batches < 1:
-        raise InputError(f"{micro_batches} micro-batches: expected at least 1")
+        raise InputError(f"{micro_batches} microbatches: expected at least 1")
     return [action for slot in range(micro_batches) for action in (Forward(slot), Backward(slot))]
 
 
 def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1) -> None:
-    """Raises: InputError for what is no list of actions, and unless every micro-batch goes forward through each chunk
-    once, and then backward once: all at once, or input gradients first and weight gradients later, in that order."""
+    """Check a list of actions. Raises: InputError unless every microbatch goes forward through each chunk once, and
+    then backward once: all at once, or input gradients first and weight gradients later, in that order."""
     if not isinstance(actions, list):
         raise InputError(f"{whose}: its schedule gave a {type(actions).__name__}, expected a list of actions")
     done: dict[tuple[str, int, int], Action] = {}
@@ -161,7 +162,7 @@ def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1)
         slot, chunk = action.slot, action.chunk
         if slot not in range(micro_batches) or chunk not in range(chunks):
             raise InputError(
-                f"{whose}: {action}, where there are {micro_batches} micro-batches, {chunks} chunks, from 0"
+                f"{whose}: {action}, where there are {micro_batches} microbatches, {chunks} chunks, from 0"
             )
         if any((letter, slot, chunk) in done for letter in ("BI" if action.sends < 0 else action.letter)):
             raise InputError(f"{whose}: {action} comes twice")
@@ -180,30 +181,30 @@ def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1)
 
 
 def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:
-    """The units' turns in the order of the step. A stage of several chunks of units takes one of them at a time.
+    """Return the units' uses in the order of the step. A stage of several chunks of units runs one of them at a time.
 
-    By leaf module the turns are those of the leaves; a block that runs again has its leaves' forward in a backward.
+    By leaf module the uses are those of the leaves; a recomputed block has its leaves' forward in a backward.
     """
     return [Use(turn, action) for action in actions for turn in action.turns(chunks[action.chunk])]
 
 
 class Timetable:
-    """Where in a step a rank is: the uses of its units, those that have begun, those to come. Outside of a step, as
-    where text is generated, nothing is known of what comes."""
+    """A rank's position in a step: the uses of its units that have begun, and those that follow. Outside of a step,
+    such as in text generation, the next uses are unknown."""
 
     def __init__(self) -> None:
         self.uses: Sequence[Use] = ()
         self.at = 0  # uses that have begun
-        self.last = True  # this is the step's last micro-batch for the chunk in use
-        self._last: Mapping[int, int] = {}  # by chunk its slot
+        self.last = True  # this is the step's last microbatch for the chunk in use
+        self._last: Mapping[int, int] = {}  # by chunk its last slot
 
     def begin(self, uses: Sequence[Use]) -> None:
-        """A step begins, in which units are used in this order, that of `uses_of`."""
+        """Begin a step, in which units are used in this order (from `uses_of`)."""
         self.uses, self.at = uses, 0
         self._last = {use.action.chunk: use.action.slot for use in uses if use.action.completes}
 
     def enter(self) -> None:
-        """The next use begins."""
+        """Begin the next use."""
         if self.at < len(self.uses):
             action = self.uses[self.at].action
             self.last = action.slot == self._last.get(action.chunk)
@@ -211,30 +212,30 @@ class Timetable:
 
     @property
     def action(self) -> Action | None:
-        """The forward or backward that has begun last."""
+        """The forward or backward that began last."""
         return self.uses[self.at - 1].action if self.at else None
 
     @property
     def defers(self) -> bool:
-        """Whether the action under way leaves its weights' gradients for another."""
+        """Whether the current action leaves its weights' gradients for another."""
         return self.action is not None and self.action.sends < 0 and not self.action.completes
 
     def coming(self, count: int = 1) -> Sequence[Use]:
-        """The next uses, `count` of them or as many as there are, after the one that has begun."""
+        """Return the next uses after the current one, `count` of them or as many as there are."""
         return self.uses[self.at : self.at + count]
 
     @property
     def ends_action(self) -> bool:
-        """Whether the use that has begun is the last one of its forward or backward."""
+        """Whether the current use is the last one of its forward or backward."""
         following = self.coming()
         return not following or following[0].action != self.action
 
     def is_used_next(self, unit: Unit) -> bool:
-        """Whether the next use is this unit's again, in another forward or backward."""
+        """Return whether the next use is of this unit again, in another forward or backward."""
         return self.ends_action and any(use.unit is unit and use.gathers for use in self.coming())
 
     def rest_of_action(self) -> Iterator[Use]:
-        """The uses that follow in the forward or backward that has begun."""
+        """Return the uses that follow in the current forward or backward."""
         for at in range(self.at, len(self.uses)):
             if not self.at or self.uses[at].action != self.action:
                 return

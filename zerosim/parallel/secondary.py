@@ -1,13 +1,13 @@
 """hpZ (ZeRO++, arXiv 2306.10209, 3.2): a second shard of the parameters, within a node, from which backward gathers.
 
-                    memory of a rank       sent of the parameters, for each micro-batch
+                    memory of a rank       sent of the parameters, for each microbatch
     forward         2 Psi / N              2 Psi (N-1)/N, across nodes
     backward        + 2 Psi / d            2 Psi (d-1)/d, within a node of d ranks; recompute's gathers too
 
-A rank's second shard is N/d neighbouring primary ones: node's rank i keeps those that the ranks i N/d, i N/d + 1, ...
-own. After an update it is old. The first forward that gathers the flat cuts the new one out of what has arrived, so
-that no bit of a run changes. It is a row of the layout, beside 'param'. Flats that stay gathered until backward ends,
-or for good, have none.
+A rank's second shard is N/d neighbouring primary ones: node's rank i stores those that the ranks i N/d, i N/d + 1, ...
+own. An update makes it stale. The first forward that gathers the flat cuts the new one out of the gathered whole, so no
+bit of a run changes. It is a row of the layout, beside 'param'. Flats that stay gathered until backward ends, or for
+good, have none.
 
 Source: DeepSpeed, runtime/zero/partition_parameters.py, _partition_param_sec. FSDP2 reshards to a smaller group
 after each forward (reshard_after_forward=G): the same traffic; its second shard lives from forward to backward.
@@ -28,7 +28,7 @@ STATE = "secondary"
 
 
 class Secondary(Gathered):
-    """Backward gathers within the node."""
+    """Gather within the node in backward."""
 
     def __init__(self, exchange: Slices, residency: Residency, prefetch: Prefetch | None = None) -> None:
         super().__init__(exchange, residency, prefetch)
@@ -45,7 +45,7 @@ class Secondary(Gathered):
         super().place(flats)
 
     def part(self, flat: Flat) -> Slice:
-        """What this rank's second shard is of a flat."""
+        """Return this rank's second shard of a flat."""
         node = self.exchange.groups(NODE)
         return flat.rows[STATE].partition.part((flat.numel,), 0, node.rank, node.size)
 
@@ -66,7 +66,7 @@ class Secondary(Gathered):
         return self.exchange.gathers.launch(flat, self.exchange.groups(NODE), shard)
 
     def _second(self, flat: Flat) -> Buffer | None:
-        """The second shard where this use gathers from it: in backward."""
+        """Return the second shard if this use gathers from it: in backward."""
         action = self.timetable.action
         return self.shards.get(flat.name) if action is not None and action.sends < 0 else None
 

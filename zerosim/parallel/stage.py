@@ -21,7 +21,7 @@ from zerosim.tensor.flat import Flat
 
 
 class Stage(Strategy):
-    """A stage of the package. Without a `reducer` it has the paper's: slices, each reduced when it is complete."""
+    """A ZeRO stage of the package. The default `reducer` is the paper's: slices, each reduced when it is complete."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Stage(Strategy):
         self.gathered.begin(self.timetable)
 
     def reduce(self, flat: Flat) -> None:
-        """A flat's gradient of this micro-batch is complete: reduce it or, without `sync`, only the last one's sum."""
+        """Reduce a flat's complete gradient of this microbatch. Without `sync` only the last microbatch's sum is
+        reduced."""
         if not self.memory.sync and not self.last:
             flat.hold_grad()
         else:

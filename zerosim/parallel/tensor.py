@@ -3,17 +3,17 @@
     column-parallel   W by outputs, [W1 | W2 ...]: y_i = x W_i.       f: backward all-reduces x's gradient
     row-parallel      W by inputs, the rows of W_i: y = sum of x_i W_i. g: forward all-reduces the result
 
-Attention is column-parallel by heads (q, k and v are cut apart), then row-parallel; so is the feed-forward. What lies
-between, norms, dropout and residuals, is the same on every rank. The token table is cut by rows of the vocabulary:
-a rank looks up its own ids and g adds the results; the head's logits are columns by rank, and the loss needs three
-numbers for each token from all of them (section 3, "Output embedding").
+Attention is column-parallel by heads (q, k and v are cut apart), then row-parallel; so is the feed-forward. Norms,
+dropout and residuals between them are the same on every rank. The token table is cut by rows of the vocabulary: a rank
+looks up its own ids and g adds the results; the head's logits are columns by rank, and the loss needs three numbers for
+each token from all of them (section 3, "Output embedding").
 
-    all-reduces per layer and micro-batch    4 of b s h: two in forward, two in backward; 6 with full recompute
+    all-reduces per layer and microbatch     4 of b s h: two in forward, two in backward; 6 with full recompute
     per model                                1 of b s h for the table, 1 for the head, 3 of b s in fp32 for the loss
     volume of each, per rank                 2 (t-1)/t of its elements
 
-A bias of a row-parallel map is added after the reduction, once. Every all-reduce leaves the same bits on every rank,
-so that what is replicated stays equal without being sent.
+The bias of a row-parallel map is added once, after the reduction. Every all-reduce leaves the same bits on every rank,
+so replicated values stay equal without being sent.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ PURPOSE = "activations"
 
 
 class Borders:
-    """f and g: f stands where activations enter the part of a layer that is cut over ranks, g where they leave it.
+    """f and g: activations enter the part of a layer that is cut over ranks through f, and leave it through g.
 
-    Each is given a buffer and gives one back, the same or another.
+    Each takes a buffer and returns one, the same or another.
     """
 
     def f_forward(self, comm: Comm, x: Buffer) -> Buffer:
-        """Into a column-parallel map: every rank has all of x."""
+        """Return all of x for a column-parallel map."""
         return x
 
     def f_backward(self, comm: Comm, dx: Buffer) -> Buffer:
-        """Each rank's columns give a share of x's gradient."""
+        """Add up the ranks' shares of x's gradient, one from each rank's columns."""
         comm.all_reduce(dx, op="sum", purpose=PURPOSE)
         return dx
 
     def g_forward(self, comm: Comm, y: Buffer) -> Buffer:
-        """Out of a row-parallel map: each rank's rows give a share of the result."""
+        """Add up the ranks' shares of a row-parallel map's result, one from each rank's rows."""
         comm.all_reduce(y, op="sum", purpose=PURPOSE)
         return y
 
     def g_backward(self, comm: Comm, dy: Buffer) -> Buffer:
-        """Every rank has all of the result's gradient."""
+        """Return all of the result's gradient."""
         return dy
 
 
 class TensorParallel(WholeMaps):
-    """Member `index` of a group of `size`. Without a `comm` it says how weights are cut, and runs nothing.
+    """Member `index` of a group of `size`. Without a `comm` it describes how weights are cut, and runs nothing.
 
     borders          f and g
     keeps_gathered   a column-parallel map keeps its input for backward as f gave it; without, f gives it again
@@ -158,7 +158,7 @@ class TensorParallel(WholeMaps):
         return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept, **saved})
 
     def entered(self, x: Held) -> Tensor:
-        """x behind f."""
+        """Return x after f."""
         whole = self.borders.f_forward(self.comm, x.buffer)
         return x if isinstance(x, Tensor) and whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
 
@@ -206,8 +206,8 @@ class TensorParallel(WholeMaps):
     def cross_entropy_sum(
         self, logits: Buffer, targets: Buffer, split: Split | None, *, fused: bool = False
     ) -> tuple[Buffer, Buffer]:
-        """Each rank's columns of the logits stay where they are: the maximum, the target's logit and the sum of
-        exponentials of every row are exchanged, `fused` the latter two together. Padding is outside of the softmax."""
+        """Return the loss without moving logits: ranks exchange the maximum, the target's logit and the sum of
+        exponentials of every row, `fused` the latter two together. Padding is outside of the softmax."""
         (first, columns), device = self.vocabulary(split), logits.device
         k, stats, ids = device.backend, compute_dtype(logits.dtype), targets.array.reshape(-1)
         own = rows_of(logits.array)[:, :columns]
@@ -231,7 +231,7 @@ class TensorParallel(WholeMaps):
         return total, lse
 
     def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
-        """Each rank's columns, gathered; for generation, which needs one row of them."""
+        """Gather each rank's columns of the logits; for generation, which needs one row of them."""
         assert split is not None
         own, rows = rows_of(logits.array), logits.buffer.numel // logits.shape[-1]
         device = logits.device
@@ -244,20 +244,20 @@ class TensorParallel(WholeMaps):
         return whole
 
     def vocabulary(self, split: Split | None) -> tuple[int, int]:
-        """Of a table that is cut by rows: this rank's first row, and its rows without padding."""
+        """Return this rank's first row of a table that is cut by rows, and its number of rows without padding."""
         assert split is not None
         return split.span(self.index, self.size)
 
 
 def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:
-    """Rows that are added to a token table: up to a multiple of 128 t, as Megatron pads it, or none."""
+    """Return how many rows are added to a token table: up to a multiple of 128 t, as Megatron pads it, or none."""
     return -vocab % (128 * size) if padded else 0
 
 
 @dataclass(frozen=True, slots=True)
 class F:
-    """f and a column-parallel map behind it. Saves the map's whole input or, where f gathers it again, this rank's
-    rows; no bytes of it where no weight is trained."""
+    """f and the column-parallel map after it. Saves the map's whole input or, where f gathers it again, this rank's
+    rows; nothing where no weight is trained."""
 
     held: Held | Outline
     group: TensorParallel
@@ -275,7 +275,7 @@ class F:
 
 @dataclass(frozen=True, slots=True)
 class G:
-    """A map of which each rank has a share, and g behind it. The bias came after g."""
+    """A map of which each rank has a share, and g after it. The bias is added after g."""
 
     rule: Rule
     bias: Operand | None

@@ -11,9 +11,9 @@ from zerosim.tensor.flat import Flat
 
 
 def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None:
-    """These flats' own slices in fp32, beside the half-type ones; then those go (DeepSpeed's order)."""
+    """Cast these flats' local slices to fp32, beside the half-type ones; then free those (DeepSpeed's order)."""
     copies = [upcast_grad_shard(flat) for flat in flats]
-    if is_first:  # of several groups
+    if is_first:  # of several groups, this is the first
         flats[0].device.mark("gradients_upcast")
     for flat, shard in zip(flats, copies, strict=True):
         if shard is not None:
@@ -24,7 +24,7 @@ def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None
 
 
 def upcast_grad_shard(flat: Flat) -> Buffer | None:
-    """An fp32 copy of the own slice of half-type gradients, which stay; None where there is nothing to cast."""
+    """Return an fp32 copy of the local slice of half-type gradients, which stay; None if there is nothing to cast."""
     half, compute = flat.grad_shard, compute_dtype(flat.grad_dtype)
     if half is None or not flat.grad_dtype.is_half:
         return None

@@ -1,4 +1,4 @@
-"""The step of one rank: the optimizer on the own parts of its flats, and the new parameters published."""
+"""One rank's step: update the local shards of its flats, and publish the new parameters."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def step(
     publish: Callable[[Flat], None],
     store: Callable[[Flat], None] = Flat.store_param_shard,
 ) -> None:
-    """Update what is trained, flat by flat, with gradients that are multiplied by `scale`; `publish` each one.
+    """Update trained flats, one by one, with gradients that are multiplied by `scale`; `publish` each one.
 
-    An owner of whole flats updates all that it has before the first broadcast: flat by flat the owners would wait for
-    each other's updates, one after the other.
+    An owner of whole flats updates all of them before the first broadcast. Flat by flat, the owners would wait for each
+    other's updates, one after the other.
     """
     trained = [flat for flat in flats if flat.is_trained]
     updater.make_states(trained)
     for together in tiles(updater.groups(trained)):
         device, waiting = together[0].device, []
-        with device.at(place_of(together)):  # on the host where the states do not lie on the device
+        with device.at(place_of(together)):  # on the host, where the states lie there
             if memory.upcast:
                 upcast(together, memory, is_first=together[0] is trained[0])
             with updater.temporaries(together):
@@ -52,6 +52,6 @@ def step(
 
 
 def _add(groups: Groups, flat: Flat, sums: Buffer) -> None:
-    """An optimizer's sums over the weights of a flat's own slice, added over the ranks that have the others."""
+    """Add an optimizer's sums over the weights of the local slice to those of the ranks with the other slices."""
     if isinstance(flat.rows["optim"].partition, EvenSlices):
         groups(*flat.axes).all_reduce(sums, op="sum")

@@ -3,9 +3,9 @@
     bytes per rank     2 Psi + 2 Psi + K Psi/N    half types; K = 12 for Adam
     volume per step    2 Psi (N-1)/N elements     reduce_scatter of gradients, all_gather of parameters
 
-ZeRO paper, sections 5.1 and 7.2.1. Each rank reduces and updates its own slice, in place in the whole gradients;
-then the new parameters are gathered over the old ones. With accumulation, gradients are summed first and reduced once.
-A pipeline reduces after it has drained, unless reductions overlap (`reducer.py`).
+ZeRO paper, sections 5.1 and 7.2.1. Each rank reduces and updates its own slice, in place in the whole gradients; then
+the new parameters are gathered over the old ones. With accumulation, gradients are summed first and reduced once. A
+pipeline reduces after it has drained, unless reductions overlap (`reducer.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Zero1(Stage):
         return InBuckets(Slices(), comm.bucket_bytes)
 
     def pre_forward(self, unit: Unit) -> None:
-        self.gathered.wait(unit)  # new parameters, where their gathers overlap with forward
+        self.gathered.wait(unit)  # new parameters, if their gathers overlap with forward
 
     def post_backward(self, unit: Unit) -> None:
         for flat in unit.completes:

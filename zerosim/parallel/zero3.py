@@ -3,11 +3,10 @@
     bytes per rank     (2 + 2 + K) Psi/N          half types; K = 12 for Adam
     volume per step    3 Psi (N-1)/N elements     all_gather forward, all_gather backward, reduce_scatter
 
-ZeRO paper, sections 5.3 and 7.2.2. A tied buffer of V D elements is gathered at each of its uses and
-reduced once: 3 Psi + 2 V D. With A micro-batches: 3 A Psi, or without `sync`, which adds up whole gradients, 2 A Psi +
-Psi. What goes beyond the paper is in other files: what stays
-gathered and what comes early (`gathered.py`), when gradients are reduced (`reducer.py`), by which collectives
-(`exchange.py`).
+ZeRO paper, sections 5.3 and 7.2.2. A tied buffer of V D elements is gathered at each of its uses and reduced once: 3
+Psi + 2 V D. With A microbatches: 3 A Psi, or without `sync`, which sums whole gradients, 2 A Psi + Psi. Options beyond
+the paper are in other files: which parameters stay gathered or are prefetched (`gathered.py`), when gradients are
+reduced (`reducer.py`), and by which collectives (`exchange.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Zero3(Stage):
         return Gathered(self.exchange)
 
     def pre_forward(self, unit: Unit) -> None:
-        self.gathered.unshard(unit)  # all_gather, unless it is there or on its way
+        self.gathered.unshard(unit)  # all_gather, unless already gathered or in flight
 
     def post_forward(self, unit: Unit) -> None:
         self.gathered.reshard_after_forward(unit)  # free it, unless it stays

@@ -1,11 +1,11 @@
-"""The player: a step of ZeRO as a page that moves, in a browser or in a notebook.
+"""The player: a moving page of a ZeRO step, for a browser or a notebook.
 
     result = zerosim.run(zerosim.RunConfig(stage=3, ranks=4, steps=1), keep_events=True)
     zerosim.player(result)
 
-All that the page shows was recorded while the program ran. `record.py` runs and records, `order.py` puts the ranks'
-records in one order, `encode.py` makes the page's data of them, `decode.py` reads the data back, `html.py` makes the
-page.
+The page shows only what was recorded while the program ran. `record.py` runs and records, `order.py` merges the ranks'
+records into one order, `encode.py` turns them into the page's data, `decode.py` reads the data back, `html.py` makes
+the page.
 """
 
 from zerosim.playback.decode import decode as decode

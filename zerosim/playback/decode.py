@@ -1,4 +1,4 @@
-"""Read a page's data back into every rank's record, as ledgers read one."""
+"""Read a page's data back into every rank's record, for the ledgers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from zerosim.playback.encode import EVENTS, SCHEMA, VERSION
 
 
 def decode(data: object) -> list[dict[int, list[Event]]]:
-    """Of each run, by rank, its events in their order.
+    """Return each run's events by rank, in their order.
 
-    A kernel has no bytes and no engine there, and an alloc has taken as much as it asked for.
+    Decoded kernels have no bytes and no engine, and a decoded alloc has taken exactly the bytes it asked for.
 
     Raises: InputError for data of another schema.
     """
@@ -36,7 +36,7 @@ def decode(data: object) -> list[dict[int, list[Event]]]:
 
 
 def check_schema(data: object) -> None:
-    """Raises: InputError for what is not a page's data, or is of another version."""
+    """Check that data are a page's, of this version. Raises: InputError."""
     schema = data.get("schema") if isinstance(data, Mapping) else None
     if not isinstance(data, Mapping) or schema != SCHEMA:
         what = (

@@ -1,8 +1,8 @@
 """The page's data: runs, their layouts and every event that moves a byte, as values that JSON can hold.
 
-The schema is in `docs/player.md`; `decode.py` reads it back. A text that occurs often stands once in a table, and an
-event is a short list that begins with the place of its kind in `EVENTS`. Saves are not among them: they only name the
-buffers that they hold. Nor are an allocator's addresses and a memory pool's reports.
+The schema is in `docs/player.md`; `decode.py` reads it back. A repeated text stands once in a table, and an event is a
+short list that begins with its kind's index in `EVENTS`. The data leave out saves, which only name buffers, an
+allocator's addresses and a memory pool's reports.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ Data = dict[str, Any]
 
 SCHEMA, VERSION = "zerosim-player", 2
 MOST_BYTES = 2_000_000
-"""Of a page's data, as JSON."""
+"""The largest page's data, as JSON."""
 EVENTS = (
     "alloc", "free", "retag", "kernel", "launch", "wait", "message", "mark", "copy", "alloc_elsewhere",
     "free_elsewhere",
 )  # fmt: skip
-"""What an event's first number stands for."""
+"""The kinds of events, by their first number."""
 SMALLER = "leave out ZeRO stages, ranks, layers or microbatches"
-_FAR_TOO_MANY = 700_000  # events: their data is larger than a page's by more than any estimate is wrong
+_FAR_TOO_MANY = 700_000  # events: more than any page could hold
 
 
 def check_size(*configs: RunConfig, every_rank: bool = True) -> None:
-    """Raises: InputError for runs of which no page can be made, before any of them."""
+    """Refuse runs that are too large for a page, before they run. Raises: InputError."""
     events = 0
     for config in configs:
         ranks = config.mesh.ranks // config.mesh.pp if every_rank else 1
@@ -72,7 +72,8 @@ def check_size(*configs: RunConfig, every_rank: bool = True) -> None:
 
 
 def encode(*recorded: Recorded, most: int = MOST_BYTES, opens: tuple[int, int] | None = None) -> Data:
-    """The data of a page that shows these runs, the first one first. Where it is too much, kernels are left out.
+    """Return the data of a page that shows these runs, the first one first. If they are too large, kernels are left
+    out.
 
     `opens`: the rank and the number of the first run's event at which the page opens.
 
@@ -96,7 +97,7 @@ def encode(*recorded: Recorded, most: int = MOST_BYTES, opens: tuple[int, int] |
 
 
 def as_text(data: Data) -> str:
-    """The data as strict JSON on one line."""
+    """Return the data as strict JSON on one line."""
     return json.dumps(data, allow_nan=False, separators=(",", ":"))
 
 
@@ -105,7 +106,7 @@ def _page_of(runs: Sequence[Data]) -> Data:
 
 
 class _Table:
-    """Values that occur often, each once, by their place."""
+    """Repeated values, each once, by index."""
 
     def __init__(self) -> None:
         self.places: dict[Any, int] = {}
@@ -123,7 +124,7 @@ class _Run:
 
     def __init__(self, recorded: Recorded, left_out: Sequence[str], opens: tuple[int, int] | None = None) -> None:
         self.recorded, self.result, self.left_out = recorded, recorded.result, left_out
-        self._opens, self.at = opens, 0  # a rank's event, and how many of the page's have happened then
+        self._opens, self.at = opens, 0  # a rank's event, and the number of page events up to it
         self.words, self.scopes, self.calls, self.lines = _Table(), _Table(), _Table(), _Table()
         self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
         for rank in self.result.ran:
@@ -161,7 +162,7 @@ class _Run:
         }
 
     def _rank(self, rank: int) -> Data:
-        """A rank that ran: where it is, for how many it stands, what it should send, what its ledger has."""
+        """Return a rank's place, how many ranks it stands for, what it should send, and what its ledger has."""
         result, mesh = self.result, self.result.layout.mesh
         stage, memory = mesh.index(rank, "pp"), result.memory[rank]
         ledger = MemoryLedger()  # without offload a result has no marks of its other memories
@@ -203,7 +204,7 @@ class _Run:
                 yield [EVENTS.index(values[0]), rank, self.scopes.place(records[rank][number].scope), *values[1:]], line
 
     def _event(self, rank: int, event: Event) -> list[Any] | None:
-        """An event's kind and its values after rank and scope; None for one that the page does not have."""
+        """Return an event's kind and its values after rank and scope; None for an event that the page leaves out."""
         word = self.words.place
         match event:
             case Alloc():
@@ -238,8 +239,8 @@ class _Run:
 
 
 def _steps_of(events: Sequence[Event]) -> Sequence[Event]:
-    """A record up to the end of its last step, which may have failed: what is let go when the program ends is none of
-    it."""
+    """Return a record up to the end of its last step, which may have failed. Buffers freed when the program ends are
+    left out."""
     last = max((at for at, event in enumerate(events) if isinstance(event, Mark)), default=len(events) - 1)
     later = (at for at, event in enumerate(events) if event.scope.step > events[last].scope.step)
     last = max((last, *later))
@@ -249,7 +250,7 @@ def _steps_of(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _flat(layout: Layout, name: str) -> Data:
-    """A flat buffer, and for each of its states the parts in which a group holds it."""
+    """Return a flat buffer and, for each of its states, the parts that a group's ranks hold."""
     flat = layout.flats[name]
     stage = next(stage for stage, names in enumerate(layout.stages) if name in names)
     states = {
@@ -264,7 +265,7 @@ def _flat(layout: Layout, name: str) -> Data:
 
 
 def _units(config: RunConfig) -> Mapping[str, list[str]]:
-    """By unit, in the model's order, the flat buffers that it uses."""
+    """Return each unit's flat buffers, in the model's order."""
     backend: Backend = make_backend("meta")
     units = build_model(config, Device(0, backend)).units
     parts = [part for unit in units for part in (unit, *unit.leaves)]

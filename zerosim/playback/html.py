@@ -1,8 +1,8 @@
-"""The page: one file with its data, its style and its script, that asks nothing of the network.
+"""The page: one file with its data, style and script, which loads nothing from the network.
 
-A content security policy names the hashes of the one script and the one style, so that nothing else runs. The data are
-JSON in a block that no browser executes, with every '<', '>' and '&' escaped; the script puts texts into the page as
-text alone. The script is plain JavaScript, in files that are read on their own and joined here.
+A content security policy names the hashes of the one script and the one style, so nothing else runs. The data are JSON
+in a block that no browser executes, with every '<', '>' and '&' escaped; the script inserts texts as text only. The
+script is plain JavaScript, in files that are read on their own and joined here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zerosim.playback.squeeze import squeezed
 
 _FOLDER = Path(__file__).parent / "page"
 SCRIPTS = ("data", "moment", "words", "world", "track", "panel", "player")
-"""In the order in which they are joined: each uses what comes before it."""
+"""In this order they are joined: each uses the ones before it."""
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -39,7 +39,7 @@ style-src '{style_hash}'; img-src data: blob:; base-uri 'none'; form-action 'non
 
 
 def page(data: Data) -> str:
-    """The page of the data that `encode` made."""
+    """Return the page of data from `encode`."""
     style, script = style_text(), script_text()
     return _PAGE.format(
         script_hash=_hash(script),
@@ -52,7 +52,7 @@ def page(data: Data) -> str:
 
 
 def title_of(data: Data) -> str:
-    """'ZeRO-3 on 4 ranks': what the page is called."""
+    """Return the page's title, such as 'ZeRO-3 on 4 ranks'."""
     first, *others = (run["about"] for run in data["runs"])
     more = "".join(f", {run['name']}" for run in data["runs"][1:])
     return f"{first}{' beside' + more[1:] if others else ''}: a step of zerosim"
@@ -63,7 +63,7 @@ def style_text() -> str:
 
 
 def script_text() -> str:
-    """The script: its files joined, in a scope of their own."""
+    """Return the script: its files joined, in a scope of their own."""
     return "\n(() => {\n'use strict';\n" + squeezed("".join(_read(f"{name}.js") for name in SCRIPTS)) + "})();\n"
 
 
@@ -76,7 +76,7 @@ def _hash(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """JSON that ends no block of a page, whatever its texts say."""
+    """Return JSON that cannot end a block of the page, whatever its texts contain."""
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

@@ -1,4 +1,4 @@
-"""What the page looks like, as data: the names, letters, colours and hatches that all reports share."""
+"""The page's appearance as data: the names, letters, colours and hatches that all reports share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerosim.report.plots.style import OP_PAINTS, OTHER_PAINT, THEMES, Paint
 
 
 def looks() -> dict[str, Any]:
-    """Kinds of memory, verbs ('' for any other), and the two themes."""
+    """Return the kinds of memory, verbs ('' for any other), and the two themes."""
     kinds = {
         name: {"word": KIND_WORDS[name], "meaning": kind.meaning, "letter": kind.letter}
         | _paint(Paint(kind.light, kind.dark, kind.hatch))

@@ -1,6 +1,6 @@
-"""The player in a notebook: the page in a frame of its own, and a still picture below it.
+"""The player in a notebook: the page in a frame, and a still picture below it.
 
-A saved notebook keeps both. Where a frame is taken out, as on a site that shows notebooks, the picture is left.
+A saved notebook keeps both. Sites that remove frames still show the picture.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from zerosim.report.plots.timeline import timeline_figure
 from zerosim.train.result import RunResult
 
 HEIGHT = 760
-"""Of the frame, in CSS pixels."""
+"""The frame's height, in CSS pixels."""
 
 
 def player(*results: RunResult | Recorded) -> Player:
-    """The player of a run or a plan that has kept its events; several are stages to choose from, and to see side by
-    side.
+    """Return the player of a run or a plan that kept its events. Several results are ZeRO stages to choose from, and to
+    compare side by side.
 
-    Raises: InputError for what is no such result, and for more than a page holds.
+    Raises: InputError for a result without events, and for more than a page holds.
     """
     for result in results:
         if not isinstance(result, RunResult | Recorded):
@@ -41,7 +41,7 @@ def player(*results: RunResult | Recorded) -> Player:
 
 
 class Player:
-    """A page, its data, and how a notebook shows it."""
+    """A page, its data, and its form in a notebook."""
 
     def __init__(self, data: Data, result: RunResult) -> None:
         self.data = data
@@ -53,7 +53,7 @@ class Player:
         return page(self.data)
 
     def save(self, path: str | Path) -> None:
-        """Write the page. Raises: OutputError where the file cannot be written."""
+        """Write the page. Raises: OutputError if the file cannot be written."""
         try:
             Path(path).write_text(self.html, "utf-8")
         except (OSError, ValueError) as error:
@@ -76,7 +76,7 @@ class Player:
 
 
 def _still(result: RunResult) -> bytes:
-    """Live bytes over the step, of the first ranks that ran, as PNG."""
+    """Draw the first ranks' live bytes over the step, as PNG."""
     ranks, file = result.ran[:2], io.BytesIO()
     write_figure(timeline_figure([result.events[rank] for rank in ranks], ranks), file, "png")
     return file.getvalue()

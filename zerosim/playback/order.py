@@ -1,7 +1,8 @@
-"""The ranks' records in one order: each in turn goes on to its next unit or collective; all join it, then all end it.
+"""The ranks' records in one order: each rank in turn runs up to its next unit or collective; all join it, then all end
+it.
 
-A rank's record has an order of its own, and nothing counts across ranks: a collective's wait comes after every member
-has joined, and no more is certain. So the order between ranks is a choice, the same one each time.
+Each rank's record has its own order, and no clock orders events of different ranks: only that a collective's wait comes
+after every member has joined. The order between ranks is a choice, the same one each time.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from zerosim.device.events import Event, Launch, Mark, Wait
 from zerosim.verbs import MESSAGES
 
 Call = tuple[str, str, tuple[int, ...], int]
-"""What names a collective on all its ranks: verb, axis, group, and its number in that group."""
+"""What identifies a collective on all its ranks: verb, axis, group, and its number in that group."""
 
 
 def call_of(launch: Launch) -> Call:
-    """The collective that a rank joins. Both ends of a message are one call."""
+    """Return the collective that a rank joins. Both ends of a message are one call."""
     return "send" if launch.op in MESSAGES else launch.op, launch.axis, launch.group, launch.sequence
 
 
 def in_order(records: Mapping[int, Sequence[Event]]) -> Iterator[tuple[int, int]]:
-    """Every event of the records by rank, as (rank, its number in that rank's record)."""
+    """Yield every event of the records, as (rank, its number in that rank's record)."""
     launched: dict[Call, set[int]] = {}
     works: dict[tuple[int, int], Call] = {}  # by rank and work
     at = dict.fromkeys(sorted(records), 0)
@@ -34,7 +35,7 @@ def in_order(records: Mapping[int, Sequence[Event]]) -> Iterator[tuple[int, int]
         return call is None or launched[call] >= _needed(call, rank) & records.keys()
 
     while left := [rank for rank in at if at[rank] < len(records[rank])]:
-        able = [rank for rank in left if can_go(rank)] or left[:1]  # a record that was cut off waits for nobody
+        able = [rank for rank in left if can_go(rank)] or left[:1]  # a record that was cut off waits for no rank
         for rank in able:
             while True:
                 event = records[rank][at[rank]]
@@ -52,6 +53,6 @@ def in_order(records: Mapping[int, Sequence[Event]]) -> Iterator[tuple[int, int]
 
 
 def _needed(call: Call, rank: int) -> set[int]:
-    """Who has to have joined before this rank goes on: all members; of a message its sender."""
+    """Return the ranks that must join before this rank goes on: all members, or a message's sender."""
     op, _, group, _ = call
     return {group[0]} if op == "send" else set(group)

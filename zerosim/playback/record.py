@@ -1,4 +1,4 @@
-"""Run a step and keep every rank's record, and for each event the strategy's own line that led to it."""
+"""Run a step and keep every rank's record, and for each event the line of the strategy that led to it."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A result that has kept its events and, of a run that was recorded here, by rank the line that led to each event.
+    """A result that kept its events and, if the run was recorded here, by rank the line that led to each event.
 
-    A buffer dies without a call, so that nothing says which line let it go: its event has None. `name`: what the page
-    calls the run, in place of its ZeRO stage.
+    Python frees a buffer without a call, so no line is known for it: its event has None. `name`: the run's name on the
+    page, in place of its ZeRO stage.
     """
 
     result: RunResult
@@ -88,7 +88,7 @@ def record(config: RunConfig) -> Recorded:
 
 
 class LineRecorder(Recorder):
-    """A recorder that keeps its events, and beside each the line that led to it."""
+    """A recorder that keeps its events and, for each, the line that led to it."""
 
     def __init__(self, readers: tuple[Reader, ...]) -> None:
         super().__init__(readers, keep=True)
@@ -104,7 +104,7 @@ class LineRecorder(Recorder):
         self.lines.append(None if isinstance(event, Free) else self._line())
 
     def _line(self) -> Line | None:
-        """The innermost line of a ZeRO stage's file; else the outermost of the strategies' room, else the engine's."""
+        """Return the innermost line in a ZeRO stage's file; else the outermost in `parallel/`, else the engine's."""
         frame, outer, engine = sys._getframe(2), None, None
         while frame is not None:
             file = frame.f_code.co_filename

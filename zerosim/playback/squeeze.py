@@ -1,9 +1,9 @@
-"""JavaScript without comments and needless spaces: what the page carries, of sources that are written to be read.
+"""JavaScript without comments and unneeded spaces: the page's script, from sources written to be read.
 
-A line's end goes only where no statement can end, and no name is changed. A `const` joins the `const` before it, an
-arrow function's only parameter loses its parentheses, and the last semicolon of a block and the last comma of a list
-go. Texts and templates are copied letter by letter. The sources hold no regular expressions, which would need a
-parser, no empty statements, no empty last places of lists, and no `const` without its semicolon.
+A line's end is removed only where no statement can end, and no name is changed. A `const` joins the `const` before it,
+an arrow function's only parameter loses its parentheses, and the last semicolon of a block and the last comma of a list
+are removed. Texts and templates are copied letter by letter. The sources contain no regular expressions, which would
+need a parser, no empty statements, no empty last places of lists, and no `const` without its semicolon.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _ONE_PARAMETER = re.compile(r"\(([A-Za-z_$][\w$]*)\) ?=>")
 
 
 def squeezed(source: str) -> str:
-    """The same program, shorter."""
+    """Return the same program, shorter."""
     out: list[str] = []
-    depths = [0]  # of braces in each template that is open, the program's own first
-    blocks = [["", ""]]  # of each bracket that is open: the first words of the statement before and of this one
+    depths = [0]  # of braces in each open template, the program's own first
+    blocks = [["", ""]]  # of each open bracket: the first words of the previous statement and of this one
     at = 0
     while at < len(source):
         letter = source[at]
@@ -72,7 +72,7 @@ def squeezed(source: str) -> str:
 
 
 def _last(out: list[str]) -> int:
-    """The place of the last part that is not empty."""
+    """Return the index of the last part that is not empty."""
     return next(at for at in reversed(range(len(out))) if out[at])
 
 
@@ -84,7 +84,7 @@ def _end_of_text(source: str, start: int) -> int:
 
 
 def _end_of_template(source: str, at: int) -> int:
-    """Where a template ends, or a program begins in it."""
+    """Return where a template ends, or where a program begins in it."""
     while source[at] != "`" and not source.startswith("${", at):
         at += 2 if source[at] == "\\" else 1
     return at + (1 if source[at] == "`" else 2)

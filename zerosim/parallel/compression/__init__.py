@@ -1,4 +1,4 @@
-"""Exchanges that compress gradients, by what `--compress` calls them. ZeRO itself has none.
+"""Exchanges that compress gradients, by their names in `--compress`. ZeRO itself has none.
 
               stages    sent for n elements of fp32               kept on each rank
 fp16, bf16    0 to 3    2n bytes                                  nothing

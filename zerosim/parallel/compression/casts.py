@@ -1,11 +1,11 @@
-"""Casts: gradients are sent in a half type, and are what they were before and after.
+"""Casts: gradients are sent in a half type; before and after, they have their own dtype.
 
     encode    each gradient into a buffer of the half type, which lives until the call is over
     reduce    stage 0: all_reduce; 1 to 3: reduce_scatter, of the mean. A direct collective adds the ranks' parts in
               fp32, divides and rounds once; a ring rounds at each hop
     decode    what has arrived, into the own slice, in the gradients' own dtype
 
-Of fp32 gradients half as much is sent. ZeRO compresses no gradients: this is not of the paper. Source: PyTorch's DDP
+A cast halves the bytes of fp32 gradients. ZeRO compresses no gradients: this is not in the paper. Source: PyTorch's DDP
 hooks fp16_compress_hook and bf16_compress_hook, which divide by N, cast, and add in the half type.
 """
 
@@ -22,13 +22,13 @@ from zerosim.tensor.flat import Flat
 
 
 class Cast(Slices):
-    """Gradients are cast to `sent_dtype`; parameters arrive as ever."""
+    """Cast gradients to `sent_dtype` to reduce them; parameters are exchanged as without compression."""
 
     sent_dtype: ClassVar[DType] = fp16
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         comm, sent = self.group_of(flats[0]), [self._cast(flat, grads.pop(0)) for flat in flats]
-        if flats[0].rows["optim"].is_whole:  # stage 0: the own part is all of it
+        if flats[0].rows["optim"].is_whole:  # stage 0: the local shard is the whole flat
             return comm.launch_all_reduce(sent)
         return comm.launch_reduce_scatter(sent, kind=Kind.COMM)
 

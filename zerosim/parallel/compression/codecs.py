@@ -1,13 +1,13 @@
-"""Codecs: what of a gradient is sent, as buffers of bytes that are counted, and what is lost on the way.
+"""Codecs: what of a gradient is sent, as buffers whose bytes are counted, and what is lost.
 
     Blocks   every element in 8 or 4 bits, with the largest magnitude of each quantization block
     TopK     the elements of largest magnitude, and where they were
     RandomK  elements that every rank draws alike: their values alone
     Signs    one bit an element, and one scale
 
-A codec is written with NumPy's names, which are CuPy's: `xp` is one or the other. Rows (P, n) are what P ranks are
-sent, one part each; all values are in the gradients' own format. Sources: arXiv 1704.05021 and 1712.01887 (top-k),
-1802.06058 (signs and their scale, as DeepSpeed's 1-bit Adam has them), 2306.10209 (blocks).
+A codec uses NumPy's names, which are CuPy's too: `xp` is one or the other. Rows (P, n) are sent to P ranks, one row
+each; all values are in the gradients' own format. Sources: arXiv 1704.05021 and 1712.01887 (top-k), 1802.06058 (signs
+and their scale, as in DeepSpeed's 1-bit Adam), 2306.10209 (blocks).
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ class Codec(Protocol):
 
     @property
     def has_residual(self) -> bool:
-        """Whether `encode` leaves in the values what it did not send, to be added to the next gradient."""
+        """Whether `encode` leaves unsent values in place, to be added to the next gradient."""
         ...
 
     def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
-        """Elements and format of each buffer that numel numbers become."""
+        """Return the elements and the format of each buffer that encodes numel numbers."""
         ...
 
     def encode(self, xp: Any, values: Array, *sent: Array) -> None:
-        """Fill `sent`, each (P, its elements), with what stands for values (P, n)."""
+        """Fill `sent`, each (P, its elements), with the code of values (P, n)."""
         ...
 
     def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
-        """out (n) = the mean over N ranks of what arrived from them, each (N, its elements), added in rank order."""
+        """Set out (n) to the mean over N ranks of the codes received from them, each (N, its elements), added in rank
+        order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Whole steps of absmax / 127 in a byte, or of absmax / 7 in half of one; nothing is kept of what is rounded."""
+    """Multiples of absmax / 127 in a byte, or of absmax / 7 in half a byte; no residual of the rounding."""
 
     bits: int
     block: int
@@ -83,13 +84,13 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """ceil(ratio n) elements, as values and int32 places; of equal ones the first. What stays is the residual."""
+    """ceil(ratio n) elements, as values and int32 places; of equal ones the first. Unsent elements are the residual."""
 
     ratio: float
     has_residual: bool = True
 
     def count(self, numel: int) -> int:
-        """How many of numel elements are sent."""
+        """Return how many of numel elements are sent."""
         return most_of(self.ratio, numel)
 
     def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
@@ -113,7 +114,7 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """x becomes sign(x) |x|_2 / sqrt(n), where 0 counts as positive; the rest is the residual."""
+    """x becomes sign(x) |x|_2 / sqrt(n), where 0 counts as positive; the difference is the residual."""
 
     has_residual: bool = True
 
@@ -135,5 +136,5 @@ class Signs:
 
 
 def most_of(ratio: float, numel: int) -> int:
-    """ceil(ratio n), at least one of them."""
+    """Return ceil(ratio n), at least 1."""
     return max(1, math.ceil(ratio * numel)) if numel else 0

@@ -1,10 +1,10 @@
-"""Deep Gradient Compression: top-k of what has piled up, with momentum corrected for the delay (arXiv 1712.01887).
+"""Deep Gradient Compression: top-k of accumulated gradients, with momentum corrected for the delay (arXiv 1712.01887).
 
     u = m u + g;  v += u;  send the largest of v;  u = v = 0 where it was sent
 
-The momentum is the exchange's: SGD without one steps by the mean. In the first steps more is sent: the ratio goes down
-from 25 % to its value over `warmup` steps, by a constant factor. Memory: u and v, 8 Psi bytes on each rank. Gradients
-are not clipped by rank, as the paper does for recurrent networks.
+The exchange applies the momentum; SGD without momentum then steps by the mean. Warm-up sends more in the first steps:
+the ratio falls from 25 % to its value over `warmup` steps, by a constant factor. Memory: u and v, 8 Psi bytes on each
+rank. Gradients are not clipped by rank, as the paper does for recurrent networks.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class DGC(Encoded):
         u = self.kept["momentum", flat.name]
 
         def mask(xp: object, u: Array, v: Array) -> None:
-            u[v == 0] = 0  # what was sent was set to 0
+            u[v == 0] = 0  # sent elements were set to 0
 
         code(flat.device, "dgc_mask", mask, 0, u.array, values.array)
         return work
 
 
 def ratio_at(step: int, ratio: float, warmup: int) -> float:
-    """What share of a gradient is sent in a step, counted from 0."""
+    """Return the share of a gradient that is sent in a step, counted from 0."""
     return float(max(ratio, FIRST * (ratio / FIRST) ** (step / warmup))) if step < warmup else ratio

@@ -5,8 +5,8 @@
     exchange    stages 1 to 3: all_to_all, each rank gets what all have of its slice. Stage 0: all_gather of everything
     decode      the mean of what has arrived, added in rank order, into the own slice
 
-Residuals are a row of their own: each rank keeps the whole of its own, 4 Psi bytes, which no stage divides. Sources:
-arXiv 1809.07599 and 1901.09847 (error feedback); codecs: `codecs.py`.
+Residuals are a row of their own: each rank stores its whole residual, 4 Psi bytes, which no ZeRO stage divides.
+Sources: arXiv 1809.07599 and 1901.09847 (error feedback); codecs: `codecs.py`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from zerosim.tensor.rng import generator
 
 
 class InFlight(NamedTuple):
-    """The buffers of one flat's codes, on their way."""
+    """The buffers of one flat's codes, in flight."""
 
     works: Sequence[Work[Buffer]]
 
     def wait(self) -> list[list[Buffer]]:
-        """What has arrived for the one flat."""
+        """Wait for the codes of the one flat."""
         return [[work.wait() for work in self.works]]
 
 
 class Encoded(Slices):
-    """Every rank's gradient is sent as a codec's buffers."""
+    """Send every rank's gradient as a codec's buffers."""
 
     joins = False
 
@@ -54,11 +54,11 @@ class Encoded(Slices):
         self.kept[state, flat.name] = kept
 
     def parts(self, flat: Flat) -> int:
-        """How many parts a gradient is sent in: one for each own slice; stage 0 sends the whole."""
+        """Return how many parts a gradient is sent in: one for each rank's slice; stage 0 sends the whole as one."""
         return 1 if flat.rows["optim"].is_whole else self.group_of(flat).size
 
     def codec_now(self, flat: Flat) -> Codec:
-        """The codec of this step."""
+        """Return the codec of this step."""
         return self.codec
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Any:
@@ -71,7 +71,7 @@ class Encoded(Slices):
     launch_in_place = launch_reduce
 
     def values(self, flat: Flat, grad: Buffer) -> Buffer:
-        """What is encoded: the gradient and what was not sent before, in the residual's place."""
+        """Return the values to encode: gradient plus residual, in the residual's memory."""
         residual = self.kept.get(("residual", flat.name))
         if residual is None:
             return grad
@@ -95,7 +95,7 @@ class Encoded(Slices):
         return self.decoded(flat, reduced, flat.own_window(grad))
 
     def decoded(self, flat: Flat, arrived: Sequence[Buffer], own: Buffer) -> Buffer:
-        """The mean over ranks, in `own`."""
+        """Write the mean over ranks into `own`."""
         ranks = self.group_of(flat).size
         rows = [one.array.reshape(ranks, -1) for one in arrived]
         code(flat.device, "decode", self.codec_now(flat).decode, own.numel * ranks, own.array, *rows)
@@ -103,15 +103,15 @@ class Encoded(Slices):
 
 
 class RandomK(Encoded):
-    """ceil(ratio n) elements of each slice, drawn alike on all ranks: their sum is a plain reduction, and no place is
-    sent. What was not drawn is the residual."""
+    """ceil(ratio n) elements of each slice, the same ones on all ranks: a plain reduction adds them, and no places are
+    sent. Elements that were not drawn are the residual."""
 
     def __init__(self, gather_bucket: int, ratio: float, seed: int) -> None:
-        super().__init__(gather_bucket, TopK(ratio))  # which has a residual, and sends as many
+        super().__init__(gather_bucket, TopK(ratio))  # for its residual and its count
         self.ratio, self.seed = ratio, seed
 
     def places(self, flat: Flat, part: int) -> Any:
-        """Which elements of a part are sent in this step, in rising order; a host array."""
+        """Return which elements of a part are sent in this step, in rising order; a host array."""
         numel = flat.padded_numel // self.parts(flat)
         draw = generator("random-k", self.seed, flat.device.where.step, flat.name, part)
         chosen = draw.choice(numel, most_of(self.ratio, numel), replace=False, shuffle=False)
@@ -146,6 +146,6 @@ class RandomK(Encoded):
 
 
 def code(device: Device, name: str, rule: Any, flops: int, *arrays: Array) -> None:
-    """Run a codec's rule as one kernel, which reads and writes all of its arrays once."""
+    """Run a codec as one kernel, which reads and writes all of its arrays once."""
     nbytes = sum(int(array.nbytes) for array in arrays)
     device.kernels((KernelWork(name, VECTOR, flops, nbytes, nbytes),), device.backend.coded, rule, *arrays)

@@ -4,7 +4,7 @@
     code     x scale, rounded to even, cut to [-2^(k-1), 2^(k-1) - 1]: the positive maximum returns as 127/128 or 7/8
     value    code / scale, rounded to fp16
 
-Two codes of 4 bits share a byte, the first one above. A buffer of int8 codes is seen as uint8, byte for byte.
+Two 4-bit codes share a byte, the first in the high half. A buffer of int8 codes is viewed as uint8.
 
 Source: microsoft/DeepSpeed, csrc/includes/quantization_utils.h (0c1913d), csrc/quantization/swizzled_quantize.cu
 (3c9c91a) and quant_reduce.cu (303f96c); deepspeed/runtime/zero/partition_parameters.py (CUDAQuantizer),
@@ -20,13 +20,13 @@ from typing import Any
 from zerosim.backends.kernels import Array
 
 ALIGNED = 8
-"""Elements that a kernel loads at a time, so that groups of weights have a multiple of them."""
+"""Elements that a kernel loads at a time: the number of groups of weights is a multiple of it."""
 TARGET = 8000
 
 
 @lru_cache(maxsize=1024)
 def weight_groups(numel: int) -> int:
-    """Groups of a shard of so many weights, a multiple of 8: about 8,000 elements in each."""
+    """Return the groups of a shard of `numel` weights, a multiple of 8: about 8,000 elements in each."""
     groups = -(-numel // TARGET)
     while numel % (ALIGNED * groups):
         groups += 1
@@ -37,11 +37,12 @@ def weight_groups(numel: int) -> int:
 
 @lru_cache(maxsize=1024)
 def grad_groups(shapes: Sequence[tuple[int, ...]], numel: int, ranks: int) -> int:
-    """Groups of a gradient of so many elements, padding included, that `ranks` reduce; 0: it is reduced exactly.
+    """Return the groups of a gradient of `numel` elements, padding included, that `ranks` reduce; 0: it is reduced
+    exactly.
 
-    DeepSpeed's rule of one tensor: as many as its rows or columns, whichever are more, and at least a group a rank; a
-    tensor of one dimension is reduced exactly. A flat buffer of several tensors has the most groups that any of them
-    would have. Here that is raised to the next number that cuts each rank's slice into groups of an even size.
+    DeepSpeed's rule for one tensor: as many groups as it has rows or columns, whichever are more, and at least one per
+    rank; a tensor of one dimension is reduced exactly. A flat buffer of several tensors has the most groups that any of
+    them would have. Here that is raised to the next number that cuts each rank's slice into groups of an even size.
     """
     wanted = max((max(shape[:2]) for shape in shapes if len(shape) > 1), default=0)
     if not wanted or numel % (2 * ranks):
@@ -54,7 +55,7 @@ def grad_groups(shapes: Sequence[tuple[int, ...]], numel: int, ranks: int) -> in
 
 
 def encode(xp: Any, bits: int, values: Array, codes: Array, scales: Array) -> None:
-    """Fill codes and scales of fp16 values (any shape), group after group."""
+    """Fill codes and scales of fp16 values (any shape), group by group."""
     rows = values.reshape(scales.size, -1).astype(xp.float32)
     half, most = 2 ** (bits - 1), xp.abs(rows).max(axis=1)
     scale = xp.float32(2**bits) / (2 * xp.where(most == 0, xp.float32(half), most))
@@ -65,7 +66,7 @@ def encode(xp: Any, bits: int, values: Array, codes: Array, scales: Array) -> No
 
 
 def decode(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
-    """The fp16 values of codes, in one dimension."""
+    """Decode codes into fp16 values, in one dimension."""
     steps = codes.view(xp.int8)
     if bits == 4:
         steps = xp.stack([steps >> 4, (steps << 4) >> 4], axis=1)
@@ -74,7 +75,7 @@ def decode(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
 
 
 def decoded_sum(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
-    """The fp16 sum over rows of codes (P, bytes) with scales (P, groups), added in their order, rounded each time."""
+    """Add up rows of codes (P, bytes) with scales (P, groups) in fp16, in their order, rounding after each addition."""
     total = decode(xp, bits, codes[0], scales[0])
     for mine, scale in zip(codes[1:], scales[1:], strict=True):
         total = total + decode(xp, bits, mine, scale)

@@ -6,8 +6,8 @@
       server     the mean, with an error of its own, becomes signs again: all_gather
     step         w -= lr m / (sqrt(v) + eps)
 
-Sent: n/8 bytes and the scales, twice, in place of 4n, twice. Memory: the worker's error, 4 Psi, and the server's,
-4 Psi / N. The exchange writes m over the gradient; `optim/onebit_adam.py` is the step. Stage 0 alone: every rank holds
+Sent: n/8 bytes and the scales, twice, in place of 4n, twice. Memory: the worker's error, 4 Psi, and the server's, 4 Psi
+/ N. The exchange writes m over the gradient; `optim/onebit_adam.py` is the step. Stage 0 only, where every rank holds
 all of m. Source: DeepSpeed edaa722, runtime/fp16/onebit/adam.py and runtime/comm/nccl.py.
 """
 
@@ -28,7 +28,7 @@ from zerosim.tensor.flat import Flat
 
 
 class OneBitAdam(AllReduce):
-    """`beta1` is Adam's; `warmup` steps come before the signs."""
+    """`beta1` is Adam's; `warmup` steps come before signs are sent."""
 
     joins = False
 
@@ -83,7 +83,7 @@ class OneBitAdam(AllReduce):
         code(device, "decode", put, grad.numel, grad.array, *(one.array for one in gathered))
 
     def _signs(self, flat: Flat, values: Buffer, parts: int) -> list[Buffer]:
-        """What stands for values, of which this leaves the error."""
+        """Encode values as signs, and leave the error in their place."""
         device, each = flat.device, self.codec.buffers(values.numel // parts, values.dtype)
         sent = [device.alloc((parts * numel,), dtype, Kind.COMM) for numel, dtype in each]
         rows = [one.array.reshape(parts, -1) for one in (values, *sent)]

@@ -2,9 +2,9 @@
 
     M = gradient + residual;  P = M Q;  average P;  orthogonalize P;  Q = Mᵀ P;  average Q;  M' = P Qᵀ
 
-The residual is M - M'. Q stays for the next step (warm start). What has one dimension, and matrices of which the two
-would be more than half, are averaged as they are. Stage 0 alone: it wants whole matrices. Sent in place of rows x
-columns: r (rows + columns). Source: PyTorch 2.13, powerSGD_hook, whose order of operations this is.
+The residual is M - M'. Q is reused in the next step (warm start). Tensors of one dimension, and matrices whose P and Q
+would have more than half their elements, are averaged exactly. Stage 0 only, because P and Q need whole matrices. Sent
+in place of rows x columns: r (rows + columns). Source: PyTorch 2.13, powerSGD_hook, whose order of operations this is.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 
 LEAST_RATE = 2
-"""A matrix is compressed where that spares more than so many times (torch's min_compression_rate)."""
+"""A matrix is compressed if that divides its elements by more than this (torch's min_compression_rate)."""
 
 
 class Matrix(NamedTuple):
-    """A compressed weight of a flat buffer: where it begins, its rows and columns, and where its P and Q begin."""
+    """A compressed weight of a flat buffer: its start, its rows and columns, and the starts of its P and Q."""
 
     offset: int
     rows: int
@@ -38,7 +38,7 @@ class Matrix(NamedTuple):
 
 
 def matrices(spec: FlatSpec, rank: int) -> list[Matrix]:
-    """The weights of a buffer that are compressed."""
+    """Return the weights of a buffer that are compressed."""
     found, p, q = list[Matrix](), 0, 0
     for weight, offset in zip(spec.weights, spec.offsets, strict=True):
         if len(weight.shape) < 2:
@@ -52,12 +52,12 @@ def matrices(spec: FlatSpec, rank: int) -> list[Matrix]:
 
 
 def exact_numel(spec: FlatSpec, rank: int) -> int:
-    """Elements of a buffer that are averaged as they are."""
+    """Return how many elements of a buffer are averaged exactly."""
     return spec.numel - sum(one.rows * one.columns for one in matrices(spec, rank))
 
 
 class Averaged(NamedTuple):
-    """A flat whose gradient is averaged already: nothing is in flight."""
+    """A flat whose gradient is already averaged: nothing is in flight."""
 
     grad: Buffer
 
@@ -66,7 +66,7 @@ class Averaged(NamedTuple):
 
 
 class PowerSGD(AllReduce):
-    """Rank `rank`; the first `warmup` steps average gradients as they are."""
+    """Compress with rank `rank`; the first `warmup` steps average gradients exactly."""
 
     joins = False
 
@@ -160,7 +160,7 @@ def _of(buffer: Array, start: int, rows: int, columns: int) -> Array:
 
 
 def _outside(grad: Array, rest: Array, windows: Sequence[tuple[int, int]], *, into: bool) -> None:
-    """Copy what lies outside of the windows of `grad` into `rest`, or back."""
+    """Copy everything outside the windows of `grad` into `rest`, or back."""
     at, end = 0, 0
     for start, stop in [*windows, (grad.size, grad.size)]:
         numel = start - end
