@@ -1,4 +1,4 @@
-"""`zerosim`, and `python -m zerosim`: one command. A signal counts from the first import on."""
+"""`zerosim`, and `python -m zerosim`: one command. Signals are handled from the first import on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zerosim.comm.interrupts import no_interrupt_lost
 
 
 def main() -> int:
-    """Run the command line of this process; its exit code."""
+    """Run the command line of this process, and return its exit code."""
     try:
         with no_interrupt_lost():
             from zerosim.cli.main import main as command

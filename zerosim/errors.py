@@ -79,7 +79,7 @@ class InputError(ZerosimError, ValueError):
     def called(self, name: str) -> InputError:
         """Return a copy whose message begins with `name` where this one begins with the field: '--tp 3 does not ...'.
 
-        Any other message stays as it is.
+        Any other message stays the same.
         """
         text = str(self)
         begins = self.field and re.match(rf"{self.field}\b", text)

@@ -1,7 +1,6 @@
 """Bytes and numbers as people write them: parsed and printed. A list of names, shortened.
 
-GB is 1e9 bytes, as in every table of the ZeRO papers; GiB is 2**30. Nothing here returns a float
-for bytes.
+GB is 1e9 bytes, as in every table of the ZeRO papers; GiB is 2**30. Nothing here returns a float for bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from fractions import Fraction
 from zerosim.errors import InputError
 
 MOST_BYTES = 10**18
-"""More than any device has: a limit beyond it is a slip of the pen."""
+"""More than any device has: a larger limit is a typing error."""
 
 LONGEST_NUMBER = 100
-"""Letters and digits of a number that is read, be it only to say that it is out of bounds."""
+"""The most characters of a number that is read, even one that is out of bounds."""
 
 _BYTE_UNITS = {
     "": 1, "B": 1,
@@ -41,7 +40,7 @@ def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes of '32GB' (1e9), '1.5 GiB' (2**30), '4096'.
+    """Parse bytes such as '32GB' (1e9), '1.5 GiB' (2**30), '4096'.
 
     Raises: InputError for anything else, fractions of a byte included.
     """
@@ -49,7 +48,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_count(text: str | int) -> int:
-    """A count of '7.5B' (1e9), '1T', '350M', '1e12'.
+    """Parse a count such as '7.5B' (1e9), '1T', '350M', '1e12'.
 
     Raises: InputError for anything else, fractions of one included.
     """
@@ -57,7 +56,7 @@ def parse_count(text: str | int) -> int:
 
 
 def shown(text: str) -> str:
-    """A word in quotes, as errors name it; of a long one its beginning."""
+    """Return a word in quotes, as errors name it; of a long one its beginning."""
     return repr(text) if len(text) <= LONGEST_NUMBER else f"{text[:20]!r}... of {len(text):,} characters"
 
 
@@ -67,7 +66,7 @@ def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
         if abs(scaled) < 999.5:
             break
         scaled, unit = scaled / 1000, larger
-    # Three figures of what is printed: 9.996 is 10.0, not 10.00.
+    # Three printed digits: 9.996 is 10.0, not 10.00.
     digits = 0 if unit == units[0] else 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
     return f"{scaled:.{digits}f}{space}{unit}".rstrip()
 
@@ -78,10 +77,10 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def format_bytes(value: int) -> str:
-    """'1.88 GB': three figures, decimal units."""
+    """Return '1.88 GB': three digits, decimal units."""
     return _scaled(value, ("B", "KB", "MB", "GB", "TB", "PB"), " ")
 
 
 def format_count(value: int) -> str:
-    """'7.50B': three figures."""
+    """Return '7.50B': three digits."""
     return _scaled(value, ("", "K", "M", "B", "T"), "")

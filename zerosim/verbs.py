@@ -1,7 +1,7 @@
-"""The collectives, one row each: how much a member sends, and whose measured times a call takes.
+"""The collectives, one row each: how much a member sends, and whose measured times a call uses.
 
 Vocabulary, like number formats (`dtypes.py`). How a verb is called and checked: `comm/collectives.py`. How it is made
-of rounds: a function of the verb's name in each file of `comm/algorithms/`. What a library calls it:
+of rounds: a function of the verb's name in each file of `comm/algorithms/`. A library's name for it:
 `comm/transports/mpi/native.py` and `backends/cuda/nccl.py`.
 """
 
@@ -37,7 +37,7 @@ class Verb:
 
     @property
     def rounds(self) -> int:
-        """How often N-1 steps follow each other, each with a latency."""
+        """How many times N-1 steps follow each other, each with a latency."""
         return max(1, self.passes)
 
 

@@ -1,6 +1,7 @@
-"""What a collective refuses before it joins: each an InputError that names rank, call and numbers.
+"""Checks of a collective's arguments before it joins. Each InputError names rank, call and numbers.
 
-A rank can only judge its own arguments here; that ranks agree is checked where they meet (`threads.py`, `mpi/`).
+Here a rank judges only its own arguments. Where ranks meet, the transport checks that they agree (`threads.py`,
+`mpi/`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ REDUCTIONS = ("avg", "sum", "max")
 
 
 def buffers_of(device: Device, call: str, value: Buffer | list[Buffer]) -> list[Buffer]:
-    """One or several buffers as a list: this rank's own, and of one dtype."""
+    """Return one or several buffers as a list, after checking that they are this rank's and of one dtype."""
     buffers = [value] if isinstance(value, Buffer) else list(value)
     if not buffers:
         raise InputError(f"rank {device.rank}: {call} of an empty list: pass at least one buffer")
@@ -49,7 +50,7 @@ def member(device: Device, call: str, role: str, index: int, size: int) -> None:
 
 
 def slice_numel(device: Device, call: str, full: Buffer, size: int) -> int:
-    """c of a flat buffer of N*c elements."""
+    """Return c of a flat buffer of N*c elements."""
     if len(full.shape) != 1 or full.numel % size:
         raise InputError(
             f"rank {device.rank}: {call} of {full.dtype} {full.shape} over {size} ranks: expected one dimension "
@@ -64,7 +65,7 @@ def shape(device: Device, call: str, name: str, buffer: Buffer, expected: tuple[
 
 
 def outputs(device: Device, call: str, outs: list[Buffer], dtype: DType, expected: Sequence[int]) -> None:
-    """`outs` are flat, of `dtype` and of the expected numbers of elements."""
+    """Check that `outs` are flat, of `dtype` and of the expected numbers of elements."""
     if len(outs) != len(expected):
         raise InputError(f"rank {device.rank}: {call}: {len(outs)} buffers in out, expected {len(expected)}")
     for out, numel in zip(outs, expected, strict=True):
@@ -74,7 +75,7 @@ def outputs(device: Device, call: str, outs: list[Buffer], dtype: DType, expecte
 
 
 def flat(device: Device, call: str, buffer: Buffer) -> Array:
-    """The buffer's array in one dimension, without a copy."""
+    """Return the buffer's array in one dimension, without a copy."""
     array = buffer.array
     if len(buffer.shape) == 1:
         return array
@@ -87,7 +88,7 @@ def flat(device: Device, call: str, buffer: Buffer) -> Array:
 
 
 def in_place(device: Device, call: str, part: Buffer, full: Buffer, rank: int) -> bool:
-    """Is `part` this rank's own slice of `full` itself (in place), or memory apart from it?"""
+    """Return whether `part` is this rank's own slice of `full` itself (in place), or separate memory."""
     if part.storage is not full.storage or not part.numel:
         return False
     own = full.array[rank * part.numel : (rank + 1) * part.numel]
@@ -102,7 +103,7 @@ def in_place(device: Device, call: str, part: Buffer, full: Buffer, rank: int) -
 
 
 def apart(device: Device, call: str, out: Buffer, buffer: Buffer) -> None:
-    """`out` shares no memory with `buffer`."""
+    """Check that `out` shares no memory with `buffer`."""
     if out is buffer or _overlap(out, buffer):
         raise InputError(
             f"rank {device.rank}: {call}: out overlaps the buffer, which others still read while out is filled: "
@@ -113,7 +114,8 @@ def apart(device: Device, call: str, out: Buffer, buffer: Buffer) -> None:
 def split_sizes(
     device: Device, call: str, rank: int, size: int, buffer: Buffer, inputs: Sequence[int], outputs: Sequence[int]
 ) -> None:
-    """`inputs` add up to the buffer; both have one size per member, and agree on the part that stays."""
+    """Check that `inputs` add up to the buffer, and that both lists have one size per member and agree on the local
+    part."""
     for name, sizes in (("input_split_sizes", inputs), ("output_split_sizes", outputs)):
         if len(sizes) != size or any(part < 0 for part in sizes):
             raise InputError(
@@ -141,7 +143,7 @@ def _overlap(a: Buffer, b: Buffer) -> bool:
 
 
 def _address(array: Array) -> int | None:
-    """Where the first element lies, as NumPy says it or CuPy; None for arrays without memory."""
+    """Return the first element's address, as NumPy or CuPy gives it; None for arrays without memory."""
     found = getattr(array, "__array_interface__", None)
     if found is not None:
         return int(found["data"][0])

@@ -1,4 +1,4 @@
-"""What all processes of an MPI world do at once, so that an error of one of them is an error of all.
+"""What all processes of an MPI world do together, so that one process's error ends all of them.
 
 Without MPI there is one process, and nothing to agree on.
 """
@@ -19,22 +19,25 @@ if TYPE_CHECKING:
 
 
 FIRST_SPEAKS_S = 2.0
-"""How long the other processes let the first one say what is wrong, where they cannot agree on it."""
+"""How long the other processes wait for the first one to print an error, if they cannot agree on one."""
 
 NEXT_SPEAKS_S, MOST_TURNS = 1.0, 4
-"""How long each lets the one before it, where the first one says nothing; and how many of them take turns."""
+"""How long each waits for the one before it, if the first prints nothing; and how many of them take turns."""
 
 END_S = 10.0
-"""How long mpirun may take to end a process where another one has told its error; who is still there tells its own."""
+"""How long mpirun may take to end the job after one process has printed its error. A process that is still alive then
+prints its own."""
 
 
 def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException, bool]:
-    """What processes that mpirun started end with, now that this one has failed; and whether this one tells it.
+    """Return the exit error of a process that mpirun started, now that it has failed, and whether this process prints
+    it.
 
-    `is_shared`: they were asked to work together. Then all end with one error, which the first tells. Else each tells
-    its own, one after the other: mpirun ends a job at the first process that returns an error, so that one is read.
+    `is_shared`: the processes work together. Then all end with one error, which the first one prints. Otherwise each
+    prints its own, one after the other: mpirun ends a job at the first process that returns an error, so that one is
+    read.
     """
-    is_interrupt = isinstance(error, KeyboardInterrupt)  # mpirun's, to all
+    is_interrupt = isinstance(error, KeyboardInterrupt)  # mpirun's signal, to all
     if is_shared and not is_interrupt and (mpirun_size() or 1) > 1:
         from zerosim.comm.transports.mpi.session import mpi_session
 
@@ -55,9 +58,9 @@ def failure_of_all(error: BaseException, is_shared: bool) -> tuple[BaseException
 
 
 def _is_first_to_tell(process: int) -> bool:
-    """Whether no other process of this job and host has told an error, as far as can be known.
+    """Return whether no other process of this job and host has printed an error, as far as can be known.
 
-    The one that tells leaves a link to its number in the job's folder: a link is made whole, by one process alone.
+    The printing process leaves a link to its number in the job's folder: only one process can create a link.
     """
     folder = mpirun_folder()
     if folder is None:
@@ -66,19 +69,19 @@ def _is_first_to_tell(process: int) -> bool:
     try:
         with suppress(FileExistsError):
             os.symlink(str(process), told)
-        return os.readlink(told) == str(process)  # perhaps its own of an earlier command of the same job
-    except OSError:  # links cannot be made there, or the folder is gone with the job
+        return os.readlink(told) == str(process)  # perhaps its own from an earlier command of the same job
+    except OSError:  # links are impossible there, or the folder is gone with the job
         return True
 
 
 @contextmanager
 def on_every_process(world: str) -> Iterator[MpiSession | None]:
-    """A block that every process runs: it ends when it has ended on all, or with one error, the same on all.
+    """Run a block on every process, until it has ended on all, or with one error, the same on all.
 
-    Gives the session of an MPI world, None for threads.
+    Yields the session of an MPI world, None for threads.
 
-    Raises: what the block raises on this process or, in another process's place, on that one; InputError where there
-    is no MPI, or no mpirun started this process.
+    Raises: the block's error on this process or, in another process's place, that one's; InputError if there is no MPI,
+    or mpirun did not start this process.
     """
     if world != "mpi":
         yield None
@@ -89,7 +92,7 @@ def on_every_process(world: str) -> Iterator[MpiSession | None]:
     try:
         yield session
     except BaseException as error:
-        if error is session.agreed:  # all processes end with it already
+        if error is session.agreed:  # all processes already end with it
             raise
         raise session.fail(error) from None
     session.exchange(None)

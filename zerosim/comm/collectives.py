@@ -1,10 +1,10 @@
 """Collectives as a rank's program calls them: c10d's verbs on Buffers.
 
-Every verb has two forms. `launch_all_gather(...)` returns a `Work` at once: until that is waited for, its inputs must
-not be written nor its outputs read. `all_gather(...)` launches, waits and returns the result. One buffer or, where the
-signature says so, several in one call. `src` and `dst` are indices in the group. How a call is made of rounds:
+Every verb has two forms. `launch_all_gather(...)` returns a `Work` at once: until the program waits for it, its inputs
+must not be written nor its outputs read. `all_gather(...)` launches, waits and returns the result. A call takes one
+buffer or, where the signature says so, several. `src` and `dst` are indices in the group. How a call is made of rounds:
 `direct.py`, `ring.py`, `pairs.py`, `native.py`; messages between two ranks: `messages.py`; how a call is recorded:
-`group.py`; what is refused: `checks.py`.
+`group.py`; which arguments are refused: `checks.py`.
 
 Legend: N group size, c elements of a rank's slice, L elements of a buffer.
 """
@@ -27,9 +27,9 @@ class Comm(Messages):
     """One rank's membership in a group, with the verbs. `rank` is its index in the group, `ranks` are global."""
 
     def subgroup(self, ranks: Sequence[int], axis: str | None = None, number: int = 0) -> Comm:
-        """The group of these global ranks, this one among them. Needs no communication.
+        """Return the group of these global ranks, this one among them. Needs no communication.
 
-        Native collectives of MPI want another `number`, the same on all members, for each group that shares members
+        MPI's native collectives need a different `number`, the same on all members, for each group that shares members
         with this one.
         """
         outside = sorted(set(ranks).difference(self.ranks))
@@ -43,7 +43,7 @@ class Comm(Messages):
         return group
 
     def barrier(self) -> None:
-        """Return once every member is here."""
+        """Return once every member has arrived."""
         work: Work[None] = Work(self.device, None, [])
         everyone = range(self.size)
         self._launch(
@@ -52,7 +52,7 @@ class Comm(Messages):
         work.wait()
 
     def launch_all_reduce(self, buffer: Buffers, op: str = "avg", purpose: str = "states") -> Work[Buffers]:
-        """Every rank's buffers become their reduction, in place. Any shapes."""
+        """Replace every rank's buffers by their reduction, in place. Any shapes."""
         buffers, call = self._open("all_reduce", buffer, op)
         arrays = [checks.flat(self.device, "all_reduce", b) for b in buffers]
         lengths = [b.numel for b in buffers]
@@ -73,7 +73,7 @@ class Comm(Messages):
         op: str = "avg",
         purpose: str = "states",
     ) -> Work[Buffers]:
-        """out (c) = this rank's slice of the reduction of every rank's full (N*c).
+        """Set out (c) to this rank's slice of the reduction of every rank's full (N*c).
 
         Without `out` a buffer of `kind` is allocated. `out` may be the window of `full`'s own slice.
         """
@@ -101,7 +101,7 @@ class Comm(Messages):
         kind: Kind = Kind.UNSHARDED_PARAM,
         purpose: str = "states",
     ) -> Work[Buffers]:
-        """out (N*c) = every rank's shard (c), in rank order.
+        """Set out (N*c) to every rank's shard (c), in rank order.
 
         Without `out` a buffer of `kind` is allocated. `shard` may be the window of `out`'s own slice.
         """
@@ -135,14 +135,14 @@ class Comm(Messages):
         input_split_sizes: Sequence[int] | None = None,
         output_split_sizes: Sequence[int] | None = None,
     ) -> Work[Buffer]:
-        """Part j of out = part `rank` of member j's buffer: each rank sends each other one a part of its own.
+        """Set part j of out to part `rank` of member j's buffer: each rank sends each other one a different part.
 
         Both are flat, with one part per member, in rank order. By default parts are even: buffer (N*c), out (N*c).
         Split sizes, given on every rank, make them uneven: `input_split_sizes[j]` elements go to member j and
         `output_split_sizes[j]` come from it, 0 included (c10d's all_to_all_single). An uneven call is not cut into
         buckets. Without `out` a buffer of `kind` is allocated. `out` must not overlap `buffer`.
 
-        Raises: InputError for sizes that do not fit this rank's buffer; Mismatch where two ranks' sizes differ.
+        Raises: InputError for sizes that do not fit this rank's buffer; Mismatch if two ranks' sizes differ.
         """
         name, inputs, outputs = "all_to_all", input_split_sizes, output_split_sizes
         _, call = self._open(name, buffer)
@@ -174,7 +174,7 @@ class Comm(Messages):
     all_to_all = at_once(launch_all_to_all)
 
     def launch_broadcast(self, buffer: Buffer, src: int, purpose: str = "states") -> Work[Buffer]:
-        """Every rank's buffer becomes that of member `src`, in place. Any shape."""
+        """Replace every rank's buffer by that of member `src`, in place. Any shape."""
         checks.member(self.device, "broadcast", "src", src, self.size)
         work, me, call, array = self._whole("broadcast", buffer, root=src)
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
@@ -185,7 +185,7 @@ class Comm(Messages):
     broadcast = at_once(launch_broadcast)
 
     def launch_reduce(self, buffer: Buffer, dst: int, op: str = "avg", purpose: str = "states") -> Work[Buffer]:
-        """Member `dst`'s buffer becomes the reduction, in place; the others keep theirs. Any shape."""
+        """Replace member `dst`'s buffer by the reduction, in place; the other buffers stay. Any shape."""
         checks.member(self.device, "reduce", "dst", dst, self.size)
         work, me, call, array = self._whole("reduce", buffer, op, dst)
         for lo, hi in buckets(buffer.numel, self._limit(me.itemsize)):
@@ -197,5 +197,5 @@ class Comm(Messages):
 
 
 def _like(given: Buffer | list[Buffer], outs: list[Buffer]) -> Any:
-    """A list for a list, one buffer for one."""
+    """Return a list for a list, and one buffer for one."""
     return outs if isinstance(given, list) else outs[0]

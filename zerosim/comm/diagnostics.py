@@ -1,4 +1,4 @@
-"""The errors of transports, where the ranks' collectives do not fit together. Tables below them: `rank_status.py`."""
+"""The errors of transports if the ranks' collectives do not match. The tables below them: `rank_status.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Caller(NamedTuple):
-    """Who called what, and where in its program."""
+    """The rank and the call that it made, and the place in its program."""
 
     rank: int
     call: Call
@@ -26,7 +26,7 @@ class Caller(NamedTuple):
 
 
 def mismatch(second: Caller, first: Caller, group: Sequence[int], sequence: int) -> Mismatch:
-    """Two members of a group meet with different calls."""
+    """Return the error of two members of a group that joined with different calls."""
     return Mismatch(
         f"{second.describe(group)} but {first.describe(group)}: "
         f"they meet in number {sequence} of group {rank_status.numbers_text(group)}, "
@@ -36,7 +36,7 @@ def mismatch(second: Caller, first: Caller, group: Sequence[int], sequence: int)
 
 
 def deadlock(num_waiting: int, table: str) -> Deadlock:
-    """Nobody can run any more."""
+    """Return the error of a world in which no rank can run."""
     waiting = "1 rank waits" if num_waiting == 1 else f"{num_waiting} ranks wait"
     return Deadlock(
         f"deadlock: {waiting} in a collective and no rank is left to join it; "
@@ -45,7 +45,7 @@ def deadlock(num_waiting: int, table: str) -> Deadlock:
 
 
 def unanswered(caller: Caller, group: Sequence[int], sequence: int, missing: Sequence[int]) -> Deadlock:
-    """A call that goes out of one process, and that `missing` have ended without."""
+    """Return the error of a call that reaches another process whose ranks `missing` have ended without it."""
     return Deadlock(
         f"deadlock: {caller.describe(group)}, number {sequence} of group {rank_status.numbers_text(group)}, and "
         f"{rank_status.ranks_text(missing)} ended without joining it; every rank of a group must call the same "
@@ -54,7 +54,7 @@ def unanswered(caller: Caller, group: Sequence[int], sequence: int, missing: Seq
 
 
 def late(ranks: Sequence[int], timeout_s: float, table: str, rank: int | None = None) -> LateRank:
-    """Others wait for these ranks; `rank`, or the first of them, is the one to blame."""
+    """Return the error of ranks that others wait for. It blames `rank`, or the first of them."""
     blamed = ranks[0] if rank is None and ranks else rank
     return LateRank(
         f"{rank_status.ranks_text(ranks)} did not arrive while others wait, and no rank did anything "

@@ -1,8 +1,8 @@
-"""A rank's side of a group: works under way, and the record of each call.
+"""A rank's side of a group: works in flight, and the record of each call.
 
-Per call one Launch with what it moves, its Messages, the Kernel of the sums that this rank owns; later
-a Wait. All are recorded on the caller's thread when it launches (or waits), whoever runs the moves: a
-rank's record does not depend on how ranks take turns. A collective's own copies are no kernels.
+Each call records one Launch with its bytes, its Messages, and the Kernel of the sums that this rank owns; later a Wait.
+The caller's thread records them when it launches (or waits), whichever thread runs the moves, so a rank's record does
+not depend on how ranks take turns. A collective's own copies are not kernels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RULES: Mapping[str, Algorithm] = MappingProxyType({"direct": direct, "ring": ri
 
 
 class Work(Generic[T]):
-    """A collective under way. Holds its buffers until it is waited for, on its owner's thread."""
+    """A collective in flight. Holds its buffers until its owner's thread waits for it."""
 
     def __init__(self, device: Device, result: T, buffers: Sequence[Buffer]) -> None:
         self._device = device
@@ -41,13 +41,13 @@ class Work(Generic[T]):
         self._buffers = list(buffers)
         self._scratch: dict[int, Buffer] = {}
         self.launched: list[int] = []
-        self.last: Round | None = None  # rounds of a group run in order: the last one tells of all
-        self.staged: list[Round] = []  # those whose messages pass through the host's memory
+        self.last: Round | None = None  # rounds of a group run in order: when the last one is done, all are
+        self.staged: list[Round] = []  # rounds whose messages pass through the host's memory
 
     def wait(self) -> T:
-        """The result, once it is there.
+        """Wait for the result, and return it.
 
-        Raises: InputError when it was waited for before (its buffers are gone).
+        Raises: InputError at a second wait (its buffers are gone).
         """
         device, recorder = self._device, self._device.recorder
         if not self._result:
@@ -65,7 +65,7 @@ class Work(Generic[T]):
         return self._result.pop()
 
     def scratch(self, index: int, numel: int, dtype: DType) -> Array:
-        """The `index`-th temporary. The first bucket is the largest; later ones share its memory."""
+        """Return the `index`-th temporary. The first bucket is the largest; later ones share its memory."""
         buffer = self._scratch.get(index)
         if buffer is None:
             buffer = self._scratch[index] = self._device.alloc((numel,), dtype, Kind.COMM)
@@ -87,7 +87,7 @@ def at_once(launch: Callable[P, Work[T]]) -> Callable[P, T]:
 
 
 class Group:
-    """Who belongs together, and how a call of theirs is launched. `ranks` are global and ascending."""
+    """The members of a group, and how they launch a call. `ranks` are global and ascending."""
 
     def __init__(
         self,
@@ -116,27 +116,28 @@ class Group:
         self.algorithm = algorithm
         self.bucket_bytes = bucket_bytes
         self._transport = transport
-        # One rank alone always goes the direct way: a ring of one has no rounds, and there is no wire to hide.
+        # A group of one always uses the direct algorithm: a ring of one has no rounds, and there are no messages to
+        # count.
         self._algorithm = _RULES[algorithm] if self.size > 1 else direct
-        # By ranks, not by object: equal groups are one group, however often they are made.
+        # Keyed by ranks, not by object: equal groups are one group, however often they are made.
         self._sequences: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def _limit(self, itemsize: int, parts: int = 1) -> int | None:
-        """Elements per bucket and part: bucket_bytes, but at least one element per rank.
+        """Return the elements per bucket and part: bucket_bytes, but at least one element per rank.
 
-        A native call takes whole buffers: its engine cuts them as it sees fit.
+        A native call takes whole buffers: its engine cuts them itself.
         """
         if self.bucket_bytes is None or self._algorithm is native:
             return None
         return max(self.bucket_bytes // itemsize, self.size) // parts
 
     def _even_limit(self, itemsize: int) -> int | None:
-        """As `_limit`, a multiple of N: every rank adds as much of each bucket but the last."""
+        """Return the same as `_limit`, as a multiple of N: every rank adds equally much of each bucket but the last."""
         limit = self._limit(itemsize)
         return None if limit is None else limit - limit % self.size
 
     def _open(self, name: str, value: Buffer | list[Buffer], op: str = "", root: int = -1) -> tuple[list[Buffer], Call]:
-        """The buffers of a call, checked, and what all ranks must agree on."""
+        """Check a call's buffers, and return them with the arguments that all ranks must agree on."""
         buffers = checks.buffers_of(self.device, name, value)
         dtype = buffers[0].dtype
         if op:
@@ -156,7 +157,7 @@ class Group:
     def _whole(
         self, name: str, buffer: Buffer, op: str = "", root: int = -1
     ) -> tuple[Work[Buffer], Member, Call, Array]:
-        """A call on one buffer, taken flat and whole."""
+        """Launch a call on one buffer, taken flat and whole."""
         _, call = self._open(name, buffer, op, root)
         work = Work(self.device, buffer, [buffer])
         return work, self._member(work, buffer.dtype), call, checks.flat(self.device, name, buffer)
@@ -164,7 +165,7 @@ class Group:
     def _outputs(
         self, name: str, out: Buffer | list[Buffer] | None, shapes: Sequence[int], dtype: DType, kind: Kind
     ) -> list[Buffer]:
-        """What a collective fills: the buffers given, checked, or new ones."""
+        """Return a collective's outputs: the buffers given, checked, or new ones."""
         if out is None:
             return [self.device.alloc((numel,), dtype, kind) for numel in shapes]
         outs = checks.buffers_of(self.device, name, out)
@@ -172,11 +173,11 @@ class Group:
         return outs
 
     def _launch(self, work: Work[T], call: Call, execution: Execution, payload_bytes: int, purpose: str) -> None:
-        """One call of the whole group."""
+        """Launch one call of the whole group."""
         self._join(work, call, call.op, self.ranks, execution, payload_bytes, purpose)
 
     def next_number(self, group: tuple[int, ...], pair: int = 0) -> int:
-        """That of a call of these members, which they all count alike."""
+        """Return the next call's number; all members count their calls alike."""
         number = self._sequences.get((pair, group), 0)
         self._sequences[pair, group] = number + 1
         return number

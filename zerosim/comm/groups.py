@@ -1,4 +1,4 @@
-"""A rank's groups along the axes of a mesh. The same on every rank, and made without communication."""
+"""A rank's groups along the axes of a mesh: the same on every rank, and made without communication."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zerosim.placement.mesh import DATA, Mesh, without
 
 
 class Groups:
-    """`groups("dp_shard")`: the Comm of the ranks that differ from this one along those axes alone."""
+    """`groups("dp_shard")`: the Comm of the ranks that differ from this one along those axes only."""
 
     def __init__(self, mesh: Mesh, world: Comm) -> None:
         self.mesh = mesh
@@ -16,7 +16,8 @@ class Groups:
         self._neighbours: dict[tuple[str, int], Comm] = {}
 
     def __call__(self, *axes: str) -> Comm:
-        """Equal axes give one Comm. Where no other rank differs along them it has one member, and sends nothing."""
+        """Return the group along these axes; equal axes give one Comm. If no other rank differs along them, it has one
+        member and sends nothing."""
         if axes not in self._made:
             mesh, world = self.mesh, self._world
             ranks, name = mesh.group(world.device.rank, *axes), mesh.name(*axes)
@@ -25,12 +26,14 @@ class Groups:
         return self._made[axes]
 
     def replicas(self, *axes: str) -> Comm | None:
-        """The ranks that hold the same part as this one of what is cut over these axes; None where nobody else does."""
+        """Return the ranks that hold the same part as this one of a buffer cut over these axes; None if no other rank
+        does."""
         rest = without(DATA, axes)
         return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:
-        """The first and the last rank along an axis, for those two; None for the ranks between them."""
+        """Return the group of the first and the last rank along an axis, for those two; None for the ranks between
+        them."""
         rank = self._world.device.rank
         ranks = self.mesh.ends(rank, axis)
         if rank not in ranks:
@@ -42,7 +45,8 @@ class Groups:
         return self._neighbours[axis, 0]
 
     def neighbours(self, axis: str, count: int) -> Comm:
-        """`count` neighbours along one axis, this rank among them; all of the axis where count is its size."""
+        """Return the group of `count` neighbours along one axis, this rank among them; all of the axis if count is its
+        size."""
         if count == self.mesh.size(axis):
             return self(axis)
         if (axis, count) not in self._neighbours:

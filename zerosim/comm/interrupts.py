@@ -1,8 +1,9 @@
-"""Ctrl-C that lands in a destructor of somebody else's: Python prints what a destructor raises, and goes on without it.
+"""Ctrl-C during a destructor of other code: Python prints an exception that a destructor raises, and continues without
+it.
 
-zerosim's own buffers die without a line of Python (`device/events.py`, `Recorder.watch`). Other things do not. When a
-thread is dropped, for instance, the standard library takes it out of a `WeakSet` in a callback, and each import ends
-with one. So a signal that was swallowed is sent again, until one gets through.
+zerosim's own buffers are freed without a line of Python (`device/events.py`, `Recorder.watch`). Other objects are not.
+When a thread object is dropped, for instance, the standard library removes it from a `WeakSet` in a callback, and each
+import ends with one. So a swallowed signal is sent again, until one gets through.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ AGAIN_S = 0.05
 
 @contextmanager
 def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Send a signal again whose exception a destructor swallowed inside the block; where the block ends before that,
-    raise its exception there.
+    """Send a signal again if a destructor inside the block swallowed its exception; if the block ends first, raise the
+    exception there.
 
-    `at_once` is called where that happens, to end the block early. It runs inside the destructor: it must not raise or
-    wait. Whatever else destructors raise is reported as before.
+    `at_once` is called at that moment, to end the block early. It runs inside the destructor: it must not raise or
+    wait. All other exceptions of destructors are reported as before.
     """
-    if threading.current_thread() is not threading.main_thread():  # no signal's handler runs here
+    if threading.current_thread() is not threading.main_thread():  # no signal handler runs here
         yield
         return
     before, swallowed, is_coming, is_over = sys.unraisablehook, 0, False, False
@@ -38,7 +39,7 @@ def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[No
         time.sleep(AGAIN_S)
         with lock:
             is_coming = False
-            if not is_over and callable(signal.getsignal(number)):  # else the signal would end the process, or nothing
+            if not is_over and callable(signal.getsignal(number)):  # else it would end the process
                 _send(number)
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -48,8 +49,8 @@ def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[No
             before(unraisable)
             return
         swallowed = getattr(error, "number", signal.SIGINT)  # an `Ended` has one
-        if not is_coming:  # a second one would disturb what the first one ends
-            with suppress(RuntimeError):  # no thread can be had: the end of the block raises it
+        if not is_coming:  # a second one would disturb the handling of the first
+            with suppress(RuntimeError):  # no thread can be started: the end of the block raises it
                 _thread.start_new_thread(send_again, (swallowed,))
                 is_coming = True
         at_once()
@@ -62,13 +63,13 @@ def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[No
             is_over = True
         sys.unraisablehook = before
         if swallowed:
-            from zerosim.errors import Ended  # which takes longer than all of this room, and a signal may come first
+            from zerosim.errors import Ended  # a slow import, during which a signal may arrive
 
             raise KeyboardInterrupt if swallowed == signal.SIGINT else Ended(swallowed)
 
 
 def _send(number: int) -> None:
-    """A signal for the main thread, which wakes where it waits."""
+    """Send a signal to the main thread, and wake it if it waits."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident or 0, number)
     else:

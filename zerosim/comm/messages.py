@@ -1,4 +1,4 @@
-"""Messages between two members of a group: send and recv, to be waited for at once or later."""
+"""Messages between two members of a group: send and recv, waited for at once or later."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from zerosim.dtypes import DType
 from zerosim.errors import InputError
 
 SENDER, RECEIVER = 0, 1
-"""Members of the pair that a message makes."""
+"""Members of a message's pair."""
 
 
 class Messages(Group):
-    """One rank's membership in a group, with the verbs of two members. `src` and `dst` are indices in the group."""
+    """One rank's membership in a group, with the verbs between two members. `src` and `dst` are indices in the
+    group."""
 
     def launch_send(
         self, buffer: Buffer, dst: int, purpose: str = "states", *, tag: int = 0, name: str = ""
     ) -> Work[None]:
-        """Send to member `dst`; over when it has received. Messages of one pair and `tag` keep their order. What both
-        ends `name` otherwise is a mismatch."""
+        """Send to member `dst`; complete when it has received. Messages of one pair and `tag` keep their order. If the
+        two ends give different names, that is a mismatch."""
         checks.member(self.device, "send", "dst", dst, self.size)
         checks.buffers_of(self.device, "send", buffer)
         work: Work[None] = Work(self.device, None, [buffer])
@@ -42,7 +43,8 @@ class Messages(Group):
         tag: int = 0,
         name: str = "",
     ) -> Work[Buffer]:
-        """A new buffer of `kind` with what member `src` sent under `tag`; shape, dtype and name must be what it has."""
+        """Receive member `src`'s message under `tag` in a new buffer of `kind`; its shape, dtype and name must
+        match."""
         checks.member(self.device, "recv", "src", src, self.size)
         buffer = self.device.alloc(shape, dtype, kind)
         out, copy = buffer.array, self.device.backend.copy
@@ -66,7 +68,7 @@ class Messages(Group):
         tag: int,
         name: str,
     ) -> None:
-        """One side of a message between two members. Each ordered pair and tag counts its own."""
+        """Launch one side of a message between two members. Each ordered pair and tag has its own count."""
         if src == dst:
             raise InputError(f"rank {self.device.rank}: {op} to or from itself: name another rank of the group")
         call = Call("send/recv", buffer.dtype.name, (buffer.shape,), name, pair=1 + tag)

@@ -1,6 +1,6 @@
-"""Where every rank stands, in words: the tables under a Deadlock or a LateRank.
+"""Every rank's position in words: the tables under a Deadlock or a LateRank.
 
-Ranks that stand alike share a line, so that a world of 1,024 still fits on a screen.
+Ranks at the same position share a line, so a world of 1,024 still fits on a screen.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ MAX_LINES = 32
 
 
 def scope_text(where: Scope) -> str:
-    """'backward of h.1', or the phase alone outside any unit."""
+    """Return 'backward of h.1', or the phase alone outside any unit."""
     return f"{where.phase} of {where.unit}" if where.unit else where.phase
 
 
 def numbers_text(ranks: Sequence[int]) -> str:
-    """'0-3, 6' for 0, 1, 2, 3, 6 (the order given is kept)."""
+    """Return '0-3, 6' for 0, 1, 2, 3, 6 (in the given order)."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -29,14 +29,14 @@ def numbers_text(ranks: Sequence[int]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """'rank 3', 'ranks 0-3, 6', or nothing for no rank."""
+    """Return 'rank 3', 'ranks 0-3, 6', or nothing for no rank."""
     if not ranks:
         return ""
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers_text(ranks)}"
 
 
 def table(stands: Sequence[str]) -> str:
-    """Ranks with the same text share a line; `stands` has one text per rank."""
+    """Return a table in which ranks with the same text share a line; `stands` has one text per rank."""
     alike: dict[str, list[int]] = {}
     for rank, text in enumerate(stands):
         alike.setdefault(text, []).append(rank)

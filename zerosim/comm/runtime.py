@@ -1,11 +1,11 @@
-"""Runs one plain program on every rank of a world: threads, their results, and how a run ends.
+"""Run one plain program on every rank of a world: threads, their results, and how a run ends.
 
     def program(ctx):
         return ctx.comm.all_reduce(...)
 
     results = launch(program, World(ranks=4))
 
-Whose turn it is: `scheduler.py`. How ranks meet: `threads.py`, `mpi/`.
+Turns: `scheduler.py`. How ranks meet: `threads.py`, `mpi/`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ BACKENDS = {
     "meta": ("zerosim.backends.meta", "MetaBackend"),
     "numpy": ("zerosim.backends.numpy.backend", "NumpyBackend"),
 }
-"""Class names; each lives in `backends/`, imported when it is used."""
+"""Class names; each is in `backends/`, imported on first use."""
 
 TRANSPORTS = ("threads", "mpi")
 
 GRACE_S = 0.8
-"""How long the ranks of a failed run may take to end; a rank that does not listen is left behind."""
+"""How long the ranks of a failed run may take to end; a rank that does not react is left behind."""
 
 MANY_RANKS = 32
 STACK_BYTES = 1 << 20
@@ -108,7 +108,7 @@ class World:
         _one_of("algorithm", self.algorithm, ALGORITHMS)
         if not self.timeout_s > 0:
             raise InputError(f"timeout_s is {self.timeout_s}: expected more than 0 seconds")
-        make_allocator(self.allocator, self.capacity, self.allocator_conf)  # which refuses what cannot be made
+        make_allocator(self.allocator, self.capacity, self.allocator_conf)  # refuses impossible options
 
 
 def _at_least_one(name: str, value: object) -> None:
@@ -123,7 +123,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a program is given: its rank, its device and its place in the world's group."""
+    """A program's inputs: its rank, its device, and its place in the world's group."""
 
     rank: int
     world_size: int
@@ -136,12 +136,12 @@ def launch(
     world: World,
     readers: Readers | None = None,
 ) -> list[T]:
-    """Run `program` once per rank; the results, in rank order. `readers(rank)` get that rank's events.
+    """Run `program` once per rank, and return the results in rank order. `readers(rank)` get that rank's events.
 
     In a world of transport mpi every process calls this, and gets the results of its own ranks.
 
-    Raises: the first failure of any rank, on every process. A ZerosimError as it is, anything else as the
-    cause of a RankFailed. KeyboardInterrupt ends all ranks. InputError where the processes are not the world's.
+    Raises: the first failure of any rank, on every process: a ZerosimError as it is, any other exception as the cause
+    of a RankFailed. KeyboardInterrupt ends all ranks. InputError if the processes are not the world's.
     """
 
     def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
@@ -158,9 +158,9 @@ def launch(
 def launch_alone(program: Callable[[Context], T], world: World, rank: int, readers: tuple[Reader, ...] = ()) -> T:
     """Run `program` as one rank of a shape-only world, on the caller's thread.
 
-    Nobody else runs: a round without data needs no peers (`comm/transports/fake.py`).
+    No other rank runs: a round without data needs no peers (`comm/transports/fake.py`).
 
-    Raises: what the program raises, as `launch` does.
+    Raises: the program's exceptions, as `launch` does.
     """
     device = device_of(world, rank, make_backend("meta"), Switch(), readers)
     context = _context(world, device, FakeTransport())
@@ -179,9 +179,9 @@ def assemble(
     make_device: Callable[[int, Backend, Switch], Device],
     scheduler: Scheduler | None = None,
 ) -> Ranks[T]:
-    """This process's ranks of a world, ready to start: devices, transport, contexts, threads.
+    """Return this process's ranks of a world, ready to start: devices, transport, contexts, threads.
 
-    `scheduler` hands out turns in a way of its own (`comm/stepping.py`).
+    `scheduler` replaces the default order of turns (`comm/stepping.py`).
     """
     mine, session = range(world.ranks), None
     if world.transport == "mpi":
@@ -210,7 +210,7 @@ def device_of(
     readers: tuple[Reader, ...] = (),
     others: Mapping[str, Allocator] | None = None,
 ) -> Device:
-    """A rank's device, as the world says, beside what it may take of its node's memories."""
+    """Return a rank's device, with its limits in its node's other memories."""
     return Device(
         rank,
         backend,
@@ -223,13 +223,13 @@ def device_of(
 
 
 def node_pools(world: World) -> list[dict[str, NodePool]]:
-    """By rank the memories of its node, which ranks of one process share."""
+    """Return for each rank its node's memories, which ranks of one process share."""
     shared = world.transport != "mpi"
     return pools_of(world.ranks, world.node_ranks or world.ranks, world.others, shared=shared)
 
 
 def other_memories(world: World, rank: int, pools: Mapping[str, NodePool]) -> dict[str, Allocator]:
-    """How a rank takes its part of its node's memories."""
+    """Return the functions by which a rank takes bytes of its node's memories."""
     found: dict[str, Allocator] = {name: Share(pool, rank) for name, pool in pools.items()}
     if world.folder is not None:
         found[NVME] = Files(world.folder, rank, pools[NVME])
@@ -237,14 +237,14 @@ def other_memories(world: World, rank: int, pools: Mapping[str, NodePool]) -> di
 
 
 def _context(world: World, device: Device, transport: Transport) -> Context:
-    """What a rank's program is given; all ranks share one group."""
+    """Return a rank's context; all ranks share one group."""
     group = tuple(range(world.ranks))
     comm = Comm(device, transport, group, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
     return Context(device.rank, world.ranks, device, comm)
 
 
 def make_backend(name: str) -> Backend:
-    """The backend of that name; imports its library."""
+    """Return the backend of that name; imports its library."""
     _one_of("backend", name, tuple(BACKENDS))
     module, kind = BACKENDS[name]
     return cast(Backend, getattr(import_module(module), kind)())
@@ -288,7 +288,7 @@ class Ranks(Generic[T]):
         except BaseException as error:  # KeyboardInterrupt above all: no rank may outlive the launch
             try:
                 self._scheduler.abort(error)
-            finally:  # another one may come meanwhile
+            finally:  # another interrupt may arrive meanwhile
                 self._scheduler.switch.abort()
         failure = self.transport.settle()
         self.join()
@@ -311,14 +311,14 @@ class Ranks(Generic[T]):
         self._scheduler.begin()
 
     def join(self) -> None:
-        """Wait for every thread; in a failed run not longer than GRACE_S."""
+        """Wait for every thread; in a failed run at most GRACE_S."""
         deadline = time.monotonic() + GRACE_S
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(None if self._scheduler.failure is None else max(0.0, deadline - time.monotonic()))
 
     def _rank(self, index: int, context: Context) -> None:
-        """What the thread of one rank does."""
+        """Run one rank's program, on its thread."""
         rank = context.rank
         try:
             self._scheduler.sleep(rank)
@@ -333,7 +333,7 @@ class Ranks(Generic[T]):
 
 
 def _explained(context: Context, error: BaseException) -> ZerosimError:
-    """A rank's failure as the caller sees it."""
+    """Return a rank's failure as the caller gets it."""
     if isinstance(error, ZerosimError):
         return error
     where = scope_text(error.__dict__.get("zerosim_scope", context.device.where))

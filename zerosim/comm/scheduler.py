@@ -1,11 +1,11 @@
-"""Whose turn it is: K permits, and one lock per rank to sleep on.
+"""Turns: K permits, and one lock per rank to sleep on.
 
-With one permit the ranks run one at a time, in an order that is the same in every run: first 0, 1,
-..., N-1, then in the order in which they were woken (those woken together in rank order). With K
-permits up to K ranks run side by side. A rank is handed its turn by releasing its own lock: one
-wake-up per hand-over, however many ranks sleep (a Condition or a Barrier would wake them all).
+With one permit the ranks run one at a time, in the same order in every run: first 0, 1, ..., N-1, then in the order in
+which they were woken (those woken together in rank order). With K permits up to K ranks run side by side. A rank gets
+its turn when its own lock is released: one wake-up per hand-over, however many ranks sleep (a Condition or a Barrier
+would wake them all).
 
-What a rank sleeps for: `transports/threads.py`.
+Why a rank sleeps: `transports/threads.py`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from zerosim.errors import Aborted
 
 
 class State(StrEnum):
-    """What a rank is doing, as far as turns are concerned."""
+    """A rank's state, as far as turns are concerned."""
 
-    READY = "ready"  # could run, and waits for its turn
+    READY = "ready"  # can run, and waits for its turn
     RUNNING = "running"
     WAITING = "waiting"  # sleeps until `wake`
     FINISHED = "finished"
 
 
 class Scheduler:
-    """Hands turns round. Methods marked "mutex held" are called inside `with scheduler.mutex`."""
+    """Hand out turns. Methods marked "mutex held" are called inside `with scheduler.mutex`."""
 
     def __init__(self, ranks: int, permits: int, switch: Switch) -> None:
         self.mutex = threading.Lock()
@@ -55,7 +55,7 @@ class Scheduler:
     def sleep(self, rank: int) -> None:
         """Sleep until this rank's turn comes (at its start, or after `give_way`).
 
-        Raises: Aborted when the run has ended meanwhile.
+        Raises: Aborted if the run has ended meanwhile.
         """
         self._turns[rank].acquire()
         self.check(rank)
@@ -65,26 +65,26 @@ class Scheduler:
         return self.is_over or self._end.acquire(timeout=timeout_s)
 
     def check(self, rank: int) -> None:
-        """Raises: Aborted when the run has been ended."""
+        """Raise Aborted if the run has been ended."""
         if self.switch.aborted:
             raise Aborted(f"rank {rank} was ended because another rank failed or the run was interrupted")
 
     def give_way(self, rank: int) -> bool:
-        """This rank is about to sleep until it is woken: pass its turn on. True: nobody is left to run (mutex held)."""
+        """Pass the turn on before this rank sleeps. Return True if no rank is left to run (mutex held)."""
         self.states[rank] = State.WAITING
         return self._release_permit()
 
     def wake(self, ranks: Iterable[int]) -> None:
-        """These ranks can run again, in the order given (mutex held)."""
+        """Make these ranks ready again, in the order given (mutex held)."""
         if self.switch.aborted:
-            return  # `abort` has woken them, each once
+            return  # `abort` has already woken them, each once
         for rank in ranks:
             self.states[rank] = State.READY
             self._ready.append(rank)
         self._dispatch()
 
     def finish(self, rank: int) -> bool:
-        """This rank's program has returned. True: others wait and nobody is left to run."""
+        """End this rank's program. Return True if others wait and no rank is left to run."""
         with self.mutex:
             self.states[rank] = State.FINISHED
             self._num_unfinished -= 1
@@ -93,7 +93,7 @@ class Scheduler:
             return self._release_permit()
 
     def abort(self, failure: BaseException) -> None:
-        """End the run: the first failure is kept, every sleeper is woken once and raises Aborted."""
+        """End the run: store the first failure, and wake every sleeper once to raise Aborted."""
         with self.mutex:
             if self.switch.aborted:
                 return

@@ -1,10 +1,10 @@
-"""Turns handed out by hand: a rank runs from one event to the next and then waits for a controller.
+"""Turns by hand: a rank runs from one event to the next and then waits for a controller.
 
-Before each event a rank says what it is about to do (`pause`) and sleeps; the controller, on another
-thread, looks around and lets one rank go on (`grant`), which performs that event and whatever follows
-until its next one. So while the controller looks, every rank stands still between two events.
+Before each event a rank announces it (`pause`) and sleeps. The controller, on another thread, looks around and lets one
+rank go on (`grant`), which performs that event and the code after it until its next event. So every rank stands still
+between two events while the controller looks.
 
-Which rank goes next is decided by the controller (`stepper/`).
+The controller decides which rank goes next (`stepper/`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zerosim.device.events import Event, Reader, Recorder
 
 
 class SteppedScheduler(Scheduler):
-    """A scheduler whose ranks run when they are told to, one at a time.
+    """A scheduler whose ranks run on command, one at a time.
 
-    `pending` is the event that a paused rank is about to perform. `woken` are ranks that may run but stand
-    at no event yet: at their start, or after a wait; the controller lets them run up to their next one.
+    `pending` is the event that a paused rank is about to perform. `woken` are ranks that may run but are not at an
+    event yet: at their start, or after a wait. The controller lets them run up to their next event.
     """
 
     def __init__(self, ranks: int, switch: Switch) -> None:
@@ -33,9 +33,9 @@ class SteppedScheduler(Scheduler):
         self._stopped = threading.Semaphore(0)
 
     def pause(self, rank: int, event: Event) -> None:
-        """On the rank's thread: stop before `event` until granted.
+        """Stop before `event` until granted. Called on the rank's thread.
 
-        Raises: Aborted when the run ends first.
+        Raises: Aborted if the run ends first.
         """
         with self.mutex:
             self.check(rank)
@@ -47,7 +47,7 @@ class SteppedScheduler(Scheduler):
         self.sleep(rank)
 
     def grant(self, rank: int) -> None:
-        """On the controller's thread: let a READY rank run, and return when it has stopped again."""
+        """Let a READY rank run, and return when it has stopped again. Called on the controller's thread."""
         with self.mutex:
             if self.switch.aborted:
                 return
@@ -77,16 +77,16 @@ class SteppedScheduler(Scheduler):
         return State.READY not in self.states and self._num_unfinished > 0
 
     def _dispatch(self) -> None:
-        """Nobody runs unless granted."""
+        """Run no rank that is not granted."""
 
 
 class SteppedRecorder(Recorder):
-    """A recorder that stops its rank before each event. Readers are fed at once: they are never behind."""
+    """A recorder that stops its rank before each event. Readers get each event at once."""
 
     def __init__(self, rank: int, scheduler: SteppedScheduler, readers: tuple[Reader, ...]) -> None:
         super().__init__(readers, keep=True)
         self.rank = rank
-        self.thread = 0  # the rank's own; set by its program
+        self.thread = 0  # the rank's own thread; set by its program
         self._scheduler = scheduler
 
     def add(self, event: Event) -> None:
@@ -95,7 +95,7 @@ class SteppedRecorder(Recorder):
 
     def put(self, event: Event) -> None:
         if self._scheduler.switch.aborted:
-            return  # the record ends where the run did: what is freed while threads unwind is not part of it
+            return  # the record ends with the run: buffers freed while threads unwind are left out
         if threading.get_ident() == self.thread:
             self._scheduler.pause(self.rank, event)
         super().put(event)

@@ -1,8 +1,8 @@
-"""Direct collectives: everybody sends to everybody, in one round.
+"""Direct collectives: every rank sends to every other rank, in one round.
 
-reduce_scatter and all_gather move a ring's volume, (N-1)/N of the payload per rank, in one round. The
-owner of a chunk adds its peers' parts IN RANK ORDER, in the compute dtype, and rounds once: the
-sum does not depend on who owns which chunk, so that every ZeRO stage gets the same bits.
+reduce_scatter and all_gather move a ring's volume, (N-1)/N of the payload per rank, in one round. The owner of a chunk
+adds its peers' parts IN RANK ORDER, in the compute dtype, and rounds once. The sum does not depend on which rank owns
+which chunk, so every ZeRO stage gets the same bits.
 
 What one rank sends (c elements per chunk, L per payload):
 
@@ -48,7 +48,7 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
     def move(inbox: Inbox) -> None:
         for peer in everyone:
             posted = () if peer == rank and in_place else inbox(peer)
-            if posted:  # of very many ranks most may have nothing
+            if posted:  # with very many ranks most may have nothing
                 for shard, out in zip(posted, cut.chunk(outs, peer), strict=True):
                     copy(shard, out)
 
@@ -61,7 +61,7 @@ def all_gather(me: Member, shards: Sequence[Array], outs: Sequence[Array], cut: 
 
 
 def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution:
-    """In place: each rank's own chunk of its arrays takes the sum, then is sent round."""
+    """Reduce in place: each rank adds up its own chunk of its arrays, then sends it to all."""
     mine = cut.chunk(arrays, me.rank)
     scatter = reduce_scatter(me, arrays, mine, cut, op)
     return scatter.then(all_gather(me, mine, arrays, cut, in_place=True))
@@ -70,7 +70,7 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execut
 def all_to_all(me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_cut: Cut, output_cut: Cut) -> Execution:
     everyone, sizes = range(me.size), input_cut.sizes_but(me.rank)
     messages = messages_of(EVERYBODY, sizes, me.itemsize)
-    if len(sizes) > 1:  # parts of several sizes: each names its receiver
+    if len(sizes) > 1:  # parts of several sizes: each message names its receiver
         receivers = [peer for peer in everyone if peer != me.rank]
         messages = [m for peer in receivers for m in messages_of(peer, [(input_cut.size_of(peer), 1)], me.itemsize)]
     move = take_parts(me, outs, output_cut, everyone)

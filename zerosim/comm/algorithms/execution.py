@@ -1,7 +1,7 @@
-"""How arrays fall into chunks, and what one rank does in one collective call.
+"""How arrays are cut into chunks, and one rank's part in one collective call.
 
-A call works on a list of flat arrays, as if they were one. A `Cut` says which part of them is chunk j, the
-part that member j of the group owns. With buckets a call carries only [lo, hi):
+A call works on a list of flat arrays, as if they were one. A `Cut` says which part of them is chunk j, the part that
+member j of the group owns. With buckets a call carries only [lo, hi):
 
     SliceCut  reduce_scatter, all_gather: every array holds N equal slices, and chunk j is [lo, hi) of
               slice j. So a bucket takes the same sub-range of every rank's slice, and who owns what
@@ -11,8 +11,8 @@ part that member j of the group owns. With buckets a call carries only [lo, hi):
     SplitCut  all_to_all with uneven parts: chunk j has the j-th of N sizes, zero included. Even parts are a
               SliceCut. Each rank has two cuts, of its input and of its output.
 
-An `Execution` is what an algorithm (`direct.py`, `ring.py`, `pairs.py`) makes of a call for one rank: its rounds, and
-what crosses its links and its adders in them. Legend: N group size, c elements per slice.
+An `Execution` is one rank's part in a call, as an algorithm (`direct.py`, `ring.py`, `pairs.py`) makes it: its rounds,
+and the bytes that cross its links and its adders in them. Legend: N group size, c elements per slice.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from zerosim.comm.transports.rounds import Exchange, Inbox, Move
 from zerosim.errors import Mismatch
 
 EVERYBODY = -1
-"""As the peer of a message: one to each of `count` other members."""
+"""As a message's peer: one message to each of `count` other members."""
 
 
 def spans(lengths: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]]:
-    """[lo, hi) of arrays of these lengths laid end to end, as (array, start, stop); empty parts left out."""
+    """Return [lo, hi) of arrays of these lengths laid end to end, as (array, start, stop), without empty parts."""
     found = []
     begin = 0
     for index, length in enumerate(lengths):
@@ -43,18 +43,18 @@ def spans(lengths: Sequence[int], lo: int, hi: int) -> list[tuple[int, int, int]
 
 
 def window(arrays: Sequence[Array], lo: int, hi: int) -> list[Array]:
-    """Views of [lo, hi) of the arrays laid end to end."""
+    """Return views of [lo, hi) of the arrays laid end to end."""
     return [arrays[i][start:stop] for i, start, stop in spans([array.size for array in arrays], lo, hi)]
 
 
 def carve(flat: Array, like: Sequence[Array]) -> list[Array]:
-    """Views of `flat`, one after the other, of the sizes of `like`."""
+    """Return views of `flat`, one after the other, of the sizes of `like`."""
     ends = [0, *accumulate(array.size for array in like)]
     return [flat[start:stop] for start, stop in pairwise(ends)]
 
 
 def buckets(numel: int, limit: int | None) -> Iterator[tuple[int, int]]:
-    """[0, numel) in runs of at most `limit`, the first ones full; always at least one run."""
+    """Return [0, numel) in runs of at most `limit`, the first ones full; always at least one run."""
     step = numel if limit is None else limit
     yield 0, min(step, numel)
     for lo in range(step, numel, max(step, 1)):
@@ -62,18 +62,18 @@ def buckets(numel: int, limit: int | None) -> Iterator[tuple[int, int]]:
 
 
 class Cut(Protocol):
-    """Which part of the arrays is whose."""
+    """Which member owns which part of the arrays."""
 
     def size_of(self, owner: int) -> int:
-        """Elements of a member's chunk."""
+        """Return the elements of a member's chunk."""
         ...
 
     def sizes_but(self, member: int) -> list[tuple[int, int]]:
-        """(elements, how many) of the other members' chunks, equal ones together, in their order."""
+        """Return (elements, how many) of the other members' chunks, equal ones together, in their order."""
         ...
 
     def chunk(self, arrays: Sequence[Array], owner: int) -> list[Array]:
-        """Views of the owner's chunk, at most one per array."""
+        """Return views of the owner's chunk, at most one per array."""
         ...
 
 
@@ -111,7 +111,7 @@ class RangeCut:
         return self._hi - self._lo
 
     def whole(self, arrays: Sequence[Array]) -> list[Array]:
-        """Views of all chunks together, at most one per array."""
+        """Return views of all chunks together, at most one per array."""
         return window(arrays, self._lo, self._hi)
 
     def _edge(self, owner: int) -> int:
@@ -121,7 +121,7 @@ class RangeCut:
         return self._edge(owner + 1) - self._edge(owner)
 
     def sizes_but(self, member: int) -> list[tuple[int, int]]:
-        """At most three: whole runs, the one that ends the range, empty ones after it."""
+        """Return at most three sizes: whole runs, the one that ends the range, empty ones after it."""
         whole, rest = divmod(self._hi - self._lo, self._step) if self._step else (0, 0)
         counts = {self._step: whole, rest: 1 if rest else 0, 0: self._num - whole - bool(rest)}
         counts[self.size_of(member)] -= 1
@@ -133,7 +133,7 @@ class RangeCut:
 
 
 class SplitCut:
-    """Chunk j has the j-th of `sizes`, in elements; chunks lie one behind the other."""
+    """Chunk j has the j-th of `sizes`, in elements; chunks lie end to end."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = list(sizes)
@@ -151,16 +151,16 @@ class SplitCut:
 
 
 class Member(NamedTuple):
-    """The rank whose side is worked out: its index in the group, and what it works with."""
+    """A rank for which an algorithm prepares a call: its index in the group, and its backend and scratch memory."""
 
     rank: int
     size: int
     itemsize: int
     backend: Backend
     scratch: Callable[[int, int], Array]
-    """scratch(i, numel): the call's i-th temporary. It is the same memory in every bucket."""
+    """scratch(i, numel): the call's i-th temporary. Every bucket uses the same memory."""
     number: int = 0
-    """Of the group, for engines that number groups (`Mesh.number`)."""
+    """The group's number, for engines that number groups (`Mesh.number`)."""
 
 
 class Execution(NamedTuple):
@@ -168,14 +168,14 @@ class Execution(NamedTuple):
 
     rounds: list[Exchange]
     messages: list[tuple[int, int, int]]
-    """(peer, bytes, count) of what this rank sends."""
+    """(peer, bytes, count) of each message that this rank sends."""
     received_bytes: int | None
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
-    """Bytes of memory that this rank's additions read, and write."""
+    """Bytes of memory that this rank's additions read and write."""
     modelled_bytes: int | None = None
-    """Of a native call, whose wire is not seen: what a ring would send."""
+    """Bytes that a ring would send, for a native call whose messages are not seen."""
 
     @property
     def sent_bytes(self) -> int | None:
@@ -184,7 +184,7 @@ class Execution(NamedTuple):
         return sum(nbytes * count for _, nbytes, count in self.messages)
 
     def then(self, other: Execution) -> Execution:
-        """This execution, then the other, in one call; both of rounds."""
+        """Return this execution followed by the other, in one call; both of rounds."""
         assert self.received_bytes is not None
         assert other.received_bytes is not None
         return Execution(
@@ -198,7 +198,8 @@ class Execution(NamedTuple):
 
 
 def messages_of(peer: int, sizes: Iterable[tuple[int, int]], itemsize: int) -> list[tuple[int, int, int]]:
-    """One record per size for `count` messages of so many elements, in the order given; empty ones are not sent."""
+    """Return one record per size for `count` messages of so many elements, in the order given; empty ones are not
+    sent."""
     return [(peer, size * itemsize, count) for size, count in sizes if size and count]
 
 
@@ -210,7 +211,7 @@ def others(cut: Cut, member: int) -> int:
 def take_parts(me: Member, outs: Sequence[Array], cut: Cut, peers: Iterable[int]) -> Move:
     """Return a move of an all_to_all: copy what these members posted into their chunks of `outs`.
 
-    The move raises: Mismatch where a member posted another number of elements.
+    The move raises: Mismatch if a member posted another number of elements.
     """
 
     def move(inbox: Inbox) -> None:
@@ -224,7 +225,7 @@ def take_parts(me: Member, outs: Sequence[Array], cut: Cut, peers: Iterable[int]
 
 
 def check_part(me: Member, peer: int, sent: int, expected: int) -> None:
-    """Raises: Mismatch where a member sends this one another number of elements than expected."""
+    """Check a member's part. Raises: Mismatch if its number of elements is not the expected one."""
     if sent != expected:
         raise Mismatch(
             f"all_to_all: member {peer} of the group sends {sent} elements to member {me.rank}, which expects "
@@ -234,11 +235,11 @@ def check_part(me: Member, peer: int, sent: int, expected: int) -> None:
 
 
 class Algorithm(Protocol):
-    """How a collective is made of rounds; `direct.py`, `ring.py`, `pairs.py` and `native.py` are four answers.
+    """How a collective is made of rounds; `direct.py`, `ring.py`, `pairs.py` and `native.py` are four ways.
 
-    Arrays are flat. `fulls` and `outs` of reduce_scatter and all_gather are whole buffers that
-    `cut` cuts; `shards` and `mine` are the views of this rank's chunk, one per view of `cut.chunk`. In all_to_all
-    `input_cut` says what goes to each member, `output_cut` where the part of each member goes.
+    Arrays are flat. `fulls` and `outs` of reduce_scatter and all_gather are whole buffers that `cut` cuts; `shards` and
+    `mine` are the views of this rank's chunk, one per view of `cut.chunk`. In all_to_all `input_cut` gives the part for
+    each member, `output_cut` the place of each member's part.
     """
 
     def reduce_scatter(

@@ -1,13 +1,12 @@
 """Native collectives: one call of the transport's own engine (MPI's, NCCL's) in place of rounds.
 
-What the engine puts on the wire is not seen: payload is counted as ever, `sent_bytes` and
-`received_bytes` are unknown, and what a ring would send stands beside them as `modelled_bytes`. Sums are
-in an order that the engine chooses, half types are rounded at each of its hops: weights agree with those
-of `direct.py` within that rounding, not to the bit. Several buffers in one call are as many native calls.
+The engine's messages are not seen: payload is counted as always, `sent_bytes` and `received_bytes` are unknown, and
+`modelled_bytes` is what a ring would send. The engine chooses the order of sums and rounds half types at each of its
+hops, so weights agree with those of `direct.py` within that rounding, not to the bit. Several buffers in one call are
+as many native calls.
 
-What a ring sends (c elements of each rank's chunk, L of a payload): reduce_scatter and all_gather
-(N-1) c, all_reduce both, all_to_all every part but the own, broadcast and reduce L from every rank but the last of
-the chain.
+A ring sends (c elements of each rank's chunk, L of a payload): reduce_scatter and all_gather (N-1) c, all_reduce both,
+all_to_all every part but the local one, broadcast and reduce L from every rank but the last of the chain.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execut
 
 
 def all_to_all(me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_cut: Cut, output_cut: Cut) -> Execution:
-    """With uneven parts, ranks first compare sizes in a round without bytes: an engine would hang or write too far."""
+    """Exchange parts. If they are uneven, ranks first compare sizes in a round without bytes: an engine would hang or
+    write too far."""
     splits = [input_cut.size_of(peer) for peer in range(me.size)], [output_cut.size_of(peer) for peer in range(me.size)]
     native = _execution(me, Native("all_to_all", fulls, outs, splits=splits), others(input_cut, me.rank))
     if input_cut is output_cut:  # even: all ranks agree already
@@ -82,5 +82,5 @@ def _numel(arrays: Sequence[Array]) -> int:
 
 
 def _but(me: Member, cut: Cut, owner: int) -> int:
-    """Elements of all chunks but the owner's."""
+    """Return the elements of all chunks but the owner's."""
     return cut.size_of(me.rank) + others(cut, me.rank) - cut.size_of(owner)

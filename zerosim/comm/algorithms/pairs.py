@@ -1,9 +1,8 @@
 """All pairs: in an all-reduce every rank sends its whole buffer to every other rank.
 
-The exchange that many people picture, and the price of it: (N-1) L sent per rank, against the
-2 (N-1)/N L of `direct.py` and `ring.py`, N/2 times as much. Each rank adds all N buffers IN RANK ORDER and
-rounds once, so that the bits are those of `direct.py`. It also adds N times as much: every sum is made on
-every rank.
+Many people picture an all-reduce this way, and here is its price: each rank sends (N-1) L, against the 2 (N-1)/N L of
+`direct.py` and `ring.py`, N/2 times as much. Each rank adds all N buffers IN RANK ORDER and rounds once, so the bits
+are those of `direct.py`. It also adds N times as much: every rank computes every sum.
 
 What one rank sends (c elements per chunk, L per payload):
 
@@ -14,8 +13,8 @@ What one rank sends (c elements per chunk, L per payload):
     broadcast        (N-1) L     as direct, by the source alone
     reduce               L       as direct, by everybody but the destination
 
-Peers read a buffer until all of them have added. So sums go to a temporary as large as the call, and take the
-buffer's place in a second round, which sends nothing.
+Peers read a buffer until all of them have added it. So sums go to a temporary as large as the call, and replace the
+buffer in a second round, which sends nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from zerosim.comm.transports.rounds import Exchange, Inbox
 
 
 def all_reduce(me: Member, arrays: Sequence[Array], cut: RangeCut, op: str) -> Execution:
-    """In place: every rank makes the whole sum."""
+    """Reduce in place: every rank computes the whole sum."""
     backend, everyone, num_peers = me.backend, range(me.size), me.size - 1
     whole, numel = cut.whole(arrays), cut.numel
     sums = carve(me.scratch(0, numel), whole)

@@ -1,9 +1,9 @@
 """Ring collectives: N-1 rounds, in each of which a rank sends one message. It goes to the right neighbour, except in
 all_to_all.
 
-To study and to time; `direct.py` moves the same volume in one round. What differs besides the
-rounds: a partial sum is rounded to the wire's dtype at each hop, and chunk j is added in the order
-j+1, j+2, ..., j, so that its bits are not those of rank order. avg divides at the end, at the owner.
+Useful to study and to time; `direct.py` moves the same volume in one round. Two more things differ: a partial sum is
+rounded to the wire's dtype at each hop, and chunk j is added in the order j+1, j+2, ..., j, so its bits are not those
+of rank order. avg divides at the end, at the owner.
 
     reduce_scatter   hop h: send the partial sum of chunk rank-1-h, receive and add to that of rank-2-h
     all_gather       hop h: send chunk rank-h, receive chunk rank-1-h (all mod N)
@@ -13,9 +13,9 @@ j+1, j+2, ..., j, so that its bits are not those of rank order. avg divides at t
     broadcast        a chain src, src+1, ...: each forwards the whole payload; N-1 hops
     reduce           a chain dst+1, dst+2, ..., dst, each adding its own
 
-A rank joins all its rounds at once, before it waits (rounds of a group run in order): a launch
-needs no help from its program afterwards. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce
-algorithms for clusters of workstations", 2009.
+A rank joins all its rounds at once, before it waits (rounds of a group run in order), so a launched call needs no
+further help from the rank's program. Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
+of workstations", 2009.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from zerosim.comm.transports.rounds import Exchange, Inbox, Move
 
 
 def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cut: Cut, op: str) -> Execution:
-    """Partial sums live in two temporaries in turn: the right neighbour reads one while the other fills."""
+    """Reduce and scatter round the ring. Partial sums alternate between two temporaries: the right neighbour reads one
+    while the other fills."""
 
     def partial(hop: int, owner: int) -> list[Array]:
         return carve(me.scratch(hop % 2, cut.size_of(owner)), cut.chunk(fulls, owner))
@@ -38,7 +39,8 @@ def reduce_scatter(me: Member, fulls: Sequence[Array], mine: Sequence[Array], cu
 
 
 def all_reduce(me: Member, arrays: Sequence[Array], cut: Cut, op: str) -> Execution:
-    """Partial sums live in the arrays themselves: what a hop overwrites was sent before."""
+    """Reduce in place round the ring. Partial sums live in the arrays themselves: a hop overwrites only what was
+    already sent."""
 
     def partial(hop: int, owner: int) -> list[Array]:
         return cut.chunk(arrays, owner)
@@ -70,7 +72,7 @@ def all_to_all(me: Member, fulls: Sequence[Array], outs: Sequence[Array], input_
     messages: list[tuple[int, int, int]] = []
     for hop in range(1, me.size):
         to, source = (me.rank + hop) % me.size, (me.rank - hop) % me.size
-        own = [] if hop > 1 else [me.rank]  # the own part is copied in the first hop
+        own = [] if hop > 1 else [me.rank]  # the local part is copied in the first hop
         move = take_parts(me, outs, output_cut, [*own, source])
         rounds.append(Exchange(fulls, lambda peer: input_cut.chunk(fulls, peer), [*own, to], [*own, source], move))
         messages += messages_of(to, [(input_cut.size_of(to), 1)], me.itemsize)
@@ -111,7 +113,7 @@ def _reduce_ring(
     op: str,
     partial: Callable[[int, int], Sequence[Array]],
 ) -> Execution:
-    """`partial(hop, owner)` is where the partial sum of the owner's chunk goes in that hop."""
+    """Run the reduction's hops. `partial(hop, owner)` is the place of the owner's partial sum in that hop."""
     rank, size = me.rank, me.size
     rounds: list[Exchange] = []
     sending: Sequence[Array] = cut.chunk(fulls, (rank - 1) % size)
@@ -133,13 +135,13 @@ def _reduce_ring(
 
 
 def _hop(me: Member, sending: Sequence[Array] | None, move: Move | None) -> Exchange:
-    """Post to the right neighbour, read from the left one; None: not in this hop."""
+    """Post to the right neighbour and read from the left one; None: not in this hop."""
     right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
     return Exchange(sending or (), None, () if sending is None else (right,), () if move is None else (left,), move)
 
 
 def _add_from_left(me: Member, own: Sequence[Array], target: Sequence[Array], op: str, at_end: bool) -> Move:
-    """target = what the left neighbour posted + own, rounded to the wire's dtype."""
+    """Set target to what the left neighbour posted + own, rounded to the wire's dtype."""
     left, size, backend = (me.rank - 1) % me.size, float(me.size), me.backend
 
     def move(inbox: Inbox) -> None:
@@ -152,7 +154,7 @@ def _add_from_left(me: Member, own: Sequence[Array], target: Sequence[Array], op
 
 
 def _copy_from_left(me: Member, target: Sequence[Array], own: Sequence[tuple[Array, Array]]) -> Move:
-    """target = what the left neighbour posted; `own` are (source, out) pairs of this rank's own chunk."""
+    """Copy what the left neighbour posted into target; `own` are (source, out) pairs of this rank's own chunk."""
     left, copy = (me.rank - 1) % me.size, me.backend.copy
 
     def move(inbox: Inbox) -> None:

@@ -1,8 +1,7 @@
-"""A transport on which nobody meets: every round counts as done, no `move` runs.
+"""A transport without peers: every round counts as done, and no `move` runs.
 
-For shape-only worlds, where there is nothing to move. A rank's own record is made before it joins
-(`group.py`), so one rank alone leaves the record that it would leave among its peers; that all ranks
-call the same things is checked where they do meet, in a world of threads.
+For shape-only worlds, in which no data moves. A rank records its calls before it joins (`group.py`), so one rank alone
+leaves the same record as among its peers. Worlds of threads check that all ranks make the same calls.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from zerosim.comm.transports.rounds import Call, Copied, Exchange, Key
 
 
 class DoneRound:
-    """A round with nothing left to wait for."""
+    """A round that is already done."""
 
     def wait(self, rank: int) -> None:
         return None
@@ -23,7 +22,7 @@ class DoneRound:
 
 
 class FakeTransport:
-    """Carries nothing. One thread can stand for any rank of a world of any size."""
+    """A transport that carries nothing. One thread can act as any rank of a world of any size."""
 
     is_staged = False
 

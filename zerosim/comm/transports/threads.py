@@ -1,9 +1,9 @@
 """Rounds between threads of one process.
 
-The last to join a round runs every `move`, in rank order, then wakes those that sleep: a round needs one hand-over.
-Whoever is last to join a round has completed (or seen completed) all earlier ones of its group.
+The last to join a round runs every `move`, in rank order, then wakes the sleepers: a round needs one hand-over. The
+last to join a round has completed (or seen completed) all earlier rounds of its group.
 
-Calls that differ end in a `Mismatch`; a run that stalls in a `Deadlock` or a `LateRank`. Rounds hold arrays, never
+Calls that differ end in a `Mismatch`; a run that stalls ends in a `Deadlock` or a `LateRank`. Rounds hold arrays, never
 Buffers, and drop them when run.
 """
 
@@ -27,7 +27,7 @@ POLL_S = 0.05
 
 
 class ThreadRound:
-    """One round between the first to join it and the last to be woken."""
+    """One round, from the first to join it to the last to be woken."""
 
     __slots__ = ("_transport", "call", "done", "events", "exchanges", "first", "key", "num_missing", "sleepers")
 
@@ -35,9 +35,9 @@ class ThreadRound:
         self._transport = transport
         self.key = key
         self.call = call
-        self.first = first  # who fixed the call, and where in its program that was
+        self.first = first  # who fixed the call, and the place in its program
         self.exchanges: list[Exchange | None] = [None] * len(key.group)
-        self.events: list[StreamEvent] = []  # where the members' queues stood when they joined
+        self.events: list[StreamEvent] = []  # the ends of the members' queues when they joined
         self.num_missing = len(key.group)
         self.sleepers: list[int] = []
         self.done = False
@@ -58,7 +58,7 @@ class ThreadRound:
         return ()
 
     def missing(self) -> list[int]:
-        """The ranks that have not joined."""
+        """Return the ranks that have not joined."""
         return [rank for rank, exchange in zip(self.group, self.exchanges, strict=False) if exchange is None]
 
 
@@ -105,13 +105,14 @@ class ThreadTransport:
         return ThreadRound(self, key, call, first)
 
     def _hand_over(self, round: ThreadRound) -> bool:
-        """All have joined; in the mutex. True: its moves are for another thread than that of the last to join."""
+        """Hand a complete round over, in the mutex. Return True if another thread than that of the last to join runs
+        its moves."""
         return False
 
     def _run(self, rank: int, round: ThreadRound) -> None:
-        """Every move, on the thread of the last to join; outside the mutex, so that other groups go on.
+        """Run every move, on the thread of the last to join; outside the mutex, so that other groups go on.
 
-        When sleepers wake, nothing here holds their arrays any more: what they free is free.
+        When sleepers wake, nothing here holds their arrays any more: a buffer that they free is really freed.
         """
         self._move(rank, round)
         with self.scheduler.mutex:
@@ -137,10 +138,10 @@ class ThreadTransport:
     def sleep(self, rank: int, round: ThreadRound) -> None:
         """Pass the turn on until `round` is done.
 
-        Raises: Aborted when the run ends first.
+        Raises: Aborted if the run ends first.
         """
         with self.scheduler.mutex:
-            self.scheduler.check(rank)  # in the mutex: an abort after it finds this rank asleep, and wakes it
+            self.scheduler.check(rank)  # in the mutex: a later abort finds this rank asleep, and wakes it
             if round.done:
                 return
             round.sleepers.append(rank)
@@ -152,12 +153,12 @@ class ThreadTransport:
         self._sleeps_in[rank] = None
 
     def finish(self, rank: int) -> None:
-        """This rank's program has returned; if others wait and nobody can run, that is a deadlock."""
+        """End this rank's program. If others wait and no rank can run, that is a deadlock."""
         if self.scheduler.finish(rank):
             self._deadlock()
 
     def under_way(self) -> list[ThreadRound]:
-        """The rounds that some ranks have joined and others have not, oldest first."""
+        """Return the rounds that some ranks have joined and others have not, oldest first."""
         with self.scheduler.mutex:
             return list(self._rounds.values())
 
@@ -173,18 +174,18 @@ class ThreadTransport:
                 since = now
 
     def settle(self) -> BaseException | None:
-        """How the run ended: its failure, or None."""
+        """Return how the run ended: its failure, or None."""
         return self.scheduler.failure
 
     # -- what goes wrong ------------------------------------------------------------------------
 
     def progress(self) -> int:
-        """A number that grows as long as any rank does anything."""
+        """Return a number that grows as long as any rank does anything."""
         num_finished = sum(state is State.FINISHED for state in self.scheduler.states)
         return self._num_joins + num_finished + sum(device.ticks for device in self.devices)
 
     def report_late(self, timeout_s: float) -> None:
-        """Nothing has moved for `timeout_s`: end the run with LateRank, if anyone waits for somebody or for a turn."""
+        """End the run with LateRank after `timeout_s` without progress, if a rank waits for another or for a turn."""
         with self.scheduler.mutex:
             states = self.scheduler.states
             rounds = [round for round in self._sleeps_in if round is not None and not round.done]
@@ -192,7 +193,7 @@ class ThreadTransport:
             late = [rank for rank in missing if states[rank] is not State.WAITING] or missing
             running = [rank for rank in late or range(len(states)) if states[rank] is State.RUNNING]
             if not late and State.READY in states:
-                late = running  # it keeps a turn that others need to arrive anywhere at all
+                late = running  # it keeps a turn that others need
             table = self._table()
         if late:
             self.scheduler.abort(diagnostics.late(late, timeout_s, table, rank=(running or late)[0]))
@@ -212,7 +213,7 @@ class ThreadTransport:
         return rank_status.table([self.stand(rank) for rank in range(len(self.devices))])
 
     def stand(self, rank: int) -> str:
-        """Where a rank is and what it waits for, in words."""
+        """Return a rank's position in words, and what it waits for."""
         state, device, round = self.scheduler.states[rank], self.devices[rank], self._sleeps_in[rank]
         place = rank_status.scope_text(device.where)
         if state is State.FINISHED:

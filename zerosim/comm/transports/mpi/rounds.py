@@ -1,11 +1,11 @@
-"""Rounds that reach over processes: who sends what to whom, and what has come.
+"""Rounds that reach over processes: who sends what to whom, and what has arrived.
 
-In each process the last of its own members to join hands the round to the thread that talks to MPI. That
-sends a note to every other process with members in it: what was called, which parts follow for whom, in
-which shapes, small parts within the note and the others under a tag of their own. So no size has to be
-agreed before, and the receiver can tell a call that does not match from a message that is late.
+In each process the last of its own members to join hands the round to the thread that talks to MPI. That thread sends a
+note to every other process with members in the round: the call, the parts that follow, for whom and in which shapes,
+small parts within the note and the others under a tag. So no size has to be agreed on before, and the receiver can tell
+a call that does not match from a message that is late.
 
-Parts between members of one process stay where they are. In which order rounds run: `queues.py`.
+Parts between members of one process stay in place. The order of rounds: `queues.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """What one member sends another: the arrays' shapes, and where their bytes are."""
+    """What one member sends another: the arrays' shapes, and the place of their bytes."""
 
     source: int
     target: int
@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 class Header(NamedTuple):
-    """One process's side of a round, for another one. `rank` joined first there, at `where` in its program."""
+    """One process's side of a round, for another process. `rank` joined first there, at `where` in its program."""
 
     key: Key
     call: Call
@@ -45,7 +45,7 @@ class Header(NamedTuple):
 
 
 class RemoteRound(ThreadRound):
-    """A round with members in other processes. `num_missing` counts those of this one."""
+    """A round with members in other processes. `num_missing` counts the missing members of this one."""
 
     def __init__(
         self, transport: MpiTransport, key: Key, call: Call, first: tuple[int, Scope], local: Sequence[int]
@@ -54,31 +54,31 @@ class RemoteRound(ThreadRound):
         self._remote = transport
         self.local = local  # indices in the group of this process's members
         self.num_missing = len(local)
-        self._copied: dict[int, dict[tuple[str, str], int]] = {}  # by rank and way
-        self.native: NativeCall | None = None  # once all members are there
-        self.awaited: set[tuple[int, int]] = set()  # (source, target) of parts that nobody has announced yet
+        self._copied: dict[int, dict[tuple[str, str], int]] = {}  # by rank and direction
+        self.native: NativeCall | None = None  # once all members have arrived
+        self.awaited: set[tuple[int, int]] = set()  # (source, target) of parts that no header has announced yet
         self.inbox: dict[tuple[int, int], Parts] = {}
         self._landing: list[tuple[tuple[int, int], list[Any]]] = []
         self._outgoing: list[Any] = []  # requests
         self._incoming: list[Any] = []
-        self._sending: set[int] = set()  # ranks that large parts go to
-        self._held: list[Any] = []  # bytes that messages under way are read from
+        self._sending: set[int] = set()  # ranks that large parts are sent to
+        self._held: list[Any] = []  # bytes that messages in flight are read from
 
     def missing(self) -> list[int]:
-        """The ranks whose arrival this round, or an earlier one of its group, waits for."""
+        """Return the ranks whose arrival this round, or an earlier one of its group, waits for."""
         if self.num_missing:
             return [self.group[member] for member in self.local if self.exchanges[member] is None]
         head = self._remote.head_of(self)
         return sorted({self.group[source] for source, _ in head.awaited} or head._sending)
 
     def open(self) -> list[tuple[int, Header]]:
-        """Start every send, and say what is awaited; the headers to write, by process."""
+        """Start every send, and note which parts are awaited. Return the headers to send, by process."""
         wire, staging = self._remote.wire, self._remote.staging
         parts: dict[int, list[Part]] = {}
         for member in self.local:
             exchange, rank = self.exchanges[member], self.group[member]
             assert exchange is not None
-            # Before a native collective every member hears from every other one that all are there.
+            # Before a native collective every member hears from every other one that all have arrived.
             sources, targets = (
                 (exchange.sources, exchange.to) if exchange.native is None else (range(len(self.group)),) * 2
             )
@@ -112,11 +112,11 @@ class RemoteRound(ThreadRound):
         copied[way] = copied.get(way, 0) + nbytes
 
     def copies(self, rank: int) -> list[Copied]:
-        """What passed through the host's memory on the rank's own way to others and back."""
+        """Return the copies through the host's memory on the rank's own way to others and back."""
         return [(*way, nbytes) for way, nbytes in self._copied.get(rank, {}).items() if nbytes]
 
     def take(self, process: int, header: Header) -> None:
-        """What another process announces: take what came along, start receiving the rest."""
+        """Read another process's header: take the parts in it, and start receiving the rest."""
         for part in header.parts:
             pair = part.source, part.target
             self.awaited.discard(pair)
@@ -134,7 +134,7 @@ class RemoteRound(ThreadRound):
             self._landing.append((pair, kept))
 
     def is_complete(self) -> bool:
-        """Everything has come, and everything sent may be written again."""
+        """Return whether everything has arrived, and everything sent may be written again."""
         wire = self._remote.wire
         if self._incoming and wire.are_done(self._incoming):
             self._incoming = []
@@ -144,12 +144,12 @@ class RemoteRound(ThreadRound):
         return not (self.awaited or self._incoming or self._outgoing)
 
     def needs(self, process: int) -> bool:
-        """Something is awaited from this process, or waits until that process takes it."""
+        """Return whether something is awaited from this process, or waits until that process takes it."""
         ranks = self._sending | {self.group[source] for source, _ in self.awaited}
         return any(self._remote.process_of(rank) == process for rank in ranks)
 
     def land(self) -> None:
-        """The inbox, as the moves read it."""
+        """Return the inbox that the moves read."""
         staging = self._remote.staging
         for (source, target), kept in self._landing:
             rank = self.group[target]
@@ -160,16 +160,16 @@ class RemoteRound(ThreadRound):
         self._landing = []
 
     def posted_for(self, member: int, source: int) -> Parts:
-        """What `source` posted for `member`, an index of this process."""
+        """Return the arrays that `source` posted for `member`, an index of this process."""
         exchange = self.exchanges[source]
         return self.inbox[source, member] if exchange is None else exchange.part_for(member)
 
     @property
     def is_moving(self) -> bool:
-        """Large parts are on their way, from here or to here."""
+        """Whether large parts are in flight, from here or to here."""
         return bool(self._incoming or self._outgoing or self.native)
 
     @property
     def is_landing(self) -> bool:
-        """Bytes are on their way here."""
+        """Whether bytes are arriving here."""
         return bool(self._incoming or self.native)

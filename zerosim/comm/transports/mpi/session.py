@@ -1,9 +1,9 @@
 """One process among those that mpirun started: what all of them do together outside of rounds.
 
-Processes do the same things in the same order: a launch, an exchange of what it left, the next launch.
-Each is an epoch. In any of them a process may find that another has failed: then all end with the same
-error, the lowest process's, so that one of them prints it and all return its code. A process that does
-not answer within a few seconds after a failure ends the job by `MPI_Abort`.
+Processes do the same things in the same order: a launch, an exchange of its results, the next launch. Each is an epoch.
+In any epoch a process may find that another has failed: then all end with the same error, the lowest process's, so that
+one of them prints it and all return its code. A process that does not answer within a few seconds after a failure ends
+the job by `MPI_Abort`.
 
 Messages: `wire.py`; rounds: `transport.py`.
 """
@@ -32,37 +32,37 @@ ANSWER_S = 20.0
 """How long the others may take to answer after a failure."""
 
 LATE_S = 30.0
-"""After how long processes that have not come to an exchange are named; they may yet come."""
+"""After how long processes that have not come to an exchange are named; they may still come."""
 
 LONGER_S = 3.0
-"""How much longer each waits for the one before it, which tells the error, to end the job."""
+"""How much longer each waits for the one before it, which prints the error, to end the job."""
 
 PARENT_POLL_S = 0.5
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error of another process, as text: the cause that its copy here has."""
+    """The traceback of another process's error, as text: the cause of its copy here."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 class MpiSession:
-    """This process and its peers. For one thread alone."""
+    """This process and its peers. For one thread only."""
 
     def __init__(self) -> None:
         self.wire = Wire()
         self.process = self.wire.process
         self.processes = self.wire.processes
         self.is_broken = False  # a peer no longer answers
-        self.agreed: BaseException | None = None  # the last error that all processes ended something with
+        self.agreed: BaseException | None = None  # the last error with which all processes ended something
         self._epoch = 0
         self._early: list[tuple[int, Note]] = []
-        self._unfinished: list[Any] = []  # messages that a failure left behind, and their bytes
+        self._unfinished: list[Any] = []  # messages left over after a failure, and their bytes
         _end_with_parent()
 
     def check_world(self, ranks: int, per_process: int) -> None:
-        """Raises: InputError where these processes do not hold so many ranks."""
+        """Check the world's size. Raises: InputError if these processes do not hold so many ranks."""
         check_world(self.processes, ranks, per_process)
 
     def begin(self) -> None:
@@ -70,10 +70,10 @@ class MpiSession:
         self._epoch += 1
 
     def hear(self, ending: bool = False) -> tuple[int, Note] | None:
-        """The next note of this epoch, or a failure in any; notes of later epochs wait, those of earlier ones are gone.
+        """Return the next note of this epoch, or a failure in any epoch; notes of later epochs wait, those of earlier
+        ones are dropped.
 
-        A failure takes this process along to the epoch that it happened in. `ending`: everybody's end counts,
-        whatever epoch they were in.
+        A failure moves this process to its epoch. `ending`: every process's end counts, whatever its epoch.
         """
         for index, (_, note) in enumerate(self._early):
             if self._is_due(note, ending):
@@ -101,7 +101,7 @@ class MpiSession:
     # -- objects ----------------------------------------------------------------------------------
 
     def exchange(self, value: T) -> list[T]:
-        """What each process gave, by process, on all of them. Any size.
+        """Give each process's value to all of them, by process. Any size.
 
         Raises: the error of a process that failed meanwhile.
         """
@@ -111,7 +111,7 @@ class MpiSession:
         values[self.process] = value
         requests: list[Any] = []
         for process in self.wire.others:
-            tag = self.wire.new_tag()  # its own: what nobody takes after a failure must not be taken for another
+            tag = self.wire.new_tag()  # a new tag: messages left over after a failure must not be taken for others
             self.tell(process, "object", (tag, len(data)))
             requests += self.wire.send(process, tag, data)
         landing: dict[int, tuple[bytearray, list[Any]]] = {}
@@ -131,7 +131,7 @@ class MpiSession:
                     landing[source] = into, self.wire.receive(source, tag, into)
                     awaited.discard(source)
             if awaited and time.monotonic() > late:
-                if awaited.issuperset(range(self.process)):  # the first of those that wait says so
+                if awaited.issuperset(range(self.process)):  # the first of the waiting processes says so
                     _say_who_is_late(self.process, awaited)
                 late = float("inf")
             landed = [source for source, (_, under_way) in landing.items() if self.wire.are_done(under_way)]
@@ -143,12 +143,13 @@ class MpiSession:
     # -- how it ends ------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> BaseException:
-        """This process failed outside of any launch: tell the others; the error that all of them end with."""
+        """Tell the others that this process failed outside of any launch. Return the error that all of them end
+        with."""
         self.begin()
         return self.settle(error, {}) or error
 
     def settle(self, own: BaseException | None, others: dict[int, BaseException | None]) -> BaseException | None:
-        """End an epoch together with all processes: the failure of the lowest one, None where none has failed.
+        """End an epoch together with all processes. Return the failure of the lowest one, None if none has failed.
 
         `others` are those whose end is known, with their failures.
         """
@@ -163,7 +164,7 @@ class MpiSession:
         return failure
 
     def _await_all(self, own: BaseException | None, ended: dict[int, BaseException | None]) -> None:
-        """Hear of the end of every process; once one has failed, for a few seconds."""
+        """Wait for the end of every process; once one has failed, only for a few seconds."""
         pause, since = Pause(), None
         failure = _lowest({**ended, self.process: own})
         while len(ended) < self.processes - 1 or not self.wire.is_quiet():
@@ -179,14 +180,16 @@ class MpiSession:
             pause.rest(heard is not None, expecting=True)
 
     def _turn(self, ended: dict[int, BaseException | None]) -> int:
-        """After how many others this process ends the job: process 0 first, then the first one that has ended."""
+        """Return after how many others this process ends the job: process 0 first, then the first one that has
+        ended."""
         return 0 if self.process == 0 else 1 if self.process < min(ended, default=self.processes) else 2
 
     def _break(self, failure: BaseException) -> None:
-        """A peer is gone or stuck: end whoever is left; process 0 at its exit, so that it can still say why."""
+        """End the job because a peer is gone or stuck; process 0 ends it at its exit, so that it can still print the
+        reason."""
         self.is_broken = True
         code = exit_code(failure)
-        if self.process:  # process 0 is the one that is stuck, or is about to end this one
+        if self.process:  # process 0 is stuck, or is about to end this one
             _say(f"error: {message_of(failure)}")
             self.wire.world.Abort(code)
         atexit.register(_abort, self.wire, code)
@@ -194,21 +197,22 @@ class MpiSession:
 
 @cache
 def mpi_session() -> MpiSession:
-    """The session of this process: MPI starts once.
+    """Return the session of this process: MPI starts once.
 
-    Raises: InputError where there is no MPI, or no mpirun started this process.
+    Raises: InputError if there is no MPI, or mpirun did not start this process.
     """
     check_mpi()
     return MpiSession()
 
 
 def pack(error: BaseException) -> bytes:
-    """An error as bytes, with its traceback as text; one that cannot be pickled as a RankFailed that says the same."""
+    """Return an error as bytes, with its traceback as text; one that cannot be pickled becomes a RankFailed with the
+    same message."""
     text = "".join(traceback.format_exception(error))
     try:
         data = pickle.dumps((error, text))
         pickle.loads(data)
-    except Exception:  # whatever the pickling of somebody's own exception may raise
+    except Exception:  # whatever another author's exception raises while it is pickled
         rank = getattr(error, "rank", None)
         data = pickle.dumps((RankFailed(described(error), rank=rank), text))
     return data
@@ -222,7 +226,7 @@ def unpack(data: bytes) -> BaseException:
 
 
 def _lowest(failures: dict[int, BaseException | None]) -> BaseException | None:
-    """The failure of the lowest process; an interruption only where there is nothing else."""
+    """Return the failure of the lowest process; an interruption only if there is nothing else."""
     found = [error for _, error in sorted(failures.items()) if error is not None]
     return next((error for error in found if isinstance(error, Exception)), found[0] if found else None)
 
@@ -234,14 +238,14 @@ def _say_who_is_late(process: int, awaited: set[int]) -> None:
 
 
 def _say(text: str) -> None:
-    """On the process's own stderr: in a command only the first process's words are heard, but this one must be."""
+    """Print to the process's own stderr: a command prints only the first process's words, but these must be seen."""
     if sys.__stderr__ is not None:
         with contextlib.suppress(OSError):
             print(f"zerosim: {text}", file=sys.__stderr__, flush=True)
 
 
 def _locate(failure: BaseException, ended: dict[int, BaseException | None]) -> None:
-    """Bad input that only some processes have: say which one speaks."""
+    """Add the process's number to bad input that only some processes have."""
     process = next(process for process, error in ended.items() if error is failure)
     if process and isinstance(failure, InputError):
         failure.args = (f"{message_of(failure)} (in process {process}, of {len(ended)})",)
@@ -253,7 +257,7 @@ def _abort(wire: Wire, code: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when whoever started it is gone (mpirun was killed): nobody else would."""
+    """End this process when its parent is gone (mpirun was killed): nothing else would."""
     parent = os.getppid()
 
     def watch() -> None:

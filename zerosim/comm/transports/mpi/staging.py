@@ -15,10 +15,10 @@ INLINE_BYTES = 3072
 
 
 class Staging:
-    """As they lie: for backends whose arrays are host memory (NumPy), which MPI reads and writes itself."""
+    """Send arrays in place, for backends whose arrays are host memory (NumPy), which MPI reads and writes itself."""
 
     is_copy = False
-    """Whether bytes are copied on the way, between the device's memory and the host's."""
+    """Whether bytes are copied between the device's memory and the host's."""
 
     inline_bytes = INLINE_BYTES
 
@@ -26,16 +26,16 @@ class Staging:
         self._devices = devices
 
     def outgoing(self, array: Array, rank: int) -> Any:
-        """The contiguous bytes of `rank`'s array; valid, and unchanged, as long as they are held."""
+        """Return the contiguous bytes of `rank`'s array; valid, and unchanged, as long as they are held."""
         return bytes_of(array)
 
     def incoming(self, shape: tuple[int, ...], dtype: DType, rank: int) -> tuple[Any, Any]:
-        """Something to keep for `rank`, and the bytes in it to fill."""
+        """Return a landing place for `rank`, and the bytes in it to fill."""
         array = self._devices[rank].backend.empty(shape, dtype)
         return array, bytes_of(array)
 
     def landed(self, kept: Any, rank: int) -> Array:
-        """The array that `rank`'s moves read, once the bytes are filled."""
+        """Return the array that `rank`'s moves read, once the bytes are filled."""
         return kept
 
     def _stream(self, rank: int) -> Stream:
@@ -61,8 +61,8 @@ class ThroughHost(Staging):
 
 
 class GpuAware(Staging):
-    """For a library that reads and writes a GPU's memory itself. It knows no streams: before it is shown memory,
-    everything that was queued on it must be done."""
+    """For a library that reads and writes a GPU's memory itself. It knows no streams: all kernels queued on some memory
+    must finish before the library gets it."""
 
     inline_bytes = 0
 
@@ -74,10 +74,10 @@ class GpuAware(Staging):
         stream = self._stream(rank)
         with stream.use():
             found = super().incoming(shape, dtype, rank)
-        stream.synchronize()  # kernels that used this memory before may still be queued
+        stream.synchronize()  # earlier kernels on this memory may still be queued
         return found
 
 
 def bytes_of(array: Array) -> Any:
-    """A contiguous array's own memory as bytes, whatever its dtype (half types have no buffer format)."""
+    """Return a contiguous array's own memory as bytes, whatever its dtype (half types have no buffer format)."""
     return array.reshape(-1).view("uint8")

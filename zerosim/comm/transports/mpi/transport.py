@@ -1,10 +1,10 @@
 """Rounds between processes: one MPI process holds several ranks as threads, and one thread talks to MPI.
 
-Process p holds ranks p*R .. p*R+R-1. Ranks of one process meet as in a `ThreadTransport`; what a round
-needs of other processes is left to one thread, the one that launched (MPI_THREAD_FUNNELED is
-enough). It starts the rounds of each group one after the other, in the order in which they were joined,
-runs the moves of its own ranks in rank order once everything is there, and wakes who sleeps. So sums are
-added in the order in which threads add them, and a process may run ahead of another.
+Process p holds ranks p*R .. p*R+R-1. Ranks of one process meet as in a `ThreadTransport`; one thread, the one that
+launched, handles messages with other processes (MPI_THREAD_FUNNELED is enough). It starts the rounds of each group one
+after the other, in the order in which they were joined, runs the moves of its own ranks in rank order once everything
+has arrived, and wakes the sleeping ranks. So sums are added in the same order as with threads, and a process may run
+ahead of another.
 
 The order of rounds: `queues.py`; one round: `rounds.py`; stalls: `watch.py`; failures: `session.py`.
 """
@@ -31,11 +31,11 @@ from zerosim.device.device import Device, Switch
 from zerosim.device.events import Scope
 
 LAST_MESSAGES_S = 0.2
-"""MPI keeps messages between two processes in order, but not the moments at which sends are found to be done."""
+"""MPI delivers messages between two processes in order, but may notice completed sends in any order."""
 
 
 class LocalScheduler(Scheduler):
-    """Turns of this process's ranks; the others' places are there, and count as finished."""
+    """Turns of this process's ranks; other processes' ranks count as finished."""
 
     def __init__(self, ranks: int, local: range, permits: int, switch: Switch) -> None:
         super().__init__(ranks, permits, switch)
@@ -47,8 +47,8 @@ class LocalScheduler(Scheduler):
 class MpiTransport(ThreadTransport):
     """Rounds of the ranks of one process with each other and with those of other processes.
 
-    `devices` are those of this process's ranks, in rank order. Arrays that lie on a GPU pass through the host, unless
-    the library says that it reads a GPU's memory.
+    `devices` are those of this process's ranks, in rank order. Arrays on a GPU pass through the host, unless the
+    library says that it reads a GPU's memory.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MpiTransport(ThreadTransport):
         own = {device.rank: device for device in devices}
         self.local = range(devices[0].rank, devices[0].rank + len(devices))
         scheduler = LocalScheduler(ranks, self.local, permits, devices[0].switch)
-        # By global rank; the places of ranks of other processes are never looked at.
+        # By global rank; the entries of ranks of other processes are never read.
         super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
         self._session = session
         self.wire = session.wire
@@ -70,15 +70,15 @@ class MpiTransport(ThreadTransport):
         self.is_staged = self.staging.is_copy
         self.sent_bytes = dict.fromkeys(own, 0)  # by rank, to other processes: payload, without headers
         self._queues = Queues(session, scheduler, own)
-        self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not yet looked at
+        self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not examined yet
         self._pause = Pause()
-        self._ended: dict[int, BaseException | None] = {}  # processes, with what failed there
+        self._ended: dict[int, BaseException | None] = {}  # processes, with their failures
         self._adopted: BaseException | None = None
         self._needed_since: float | None = None
         session.begin()
 
     def process_of(self, rank: int) -> int:
-        """The process that holds a rank."""
+        """Return the process that holds a rank."""
         return rank // len(self.local)
 
     # -- on the ranks' threads ----------------------------------------------------------------------
@@ -102,7 +102,7 @@ class MpiTransport(ThreadTransport):
             self._pause.ring()
 
     def _deadlock(self) -> None:
-        """Nobody runs here: no deadlock as long as another process may bring what is awaited."""
+        """Report no deadlock, though no rank runs here, if another process may still send what is awaited."""
         with self.scheduler.mutex:
             if self._outbox or self._queues.open or self._is_busy():
                 return
@@ -111,7 +111,7 @@ class MpiTransport(ThreadTransport):
     # -- on the thread that talks to MPI --------------------------------------------------------------
 
     def serve(self, timeout_s: float) -> None:
-        """Carry rounds until every process has ended, or this one or another one has failed."""
+        """Carry rounds until every process has ended, or any process has failed."""
         watch, queues, is_end_sent = Watch(self, self._session, timeout_s), self._queues, False
         while not self.scheduler.switch.aborted:
             happened = self._collect() | self._hear(watch) | queues.advance()
@@ -127,12 +127,12 @@ class MpiTransport(ThreadTransport):
             self._pause.rest(happened, expecting=moving or bool(queues.open), moving=moving)
 
     def settle(self) -> BaseException | None:
-        """End together with all processes; the failure that all of them raise, or None."""
+        """End together with all processes. Return the failure that all of them raise, or None."""
         failure = self.scheduler.failure
         own = None if failure is self._adopted else failure
         if failure is not None or not self._all_ended():
             return self._session.settle(own, self._ended)
-        # All headers have come by now, and those that no rank here ever answered to are a program's mistake.
+        # All headers have arrived by now. One that no rank here ever answered is a mistake of the program.
         self._queues.native.close()
         self._session.begin()
         return self._session.settle(self._queues.unanswered(), {})
@@ -141,7 +141,7 @@ class MpiTransport(ThreadTransport):
         """Take the rounds that this process's ranks have joined."""
         happened = bool(self._outbox)
         while self._outbox:
-            with self.scheduler.mutex:  # a rank that looks for a deadlock sees it in one of the two
+            with self.scheduler.mutex:  # so that a rank looking for a deadlock sees the round in one of the two
                 round = self._outbox.popleft()
                 self._queues.open[round.key] = round
             self._queues.add(round)
@@ -164,7 +164,7 @@ class MpiTransport(ThreadTransport):
         return happened
 
     def _end(self, process: int, failure: BaseException | None) -> None:
-        """All ranks of a process have finished, or one of them has failed."""
+        """End a process: all its ranks have finished, or one of them has failed."""
         self._ended[process] = failure
         if failure is not None:
             self._adopted = failure
@@ -174,13 +174,13 @@ class MpiTransport(ThreadTransport):
         return len(self._ended) == self._session.processes - 1
 
     def _owes(self) -> bool:
-        """Rounds can still end that this process has a part in, though none of its ranks waits for them."""
+        """Return whether rounds can still end that need this process, though none of its ranks waits for them."""
         going = [process for process in self._session.wire.others if process not in self._ended]
         rounds = self._queues.open.values()
         return bool(self._outbox) or any(round.native or any(map(round.needs, going)) for round in rounds)
 
     def _look_for_the_ended(self) -> None:
-        """Ranks that wait for those of a process that has ended wait for ever; its last messages may still come."""
+        """Find ranks that wait for a process that has ended; its last messages may still arrive."""
         if not any(self._queues.need(process) for process in self._ended):
             self._needed_since = None
             return
@@ -194,12 +194,12 @@ class MpiTransport(ThreadTransport):
                 self.scheduler.abort(diagnostics.deadlock(num_waiting, table))
 
     def report_late(self, timeout_s: float) -> None:
-        """`Watch` does, which knows of all processes."""
+        """Do nothing: `Watch`, which knows all processes, reports late ranks."""
 
     # -- where everybody stands -------------------------------------------------------------------------
 
     def head_of(self, round: RemoteRound) -> RemoteRound:
-        """The round that this one waits for: the first of its group, itself perhaps."""
+        """Return the round that this one waits for: the first of its group, perhaps itself."""
         return self._queues.head_of(round)
 
     def progress(self) -> int:
@@ -208,11 +208,11 @@ class MpiTransport(ThreadTransport):
         return self._num_joins + num_finished + ticks
 
     def _is_busy(self) -> bool:
-        """A rank of this process runs, or waits for its turn only."""
+        """Return whether a rank of this process runs, or only waits for its turn."""
         return any(self.scheduler.states[rank] in (State.RUNNING, State.READY) for rank in self.local)
 
     def status(self) -> ProcessStatus:
-        """Where this process's ranks are, for whoever watches."""
+        """Return the state of this process's ranks, for the watching process."""
         with self.scheduler.mutex:
             rounds = self._queues.open.values()
             return ProcessStatus(
@@ -229,7 +229,7 @@ class MpiTransport(ThreadTransport):
         return rank_status.table(stands)
 
     def _afar(self, rank: int) -> str:
-        """A rank of another process, as far as it is known here."""
+        """Return what is known here of a rank of another process."""
         process = self.process_of(rank)
         has_finished = process in self._ended and self._ended[process] is None
         return "finished" if has_finished else "in another process"

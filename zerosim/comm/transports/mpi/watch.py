@@ -1,8 +1,9 @@
-"""Whether processes stall: process 0 asks where all stand, when its own ranks have done nothing for a while.
+"""Whether processes stall: process 0 asks all of them for their state, when its own ranks have done nothing for a
+while.
 
-Twice the same answers, everywhere nobody left to run, and no header between two processes: a deadlock
-within half a second. The same answers for `timeout_s` while a rank runs and others wait: that rank is late; so
-is a process that does not answer. The others watch process 0, in case it is the one that is stuck.
+Two identical sets of answers, with no rank able to run anywhere and no header between two processes, are a deadlock,
+found within half a second. If the answers stay the same for `timeout_s` while a rank runs and others wait, that rank is
+late; so is a process that does not answer. The other processes watch process 0, in case it is stuck.
 
 Source of the rule: Mattern, "Algorithms for distributed termination detection", 1987
 (two equal counts of messages sent and received).
@@ -23,7 +24,7 @@ ASK_S = 0.25
 
 
 class ProcessStatus(NamedTuple):
-    """One process's answer: counters that grow, whether nobody there can run, and its ranks in words."""
+    """One process's answer: growing counters, whether none of its ranks can run, and its ranks in words."""
 
     progress: int
     is_stuck: bool
@@ -34,7 +35,7 @@ class ProcessStatus(NamedTuple):
 
 
 class Watch:
-    """One process's view of whether the others live."""
+    """One process's view of whether the others are alive."""
 
     def __init__(self, transport: MpiTransport, session: MpiSession, timeout_s: float) -> None:
         self._transport = transport
@@ -43,13 +44,13 @@ class Watch:
         self._interval = min(ASK_S, timeout_s / 4)
         self._progress = -1
         self._next = self._since = self._heard = time.monotonic()
-        self._number = 0  # of the question that was asked last
+        self._number = 0  # of the last question
         self._asked: float | None = None  # when, until all have answered
         self._answers: dict[int, ProcessStatus] = {}
         self._before: list[ProcessStatus] = []
 
     def heard(self, process: int) -> None:
-        """Something came from that process."""
+        """Note that a message came from that process."""
         if process == 0:
             self._heard = time.monotonic()
             if self._session.process:
@@ -60,7 +61,7 @@ class Watch:
             self._answers[process] = answer
 
     def step(self, now: float) -> None:
-        """Look whether it is time to ask or to conclude."""
+        """Ask or conclude, if it is time."""
         if now < self._next:
             return
         self._next = now + self._interval
@@ -92,7 +93,7 @@ class Watch:
         self._session.tell_all("ask", self._number)
 
     def _conclude(self, now: float, answers: list[ProcessStatus]) -> None:
-        """Nothing has happened anywhere between two answers."""
+        """Conclude, because nothing has happened anywhere between two answers."""
         num_waiting = sum(answer.num_waiting for answer in answers)
         if not num_waiting:
             return
@@ -119,7 +120,7 @@ class Watch:
             self._transport.scheduler.abort(diagnostics.late(ranks, self._timeout_s, _table(answers)))
 
     def _watch_first(self, now: float) -> None:
-        """Process 0 asks whenever it does nothing; where it does not even answer, its ranks are late."""
+        """Watch process 0, which asks whenever it is idle. If it does not even answer, its ranks are late."""
         if now - max(self._heard, self._since) < self._timeout_s:
             return
         if self._asked is None:

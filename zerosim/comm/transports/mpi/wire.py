@@ -1,10 +1,10 @@
-"""What goes between processes over MPI: notes (small pickled messages) and bytes; one thread only.
+"""Notes (small pickled messages) and bytes between processes over MPI; one thread only.
 
-Everything is non-blocking and polled. Notes travel on a communicator of their own, in order between two
-processes; bytes travel under a tag that a note has named, so that the receiver knows what it takes. A run
-of bytes is cut where MPI counts in 32 bits.
+Everything is non-blocking and polled. Notes travel on their own communicator, in order between two processes; bytes
+travel under a tag that a note has named, so the receiver knows what it takes. A run of bytes is cut where MPI counts in
+32 bits.
 
-What notes say: `session.py`, `transport.py`. mpi4py is imported when a wire is made: that starts MPI.
+Contents of notes: `session.py`, `transport.py`. mpi4py is imported when a wire is made: that starts MPI.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from typing import Any, NamedTuple
 
 CHUNK_BYTES = 1 << 30
-"""The most that one MPI message carries; a count of MPI_BYTE ends below 2**31."""
+"""The most bytes of one MPI message; MPI_BYTE counts below 2**31."""
 
 SPINS = 40
 SHORTEST_S = 50e-6
@@ -23,11 +23,11 @@ LONGEST_S = 200e-6
 IDLE_S = 5e-3
 
 NO_TAG = 0
-"""Of what travels within its note; tags begin at 1."""
+"""The tag of a part within its note; other tags begin at 1."""
 
 
 class Note(NamedTuple):
-    """One small message. `epoch` numbers what all processes do together: a launch, an exchange."""
+    """One small message. `epoch` numbers the common actions of all processes: a launch, an exchange."""
 
     epoch: int
     kind: str
@@ -58,12 +58,12 @@ class Wire:
         return [process for process in range(self.processes) if process != self.process]
 
     def tell(self, process: int, note: Note) -> None:
-        """Send a note; it leaves by itself, as long as somebody calls `hear` now and then."""
+        """Send a note; it leaves without further calls, as long as `hear` is called now and then."""
         data = pickle.dumps(tuple(note), protocol=5)
         self._under_way.append((self._notes.Isend([data, self.mpi.BYTE], process, 0), data))
 
     def hear(self) -> tuple[int, Note] | None:
-        """The next note that has come, and from which process."""
+        """Return the next note, and the process that sent it."""
         if self._under_way:
             self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
         message = self._notes.Improbe(self.mpi.ANY_SOURCE, 0, self._status)
@@ -75,23 +75,23 @@ class Wire:
         return source, Note(*pickle.loads(data))
 
     def new_tag(self) -> int:
-        """A tag that no message of this process under way has."""
+        """Return a tag that no message of this process in flight has."""
         self._tag = self._tag % (self._num_tags - 1) + 1
         return self._tag
 
     def send(self, process: int, tag: int, data: Any) -> list[Any]:
-        """Requests of messages with these contiguous bytes, which must stay as they are until all are done."""
+        """Send these contiguous bytes, which must stay unchanged until the returned requests are done."""
         return [self._bytes.Isend([run, self.mpi.BYTE], process, tag) for run in _runs(data)]
 
     def receive(self, process: int, tag: int, data: Any) -> list[Any]:
-        """Requests that fill these contiguous bytes with what `send` sent under that tag."""
+        """Receive what `send` sent under that tag into these contiguous bytes. Return the requests."""
         return [self._bytes.Irecv([run, self.mpi.BYTE], process, tag) for run in _runs(data)]
 
     def are_done(self, requests: list[Any]) -> bool:
         return not requests or bool(self.mpi.Request.Testall(requests))
 
     def is_quiet(self) -> bool:
-        """Every note has left."""
+        """Return whether every note has left."""
         self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
         return not self._under_way
 
@@ -102,7 +102,7 @@ def _runs(data: Any) -> list[Any]:
 
 
 class Pause:
-    """How long a thread that polls may rest: not at all while things happen, then ever longer.
+    """How long a polling thread rests: not at all while something happens, then longer and longer.
 
     It sleeps on a bell, not on the clock: work from this process's own ranks wakes it at once.
     """
@@ -114,13 +114,13 @@ class Pause:
         self._delay = SHORTEST_S
 
     def ring(self) -> None:
-        """From any thread: something is there (callers take turns, by a mutex of theirs)."""
+        """Wake the sleeper, from any thread (callers take turns by their own mutex)."""
         if self._bell.locked():
             self._bell.release()
 
     def rest(self, happened: bool, expecting: bool, moving: bool = False) -> None:
-        """Rest as suits: whether anything `happened` since the last rest, whether a message is expected, and
-        whether bytes are `moving`, which many a library carries on only while it is called.
+        """Rest for a suitable time: whether anything `happened` since the last rest, whether a message is expected, and
+        whether bytes are `moving`, which many libraries carry on only while they are called.
         """
         if happened:
             self._num_empty, self._delay = 0, SHORTEST_S
