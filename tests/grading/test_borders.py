@@ -82,7 +82,7 @@ def test_f_and_g_are_graded_full() -> None:
         (BothInG, {"gradients", "exchanged"}, "is 2 times one rank's", "and 4 times in backward"),
         (Mean, {"losses", "gradients"}, "6.4111, 5.9967", "(op='sum')?"),
         (AsStates, {"exchanged"}, "2,460 B as activations, 2,400 B as states", "needs purpose='activations'"),
-        (Forgets, {"runs"}, "backward did not come this way", "a backward function returned no gradient"),
+        (Forgets, {"runs"}, "backward did not reach this value", "a backward function returned no gradient"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )

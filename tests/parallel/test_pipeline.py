@@ -273,7 +273,7 @@ def test_stages_that_are_not_at_the_same_micro_batch_are_told_apart() -> None:
         ([Forward(0), InputGrad(0), WeightGrad(0), Forward(1), InputGrad(1)], "WeightGrad(slot=1, chunk=0) is missing"),
         (
             [way(slot) for way in (Forward, InputGrad) for slot in (0, 1)] + [WeightGrad(1), WeightGrad(0)],
-            "weight gradients come in another order than input gradients; choose the same",
+            "weight gradients come in a different order from input gradients; use one order",
         ),
         ([Forward(0), Forward(1), Backward(0)], "Backward(slot=1, chunk=0) is missing"),
     ],

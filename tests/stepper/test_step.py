@@ -135,15 +135,15 @@ def term(*flags: str, **options: Any) -> Iterator[Term]:
 
 def test_a_session_of_keys_stands_where_the_world_does() -> None:
     with zerosim.debug(config(), start="collective") as world, term("--stage", "3", "--ranks", "3") as shown:
-        first = shown.wait_for("all stand before the next collective", STATUS)
+        first = shown.wait_for("every rank is waiting at the next collective", STATUS)
         assert f"step 0 · {len(world.events):,} events" in first[0]
         assert "all_gather #0 of" in first[NEXT]
         shown.press("n")
         world.next()
-        assert in_words(world.last) in shown.wait_for("rank 0 went on by one event", STATUS)[DID]
+        assert in_words(world.last) in shown.wait_for("rank 0 performed one event", STATUS)[DID]
         shown.press("2")
         world.next(rank=2)
-        assert in_words(world.last) in shown.wait_for("rank 2 went on", STATUS)[DID]
+        assert in_words(world.last) in shown.wait_for("rank 2 performed", STATUS)[DID]
         shown.press("u\r")
         coming = world.until("all_gather")
         assert coming.text.split(",")[0] in shown.wait_for("stands before all_gather", STATUS)[NEXT]
@@ -159,7 +159,7 @@ def test_a_session_of_keys_stands_where_the_world_does() -> None:
         shown.wait_for("back by 10", STATUS)
         shown.press("c")
         world.next_collective()
-        shown.wait_for("all stand before the next collective", STATUS)
+        shown.wait_for("every rank is waiting at the next collective", STATUS)
         shown.wait_for(f"{len(world.events):,} events", 0)
         shown.press("g")
         world.until("launch")
@@ -203,14 +203,14 @@ def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
         shown.press("5")
         shown.wait_for("rank 5: this world has ranks 0 to 1", STATUS)
         shown.press("x")
-        shown.wait_for("no key 'x'", STATUS)
+        shown.wait_for("unknown key 'x'", STATUS)
         shown.press("uabx\x7fc")
         shown.wait_for("until [all_gather]: abc_", STATUS)
         shown.press("\x1b")
         shown.wait_for(events, 0)
         time.sleep(0.2)  # so that Escape is not taken for the beginning of what follows
         shown.press("#1\r")
-        shown.wait_for("rank 1 went on by one event", STATUS)
+        shown.wait_for("rank 1 performed one event", STATUS)
 
 
 @pytest.mark.slow
@@ -241,9 +241,9 @@ def test_ctrl_c_stops_a_jump_and_then_quits() -> None:
         shown.press("r")
         shown.wait_for("Ctrl-C stops here", STATUS)
         shown.press("\x03")
-        shown.wait_for("stopped on the way", STATUS)
+        shown.wait_for("stopped early", STATUS)
         shown.press("n")
-        shown.wait_for("went on by one event", STATUS)
+        shown.wait_for("performed one event", STATUS)
         shown.press("\x03")
         assert shown.end() == 130
         assert shown.is_restored()
@@ -381,9 +381,9 @@ def test_every_key_of_the_help_does_something() -> None:
         for key in [key for keys, _, _ in KEYS for key in keys.split(", ")]:
             if key not in ("q", "Ctrl-C"):  # `run` sees to these
                 stepper.press({"0-9": "1"}.get(key, key))
-                assert not stepper.status.startswith("no key")
+                assert not stepper.status.startswith("unknown key")
         stepper.press("x")
-        assert stepper.status.startswith("no key")
+        assert stepper.status.startswith("unknown key")
     stepper.world.close()
 
 

@@ -45,7 +45,7 @@ _HINTS = (
     (r"not finite|NonFinite", "a new buffer holds arbitrary values: do you read one before you write to it?"),
     (r"expected (fp32|bf16)", "send parameters as flat.shard() gives them and gradients as take_grad() gives them, "
      "in bf16"),
-    (r"backward did not come this way", "a backward function returned no gradient"),
+    (r"backward did not reach this value", "a backward function returned no gradient"),
     (r"stage \d+ of \d+: ", "a schedule returns one stage's list: for each slot from 0 to micro_batches - 1 a "
      "Forward(slot) and, somewhere after it, a Backward(slot)"),
     (r"NoneType", "a value is None: parameters before you gather them, a gradient before you take it, or the result "

@@ -1,1 +1,2 @@
-"""What the course notebooks draw, and where they stop a run: what would be machinery in a cell."""
+"""Drawings of the course's notebooks, and the moments at which they stop a run: machinery that a cell should not
+show."""

@@ -1,7 +1,7 @@
-"""A strategy's own lines, beside them PyTorch's and DeepSpeed's, and the event that each call makes.
+"""A strategy's own lines beside PyTorch's and DeepSpeed's, and the event that each call makes.
 
-A lesson shows them to those who have solved the exercise. `beside.toml` holds PyTorch's and DeepSpeed's lines.
-zerosim's lines are read from its files, and the events are counted in a run.
+A lesson shows them once the exercise is solved. `beside.toml` holds PyTorch's and DeepSpeed's lines. zerosim's lines
+are read from its files, and the events are counted in a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CODE = "white-space:pre-wrap;overflow-wrap:anywhere;font-size:12px;line-height:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a framework calls, and the event that it is: '' for none. Calls and bytes are rank 0's in one step."""
+    """A framework's call, and the event that it makes: '' for none. Calls and bytes are rank 0's in one step."""
 
     text: str
     event: str
@@ -76,7 +76,7 @@ def _happens(call: Call) -> str:
 def beside(shown: Mapping[int, object], name: str) -> Beside:
     """Open an exercise's strategy, if one of the outputs in `shown` (a notebook's `Out`) is its full grade.
 
-    Raises: InputError for an exercise that has nothing beside it.
+    Raises: InputError for an exercise without such lines.
     """
     if name not in _rows():
         raise InputError(f"no comparison for exercise {name}: expected one of {', '.join(_rows())}")
@@ -94,7 +94,7 @@ def beside(shown: Mapping[int, object], name: str) -> Beside:
 
 
 def opened(name: str) -> Beside:
-    """Show what stands beside an exercise, and count the events in a run of one step on four ranks."""
+    """Show the lines beside an exercise, and count the events in a run of one step on four ranks."""
     row = _rows()[name]
     run = zerosim.run(zerosim.RunConfig(stage=row["stage"], ranks=4, steps=1))
 
@@ -111,7 +111,7 @@ def opened(name: str) -> Beside:
 
 
 def _lines(module: str, name: str) -> str:
-    """The source of a class or function, without its docstring."""
+    """Return the source of a class or function, without its docstring."""
     source = inspect.getsource(getattr(importlib.import_module(module), name))
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef | ast.FunctionDef)

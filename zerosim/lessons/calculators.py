@@ -1,4 +1,4 @@
-"""Published calculators term by term for notebook 09: what each adds up, leaves out, or divides otherwise.
+"""Published calculators term by term for notebook 09: the terms that each adds up, leaves out, or divides otherwise.
 
 The rules' terms and the counts, plans of a flat model, are the notebook's own. Bytes per rank, Adam in mixed precision.
 """
@@ -20,7 +20,7 @@ from zerosim.units import format_bytes
 PARAM, GRAD, OPTIM, BUCKET, LIVE = "param", "grad", "optim", "comm", "unsharded_param"
 TERMS = (PARAM, GRAD, OPTIM, BUCKET, LIVE)
 NAMES: Mapping[str, str] = MappingProxyType({BUCKET: "bucket", LIVE: "live parameters"})
-"""What the terms that are no model states are called in a table; in a picture they have their kind's colour."""
+"""Names in a table of the terms that are no model states; in a picture they have their kind's colour."""
 NEAREST: Mapping[str, str] = MappingProxyType(
     {
         "ZeRO paper": "paper",
@@ -33,7 +33,7 @@ NEAREST: Mapping[str, str] = MappingProxyType(
         "DeepSpeed estimator, docs": "deepspeed",
     }
 )
-"""By calculator: the recipe whose count comes nearest."""
+"""By calculator: the recipe with the nearest count."""
 
 _LEFT_OUT = "left out: it takes the largest part, not the sum"
 WHY: Mapping[tuple[str, str], str] = MappingProxyType(
@@ -56,7 +56,7 @@ DOCS_STAGE_2 = "the 2-byte gradients are whole on every rank"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One calculator's terms beside those counted, in bytes per rank."""
+    """One calculator's terms beside the counted ones, in bytes per rank."""
 
     name: str
     stage: int
@@ -65,18 +65,18 @@ class Compared:
 
     @property
     def recipe(self) -> str:
-        """What was counted."""
+        """The recipe that was counted."""
         return NEAREST[self.name]
 
     @property
     def differences(self) -> dict[str, Fraction]:
-        """By term, what it says less what was counted; terms that agree are left out."""
+        """By term, the calculator's figure minus the count; terms that agree are left out."""
         gaps = {term: self.says.get(term, Fraction(0)) - self.counted.get(term, 0) for term in TERMS}
         return {term: gap for term, gap in gaps.items() if gap}
 
     @property
     def total(self) -> Fraction:
-        """Of the rule's terms."""
+        """The sum of the rule's terms."""
         return sum(self.says.values(), Fraction(0))
 
     @property
@@ -84,14 +84,15 @@ class Compared:
         return sum(self.counted.values())
 
     def why(self, term: str) -> str:
-        """Why a term differs. Raises: KeyError where nothing explains it."""
+        """Return why a term differs. Raises: KeyError if no explanation is known."""
         if (self.name, self.stage, term) == ("DeepSpeed estimator, docs", 2, GRAD):
             return DOCS_STAGE_2
         return WHY[self.name, term]
 
 
 def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
-    """One line for each term that differs, and one for each calculator that agrees with its recipe throughout."""
+    """Return one line for each term that differs, and one for each calculator that agrees with its recipe
+    throughout."""
     rows: list[Sequence[object]] = []
     for one in found:
         start = (one.name, one.stage)
@@ -108,7 +109,7 @@ def differences_table(found: Sequence[Compared]) -> Stack | Adaptive:
 
 
 def calculators_figure(found: Sequence[Compared], title: str, subtitle: str = "") -> Picture:
-    """Bars by term: each recipe's count, and below it the calculators that come near it."""
+    """Draw bars by term: each recipe's count, and below it the calculators that come near it."""
     near: dict[str, list[Compared]] = {}
     for one in sorted(found, key=lambda one: list(NEAREST).index(one.name)):
         near.setdefault(one.recipe, []).append(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def claim(text: str, holds: object) -> None:
-    """Print a sentence that holds. Raises: AssertionError with the sentence where it does not."""
+    """Print a true sentence. Raises: AssertionError with the sentence if it is false."""
     if not bool(holds):
         raise AssertionError(f"claim does not hold: {text}")
     print(f"✓ {text}")

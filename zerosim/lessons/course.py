@@ -1,4 +1,4 @@
-"""The course: which notebooks there are, in which order, how long they take, and where their files lie.
+"""The course: its notebooks, their order and minutes, and the place of their files.
 
 `course.toml` holds the rows. The files are in the repository, and in a wheel below `lessons/material`.
 """

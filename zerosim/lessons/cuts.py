@@ -1,6 +1,7 @@
-"""Pictures of notebook 12: which of the tensors that a block keeps for backward t ranks divide, and what that leaves.
+"""Pictures of notebook 12: which tensors that a block saves for backward t ranks divide, and how much is left.
 
-Drawn from what forward saved (`RunResult.saved`), beside the same of one rank. Source: arXiv 2205.05198, section 4.2.
+Drawn from the tensors that forward saved (`RunResult.saved`), beside those of one rank. Source: arXiv 2205.05198,
+section 4.2.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _BEHIND_F, _BEFORE_G = ("attn.c_attn", "mlp.c_fc"), ("attn.c_proj", "mlp.c_proj"
 
 
 def kept_parts(alone: Sequence[SavedRow], rows: Sequence[SavedRow]) -> dict[str, int]:
-    """Bytes that a rank keeps of a block: what one rank alone keeps as much of, what is cut, and attention's scores."""
+    """Return the bytes that a rank saves of a block: tensors as large as on one rank alone, divided ones, and
+    attention's scores."""
     parts = dict.fromkeys(PAINTS, 0)
     for share, row in zip(_shares(alone, rows), rows, strict=True):
         is_score = row.op == "attention" and row.what in _OF_SCORES
@@ -31,7 +33,7 @@ def kept_parts(alone: Sequence[SavedRow], rows: Sequence[SavedRow]) -> dict[str,
 
 
 def kept_figure(bars: Mapping[str, Mapping[str, int]], title: str, subtitle: str = "") -> Picture:
-    """A bar of `kept_parts` for each name. Raises: InputError for none."""
+    """Draw a bar of `kept_parts` for each name. Raises: InputError for none."""
     if not bars:
         raise InputError("no bars: nothing to draw; pass at least one")
     drawn = [Bar(name, dict(parts), 0, True) for name, parts in bars.items()]
@@ -39,7 +41,8 @@ def kept_figure(bars: Mapping[str, Mapping[str, int]], title: str, subtitle: str
 
 
 def block_figure(alone: Sequence[SavedRow], cuts: Mapping[str, Sequence[SavedRow]], title: str) -> Picture:
-    """A line for each tensor that a block keeps, in forward's order; a column for each cut, as full as a rank's share.
+    """Draw a line for each tensor that a block saves, in forward's order; a column for each cut, filled by the rank's
+    share.
 
     Lines across show where f and g stand.
     """
@@ -79,7 +82,7 @@ def _draw_border(sheet: Sheet, y: float, name: str, right: float) -> None:
 
 
 def _shares(alone: Sequence[SavedRow], rows: Sequence[SavedRow]) -> list[Fraction]:
-    """What a rank keeps of each of the tensors that one rank alone keeps. Raises: InputError for other tensors."""
+    """Return a rank's share of each tensor that one rank alone saves. Raises: InputError for other tensors."""
     if [(row.op, row.what) for row in alone] != [(row.op, row.what) for row in rows]:
         raise InputError("these ranks keep other tensors than one alone: compare runs with the same recompute")
     return [Fraction(row.nbytes, whole.nbytes) for whole, row in zip(alone, rows, strict=True)]

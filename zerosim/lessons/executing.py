@@ -21,7 +21,7 @@ class NotebookFailed(ZerosimError):
 
 
 def check_jupyter() -> None:
-    """Raises: InputError where a package is missing, with the command that brings it."""
+    """Check for Jupyter. Raises: InputError if a package is missing, with the command that installs it."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{', '.join(missing)} not installed: pip install jupyterlab {' '.join(missing)}")
@@ -42,7 +42,7 @@ def executed(source: Path, seconds: float) -> tuple[Any, float]:
             cell.outputs, cell.execution_count = [], None
     folder = {"metadata": {"path": str(source.parent)}}
     client = NotebookClient(notebook, kernel_name="python3", record_timing=False, resources=folder)
-    with client.setup_kernel(stderr=subprocess.DEVNULL):  # what its libraries say, not what cells print
+    with client.setup_kernel(stderr=subprocess.DEVNULL):  # messages of its libraries, not of cells
         began = time.monotonic()
         for index, cell in enumerate(notebook.cells):
             left = seconds - (time.monotonic() - began)

@@ -1,6 +1,6 @@
 """The pictures of notebook 02: the ranges of number formats above the sizes of gradients, and single numbers as ticks.
 
-Whoever calls them brings the numbers; nothing about a format is known here but its colour.
+The caller brings the numbers; this file knows only a format's colour.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 
 
 def range_figure(limits: Mapping[str, Limits], gradients: Any, scales: Sequence[float] = (1.0,)) -> Picture:
-    """The formats' ranges on one line of powers of two, below the sizes of gradients times each of the scales."""
+    """Draw the formats' ranges on one line of powers of two, below the sizes of gradients times each of the scales."""
     sheet = Sheet(
         (8.0, 3.2 + 0.55 * len(scales)),
         "What each format can hold, and where gradients lie",
@@ -64,7 +64,7 @@ def range_figure(limits: Mapping[str, Limits], gradients: Any, scales: Sequence[
 
 
 def ticks_figure(values: Mapping[str, Any], low: float, high: float) -> Picture:
-    """A tick for each of a format's numbers from `low` to `high`. `values` are each format's numbers.
+    """Draw a tick for each of a format's numbers from `low` to `high`. `values` are each format's numbers.
 
     Raises: InputError for bounds between which a format has no two numbers.
     """

@@ -1,4 +1,4 @@
-"""Write the course into a folder of a student's own: notebooks, scenarios, exercises as files, and where to begin."""
+"""Write the course into a student's own folder: notebooks, scenarios, exercises as files, and a starting page."""
 
 from __future__ import annotations
 

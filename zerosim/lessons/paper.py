@@ -1,4 +1,4 @@
-"""The papers' tables, checked in a cell: `zerosim check` of scenarios by name, wherever a notebook runs.
+"""The papers' tables, checked in a cell: `zerosim check` of scenarios by name, in any notebook.
 
 The printed figures stand in `scenarios/*.toml`; the verdict is that of `zerosim/analysis/expect`.
 """
@@ -14,13 +14,13 @@ from zerosim.lessons.course import material
 from zerosim.report.check import CheckedFile, CheckReport
 
 FOLDERS = (Path("scenarios"), Path("..", "scenarios"), material("scenarios"))
-"""Looked into in this order: beside the notebook, from the repository's notebooks, those that came with zerosim."""
+"""Searched in this order: beside the notebook, from the repository's notebooks, the files that came with zerosim."""
 
 
 def check(*names: str, title: str | None = None, in_full: bool = True) -> CheckReport:
     """Judge scenarios by name, such as 'table1'. `title` asks for one table of one file.
 
-    Raises: InputError for a name or a title that is not there.
+    Raises: InputError for an unknown name or title.
     """
     runs, files = Runs(), []
     for name in names:

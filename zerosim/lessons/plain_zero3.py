@@ -2,7 +2,7 @@
 
     python -m zerosim.lessons.plain_zero3
 
-Nothing of `parallel/` is used, and the weights are those of `zerosim run --stage 3`, to the bit. Left out are half
+It uses nothing of `parallel/`, and its weights are those of `zerosim run --stage 3`, to the bit. Left out are half
 types, clipping, accumulation, prefetch, buckets, other axes of a mesh, and every error message.
 """
 
@@ -51,13 +51,13 @@ def zero3(ctx: Context, model: Model, adam: Adam, lr: float, batches: Sequence[A
 
 
 def train(config: RunConfig) -> dict[str, Any]:
-    """Train with `zero3` on as many ranks as `config` has, in fp32; the weights by name."""
+    """Train with `zero3` on the ranks of `config`, in fp32; return the weights by name."""
 
     layout = layout_of(config, build_model(config, cpu()))
 
     def one_rank(ctx: Context) -> list[Any]:
         model, updater = build_model(config, ctx.device), build_updater(config, 1)
-        for flat in model.flats:  # take memory for a slice of the parameters and of Adam's states
+        for flat in model.flats:  # allocate a slice of the parameters and of Adam's states
             own = slice_of(flat.numel, ctx.rank, ctx.world_size)
             flat.lie(layout.rows(flat.name), None, own, own.size * ctx.world_size)
             flat.place_params(flat.rows["param"])

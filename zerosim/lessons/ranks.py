@@ -28,7 +28,7 @@ MOST_LANES = 40
 
 # -- live bytes --------------------------------------------------------------------------------------
 def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") -> Picture:
-    """One bar of live bytes per rank, stacked by kind. Raises: InputError for no ranks."""
+    """Draw one bar of live bytes per rank, stacked by kind. Raises: InputError for no ranks."""
     if not snapshots:
         raise InputError("no ranks: nothing to draw; pass at least one snapshot")
     bars = [Bar(f"rank {rank}", dict(snapshot.by_kind), rank, True) for rank, snapshot in enumerate(snapshots)]
@@ -37,9 +37,9 @@ def ranks_figure(snapshots: Sequence[Snapshot], title: str, subtitle: str = "") 
 
 # -- who owns what -----------------------------------------------------------------------------------
 def ownership_figure(ownership: Ownership, title: str = "Who updates which part of each buffer") -> Picture:
-    """A bar per unit, as wide as the unit's buffer, cut into the ranks' slices.
+    """Draw a bar per unit, as wide as the unit's buffer, cut into the ranks' slices.
 
-    Raises: InputError for more ranks or units than can be told apart.
+    Raises: InputError for more ranks or units than the eye can tell apart.
     """
     buffers = ownership.buffers()
     if not 1 <= ownership.ranks <= MOST_RANKS or not 1 <= len(buffers) <= MOST_UNITS:
@@ -75,16 +75,16 @@ def _elements(row: OwnedSlice) -> str:
 
 
 def _swatch(color: str, edge: str, linewidth: float = 1.0) -> dict[str, Any]:
-    """How a colour is drawn in a picture's key."""
+    """Draw a colour for a picture's key."""
     return {"facecolor": color, "edgecolor": edge, "linewidth": linewidth}
 
 
 # -- who sends ---------------------------------------------------------------------------------------
 def busy_figure(histories: Mapping[str, Sequence[Sequence[Event]]], step: int, phase: str) -> Picture:
-    """Who sends in each collective of a phase: a row per rank, a column per collective, one grid per name.
+    """Draw the senders of each collective of a phase: a row per rank, a column per collective, one grid per name.
 
-    `histories` are all ranks' records, by rank. A cell is as full as its rank's share of what the column sends.
-    Raises: InputError for none, and for more collectives than fit.
+    `histories` are all ranks' records, by rank. A cell is filled by its rank's share of the bytes that the column
+    sends. Raises: InputError for none, and for more collectives than fit.
     """
     found = {
         name: [[row for row in joined(events, step) if row.phase == phase] for events in ranks]
@@ -135,14 +135,14 @@ def _draw_busy(sheet: Sheet, top: float, name: str, rows: Sequence[Sequence[Join
 
 # -- states of parameters ----------------------------------------------------------------------------
 class Glance(NamedTuple):
-    """What there was to see before an event of a world: `states[rank][i]` of watched parameter i; and the event."""
+    """The state of a world before an event: `states[rank][i]` of watched parameter i; and the event."""
 
     states: list[list[str]]
     moment: Moment
 
 
 class Span(NamedTuple):
-    """Something stayed the same from index `start` up to `stop`."""
+    """A stretch without change, from index `start` up to `stop`."""
 
     what: str
     start: int
@@ -150,7 +150,7 @@ class Span(NamedTuple):
 
 
 def spans(labels: Iterable[str]) -> list[Span]:
-    """Equal labels that follow one another, as one."""
+    """Return runs of equal labels, each as one span."""
     found, start = [], 0
     for what, same in groupby(labels):
         stop = start + len(list(same))
@@ -160,10 +160,9 @@ def spans(labels: Iterable[str]) -> list[Span]:
 
 
 def states_figure(seen: Sequence[Glance], names: Sequence[str], title: str, rank: int | None = None) -> Picture:
-    """A lane per parameter and rank, coloured while the whole parameter is there. `names` are those watched.
+    """Draw a lane per parameter and rank, coloured while the whole parameter is there. `names` are the watched ones.
 
-    `rank` None draws all of them, grouped by rank.
-    Raises: InputError for more lanes than can be read.
+    `rank` None draws all of them, grouped by rank. Raises: InputError for more lanes than are readable.
     """
     ranks = range(len(seen[0].states)) if rank is None else [rank]
     lanes = {
@@ -205,7 +204,7 @@ def states_figure(seen: Sequence[Glance], names: Sequence[str], title: str, rank
 
 
 def _draw_phases(sheet: Sheet, seen: Sequence[Glance], rank: int) -> None:
-    """Above the lanes, the phases of one rank: that of its last event so far."""
+    """Draw the phases of one rank above the lanes: that of its last event so far."""
     phases, phase = [], ""
     for _, moment in seen:
         phase = moment.event.scope.phase if moment.rank == rank else phase

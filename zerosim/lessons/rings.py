@@ -1,4 +1,4 @@
-"""Programs of notebook 03 with the events that their ranks recorded, and pictures of who sent what to whom.
+"""Programs of notebook 03 with the events that their ranks recorded, and pictures of each message.
 
 Legend: N ranks. Source of the ring: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters
 of workstations", 2009.
@@ -28,14 +28,14 @@ _PANEL_GAP = 2.0  # between drawings of the ring, in cells
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What the ranks returned, and every event of each, in rank order."""
+    """The ranks' results, and every event of each, in rank order."""
 
     results: list[Any]
     events: list[list[Event]]
 
     @property
     def sent_bytes(self) -> list[int]:
-        """What each rank sent in all."""
+        """The bytes that each rank sent in all."""
         return [sum(event.wire_bytes for event in own if isinstance(event, Launch)) for own in self.events]
 
 
@@ -52,7 +52,7 @@ def record(program: Callable[[Context], Any], ranks: int, collective: str = "dir
 
 
 def walk_the_ring(ctx: Context) -> Any:
-    """What this rank holds before each hop of a ring all-reduce and at the end: (hops + 1, N)."""
+    """Return this rank's chunks before each hop of a ring all-reduce and at the end: (hops + 1, N)."""
     ranks, rank, device = ctx.world_size, ctx.rank, ctx.device
     chunks = tensor([[10.0**rank]] * ranks, device)
     held = [chunks.numpy().ravel()]
@@ -69,7 +69,7 @@ def walk_the_ring(ctx: Context) -> Any:
 
 
 def ring_film(walk: Recording, *, theme: str = "light") -> Moving:
-    """The whole walk, moving: as `ring_figure`, hop after hop."""
+    """Draw the whole ring, moving: as `ring_figure`, hop after hop."""
     results = [[[round(value) for value in row] for row in held] for held in walk.results]
     hops = [
         Hop([held[hop] for held in results], _sent(walk, hop), _sent_bytes(walk, hop))
@@ -79,7 +79,7 @@ def ring_film(walk: Recording, *, theme: str = "light") -> Moving:
 
 
 def _sent(walk: Recording, hop: int) -> dict[tuple[int, int], int]:
-    """By rank and chunk, who it was sent to in a hop."""
+    """Return by rank and chunk its receiver in a hop."""
     return {
         (rank, int(event.scope.unit.removeprefix("chunk "))): event.peer
         for rank, events in enumerate(walk.events)
@@ -89,17 +89,18 @@ def _sent(walk: Recording, hop: int) -> dict[tuple[int, int], int]:
 
 
 def _sent_bytes(walk: Recording, hop: int) -> int:
-    """What rank 0 sent in a hop, as every rank did."""
+    """Return the bytes that rank 0, like every rank, sent in a hop."""
     return sum(event.nbytes for event in walk.events[0] if isinstance(event, Message) and event.scope.slot == hop)
 
 
 def ring_figure(walk: Recording, first: int, last: int) -> Picture:
-    """What every rank holds before each hop from `first` to `last - 1`, who sends what in it, and what there is after.
+    """Draw every rank's chunks before each hop from `first` to `last - 1`, each hop's messages, and the chunks
+    afterwards.
 
-    Rank r's data are 10**r in each of N chunks; its result is what it held before each hop and at the end, as an
-    array (hops + 1, N). It sends chunk c in hop h within `scope(unit="chunk c", slot=h)`.
+    Rank r's data are 10**r in each of N chunks; its result is an array (hops + 1, N) of its chunks before each hop and
+    at the end. It sends chunk c in hop h within `scope(unit="chunk c", slot=h)`.
 
-    Raises: InputError for hops that the walk does not have, and for more ranks than fit.
+    Raises: InputError for hops that the ring does not have, and for more ranks than fit.
     """
     ranks, hops = len(walk.results), len(walk.results[0]) - 1
     if not 2 <= ranks <= MOST_DRAWN:
@@ -127,7 +128,8 @@ def ring_figure(walk: Recording, first: int, last: int) -> Picture:
 def _draw_ring(
     sheet: Sheet, corner: Place, held: Sequence[Any], sent: Mapping[tuple[int, int], int], words: str
 ) -> None:
-    """One panel: ranks' chunks as a grid whose upper left cell is at `corner`; `sent` has (rank, chunk): receiver."""
+    """Draw one panel: ranks' chunks as a grid whose upper left cell is at `corner`; `sent` has (rank, chunk):
+    receiver."""
     ranks, (left, top) = len(held), corner
     full = sum(10**rank for rank in range(ranks))
     done, part = LINE_PAINTS[5].light, mixed(LINE_PAINTS[5].light, THEME.background)
@@ -150,7 +152,8 @@ def _draw_ring(
 
 
 def matrix_figure(matrices: Mapping[str, Any]) -> Picture:
-    """Who sent how many bytes to whom: one grid per matrix, senders down, receivers across, each row's sum beside it.
+    """Draw the bytes from each rank to each other: one grid per matrix, senders down, receivers across, each row's sum
+    beside it.
 
     Shapes: (N, N). Raises: InputError for none.
     """

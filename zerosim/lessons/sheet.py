@@ -1,4 +1,4 @@
-"""What the course's drawings are made of: a sheet with boxes, arrows and words on it, and charts of lines and of bars.
+"""Elements of the course's drawings: a sheet with boxes, arrows and words on it, and charts of lines and of bars.
 
 They look like the pictures of `report/plots`. Only `report` imports matplotlib, so axes have the type Any here.
 """
@@ -47,20 +47,21 @@ class Sheet:
         self.axes.set_ylim(*up)
 
     def picture(self) -> Picture:
-        """The finished drawing; a notebook shows it by itself."""
+        """Return the finished drawing, which a notebook shows."""
         return finish(self.page)
 
     def write(
         self, where: Place, words: str, *, scale: float = 1.0, bold: bool = False, color: str = "", ha: str = "center"
     ) -> None:
-        """Words around a place."""
+        """Write words around a place."""
         self.axes.text(
             *where, words.replace("$", r"\$"), ha=ha, va="center", color=color or THEME.text, zorder=6,
             **self.page.font(scale=scale, bold=bold),
         )  # fmt: skip
 
     def box(self, where: Place, words: str, *, fill: str) -> Any:
-        """Words in a round box, in the ink that is best read on its fill; the box, for arrows to begin and end at."""
+        """Draw words in a round box, in the ink that is most readable on its fill. Return the box, for arrows to begin
+        and end at."""
         text = self.axes.text(
             *where, words.replace("$", r"\$"), ha="center", va="center", color=ink_on(fill), zorder=5,
             bbox={"boxstyle": "round,pad=0.45", "facecolor": fill, "edgecolor": THEME.muted, "linewidth": 0.8},
@@ -69,7 +70,7 @@ class Sheet:
         return text.get_bbox_patch()
 
     def cell(self, where: Place, width: float, height: float, *, fill: str, edge: str, heavy: bool = False) -> None:
-        """A rectangle around a place; sizes in the sheet's own units."""
+        """Draw a rectangle around a place; sizes in the sheet's own units."""
         self.axes.bar(
             where[0], height, width, bottom=where[1] - height / 2, facecolor=fill, edgecolor=edge,
             linewidth=1.8 if heavy else 0.7, zorder=3 if heavy else 2,
@@ -78,7 +79,7 @@ class Sheet:
     def arrow(
         self, start: Place, end: Place, *, color: str, bend: float = 0.0, boxes: tuple[Any, Any] = (None, None)
     ) -> None:
-        """From a place to another, or from the border of one box to that of another.
+        """Draw an arrow from a place to another, or from the border of one box to that of another.
 
         `bend` is the arc's height over its length.
         """
@@ -93,7 +94,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points of a chart, and whether they are joined, marked, or both: '-', 'o' or '-o'."""
+    """Points of a chart, and their style: joined, marked, or both: '-', 'o' or '-o'."""
 
     xs: Sequence[float]
     ys: Sequence[float]
@@ -117,7 +118,7 @@ def chart(
     ylabel: str,
     bounds: Place | None = None,
 ) -> Picture:
-    """Lines over one pair of axes, each named in a legend beside them. `bounds` are the ends of the upright axis.
+    """Draw lines over one pair of axes, each named in a legend beside them. `bounds` are the ends of the upright axis.
 
     Raises: InputError for no lines.
     """
@@ -156,7 +157,7 @@ def bars_figure(
     notes: Iterable[str] = (),
     paints: Mapping[str, Paint] = KIND_PAINTS,
 ) -> Picture:
-    """Stacked bars of bytes by kind, one below the other; `height` is in inches."""
+    """Draw stacked bars of bytes by kind, one below the other; `height` is in inches."""
     page = open_page((8.0, height), THEME.name)
     frame(page, title, subtitle, key_of(page, bars, paints), [*notes, *too_thin(bars)])
     draw_bars(page, bars, paints)

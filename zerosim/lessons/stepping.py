@@ -1,6 +1,7 @@
-"""Where notebooks 04 to 06 stop a world under `zerosim.debug`, and what they read there: gradients and collectives.
+"""Moments at which notebooks 04 to 06 stop a world under `zerosim.debug`, and their readings: gradients and
+collectives.
 
-What these look like is in `ranks.py`.
+The pictures of these are in `ranks.py`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from zerosim.tensor.flat import Flat
 
 # -- going on ----------------------------------------------------------------------------------------
 def line_up(world: DebugWorld, what: str, *, unit: str | None = None, phase: str | None = None) -> None:
-    """Go on until every rank stands before its next event like that.
+    """Go on until every rank's next event matches.
 
-    Raises: InputError for what can never come, and when a rank's run ends first.
+    Raises: InputError for a condition that no event can meet, and when a rank's run ends first.
     """
     wanted = Match(what, unit=unit, phase=phase).checked(world.config.mesh.ranks, world.units, world.steps)
     for rank in range(world.config.mesh.ranks):
-        world.next(rank=rank)  # the one that it stands before now is not its next
+        world.next(rank=rank)  # the event before which it stands now is not its next
         while (coming := world.ranks[rank].next_event) is None or not wanted.matches(rank, coming.event):
             world.next(rank=rank)
 
 
 def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | None = None) -> PendingCollective:
-    """Go on to the next collective like that, until all ranks but the last have joined it; the last stands before it.
+    """Go on to the next collective that matches, until all ranks but the last have joined it; the last stands before
+    it.
 
-    Returns it. Raises: InputError as `world.until` does, and in a world of one rank, where nobody waits.
+    Returns it. Raises: InputError as `world.until` does, and in a world of one rank, where no rank waits.
     """
     if world.config.mesh.ranks == 1:
         raise InputError("a world of 1 rank never waits for another: use ranks=2 or more")
@@ -46,7 +48,7 @@ def meet(world: DebugWorld, op: str, *, unit: str | None = None, phase: str | No
 
 
 def leave(world: DebugWorld) -> None:
-    """Out of the collective where `world` stands since `meet`: every rank has its result."""
+    """Leave the collective where `world` stands since `meet`: every rank has its result."""
     last = world.config.mesh.ranks - 1
     for rank in (last, *range(last)):
         while not isinstance(world.next(rank=rank).event, Wait):
@@ -55,11 +57,11 @@ def leave(world: DebugWorld) -> None:
 
 # -- looking -----------------------------------------------------------------------------------------
 def gradient(world: DebugWorld, rank: int, unit: str) -> Any:
-    """The gradient of a unit's buffer as a rank holds it now, in float32, padding left out.
+    """Return the current gradient of a unit's buffer on a rank, in float32, without padding.
 
-    All of it where it is kept whole or being made, else the own slice.
+    It is all of it if it is stored whole or being computed, else the local slice.
 
-    Raises: InputError for an unknown unit, and where the rank holds nothing of it.
+    Raises: InputError for an unknown unit, and if the rank holds no gradient of it.
     """
     flats: dict[str, Flat] = {flat.name: flat for flat in world.ranks[rank].model.flats}
     if unit not in flats:
@@ -75,7 +77,7 @@ def gradient(world: DebugWorld, rank: int, unit: str) -> Any:
 
 
 def gradients(world: DebugWorld, unit: str) -> list[Any]:
-    """`gradient` of every rank."""
+    """Return `gradient` of every rank."""
     return [gradient(world, rank, unit) for rank in range(world.config.mesh.ranks)]
 
 
@@ -90,7 +92,7 @@ class Joined(NamedTuple):
 
 
 def joined(events: Sequence[Event], step: int, purpose: str = "states") -> list[Joined]:
-    """The collectives that a rank's record has in a step, in order: those of the model states or of `purpose`."""
+    """Return a rank's collectives in a step, in order: those of the model states or of `purpose`."""
     return [
         Joined(event.scope.phase, event.scope.unit, event.op, event.payload_bytes, event.wire_bytes)
         for event in events
@@ -99,7 +101,7 @@ def joined(events: Sequence[Event], step: int, purpose: str = "states") -> list[
 
 
 def joined_table(events: Sequence[Event], step: int, title: str) -> Stack | Adaptive:
-    """`joined`, a line each, and their sum."""
+    """Return `joined` as a table, a line each, and their sum."""
     rows = joined(events, step)
     total = ("in all", "", "", sum(row.payload_bytes for row in rows), sum(row.sent_bytes for row in rows))
     return table(["phase", "unit", "operation", "payload, B", "sent, B"], [*rows, total], title=title)

@@ -1,4 +1,4 @@
-"""A table of a lesson's own rows, in the look of the reports; one that is too wide for the page is folded."""
+"""A table of a lesson's own rows, in the look of the reports; a table too wide for the page is folded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GAP = 2
 
 
 class _Column(NamedTuple):
-    """A name and its cells, in letters that can be printed."""
+    """A name and its cells, in printable letters."""
 
     name: str
     cells: list[Any]
@@ -22,12 +22,12 @@ class _Column(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The width that it would like."""
+        """The width without any line break."""
         return max(len(self.name), *(len(cell) for cell in self.cells), 1)
 
     @property
     def least(self) -> int:
-        """The width that it needs: numbers stay whole, words may stand below each other."""
+        """The least width: numbers stay whole, words may be wrapped."""
         words = [*self.name.split(), *(word for cell in self.cells for word in str(cell).split())]
         if self.is_numeric:
             return max(*(len(word) for word in self.name.split()), *(len(cell) for cell in self.cells), 1)
@@ -37,9 +37,10 @@ class _Column(NamedTuple):
 def table(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", note: str = ""
 ) -> Stack | Adaptive:
-    """One line per row. Numbers stand right, with a comma between thousands; words left; True and False are marks.
+    """Return one line per row. Numbers are right-aligned, with a comma between thousands; words left; True and False
+    are marks.
 
-    In a table that is wider than the page the last columns stand below, beside the first words again.
+    If the table is wider than the page, the last columns stand below, beside the first words again.
     """
 
     def build(look: Look) -> Stack:
@@ -51,7 +52,7 @@ def table(
 
 
 def _pieces(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
-    """As few groups of columns as the width needs, each after the first columns of words."""
+    """Return as few groups of columns as the width allows, each after the first columns of words."""
     num_first = max(1, next((at for at, column in enumerate(columns) if column.is_numeric), 0))
     first, rest = columns[:num_first], columns[num_first:]
     pieces = [list(first)]
@@ -63,7 +64,7 @@ def _pieces(columns: Sequence[_Column], width: int) -> list[list[_Column]]:
 
 
 def _shown(look: Look, columns: Sequence[_Column]) -> Any:
-    """Each column gets the width that it needs; what is left goes to those that want more, the most modest first."""
+    """Give each column its least width; the rest goes to those that want more, the smallest wish first."""
     widths = [column.least for column in columns]
     spare = max(0, look.width - _sum(widths))
     by_wish = sorted(range(len(columns)), key=lambda at: columns[at].longest - widths[at])
@@ -90,7 +91,7 @@ def _column(look: Look, name: str, values: Sequence[object]) -> _Column:
 
 
 def _is_number(value: object) -> bool:
-    """A number, one with its unit, or the absence of one: '16.6 GB', '2Ψ', '-', ''."""
+    """Return whether a cell is a number, one with its unit, or empty: '16.6 GB', '2Ψ', '-', ''."""
     return not isinstance(value, str) or re.fullmatch(r"-?|[-+]?[\d.,]+ ?(%|Ψ|[KMGT]?B)?", value) is not None
 
 

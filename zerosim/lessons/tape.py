@@ -16,9 +16,9 @@ Names = Mapping[str, Tensor]
 
 
 def tape(root: Tensor) -> list[Node | Sink]:
-    """Nodes and leaves under a tensor, deepest first, which is the order in which backward visits nodes.
+    """Return nodes and leaves under a tensor, deepest first, in the order in which backward visits nodes.
 
-    Raises: InputError for a tensor without a graph, or whose graph has been walked.
+    Raises: InputError for a tensor without a graph, or whose graph has already been used.
     """
     if root.node is None:
         raise InputError(f"{root} has no graph: create one of its inputs with requires_grad=True")
@@ -36,7 +36,8 @@ def tape(root: Tensor) -> list[Node | Sink]:
 
 
 def tape_figure(root: Tensor, names: Names) -> Picture:
-    """The graph as backward sees it: `root` on the right, an arrow for each edge, the way a gradient will flow."""
+    """Draw the graph as backward sees it: `root` on the right, an arrow for each edge, in the direction of the
+    gradient."""
     nodes = tape(root)
     places = _places(nodes)
     deepest = nodes[0].depth
@@ -65,7 +66,7 @@ def tape_figure(root: Tensor, names: Names) -> Picture:
 
 
 def _edges(node: Node | Sink) -> list[Node | Sink]:
-    """Where gradients go from here."""
+    """Return where gradients go from here."""
     return [edge for edge in node.edges if edge is not None] if isinstance(node, Node) else []
 
 
@@ -74,7 +75,7 @@ def _name(node: Node | Sink, names: Names) -> str:
 
 
 def _label(node: Node | Sink, names: Names) -> str:
-    """The op that made a tensor and the tensor's name; for a leaf its name."""
+    """Return the op that made a tensor and the tensor's name; for a leaf its name."""
     name = _name(node, names)
     if not isinstance(node, Node):
         return name or "leaf"
@@ -82,7 +83,8 @@ def _label(node: Node | Sink, names: Names) -> str:
 
 
 def _places(nodes: Sequence[Node | Sink]) -> dict[int, Place]:
-    """By id: ops at x = depth, from y = 0 upwards; leaves from y = -1 downwards, left of the first op to read them."""
+    """Return places by id: ops at x = depth, from y = 0 upwards; leaves from y = -1 downwards, left of the first op to
+    read them."""
     columns = {id(node): node.depth if isinstance(node, Node) else 0 for node in nodes}
     for node in nodes:  # deepest first: the last to write is the first to read
         columns |= {id(edge): node.depth - 1 for edge in _edges(node) if not isinstance(edge, Node)}

@@ -255,7 +255,7 @@ class Pipeline:
 
     @property
     def comm(self) -> Comm:
-        assert self._comm is not None, "a pipeline of one stage has no borders"
+        assert self._comm is not None, "a pipeline of one stage has no boundaries"
         return self._comm
 
     def _number(self, chunk: int) -> int:

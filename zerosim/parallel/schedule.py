@@ -177,7 +177,7 @@ def check_step(actions: object, whose: str, micro_batches: int, chunks: int = 1)
                 raise InputError(f"{whose}: {kind(slot, chunk)} is missing")
     for chunk in range(chunks):
         if orders.get(("I", chunk)) != orders.get(("W", chunk)):
-            raise InputError(f"{whose}: weight gradients come in another order than input gradients; choose the same")
+            raise InputError(f"{whose}: weight gradients come in a different order from input gradients; use one order")
 
 
 def uses_of(actions: Sequence[Action], *chunks: Sequence[Unit]) -> list[Use]:

@@ -1,10 +1,10 @@
-"""The stepper: stop a run before any event, look into any rank, go on, or go back.
+"""The stepper: stop a run before any event, inspect any rank, go on, or go back.
 
     with zerosim.debug(zerosim.RunConfig(stage=3, ranks=4)) as world:
         world.until("all_gather", rank=2)
         print(world.ranks[2].live())
 
-The program is that of `zerosim.run`: what a rank leaves does not depend on the order in which ranks are stepped.
+The program is that of `zerosim.run`: a stepped run is bit-identical, in whatever order ranks are stepped.
 """
 
 from zerosim.stepper.match import Match as Match

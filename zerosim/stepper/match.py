@@ -1,4 +1,4 @@
-"""Which events to stop at, and events in words."""
+"""Events to stop at, and events in words."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Moment(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What an event must be to be stopped at; None matches all.
+    """The conditions that an event must meet to be stopped at; None matches all.
 
     what    an operation (all_gather), a kind of event (alloc, launch, wait), a mark (end_of_backward), a kernel
     phase   forward, backward, optimizer, init, evaluate, curvature_forward, curvature_backward, curvature
@@ -80,9 +80,9 @@ class Match(NamedTuple):
         )
 
     def checked(self, ranks: int, units: Collection[str], steps: int) -> Match:
-        """The match in the world's own words: reduce-scatter is reduce_scatter.
+        """Return the match in the world's own words: reduce-scatter becomes reduce_scatter.
 
-        Raises: InputError for what no event of this world can be, with the nearest that can.
+        Raises: InputError for a condition that no event of this world can meet, with the nearest possible one.
         """
         for name in ("rank", "step"):
             whole_number(name, getattr(self, name))
@@ -119,13 +119,13 @@ class Match(NamedTuple):
 
 
 def whole_number(name: str, value: object) -> None:
-    """Raises: InputError for what is neither a whole number nor None."""
+    """Check a number. Raises: InputError unless it is a whole number or None."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise InputError(f"{name} {value!r}: expected a whole number")
 
 
 def names(event: Event) -> tuple[str, ...]:
-    """What `until` can call an event."""
+    """Return the words by which `until` knows an event."""
     own = type(event).__name__.lower()
     if isinstance(event, Launch):
         return own, event.op
@@ -135,8 +135,8 @@ def names(event: Event) -> tuple[str, ...]:
 
 
 def where_in_step(scope: Scope) -> str:
-    """'step 0, forward of h.1'."""
-    between = scope.step >= 0 and scope.phase == "init"  # the last frees of a step, when its phases are over
+    """Return 'step 0, forward of h.1'."""
+    between = scope.step >= 0 and scope.phase == "init"  # the last frees of a step, after its phases
     phase = scope.phase.replace("_", " ")
     where = "between phases" if between else phase + (f" of {scope.unit}" if scope.unit else "")
     where += f", micro-batch {scope.slot}" if scope.slot else ""
@@ -144,12 +144,13 @@ def where_in_step(scope: Scope) -> str:
 
 
 def numbered(op: str, sequence: int) -> str:
-    """'all_gather #23': a collective by its number in its group, from 0, which is the same on every rank."""
+    """Return 'all_gather #23': a collective by its number in its group, from 0, which is the same on every rank."""
     return f"{op} #{sequence}"
 
 
 def describe(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> str:
-    """An event in words. `live` are the allocs of what is live, by id; `before` is its rank's record up to it."""
+    """Return an event in words. `live` are the allocs of live buffers, by id; `before` is its rank's record up to
+    it."""
     return f"{_what(event, live, before)}, {where_in_step(event.scope)}"
 
 
@@ -199,5 +200,5 @@ def _what(event: Event, live: Mapping[int, Alloc], before: Sequence[Event]) -> s
 
 
 def _where(memory: str) -> str:
-    """Nothing for the device, which most events happen on."""
+    """Return a memory in words; nothing for the device, on which most events happen."""
     return "" if memory == DEVICE else f" on {memory if memory != HOST else 'the host'}"

@@ -1,7 +1,7 @@
-"""The order in which ranks are stepped unless the caller names one.
+"""The order in which ranks are stepped, unless the caller names one.
 
-The rank that went last goes on until it waits for others; then the lowest that can go does, and so it does where all
-stand before the same collective. None begins a new step before all have ended the last one.
+The rank that went last goes on until it waits for others. Then the lowest rank that can go does; so too when every rank
+is waiting at the next collective. No rank begins a new step before all have ended the last one.
 """
 
 from __future__ import annotations
@@ -13,38 +13,41 @@ from zerosim.device.events import Event, Launch
 
 
 class Order:
-    """`pending` is, by rank, the event that it stands before; None for one that waits for others or has finished."""
+    """`pending` is, by rank, its next event; None for a rank that waits for others or has finished."""
 
     def __init__(self, ranks: int) -> None:
-        self.turn = 0  # whose turn it is, if it can go
+        self.turn = 0  # the rank whose turn it is, if it can go
         self._has_begun = [False] * ranks  # its first step
         self._joined = [0] * ranks  # how many collectives
 
     def note(self, rank: int, event: Event) -> None:
-        """That event of that rank happens now."""
+        """Note that an event of that rank happens now."""
         self.turn = rank
         self._has_begun[rank] = self._has_begun[rank] or event.scope.step >= 0
         self._joined[rank] += isinstance(event, Launch)
 
     def step_of(self, rank: int, event: Event) -> float:
-        """The step that a coming event belongs to: placing is part of the first, what follows the last is in none."""
+        """Return the step of a coming event: initialization is part of the first step, events after the last step are
+        in none."""
         if event.scope.step >= 0:
             return event.scope.step
         return math.inf if self._has_begun[rank] else 0
 
     def next_rank(self, pending: Sequence[Event | None]) -> int | None:
-        """Whose event comes next: of the ranks in the earliest step the one that went last, else the lowest."""
+        """Return the rank whose event comes next: of the ranks in the earliest step the one that went last, else the
+        lowest."""
         able = self._earliest(pending)
         is_on = self.turn in able and self.late(pending, max(self._joined))
         return self.turn if is_on else min(able, default=None)
 
     def next_collective(self, pending: Sequence[Event | None]) -> int:
-        """The number of the first collective that no rank has joined and that not all stand before already."""
+        """Return the number of the first collective that no rank has joined and at which not all ranks are waiting
+        yet."""
         number = max(self._joined)
         return number if self.late(pending, number) else number + 1
 
     def late(self, pending: Sequence[Event | None], number: int) -> list[int]:
-        """The ranks that have not come to their collective of that number, counted from 0."""
+        """Return the ranks that have not come to their collective of that number, counted from 0."""
         return [
             rank
             for rank, event in enumerate(pending)
@@ -52,16 +55,17 @@ class Order:
         ]
 
     def next_late(self, pending: Sequence[Event | None], number: int) -> int | None:
-        """Whose event brings all nearer to that collective: the lowest of those that have not come to it.
+        """Return the rank whose event brings all nearer to that collective: the lowest of those that have not come to
+        it.
 
-        Where all of them wait for others, the lowest that can go. None where nobody is late, or nobody can go.
+        If all of them wait for others, return the lowest rank that can go; None if no rank is late, or none can go.
         """
         late = self.late(pending, number)
         able = self._earliest([event if rank in late else None for rank, event in enumerate(pending)])
         return min(able or self._earliest(pending), default=None) if late else None
 
     def _earliest(self, pending: Sequence[Event | None]) -> list[int]:
-        """Of the ranks that can go, those in the earliest step."""
+        """Return the ranks in the earliest step, of those that can go."""
         steps = {rank: self.step_of(rank, event) for rank, event in enumerate(pending) if event is not None}
         first = min(steps.values(), default=0)
         return [rank for rank, step in steps.items() if step == first]

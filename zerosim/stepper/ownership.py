@@ -21,7 +21,7 @@ from zerosim.tensor.flat import Flat
 
 RANK_TONES = ("#165cd8", "#ad400d", "#007d47", "#9a4878", "#b48600", "#23a2ae", "#8f86f4", "#958f83")
 MOST_BARS = 64
-"""A bar shows so many ranks; beyond them, ranks are joined into groups."""
+"""A bar shows at most this many ranks; beyond, ranks are joined into groups."""
 
 
 class OwnedSlice(NamedTuple):
@@ -61,7 +61,7 @@ class Ownership:
     rows: tuple[OwnedSlice, ...]
 
     def of(self, unit: str) -> tuple[OwnedSlice, ...]:
-        """A unit's slices, by rank. Raises: InputError for an unknown unit."""
+        """Return a unit's slices, by rank. Raises: InputError for an unknown unit."""
         found = tuple(row for row in self.rows if row.unit == unit)
         if not found:
             raise InputError(
@@ -74,7 +74,8 @@ class Ownership:
         return "\n".join(self.lines())
 
     def lines(self, width: int = 100) -> list[str]:
-        """A bar of rank digits per buffer ('.' is padding), then each rank's sum. Bars have one length each."""
+        """Return a bar of rank digits per buffer ('.' is padding), then each rank's sum. All bars have the same
+        length."""
         buffers = self.buffers()
         names = max([4, *map(len, buffers)])
         numels = max([8, *(len(f"{row.numel:,}") for row in self.rows)])
@@ -96,7 +97,7 @@ class Ownership:
 
     # -- as HTML --------------------------------------------------------------------------------
     def _repr_html_(self) -> str:
-        """Ranks are colours with their numbers."""
+        """Return HTML in which ranks are colours with their numbers."""
         bars = []
         for name, slices in self.buffers().items():
             numel = slices[0].numel if slices else 0
@@ -122,12 +123,12 @@ class Ownership:
 
     # -- what both show -------------------------------------------------------------------------
     def buffers(self) -> dict[str, list[OwnedSlice]]:
-        """The rows of each buffer that hold something, by its name, units in order."""
+        """Return the rows of each buffer that holds something, by its name, units in order."""
         groups = groupby(self.rows, lambda row: row.buffer)
         return {name: [row for row in group if row.start < row.stop] for name, group in groups}
 
     def _who_updates_all(self, slices: Sequence[OwnedSlice]) -> str:
-        """Where several ranks update all of a buffer each, as under DDP: which. Else ''."""
+        """Return which ranks each update all of a buffer, as under DDP; else ''."""
         if len(slices) < 2 or any(row.stop - row.start != row.numel for row in slices):
             return ""
         return "every rank" if len(slices) == self.ranks else ranks_text([row.rank for row in slices])
@@ -144,7 +145,7 @@ class Ownership:
 
 
 def ownership(session: Session) -> Ownership:
-    """As the ranks have placed it; before that, as the layout says."""
+    """Return who updates what, as the ranks have placed it; before that, as the layout says."""
     layout, rows = session.experiment.layout, []
     for flat in layout.flats.values():
         cut = any(weight.split is not None for weight in flat.weights)
@@ -161,7 +162,7 @@ def ownership(session: Session) -> Ownership:
 
 
 def _placed(parts: Parts | None, name: str) -> Flat | None:
-    """A rank's flat of that name, once it has memory."""
+    """Return a rank's flat of that name, once it has memory."""
     for flat in parts.model.flats if parts is not None else ():
         if flat.name == name and (flat.param_shard is not None or flat.master is not None):
             return flat
@@ -170,7 +171,7 @@ def _placed(parts: Parts | None, name: str) -> Flat | None:
 
 # -- bars ---------------------------------------------------------------------------------------
 def _distinct(rows: Sequence[OwnedSlice]) -> list[OwnedSlice]:
-    """Of the ranks that update the same slice, as replicas do, the lowest: a bar has room for one."""
+    """Return the lowest of the ranks that update the same slice, as replicas do: a bar has room for one."""
     found: dict[tuple[int, int], OwnedSlice] = {}
     for row in rows:
         found.setdefault((row.start, row.stop), row)
@@ -178,7 +179,7 @@ def _distinct(rows: Sequence[OwnedSlice]) -> list[OwnedSlice]:
 
 
 def _digits(slices: Sequence[OwnedSlice], length: int) -> str:
-    """A slice's share of the bar in its rank's last digit; a slice or padding that is there has one letter at least."""
+    """Return a slice's share of the bar in its rank's last digit; a slice or padding has at least one letter."""
     end = max([row.stop for row in slices], default=1)
     letters = [" "] * length
     for row in slices:
@@ -193,7 +194,7 @@ def _digits(slices: Sequence[OwnedSlice], length: int) -> str:
 
 
 def _joined(slices: Sequence[OwnedSlice]) -> list[tuple[str, OwnedSlice]]:
-    """Slices and whose they are; of very many, neighbours as one: a bar has no room for more."""
+    """Return slices and their ranks; of very many, neighbours are joined, because a bar has no room for more."""
     each, joined = max(1, -(-len(slices) // MOST_BARS)), []
     for at in range(0, len(slices), each):
         group = slices[at : at + each]
@@ -204,7 +205,7 @@ def _joined(slices: Sequence[OwnedSlice]) -> list[tuple[str, OwnedSlice]]:
 
 
 def _parts_of(who: str, row: OwnedSlice, end: int) -> str:
-    """A slice as a part of a bar of `end` elements, and its padding as another."""
+    """Return a slice as a part of a bar of `end` elements, and its padding as another."""
     own, tone = row.stop - row.start - row.padding, RANK_TONES[row.rank % len(RANK_TONES)]
     what = f"{row.unit}, rank {who}: elements {row.start:,} to {row.stop:,}"
     parts = _part(who, Fraction(own, end), tone, what) if own else ""

@@ -1,6 +1,6 @@
-"""A rank's parameters at one moment: what it holds of each, and the values.
+"""A rank's parameters at one moment: which part of each it holds, and the values.
 
-Looking changes nothing: a view holds no memory of the rank, however long it is kept.
+Looking changes nothing: a view holds no memory of the rank, however long you keep it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zerosim.tensor.flat import Flat
 
 
 def _nothing() -> None:
-    """What a view holds where its rank holds nothing, or no longer."""
+    """The view of a rank that holds nothing, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,12 @@ class ParameterView:
     _at: int = field(compare=False)
     """Where its values begin in the buffer."""
     _buffer: Callable[[], Buffer | None] = field(default=_nothing, compare=False)
-    """A weak reference: the rank alone decides when its buffer is freed."""
+    """A weak reference: only the rank decides when its buffer is freed."""
 
     def values(self) -> Any:
-        """Copy the values that the memory holds now, as a NumPy array: in its shape where all of the parameter is
-        there, flat where a part is.
+        """Copy the current values as a NumPy array: in its shape if all of the parameter is there, flat if a part is.
 
-        Raises: InputError where the rank held nothing, or has freed it since.
+        Raises: InputError if the rank held nothing, or has freed it since.
         """
         if self.state not in ("whole", "gathered", "sharded"):
             raise InputError(f"rank {self.rank} holds nothing of {self.name} now ({self.state})")
@@ -90,7 +89,7 @@ class Parameters(Mapping[str, ParameterView]):
         return ParameterView(name, spec.name, self._rank, shape, dtype, state, start, stop, at, buffer)
 
     def _held(self, flat: Flat | None, index: int) -> tuple[str, int, int, int, Buffer | None]:
-        """A parameter's state, the elements of it that are there, where they begin in a buffer, and the buffer."""
+        """Return a parameter's state, its elements on this rank, where they begin in a buffer, and the buffer."""
         if flat is None:
             return "freed", 0, 0, 0, None
         if flat.param is not None:

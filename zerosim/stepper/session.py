@@ -1,7 +1,7 @@
 """The ranks of one run that is stepped: their threads, devices and ledgers.
 
-A rank is advanced by one event at a time. A session only goes forward: to go back, a new one is brought to an
-earlier point (`world.py`).
+A rank advances by one event at a time. A session only goes forward: to go back, a new one runs to an earlier point
+(`world.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zerosim.train.run import Experiment, RankOutcome
 
 
 class Held(NamedTuple):
-    """What a device handed out under an id; `born` is the number of its alloc in the rank's record."""
+    """A buffer that a device handed out under an id; `born` is the number of its alloc in the rank's record."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
 
 class SteppedDevice(Device):
-    """A device that remembers the shape of what it hands out, and at which event."""
+    """A device that remembers the shape of each buffer that it hands out, and the event that made it."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -44,21 +44,22 @@ class SteppedDevice(Device):
 
     def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, **more: Any) -> Buffer:
         buffer = super().alloc(shape, dtype, kind, **more)
-        # Undefined in a run; here a moment that is come to again must look the same. A fill of the backend is no event.
+        # Contents are undefined in a run; here a moment that is reached again must look the same. A fill of the backend
+        # is no event.
         self.backend.fill(buffer.array, 0.0)
         self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)
         return buffer
 
 
 class Parts(NamedTuple):
-    """What a rank's program has built."""
+    """The parts that a rank's program has built."""
 
     model: Model
     strategy: Strategy
 
 
 class Session:
-    """The ranks of one run, each standing before its next event."""
+    """The ranks of one run, each waiting before its next event."""
 
     def __init__(self, experiment: Experiment) -> None:
         config = experiment.config
@@ -90,7 +91,7 @@ class Session:
 
     @property
     def pending(self) -> list[Event | None]:
-        """By rank, the event that it stands before; None for one that waits for others, or has finished."""
+        """By rank, its next event; None for a rank that waits for others, or has finished."""
         return self.scheduler.pending
 
     @property
@@ -102,15 +103,16 @@ class Session:
         return all(state is State.FINISHED for state in self.scheduler.states)
 
     def perform(self, rank: int) -> None:
-        """The rank's pending event happens, and what follows it up to the next one. Raises: the run's own failure."""
+        """Perform the rank's pending event, and the code after it up to its next event. Raises: the run's own
+        failure."""
         event = self.pending[rank]
-        assert event is not None, f"rank {rank} stands before no event"
+        assert event is not None, f"rank {rank} has no next event"
         self.events.append((rank, event))
         self.scheduler.grant(rank)
         self._settle()
 
     def _settle(self) -> None:
-        """Let the ranks that were woken run up to their next event, in the order of waking."""
+        """Let the woken ranks run up to their next event, in the order of waking."""
         while self.scheduler.woken and self.failure is None:
             self.scheduler.grant(self.scheduler.woken.popleft())
         if self.failure is None and not self.finished and not any(event is not None for event in self.pending):
@@ -120,17 +122,17 @@ class Session:
             raise self.failure
 
     def result(self) -> RunResult:
-        """The finished run's. Raises: InputError before its end."""
+        """Return the finished run's result. Raises: InputError before its end."""
         if not self.finished:
             raise InputError("the run is not over: world.finish() runs it to its end")
         outcomes = [outcome for outcome in self._ranks.outcomes if outcome is not None]
         for one, recorder in zip(self.ledgers, self.recorders, strict=True):
-            recorder.drain()  # what was dropped after the rank's last event, by someone who had looked at it
+            recorder.drain()  # buffers dropped after the rank's last event, by code that had looked at them
             one.events = recorder.history
         return self.experiment.result(outcomes, self.ledgers, keep_events=True)
 
     def close(self) -> None:
-        """End every thread that is left. Safe to call at any time and from any thread, more than once."""
+        """End every remaining thread. Safe to call at any time and from any thread, more than once."""
         if not self.finished and self.failure is None:
             self.scheduler.abort(Aborted("the world was closed"))
         if self.failure is not None:
@@ -140,7 +142,7 @@ class Session:
 def _program(
     experiment: Experiment, recorders: list[SteppedRecorder], parts: list[Parts | None]
 ) -> Callable[[Context], RankOutcome]:
-    """What a rank's thread runs. It holds no reference to the session, so that a world that is dropped ends."""
+    """Run a rank's program, on its thread. It holds no reference to the session, so that a dropped world ends."""
 
     def opened(ctx: Context, model: Model, strategy: Strategy) -> None:
         parts[ctx.rank] = Parts(model, strategy)
@@ -148,7 +150,7 @@ def _program(
     def program(ctx: Context) -> RankOutcome:
         recorders[ctx.rank].thread = threading.get_ident()
         outcome = experiment.train_rank(ctx, opened=opened)
-        parts[ctx.rank] = None  # as in any run, what the rank built ends with its program
+        parts[ctx.rank] = None  # as in any run, the rank's objects end with its program
         return outcome
 
     return program

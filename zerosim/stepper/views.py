@@ -1,7 +1,7 @@
-"""What can be looked at while a world stands still: a rank's bytes and buffers, where it is, collectives under way.
+"""Views of a world that stands still: a rank's bytes and buffers, its position, collectives in flight.
 
-Looking changes nothing: values are copies, and a view that is kept keeps no memory of any rank. `RankView.strategy` and
-`RankView.model` are no views but the rank's own objects.
+Looking changes nothing: values are copies, and a view holds no memory of any rank. Only `RankView.strategy` and
+`RankView.model` are the rank's own objects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RankView:
 
     @property
     def place(self) -> str:
-        """Where it stands in the mesh, 'dp_replicate 0, dp_shard 1'; '' in a mesh of one axis."""
+        """Its place in the mesh, 'dp_replicate 0, dp_shard 1'; '' in a mesh of one axis."""
         return self._session.experiment.layout.mesh.place(self.rank)
 
     @property
@@ -42,7 +42,7 @@ class RankView:
 
     @property
     def next_event(self) -> Moment | None:
-        """The event that it stands before; None where it waits for others or has finished."""
+        """Its next event; None if it waits for others or has finished."""
         event = self._session.pending[self.rank]
         if event is None:
             return None
@@ -52,7 +52,7 @@ class RankView:
 
     @property
     def status(self) -> str:
-        """What it is doing, in words."""
+        """Its current action, in words."""
         upcoming = self.next_event
         if upcoming is not None:
             return f"before {upcoming.text}"
@@ -73,7 +73,7 @@ class RankView:
         return [DEVICE, *(name for name in MEMORIES if name in self._session.ledgers[self.rank].memory.others)]
 
     def live(self) -> LiveTable:
-        """Every live buffer, oldest first."""
+        """Return every live buffer, oldest first."""
         return live_buffers(self._session, self.rank)
 
     @property
@@ -83,14 +83,14 @@ class RankView:
 
     @property
     def strategy(self) -> Any:
-        """The rank's strategy itself, to look further. Its buffers stay live while you hold it: let go of it before the
+        """The rank's strategy itself, for a closer look. Its buffers stay live while you hold it: drop it before the
         world goes on."""
         return self._parts().strategy
 
     @property
     def model(self) -> Any:
-        """The rank's model itself, to look further. Its buffers stay live while you hold it: let go of it before the
-        world goes on."""
+        """The rank's model itself, for a closer look. Its buffers stay live while you hold it: drop it before the world
+        goes on."""
         return self._parts().model
 
     def _parts(self) -> Parts:
@@ -108,7 +108,8 @@ class RankView:
 
 
 def world_html(ranks: Sequence[RankView], title: str, notes: Sequence[str] = ()) -> str:
-    """Ranks at one moment: where each stands, its live bytes. `notes` are lines below, such as what comes."""
+    """Return HTML of ranks at one moment: each one's position and live bytes. `notes` are lines below, such as the next
+    event."""
     held = [(rank, name, rank.memory(name).by_kind) for rank in ranks[:MOST_ROWS] for name in rank.memories]
     memories = [by_kind for _, _, by_kind in held]
     most = max([sum(by_kind.values()) for by_kind in memories], default=0)
@@ -142,7 +143,7 @@ class LiveBuffer(NamedTuple):
 
 
 class LiveTable(list[LiveBuffer]):
-    """What is live on a rank, oldest first: a list, shown as a table."""
+    """A rank's live buffers, oldest first: a list, shown as a table."""
 
     def __repr__(self) -> str:
         names = max([4, *(len(row.name) for row in self)])
@@ -153,7 +154,7 @@ class LiveTable(list[LiveBuffer]):
         return "\n".join([self._title(), *lines])
 
     def _repr_html_(self) -> str:
-        """The first rows of very many."""
+        """Return HTML of the first rows of a long table."""
         cells = [
             [
                 row.name, row.unit, chip(row.kind), str(row.shape), row.dtype, f"{row.nbytes:,}",
@@ -171,7 +172,7 @@ class LiveTable(list[LiveBuffer]):
 
 
 def live_buffers(session: Session, rank: int) -> LiveTable:
-    """Every live buffer of a rank, oldest first."""
+    """Return every live buffer of a rank, oldest first."""
     held, names, rows = session.devices[rank].held, _names(session, rank), LiveTable()
     for id, alloc in session.ledgers[rank].memory.live.items():
         shape, dtype, born = held.get(id, ((), "", -1))
@@ -182,7 +183,7 @@ def live_buffers(session: Session, rank: int) -> LiveTable:
 
 
 def _names(session: Session, rank: int) -> dict[int, str]:
-    """What buffers are, by id: as the record says what saved them, and as the rank's flats hold them."""
+    """Return the names of buffers, by id: as the record says what saved them, and as the rank's flats hold them."""
     names: dict[int, str] = {}
     live, parts = session.ledgers[rank].memory.live, session.parts[rank]
     for event in session.recorders[rank].history:
@@ -209,7 +210,7 @@ def _held(flat: Flat) -> list[tuple[str, Buffer | None]]:
 
 # -- collectives ------------------------------------------------------------------------------------
 class PendingCollective(NamedTuple):
-    """A round that waits for ranks: who has joined with how many bytes, and who is missing.
+    """A round that waits for ranks: those that have joined with their bytes, and those that are missing.
 
     `sequence` counts the group's collectives, from 0: it is the same on all ranks, as in `Launch`.
     """

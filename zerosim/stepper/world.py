@@ -1,7 +1,7 @@
-"""A run that is stepped: by one event or by many, up to where, and back.
+"""A run that is stepped: by one event or by many, up to a condition, and back.
 
-By default ranks go in a fixed order (`order.py`). What a rank leaves does not depend on the order, so any
-rank may be stepped at any time.
+By default ranks go in a fixed order (`order.py`). The order never changes the result, so any rank may be stepped at any
+time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def debug(
     schedule: Schedule | None = None,
     optimizer: Optimizer | None = None,
 ) -> DebugWorld:
-    """The run of `config`, to be stepped; use it in a `with`.
+    """Return the run of `config`, to be stepped; use it in a `with`.
 
     start   'init': every rank stands before its first event, when nothing is placed yet; 'collective': all are
             placed and stand before the first collective of step 0
@@ -46,7 +46,7 @@ def debug(
     `schedule(num_stages, stage, micro_batches, chunks)` the actions of a pipeline's stage;
     an `optimizer` of your own takes the place of the configuration's.
 
-    Raises: InputError as `run` does, and with 'collective' the failure of a run that does not come so far.
+    Raises: InputError as `run` does, and with 'collective' the failure of a run that ends before its first collective.
     """
     if start not in STARTS:
         raise InputError(f"start {start!r}: expected {' or '.join(map(repr, STARTS))}")
@@ -70,17 +70,18 @@ def debug(
 
 
 class DebugWorld:
-    """A run that is stepped. Its failure is raised where it happens; what was held then can be looked at.
+    """A run that is stepped. Its failure is raised where it happens; its buffers at that moment can still be inspected.
 
-    `next` returns the event that it made happen. `until`, `next_collective`, `finish_step` and `back` return the event
-    that comes next: the one that the world now stands before, as `peek` does. `last` is the one that happened last.
+    `next` returns the event that it made happen. `until`, `next_collective`, `finish_step` and `back` return the next
+    event, before which the world now stands, as `peek` does. `last` is the one that happened last.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self.config: RunConfig = experiment.config
         self._experiment = experiment
         self.after_event: Callable[[], None] = lambda: None
-        """Called after each event; what it raises ends what is under way, and the world stands after that event."""
+        """Called after each event. An exception from it ends the current command, and the world stands after that
+        event."""
         self._breakpoints: list[Match] = []
         self._last: Moment | None
         self._is_closed = False
@@ -99,9 +100,9 @@ class DebugWorld:
 
     # -- going on -------------------------------------------------------------------------------
     def next(self, rank: int | None = None, count: int = 1) -> Moment:
-        """One event happens: the next in order, or the next of `rank` (others go first where it waits for them).
+        """Perform one event: the next in order, or the next of `rank` (others go first if it waits for them).
 
-        Returns what happened, the last of `count`. Raises: InputError when the run (or that rank) is over,
+        Returns the event that happened, the last of `count`. Raises: InputError when the run (or that rank) is over,
         and the run's own failure.
         """
         whole_number("count", count)
@@ -124,12 +125,12 @@ class DebugWorld:
         kind: str | None = None,
         step: int | None = None,
     ) -> Moment:
-        """Go on until the next event in order is one like that. Returns that event, which has not happened yet.
+        """Go on until the next event in order matches. Return that event, which has not happened yet.
 
         At least one event happens first, so that the same call goes on to the next such event. Without
         `step` it looks no further than the end of this step. Stops earlier at a breakpoint.
 
-        Raises: InputError for what can never come, and when the step (or the run) ends first.
+        Raises: InputError for a condition that no event can meet, and when the step (or the run) ends first.
         """
         match = self._checked(Match(what, rank, phase, unit, kind, step))
         if step is not None and step < self.step:
@@ -142,16 +143,16 @@ class DebugWorld:
         return upcoming
 
     def next_collective(self) -> Moment:
-        """All ranks go on until each stands before the next collective, the first that none of them has joined.
+        """Go on until every rank is waiting at the next collective, the first that none of them has joined.
 
-        Where all stand before one already, they go through it and up to the one after. Stops earlier at a
-        breakpoint. Returns the event that comes next. Raises: InputError when the run ends first.
+        If all are already waiting at one, they go through it and up to the one after. Stops earlier at a breakpoint.
+        Returns the next event. Raises: InputError when the run ends first.
         """
         if self._next_rank() is None:
             raise InputError(self._over())
         number, has_gone = self._order.next_collective(self.session.pending), False
         while (rank := self._order.next_late(self.session.pending, number)) is not None:
-            self._order.turn = rank  # also where a breakpoint stops it: that event comes next
+            self._order.turn = rank  # also if a breakpoint stops it: that event comes next
             if has_gone and self._breaks(RankView(self.session, rank).next_event):
                 break
             self._perform(rank)
@@ -162,12 +163,11 @@ class DebugWorld:
         return upcoming
 
     def finish_step(self) -> Moment | None:
-        """Go on until every rank has ended this step, or a breakpoint. Returns the event that comes next; None at the
-        end."""
+        """Go on until every rank has ended this step, or a breakpoint. Return the next event; None at the end."""
         return self._advance(self.step)
 
     def finish(self) -> RunResult:
-        """Go on to the end, past any breakpoint. Returns the run's result."""
+        """Go on to the end, past any breakpoint. Return the run's result."""
         while not self.finished:
             self._next(None)
         return self.result()
@@ -182,7 +182,7 @@ class DebugWorld:
         kind: str | None = None,
         step: int | None = None,
     ) -> None:
-        """From now on `until`, `next_collective` and `finish_step` also stop before events like that.
+        """Make `until`, `next_collective` and `finish_step` also stop before events like that from now on.
 
         `clear_breaks` forgets them.
         """
@@ -195,10 +195,10 @@ class DebugWorld:
         self._breakpoints.clear()
 
     def back(self, count: int = 1) -> Moment:
-        """Undo the last `count` events, by running again from the start to there. Returns the event that comes next.
+        """Undo the last `count` events, by running again from the start to there. Return the next event.
 
-        A run that failed, or was interrupted, goes on from there. Raises: InputError where there are not so
-        many, and after `close`.
+        A run that failed, or was interrupted, goes on from there. Raises: InputError for more events than have
+        happened, and after `close`.
         """
         whole_number("back", count)
         if self._is_closed:
@@ -213,7 +213,7 @@ class DebugWorld:
                 self._perform(rank)
         except KeyboardInterrupt:
             self.session.close()
-            self.session.events = before  # all can still be gone back to
+            self.session.events = before  # all can still be undone
             raise
         upcoming = self.peek()
         assert upcoming is not None  # the event that was undone first, if no other
@@ -232,7 +232,7 @@ class DebugWorld:
 
     @property
     def step(self) -> float:
-        """The step of the event that comes next in order; infinity when all are over, or the run has failed."""
+        """The step of the next event in order; infinity when all are over, or the run has failed."""
         rank = self._next_rank()
         event = None if rank is None else self.session.pending[rank]
         return math.inf if rank is None or event is None else self._order.step_of(rank, event)
@@ -243,7 +243,7 @@ class DebugWorld:
 
     @property
     def events(self) -> list[tuple[int, Event]]:
-        """All that has happened, as (rank, event), in the order in which it did."""
+        """All events so far, as (rank, event), in the order in which they happened."""
         return list(self.session.events)
 
     @property
@@ -252,7 +252,7 @@ class DebugWorld:
         return self._last
 
     def peek(self) -> Moment | None:
-        """The event that comes next in order; None when the run is over or has failed."""
+        """Return the next event in order; None when the run is over or has failed."""
         rank = self._next_rank()
         return None if rank is None else RankView(self.session, rank).next_event
 
@@ -262,7 +262,7 @@ class DebugWorld:
         return pending_collectives(self.session)
 
     def ownership(self) -> Ownership:
-        """Which rank updates which slice of what."""
+        """Return which rank updates which slice of each unit."""
         return ownership(self.session)
 
     @property
@@ -270,12 +270,12 @@ class DebugWorld:
         return self.session.finished
 
     def result(self) -> RunResult:
-        """The finished run's, as `run` returns it. Raises: InputError before its end."""
+        """Return the finished run's result, as `run` does. Raises: InputError before its end."""
         return self.session.result()
 
     # -- ending ---------------------------------------------------------------------------------
     def close(self) -> None:
-        """End all threads, for good. What has been recorded can still be looked at."""
+        """End all threads, for good. The record can still be inspected."""
         self._is_closed = True
         self.session.close()
 
@@ -287,7 +287,7 @@ class DebugWorld:
 
     # -- the order ------------------------------------------------------------------------------
     def _next(self, rank: int | None) -> Moment:
-        """One event in order, or of one rank, after what it waits for."""
+        """Perform one event in order, or one of a rank, after the events that it waits for."""
         while True:
             chosen = self._next_rank()
             if chosen is None:
@@ -295,7 +295,7 @@ class DebugWorld:
             if rank is not None and self.session.pending[rank] is not None:
                 chosen = rank
             if rank is not None and self.session.scheduler.states[rank] is State.FINISHED:
-                raise wrong("rank", f" {rank} has finished: there is no next event of it; world.back() undoes some")
+                raise wrong("rank", f" {rank} has finished and has no next event; world.back() undoes some")
             moment = self._perform(chosen)
             if rank is None or chosen == rank:
                 return moment
@@ -309,14 +309,14 @@ class DebugWorld:
             self.session.perform(rank)
         except ZerosimError:
             raise
-        except BaseException:  # an interrupt in the middle of a hand-over: where the rank stands is not known
+        except BaseException:  # an interrupt in the middle of a hand-over: the rank's position is unknown
             self.session.close()
             raise
         self.after_event()
         return moment
 
     def _advance(self, last: float, match: Match | None = None) -> Moment | None:
-        """Go on until what comes next matches, is of a step after `last`, or is at a breakpoint. Returns it."""
+        """Go on until the next event matches, is of a step after `last`, or is at a breakpoint. Return it."""
         while True:
             self._next(None)
             upcoming = self.peek()

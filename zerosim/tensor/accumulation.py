@@ -1,12 +1,12 @@
-"""One unit's gradients on one rank: collected weight by weight in a micro-batch, then kept, whole or as a slice.
+"""One unit's gradients on one rank: collected weight by weight in a microbatch, then stored, whole or as a slice.
 
-    grad         the gradient of the micro-batch under way, all of it
-    grad_whole   gradients kept whole (DDP, ZeRO-1), summed over micro-batches
+    grad         the gradient of the microbatch under way, all of it
+    grad_whole   gradients kept whole (DDP, ZeRO-1), summed over microbatches
     grad_held    the same before it is reduced, in stages that keep a slice (ZeRO-2 and 3 without sync)
-    grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over micro-batches)
+    grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over microbatches)
 
 Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
-reduces it, and keeps what its stage keeps. Where frameworks do otherwise is a `GradMemory`.
+reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where frameworks do otherwise.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from zerosim.tensor.sums import GradProbe, accumulate, added
 
 
 class GradAccumulator:
-    """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank keeps.
+    """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank stores.
 
-    They are kept and sent in `grad_dtype`, and made in `local_dtype`.
+    They are stored and sent in `grad_dtype`, and computed in `local_dtype`.
     """
 
     def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "") -> None:
@@ -39,21 +39,21 @@ class GradAccumulator:
         self.grad_dtype = self.local_dtype = grad_dtype
         self.rows: Rows = {}
         self.is_trained = True  # it has gradients and optimizer states
-        self.owner = 0  # of a flat that belongs to one member of its group: which one
+        self.owner = 0  # of a flat that belongs to one member of its group: that member
         self.padded_numel = 0
         self.own = nothing(0)
         self.keeps_whole_grad = False
         self.probe: GradProbe | None = None
-        self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are made, if anywhere
+        self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are written, if anywhere
         self.grad: Buffer | None = None
         self.grad_whole: Buffer | None = None
         self.grad_held: Buffer | None = None
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
-        self._lasting: Buffer | None = None  # where gradients live always: what `grad_whole` or `grad_shard` points to
-        self.grad_memory = DEVICE  # where the own slice of the reduced gradient goes
-        self.outgoing: Outgoing | None = None  # what brings it there
-        self.later: deque[Callable[[], None]] | None = None  # takes weights' gradients while inputs' alone are made
+        self._lasting: Buffer | None = None  # a permanent gradient buffer, to which `grad_whole` or `grad_shard` points
+        self.grad_memory = DEVICE  # the memory of the reduced gradient's local slice
+        self.outgoing: Outgoing | None = None  # brings it there
+        self.later: deque[Callable[[], None]] | None = None  # collects weights' gradients for later
         self._given: set[int] = set()
         self._collected: set[int] = set()
 
@@ -63,7 +63,7 @@ class GradAccumulator:
 
     @property
     def module(self) -> str:
-        """What is gathered with it: the unit, or the leaf module that one tensor belongs to."""
+        """What is gathered with it: the unit, or the leaf module of one tensor."""
         return self.spec.module
 
     @property
@@ -73,32 +73,32 @@ class GradAccumulator:
 
     @property
     def own_padding(self) -> int:
-        """How many elements of the own slice are no weight's."""
+        """How many elements of the local slice belong to no weight."""
         return self.spec.padding(self.own)
 
     def window(self, whole: Buffer, index: int) -> Buffer:
-        """Parameter `index` in a buffer of this layout, in its own shape."""
+        """Return the window of parameter `index` in a buffer of this layout, in its own shape."""
         weight, offset = self.spec.weights[index], self.spec.offsets[index]
         return whole[offset : offset + weight.numel].reshape(*weight.shape)
 
     def lie(self, rows: Rows, owner: int | None, own: Slice, padded_numel: int) -> None:
-        """Take a place in a layout: the flat's rows, its owner, the part that is this rank's, and elements of the whole
-        buffer, padding included."""
+        """Take a place in a layout: the flat's rows, its owner, this rank's part, and the elements of the whole buffer,
+        padding included."""
         self.rows, self.owner, self.own, self.padded_numel = rows, owner or 0, own, padded_numel
         self.is_trained = "optim" in rows
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes that its own parts are cut over."""
+        """The axes that its local shards are cut over."""
         return self.rows["optim" if self.is_trained else "param"].axes
 
     def own_window(self, whole: Buffer) -> Buffer:
-        """The own part of a buffer of this layout."""
+        """Return the local shard of a buffer of this layout."""
         return whole[self.own.start : self.own.stop]
 
     @property
     def adds_at_once(self) -> bool:
-        """Whether each weight's gradient is added to a whole that lives always, as soon as it is there."""
+        """Whether each weight's gradient is added to a permanent whole buffer as soon as it is computed."""
         return self.keeps_whole_grad and self._lasting is not None
 
     def place_grads(
@@ -111,8 +111,8 @@ class GradAccumulator:
         dummies: DummyGrads | None = None,
         out: Outgoing | None = None,
     ) -> None:
-        """Before the first step: how gradients are held, a buffer for them where they live always, and whether a
-        GradProbe looks at them. `dummies`: the rank's, which a block makes its linear maps' gradients in."""
+        """Set how gradients are stored, before the first step: a permanent buffer if they have one, and whether a
+        GradProbe checks them. `dummies`: the rank's, into which a block computes its linear maps' gradients."""
         self.probe = GradProbe(self.device) if probes else None
         uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.is_trained
         self.dummies = dummies if uses_dummies else None
@@ -129,17 +129,17 @@ class GradAccumulator:
                 self.grad_whole = self._lasting
 
     def begin_step(self) -> None:
-        """What outlived the last step goes, and a sum begins anew."""
+        """Drop what outlived the last step, and begin a new sum."""
         self.grad_upcast = None
         if self.adds_at_once and self._lasting is not None:
             self._zero(self._lasting.array)
 
-    # -- one micro-batch --------------------------------------------------------------------------
+    # -- one microbatch --------------------------------------------------------------------------
     def grad_window(self, index: int) -> Buffer:
-        """Where a gradient of parameter `index` is to be written; contents undefined.
+        """Return where to write a gradient of parameter `index`; contents undefined.
 
-        The window itself at its first use in a micro-batch. After that, and where it is added at once or later, a
-        buffer of its own.
+        It is the window itself at its first use in a microbatch. After that, or if gradients are added at once or
+        later, it is a buffer of its own.
         """
         if index in self._given or self.adds_at_once or self.later is not None:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
@@ -147,14 +147,14 @@ class GradAccumulator:
         return self.window(self._open_grad(), index)
 
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
-        """The same of a linear map's weight: a dummy where there are such. `packed` are the shapes of the weights that
-        lie side by side, this one at `place`."""
+        """Return the same for a linear map's weight: a dummy if there are dummies. `packed` are the shapes of the
+        weights that lie side by side, this one at `place`."""
         if self.dummies is None:
             return self.grad_window(index)
         return self.dummies.window(packed, place, self.local_dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
-        """A gradient of parameter `index` is complete: it is in its window already, or is added there."""
+        """Collect a complete gradient of parameter `index`: it is in its window already, or is added there."""
         if self.later is not None:
             self.postpone(index, lambda: grad)
             return
@@ -169,12 +169,12 @@ class GradAccumulator:
         self._collected.add(index)
 
     def postpone(self, index: int, make: Callable[[], Buffer]) -> None:
-        """Leave a gradient of parameter `index` to be made and collected later."""
+        """Postpone a gradient of parameter `index`, which is computed and collected later."""
         assert self.later is not None
         self.later.append(lambda: self.collect_grad(index, make()))
 
     def _open_grad(self) -> Buffer:
-        """The micro-batch's gradient buffer, made when backward reaches this flat; or the persistent one."""
+        """Return the microbatch's gradient buffer, allocated when backward reaches this flat; or the permanent one."""
         if self.adds_at_once:
             return self.whole_grad()
         if self.grad is None:
@@ -191,7 +191,7 @@ class GradAccumulator:
         )
 
     def take_grad(self) -> Buffer:
-        """This micro-batch's finished gradient, padded_numel elements; the flat forgets it."""
+        """Take this microbatch's finished gradient, padded_numel elements; the flat forgets it."""
         whole = self._take_local()
         if whole.dtype != self.grad_dtype:
             local, whole = whole, self._new_whole(self.grad_dtype)
@@ -201,7 +201,7 @@ class GradAccumulator:
         return whole
 
     def hold_grad(self) -> None:
-        """Add this micro-batch's finished gradient to those before it, whole and not reduced."""
+        """Add this microbatch's finished gradient to the earlier ones, whole and not reduced."""
         if self.grad_held is None:
             self.grad_held = self.take_grad()
             return
@@ -210,7 +210,7 @@ class GradAccumulator:
             self.probe.look(self.grad_held)
 
     def _take_local(self) -> Buffer:
-        """The same in the dtype in which it was made, without a cast."""
+        """Take it in the dtype in which it was computed, without a cast."""
         whole = self._open_grad()
         for index in range(len(self.spec.weights)):
             if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
@@ -222,22 +222,23 @@ class GradAccumulator:
 
     # -- what is kept -----------------------------------------------------------------------------
     def add_grad_whole(self, grad: Buffer) -> None:
-        """Keep a finished gradient whole; a later micro-batch's is added, if it has not been."""
+        """Store a finished gradient whole; a later microbatch's is added, unless it already has been."""
         if grad is not self.grad_whole:
             self.grad_whole = added(self.grad_whole, grad)
 
     def new_grad_shard(self) -> Buffer:
-        """A buffer for the own slice of a reduced gradient; where a sum is kept already, to be added to it."""
+        """Return a buffer for the local slice of a reduced gradient; a later microbatch's is added to the stored
+        sum."""
         own = self.own
         return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
     def stand_own(self, own: Buffer | None) -> None:
-        """The own part of a gradient that is reduced where it stands, once a step: keep it there, or send it."""
+        """Store the local shard of a gradient that is reduced in place, once a step, or send it to its memory."""
         if not self._leaves(own):
             self.grad_shard = own
 
     def add_grad_shard(self, grad: Buffer | None) -> None:
-        """Keep the own part of a reduced gradient (None: there is none), or send it where it is kept."""
+        """Store the local shard of a reduced gradient (None: there is none), or send it to its memory."""
         if grad is not None and not self._leaves(grad):
             self.keep_grad_shard(grad)
 
@@ -248,7 +249,7 @@ class GradAccumulator:
         return True
 
     def keep_grad_shard(self, grad: Buffer) -> None:
-        """The same where it is; a later micro-batch's is added."""
+        """Store it in place; a later microbatch's is added."""
         if self.grad_shard is None and self._lasting is not None and self._lasting.memory == grad.memory:
             own = self.own_window(self._lasting) if self.keeps_whole_grad else self._lasting
             self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
@@ -257,7 +258,7 @@ class GradAccumulator:
             self.grad_shard = added(self.grad_shard, grad)
 
     def keep_own_grad(self) -> None:
-        """Of a gradient that is whole only the own part stays, in a buffer of its own where it is not all of it."""
+        """Keep only the local shard of a whole gradient, in a buffer of its own if the shard is not all of it."""
         own, whole = self.grad_shard, self.grad_whole
         if own is not None and whole is not None and own is not whole and own.memory == DEVICE:
             self.grad_shard = self.new_grad_shard()
@@ -265,7 +266,7 @@ class GradAccumulator:
         self.grad_whole = None
 
     def take_finished(self) -> list[Buffer]:
-        """The gradient that is to be reduced, whole, handed over in a list; the flat forgets it."""
+        """Take the whole gradient that is to be reduced, in a list; the flat forgets it."""
         if self.grad_held is not None:
             self.hold_grad()
             held, self.grad_held = [self.grad_held], None
@@ -277,11 +278,11 @@ class GradAccumulator:
         return whole
 
     def whole_grad(self) -> Buffer:
-        assert self.grad_whole is not None, f"{self.name}: its gradient is not kept whole"
+        assert self.grad_whole is not None, f"{self.name}: its gradient is not stored whole"
         return self.grad_whole
 
     def drop_grads(self) -> None:
-        """Gradients end with the step, save for persistent buffers."""
+        """Drop the gradients at the end of a step, except permanent buffers."""
         self.grad = self.grad_shard = None
         self.grad_whole = self._lasting if self.keeps_whole_grad else None
         if self.probe is not None:

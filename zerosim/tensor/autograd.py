@@ -1,12 +1,12 @@
-"""The autograd engine: a graph of nodes, walked backwards. It knows no op and no rule.
+"""The autograd engine: a graph of nodes, traversed backwards. It knows no op and no rule.
 
-A node remembers the op that made a tensor and where each of that op's inputs came from: another
-node, a `Sink` (a leaf that collects its gradient), or None (no gradient wanted). The walk visits
-nodes from the deepest to the shallowest, so that a node runs once all its gradients are in; each
-node is emptied as it is visited, so that what its op saved dies as backward goes.
+A node remembers the op that made a tensor and the origin of each of that op's inputs: another node, a `Sink` (a leaf
+that collects its gradient), or None (no gradient wanted). The traversal visits nodes from the deepest to the
+shallowest, so a node runs once all its gradients have arrived. Each node is emptied when it is visited, so an op's
+saved buffers are freed as backward goes.
 
-Nobody writes into a gradient that somebody else may hold: an op may hand one buffer to two inputs
-(`add` does). `Gradient.owned` says that a buffer is nobody else's, and can be added into.
+No rule writes into a gradient that another may hold: an op may hand one buffer to two inputs (`add` does).
+`Gradient.owned` says that a buffer has no other holder, and can be added into.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Sink(Protocol):
 
 
 class Rule(Protocol):
-    """An op in the graph: what it saved, and its backward rule."""
+    """An op in the graph: its saved buffers, and its backward rule."""
 
     def backward(self, grad: Buffer) -> tuple[Buffer | None, ...]:
-        """One gradient per input, None where it is not wanted: new buffers, or `grad` itself handed on."""
+        """Return one gradient per input, None if it is not wanted: new buffers, or `grad` itself handed on."""
         ...
 
 
 class Gradient(NamedTuple):
-    """A gradient on its way; `owned` means that no other reader holds its bytes."""
+    """A gradient on its way; `owned` means that nothing else holds its bytes."""
 
     buffer: Buffer
     owned: bool
@@ -53,7 +53,7 @@ class Node:
 
 
 def add_gradients(first: Gradient, second: Gradient) -> Gradient:
-    """Their sum: into one that is owned, or into a new buffer."""
+    """Return the sum of two gradients: in one that is owned, or in a new buffer."""
     if second.owned and not first.owned:
         first, second = second, first
     a, b = first.buffer, second.buffer
@@ -63,13 +63,13 @@ def add_gradients(first: Gradient, second: Gradient) -> Gradient:
 
 
 def backward(root: Node | Sink, grads: list[Buffer]) -> None:
-    """Walk the graph under `root` with the one gradient in `grads`, that of what `root` made; sinks collect.
+    """Traverse the graph under `root` with the one gradient in `grads`, that of `root`'s result; sinks collect.
 
-    It is taken out of the list: were it an argument, the callers would keep its bytes alive for the
-    whole walk. A graph is walked once: its nodes are empty afterwards.
+    It is taken out of the list: as an argument, the callers would keep its bytes alive for the whole traversal. A graph
+    can be used once: its nodes are empty afterwards.
     """
     arriving: dict[Node, Gradient] = {}
-    queue: list[tuple[int, int, Node]] = []  # deepest first; of one depth, first come first served
+    queue: list[tuple[int, int, Node]] = []  # deepest first; at equal depth, first come first served
     arrivals = itertools.count()
 
     def deliver(edge: Node | Sink, gradient: Gradient) -> None:
@@ -88,7 +88,7 @@ def backward(root: Node | Sink, grads: list[Buffer]) -> None:
 
 
 def _visit(node: Node, grad: Buffer, deliver: _Deliver) -> None:
-    """Run one node's rule and hand out its results. Its locals die on return, and with them the bytes."""
+    """Run one node's rule and hand out its results. Its locals, and the bytes, are freed on return."""
     rule, edges = node.rule, node.edges
     if rule is None:
         raise RuntimeError("this graph was already used: run forward again before another backward")

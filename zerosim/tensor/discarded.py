@@ -1,14 +1,14 @@
-"""Results that nobody keeps: a rule that reads one in backward makes it a second time.
+"""Discarded results: a rule that reads one in backward recomputes it.
 
-(2205.05198, section 5; Megatron's output-discarding checkpoints; PyTorch's selective checkpoints keep what is expensive
-and make the rest so.) An op runs as ever. What its readers then save is a `Discarded`, which knows the function and its
-inputs. The first to ask for its values has the function run once more, without a graph; those bytes live until the last
-rule that holds it has had its backward. An input may be discarded itself: then it is made first.
+(2205.05198, section 5; Megatron's output-discarding checkpoints; PyTorch's selective checkpoints keep expensive results
+and discard the rest.) An op runs as usual. Its readers then save a `Discarded`, which knows the function and its
+inputs. The first to ask for its values runs the function again, without a graph; those bytes live until the last rule
+that holds it has run its backward. An input may be discarded itself: then it is recomputed first.
 
     y = discard("layernorm", norm, x)     x is kept by norm's rule, y's bytes go when its reader has run
     z = linear(y, w)                      linear's rule holds y as Discarded(norm, x)
 
-Functions give the same bits twice: dropout's masks depend on where they are used alone.
+Functions give the same bits twice: dropout's masks depend only on where they are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerosim.tensor.tensor import Tensor, record_saved
 
 
 class Discarded:
-    """What a rule holds of a tensor that is made again: how, and no bytes until they are asked for."""
+    """A rule's reference to a recomputed tensor: the function, and no bytes until they are asked for."""
 
     __slots__ = ("_buffer", "_inputs", "_run", "_unit", "device", "dtype", "part", "requires_grad", "shape")
 
@@ -39,11 +39,11 @@ class Discarded:
 
     @property
     def buffer(self) -> Buffer:
-        """Its bytes, made where they are not there."""
+        """Its bytes, recomputed if they are missing."""
         if self._buffer is None:
-            with self.device.no_grad(), self.device.scope(unit=self._unit):  # a module behind it may have asked
+            with self.device.no_grad(), self.device.scope(unit=self._unit):  # a module after it may have asked
                 self._buffer = self._run(*(Tensor(x.buffer) for x in self._inputs)).buffer
-            self._inputs = ()  # what was made for this alone goes
+            self._inputs = ()  # frees what was recomputed for this alone
             if self.device.recorder.enabled:
                 record_saved(self.device, self.part, {"made again": self._buffer})
         return self._buffer
@@ -53,21 +53,21 @@ class Discarded:
         return self.buffer.array
 
     def new_grad(self) -> Buffer:
-        """A buffer for its gradient, contents undefined."""
+        """Return a buffer for its gradient, contents undefined."""
         return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
 
 
 Held = Tensor | Discarded
-"""What a rule holds of a tensor whose values it reads."""
+"""A rule's reference to a tensor whose values it reads."""
 
 
 def held(x: Tensor) -> Held:
-    """What a rule is to save of x."""
+    """Return what a rule saves of x."""
     return x.discarded or x
 
 
 def discard(part: str, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """run(*inputs); what reads the result holds how it was made. `part` names it in the record."""
+    """Return run(*inputs); readers of the result save how to recompute it. `part` names it in the record."""
     y = run(*inputs)
     if y.device.grad_enabled and not any(y is x for x in inputs):
         y.discarded = Discarded(part, y, run, tuple(map(held, inputs)))

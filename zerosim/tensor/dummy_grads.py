@@ -1,13 +1,13 @@
-"""What Transformer Engine returns in place of a weight's gradient: one buffer for each shape of weight.
+"""Transformer Engine's result in place of a weight's gradient: one buffer for each shape of weight.
 
 With gradient accumulation fused, a linear map's product adds to the gradient buffer itself. PyTorch's engine still
 wants a gradient of the weight's shape, so that its hooks run: a dummy, which Transformer Engine caches by shape and
 dtype for the whole run (transformer_engine/pytorch/module/base.py, get_dummy_wgrad). Packed maps, q|k|v and gate|up,
-have one weight there. Megatron's own maps, the table and the head, have no dummy that stays; later versions of
-Megatron (core/tensor_parallel/layers.py) take the head's from the same cache, the one measured on B200 did not.
+have one weight there. Megatron's own maps, the table and the head, have no permanent dummy; later versions of Megatron
+(core/tensor_parallel/layers.py) take the head's from the same cache, but the version measured on B200 did not.
 
-Here a product writes into the dummy, and the dummy is added to the gradient buffer: the bytes are the same, the sums
-round as they do without fusion.
+Here a product writes into the dummy, and the dummy is added to the gradient buffer: the bytes are the same, and the
+sums round as they do without fusion.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from zerosim.dtypes import DType
 
 
 class DummyGrads:
-    """One rank's dummies, made at a map's first forward (there at its first backward): the first step holds as much as
-    those after it."""
+    """One rank's dummies, allocated at a map's first forward (there at its first backward), so that the first step
+    holds as much as later ones."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._held: dict[tuple[tuple[int, ...], DType], Buffer] = {}
 
     def window(self, shapes: Sequence[tuple[int, ...]], index: int, dtype: DType) -> Buffer:
-        """The part for weight `index` of those that are packed side by side, by rows; contents undefined."""
+        """Return the part for weight `index` of those that are packed side by side, by rows; contents undefined."""
         rows = [shape[0] for shape in shapes]
         packed = sum(rows), *shapes[index][1:]
         if (packed, dtype) not in self._held:

@@ -1,8 +1,8 @@
-"""A unit's parameters in one flat buffer, as one rank holds it: the whole or the own slice, and optimizer states.
+"""A unit's parameters in one flat buffer, as one rank holds it: the whole or the local slice, and optimizer states.
 
-ZeRO paper, section 5: the slices of a flat buffer are what is partitioned. Where each weight lies: `placement/spec.py`;
-who owns which part: `placement/layout.py`; its gradients: `accumulation.py`; which of the buffers exist at which
-moment: the strategies (`parallel/`).
+ZeRO paper, section 5: ZeRO partitions a flat buffer into slices. Where each weight lies: `placement/spec.py`; who owns
+which part: `placement/layout.py`; its gradients: `accumulation.py`; which of the buffers exist at which moment: the
+strategies (`parallel/`).
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Flat(GradAccumulator):
     def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "", stored: str = ""):
         super().__init__(name, device, grad_dtype, module)
         self.stored, self.dtype = stored, uint8 if stored else dtype
-        self.value_dtype = dtype  # of what ops read
+        self.value_dtype = dtype  # of the values that ops read
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
-        self.was_unsharded = False  # since the start: what lies elsewhere now was then here, and is freed
-        self.incoming: Incoming | None = None  # the own slice, on its way from another memory
-        self.leaving: Copying | None = None  # and on its way there, to a file
+        self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
+        self.incoming: Incoming | None = None  # the local slice, on its way from another memory
+        self.leaving: Copying | None = None  # and on its way to a file there
         self.master: Buffer | None = None
         self.states: dict[str, Buffer] = {}
 
@@ -74,7 +74,7 @@ class Flat(GradAccumulator):
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 
     def place_params(self, row: Row) -> None:
-        """Before the first step: memory for the whole, for the own slice, or for none that is stored."""
+        """Allocate the parameters before the first step: the whole, the local slice, or nothing."""
         if row.is_whole:
             self.param = self._alloc_param(Slice(0, self.padded_numel, self.numel))
             self.param_shard = self.own_window(self.param)
@@ -106,18 +106,18 @@ class Flat(GradAccumulator):
         return self.param
 
     def unshard(self, full: Buffer) -> None:
-        """The whole is there: `full` has padded_numel elements (numel suffice)."""
+        """Set the whole buffer: `full` has padded_numel elements (numel suffice)."""
         self.param, self.incoming = full, None
         self.was_unsharded = True
 
     def reshard(self) -> None:
-        """The whole goes; the own slice stays."""
+        """Free the whole buffer; the local slice stays."""
         self.param = None
 
     def write(self, index: int, values: Any, *, exact_master: bool) -> None:
-        """Store a parameter's values (host array) in what this rank holds of it.
+        """Store a parameter's values (host array) in this rank's part of it.
 
-        The master is a copy of the rounded weight or, with `exact_master`, of the value as given.
+        The master is a copy of the rounded weight or, with `exact_master`, of the given value.
         """
         values = quantized(self, values) if self.stored else values.reshape(-1)
         backend = self.device.backend
@@ -127,7 +127,7 @@ class Flat(GradAccumulator):
         if mine is None:
             return
         values, here = values[mine.start : mine.stop], slice(mine.at, mine.at + mine.numel)
-        # Without a stored shard the rounding is the host's: an array that takes no memory of the device.
+        # Without a stored shard the host rounds: an array that takes no memory of the device.
         stored = None if self.param_shard is None else self.param_shard[here]
         is_array = stored is not None and stored.memory != NVME
         rounded = stored.array if stored is not None and is_array else backend.empty(values.shape, self.dtype)
@@ -137,16 +137,16 @@ class Flat(GradAccumulator):
             (write if exact_master else put)(values if exact_master else rounded, self.master[here])
 
     def weights(self) -> Buffer:
-        """What the optimizer updates: the own slice of the master or, without one, of the parameters."""
+        """Return the optimizer's target: the local slice of the master or, without one, of the parameters."""
         return self.shard() if self.master is None else self.master
 
     def store_param_shard(self) -> None:
-        """Round the updated master into the own slice of the parameters. No traffic."""
+        """Round the updated master into the local slice of the parameters. No traffic."""
         if self.master is not None and self.param_shard is not None:
             store_params(self)
 
     def fetch(self, kind: Kind = Kind.COMM, *, to: str = DEVICE) -> Incoming | None:
-        """Launch what brings the own slice of the parameters nearer to the device; None where it is there."""
+        """Launch the next copy of the parameters' local slice towards the device; None if it is there."""
         if self.param_shard is None or self.param_shard.memory == DEVICE:
             return None
         self.incoming = self.incoming or Incoming(self)
@@ -157,8 +157,8 @@ class Flat(GradAccumulator):
         return self.incoming
 
     def own_param(self, kind: Kind, *, by: str = COMPUTE) -> Buffer:
-        """The own slice of the parameters, to be sent; where the device has none, brought or cast from the master into
-        a buffer of `kind`. `by` waits for what is brought."""
+        """Return the local slice of the parameters, to be sent. If the device has none, copy it there, or cast it from
+        the master into a buffer of `kind`. `by` waits for the copy."""
         if (coming := self.fetch(kind)) is not None:
             return coming.lift(kind).wait(by)
         if self.param_shard is not None:
@@ -168,6 +168,6 @@ class Flat(GradAccumulator):
         return shard
 
     def cast_into(self, shard: Buffer) -> None:
-        """The same, into a buffer that is there."""
+        """Cast the local slice into an existing buffer."""
         assert self.master is not None, f"{self.name} has no master"
         self.device.kernel(0, self.device.backend.copy, self.master.array, shard.array)

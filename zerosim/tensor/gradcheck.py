@@ -1,11 +1,11 @@
-"""Is a backward rule the derivative of its forward? Asked of numbers, in float64, by central differences.
+"""Is a backward rule the derivative of its forward? Checked numerically, in float64, by central differences.
 
     gradcheck(lambda x: F.gelu(x), [np.random.randn(3, 4)])
     gradcheck(lambda x, w: x @ w, [(2, 3), (3, 4)])          # shapes: values are drawn
 
-A tensor-valued function is made a scalar, L = sum(projection * function(inputs)), with a projection
-that is drawn once and never changes; a sum alone would not see gradients that add up to the right
-total. Backward gives dL/dx of all elements at once; for each element in turn, with h the step,
+A tensor-valued function is made a scalar, L = sum(projection * function(inputs)), with a projection that is drawn once
+and never changes; a plain sum would miss gradients that are wrong but add up to the right total. Backward gives dL/dx
+of all elements at once; for each element in turn, with h the step,
 
     dL/dx_i  ~  (L(x_i + h) - L(x_i - h)) / 2h,  off by about h^2 (the curve) + 1e-16 / h (rounding).
 
@@ -27,9 +27,9 @@ Function = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class GradcheckReport:
-    """The element whose two gradients lie furthest apart, of the `checked` elements of all inputs.
+    """The element whose two gradients differ most, of the `checked` elements of all inputs.
 
-    `input` numbers the function's arguments from 0, `index` is the element's place in that one.
+    `input` numbers the function's arguments from 0, `index` is the element's place in that input.
     """
 
     checked: int
@@ -47,7 +47,7 @@ class GradcheckReport:
 
 
 class GradcheckError(ZerosimError, AssertionError):
-    """Backward and finite differences disagree; `report` says where the most."""
+    """Backward and finite differences disagree; `report` says where they differ most."""
 
     def __init__(self, message: str, report: GradcheckReport | None = None) -> None:
         super().__init__(message)
@@ -64,11 +64,11 @@ def gradcheck(
 ) -> GradcheckReport:
     """Compare the gradients of `function` with central differences, element by element.
 
-    `inputs` are arrays of values or tuples of sizes (a shape, whose values are drawn); `function`
-    is called with one float64 tensor for each, and returns one tensor of any shape. It must give
-    the same result each time: a dropout needs a fixed key. Cost: two calls per element.
+    `inputs` are arrays of values or tuples of sizes (a shape, whose values are drawn); `function` is called with one
+    float64 tensor for each, and returns one tensor of any shape. It must give the same result each time: a dropout
+    needs a fixed key. Cost: two calls per element.
 
-    Raises: GradcheckError where the two are further apart than atol + rtol * |numeric|.
+    Raises: GradcheckError if the two differ by more than atol + rtol * |numeric|.
     """
     device = cpu()
     values = [_values(given, number) for number, given in enumerate(inputs)]
@@ -82,7 +82,7 @@ def gradcheck(
         backward(out.node, [seed.buffer])
 
     def run() -> Any:
-        """The result at these values, a host array; no graph is made, since no input asks for a gradient."""
+        """Return the result at these values, a host array; no graph is made, since no input asks for a gradient."""
         return function(*(tensor(value, device, dtype="fp64") for value in values)).numpy()
 
     if not _same(run(), out.numpy()):
@@ -111,7 +111,7 @@ def gradcheck(
 
 
 def _difference(run: Callable[[], Any], value: Any, index: tuple[int, ...], step: float, projection: Any) -> float:
-    """dL/dx of one element. Results are subtracted before they are projected: less cancels than in L - L."""
+    """Return dL/dx of one element. Results are subtracted before they are projected: less cancels than in L - L."""
     kept = value[index]
     try:
         value[index] = above = kept + step

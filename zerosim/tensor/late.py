@@ -1,7 +1,7 @@
-"""New parameters that wait until nobody reads the old ones any more (ZeRO-Offload's delayed parameter update).
+"""New parameters that wait until the old ones have no reader (ZeRO-Offload's delayed parameter update).
 
-Where the own part lies on the device they wait on the host, and are copied when backward has left the buffer. Where it
-lies elsewhere they wait beside it, and take its place.
+If the local shard lies on the device, the new parameters wait on the host, and are copied when backward has left the
+buffer. If it lies elsewhere they wait beside it, and then replace it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from zerosim.tensor.offloaded import TO_DEVICE, store_params
 
 
 class LateParams:
-    """The own part of one flat, as the CPU has just updated it."""
+    """The local shard of one flat, as the CPU has just updated it."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -28,14 +28,14 @@ class LateParams:
         device.recorder.add(CpuEvent(device.where, self._stepped))
 
     def launch(self) -> None:
-        """Nobody reads the old ones any more in this step: to the device, behind what the CPU did for them."""
+        """Copy the new parameters to the device after the CPU's update, once the step no longer reads the old ones."""
         device, shard = self.flat.device, self.flat.shard()
         if shard.memory == DEVICE and not self._copy:
             device.recorder.add(Wait(device.where, self._stepped, TO_DEVICE))
             self._copy.append(launch_copy(self.values, shard))
 
     def land(self) -> None:
-        """They are the flat's from here on."""
+        """Make the new parameters the flat's."""
         self.launch()
         for copy in self._copy:
             copy.wait()

@@ -1,11 +1,11 @@
-"""Model states that do not lie on the device: ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857).
+"""Model states outside the device: ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857).
 
     gradients     a reduced own part goes to its memory as backward goes, one copy in flight (`Outgoing`)
     parameters    an own part comes to the device before each gather, from NVMe through the host (`Incoming`); what the
                   optimizer step left goes back (`store_params`)
     optimizer     states on NVMe pass through the host, some flats at a time: read, step and write overlap (`tiles`)
 
-Nothing computes on NVMe, and the device computes nothing on the host: what is there is stepped by the host's CPU.
+Nothing computes on NVMe, and the device computes nothing on the host: the host's CPU updates the states that are there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TO_DEVICE, TO_NVME, FROM_NVME = f"{HOST} to {DEVICE}", f"{HOST} to {NVME}", f"{N
 
 # -- gradients ----------------------------------------------------------------------------------------------------
 class Outgoing:
-    """A rank's reduced gradients on their way: of those that have left, one is in flight. Behind the last of a flat's
-    come new parameters that are late (`late.py`).
+    """A rank's reduced gradients on their way to another memory, one copy in flight. After the last of a flat's
+    gradients come its delayed new parameters (`late.py`).
 
     as_it_goes   each leaves when it is reduced. Without, all leave when backward is over: what other axes of the mesh
                  add to own parts, they add on the device
@@ -43,11 +43,11 @@ class Outgoing:
     def __init__(self, layout: Layout) -> None:
         self.as_it_goes = layout.mesh.size("dp_replicate", *MODEL) == 1
         self.late: dict[str, LateParams] = {}  # by flat
-        self.last_slot = 0  # of the step's micro-batches
+        self.last_slot = 0  # of the step's microbatches
         self._last: list[Copying] = []
 
     def send(self, flat: GradAccumulator, grad: Buffer) -> None:
-        """An own part that the device has goes to the flat's memory, and is added to what is there."""
+        """Send a local shard from the device to the flat's memory, and add it to the sum there."""
         device, there = flat.device, flat.grad_shard
         host = _new_grad(flat, HOST)
         out = launch_copy(grad, host)
@@ -61,7 +61,7 @@ class Outgoing:
             flat.grad_shard = _new_grad(flat, NVME)
             out.wait(TO_NVME)
             self._last.append(launch_copy(host, flat.grad_shard))
-        else:  # the sum of earlier micro-batches comes to the host, and goes back
+        else:  # the sum of earlier microbatches comes to the host, and goes back
             earlier = grad_on_hand(flat)
             out.wait(CPU)
             assert earlier is not None
@@ -72,13 +72,13 @@ class Outgoing:
             self.late[flat.name].launch()
 
     def wait(self) -> None:
-        """What is in flight has arrived."""
+        """Wait until the copy in flight has arrived."""
         for copy in self._last:
             copy.wait()
         self._last = []
 
     def finish(self, flats: Sequence[GradAccumulator]) -> None:
-        """Backward is over: all gradients are where they belong."""
+        """Send what is left when backward ends, and wait until all gradients have arrived."""
         for flat in reversed(flats):
             if flat.grad_memory != DEVICE and flat.grad_shard is not None and flat.grad_shard.memory == DEVICE:
                 grad, flat.grad_shard = flat.grad_shard, None
@@ -94,7 +94,7 @@ def _new_grad(flat: GradAccumulator, memory: str) -> Buffer:
 
 # -- parameters ---------------------------------------------------------------------------------------------------
 class Incoming:
-    """One flat's own part on its way to the device: ZeRO-Infinity's nc (NVMe to host) and cg (host to device)."""
+    """One flat's local shard on its way to the device: ZeRO-Infinity's nc (NVMe to host) and cg (host to device)."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -102,14 +102,14 @@ class Incoming:
         self.lifted: Copying | None = None
 
     def stage(self) -> None:
-        """From NVMe to the host."""
+        """Copy it from NVMe to the host."""
         flat = self.flat
         if self.staged is None and flat.shard().memory == NVME:
             host = flat.device.alloc((flat.own.size,), flat.dtype, Kind.COMM, padding=flat.own_padding, memory=HOST)
             self.staged = launch_copy(flat.shard(), host)
 
     def lift(self, kind: Kind) -> Copying:
-        """To the device, into a buffer of `kind`."""
+        """Copy it to the device, into a buffer of `kind`."""
         if self.lifted is None:
             self.stage()
             flat = self.flat
@@ -121,8 +121,8 @@ class Incoming:
 
 
 def store_params(flat: Flat, into: Buffer | None = None) -> None:
-    """Round the updated masters into the own part of the parameters, or a buffer like it, wherever these two lie.
-    Masters that are on NVMe are on the host now (`tiles`)."""
+    """Round the updated masters into the local shard of the parameters, or a buffer like it, in whichever memories
+    these two lie. Masters on NVMe are on the host now (`tiles`)."""
     assert flat.master is not None
     device, master, shard = flat.device, flat.master, into or flat.shard()
     with device.at(master.memory):
@@ -143,7 +143,8 @@ def store_params(flat: Flat, into: Buffer | None = None) -> None:
 
 
 def put(array: Array, into: Buffer | None) -> None:
-    """An array's values, as a buffer rounds them, if there is one. It is no copy of a step, and not recorded."""
+    """Store an array's values in a buffer, rounded as it rounds them, if there is one. This is no copy of a step, and
+    not recorded."""
     if into is None or into.array is array:
         return
     backend = into.device.backend
@@ -155,7 +156,7 @@ def put(array: Array, into: Buffer | None) -> None:
 
 
 def write(values: Any, into: Buffer) -> None:
-    """The same of a host array's values."""
+    """Store a host array's values in the same way."""
     backend = into.device.backend
     if isinstance(into.array, FileArray):
         backend.from_host(values, rounded := backend.empty(into.shape, into.dtype))
@@ -171,17 +172,17 @@ def memory_of(flat: Flat) -> str:
 
 # -- the optimizer step -------------------------------------------------------------------------------------------
 def place_of(flats: Sequence[Flat]) -> str:
-    """Where the optimizer step runs: on the device, or on its host's CPU."""
+    """Return where the optimizer step runs: on the device, or on its host's CPU."""
     return HOST if any(flat.is_trained and flat.rows["optim"].memory != DEVICE for flat in flats) else DEVICE
 
 
 def norm_place(flats: Sequence[GradAccumulator]) -> str:
-    """Where the squares of gradients are added up."""
+    """Return where the squares of gradients are added up."""
     return HOST if any(flat.grad_memory != DEVICE for flat in flats) else DEVICE
 
 
 def moved(buffer: Buffer, memory: str) -> Buffer:
-    """A norm's sums in that memory: a copy, where they lie in another one."""
+    """Return a norm's sums in that memory: a copy, if they lie in another one."""
     if buffer.memory == memory:
         return buffer
     there = buffer.device.alloc(buffer.shape, buffer.dtype, Kind.TEMP, memory=memory)
@@ -193,7 +194,7 @@ def moved(buffer: Buffer, memory: str) -> Buffer:
 
 
 def grad_on_hand(flat: GradAccumulator) -> Buffer | None:
-    """The own part of the gradient where it can be read: one on NVMe in a buffer of the host."""
+    """Return the local shard of the gradient in readable memory: one on NVMe in a buffer of the host."""
     grad = flat.grad_shard
     if grad is None or grad.memory != NVME:
         return grad
@@ -201,7 +202,7 @@ def grad_on_hand(flat: GradAccumulator) -> Buffer | None:
 
 
 class _Tile:
-    """Flats that are stepped together, and what of them comes from NVMe and goes back."""
+    """Flats that are updated together, and their buffers that come from NVMe and go back."""
 
     def __init__(self, flats: list[Flat]) -> None:
         self.flats = flats
@@ -209,7 +210,7 @@ class _Tile:
         self._copies: list[Copying] = []
 
     def read(self) -> None:
-        """Launch what brings states and gradients to the host."""
+        """Launch the copies of states and gradients to the host."""
         for flat in self.flats:
             with flat.device.scope(unit=flat.module):
                 if (grad := flat.grad_shard) is not None and grad.memory == NVME:
@@ -232,7 +233,7 @@ class _Tile:
         self._copies.clear()
 
     def write(self) -> None:
-        """Launch what brings them back; until it is waited for, the host's buffers stay."""
+        """Launch the copies back; the host's buffers stay until these are waited for."""
         for flat, states, master in self._home:
             with flat.device.scope(unit=flat.module):
                 for name, state in states.items():
@@ -248,8 +249,8 @@ class _Tile:
 
 
 def tiles(groups: Iterable[list[Flat]]) -> Iterator[list[Flat]]:
-    """Groups of flats that are stepped together, each with its states at hand. While one is stepped, the next is read
-    from NVMe and the one before is written: three tiles are on the host at most."""
+    """Yield groups of flats that are updated together, each with its states at hand. While one is updated, the next is
+    read from NVMe and the one before is written: three tiles are on the host at most."""
     coming = deque(_Tile(group) for group in groups)
     written: _Tile | None = None
     if coming:

@@ -1,8 +1,8 @@
 """Primitive ops: the alphabet that fused ops (`functional.py`) are checked against and taught with.
 
-Each is a rule (what it saves, and how a gradient passes back through it) and the function that
-makes it. Operands broadcast as in NumPy, numbers count as constants, and a gradient is summed back
-to its operand's shape. Models use the fused ops, which cost a fraction of a tape of these.
+Each is a rule (its saved buffers, and how a gradient passes back through it) and the function that makes it. Operands
+broadcast as in NumPy, numbers count as constants, and a gradient is summed back to its operand's shape. Models use the
+fused ops, which cost a fraction of a graph of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Grads = tuple[Buffer | None, ...]
 
 
 def broadcast_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """NumPy's rule: dims are aligned at the end and must be equal or 1. Raises: InputError."""
+    """Broadcast as NumPy does: dims are aligned at the end and must be equal or 1. Raises: InputError."""
     length = max(len(a), len(b))
     a_dims, b_dims = (1,) * (length - len(a)) + a, (1,) * (length - len(b)) + b
     if any(m != n and 1 not in (m, n) for m, n in zip(a_dims, b_dims, strict=True)):
@@ -29,7 +29,7 @@ def broadcast_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _sum_to(grad: Buffer, target: Outline | Parameter) -> Buffer:
-    """`grad`, of the broadcast shape, summed to the shape of `target`."""
+    """Return `grad`, of the broadcast shape, summed to the shape of `target`."""
     if grad.shape == target.shape:
         return grad
     out = target.new_grad()
@@ -38,29 +38,30 @@ def _sum_to(grad: Buffer, target: Outline | Parameter) -> Buffer:
 
 
 def _elementwise(run: Callable[[Array, Array, Array], None], a: Buffer, b: Array) -> Buffer:
-    """A new buffer like `a`, filled by a binary kernel: the gradients' arithmetic."""
+    """Return a new buffer like `a`, filled by a binary kernel: the gradients' arithmetic."""
     out = a.device.alloc(a.shape, a.dtype, Kind.ACTIVATION_GRAD)
     a.device.kernel(out.numel, run, a.array, b, out.array)
     return out
 
 
 def _into(x: Operand) -> Outline | Parameter:
-    """What is kept of an operand to make its gradient; a parameter is a handle and holds no bytes."""
+    """Return what is saved of an operand to compute its gradient; a parameter is a handle and holds no bytes."""
     return x if isinstance(x, Parameter) else outline(x)
 
 
 class _Binary:
-    """Sums each operand's gradient back to its shape; a subclass says what it is before, and what that reads."""
+    """An op of two operands. It sums each operand's gradient back to its shape; a subclass gives the gradient before
+    that, and the operands that it reads."""
 
     def __init__(self, a: Operand, b: Operand) -> None:
         self.into = _into(a), _into(b)
         self.save(a, b)
 
     def save(self, a: Operand, b: Operand) -> None:
-        """Keep the operands whose values backward reads."""
+        """Save the operands whose values backward reads."""
 
     def saved(self) -> Saved | None:
-        """Those operands, by name."""
+        """Return those operands, by name."""
         return None
 
     def backward(self, grad: Buffer) -> Grads:
@@ -141,7 +142,7 @@ class MatMul(_Product):
 
 
 class _Saved:
-    """Saves one buffer: the operand or the result, whichever the derivative is written in."""
+    """Saves one buffer: the operand or the result, depending on how the derivative is written."""
 
     def __init__(self, saved: Buffer) -> None:
         self.saved = saved
@@ -171,7 +172,7 @@ class Tanh(_Saved):
 
 
 class Sum:
-    """The gradient is handed to every element that was added."""
+    """Hands the gradient to every element that was added."""
 
     def __init__(self, x: Operand, kept: tuple[int, ...]) -> None:
         self.into = _into(x)
@@ -223,7 +224,7 @@ def _transposed(x: Buffer, order: tuple[int, ...], kind: Kind) -> Buffer:
 
 
 def _operands(name: str, a: Operand | float, b: Operand | float) -> tuple[Operand, Operand]:
-    """Both as operands of one device and dtype: a number becomes a constant of the other one's."""
+    """Return both as operands of one device and dtype: a number becomes a constant like the other operand."""
     if isinstance(a, Real) and isinstance(b, Operand):
         a = tensor(a, b.device, dtype=b.dtype)
     elif isinstance(b, Real) and isinstance(a, Operand):
@@ -262,7 +263,7 @@ def divide(a: Operand | float, b: Operand | float) -> Tensor:
 
 
 def matmul(a: Operand, b: Operand) -> Tensor:
-    """a (..., M, K) @ b (..., K, N); leading dims broadcast. Raises: InputError when K differs."""
+    """Multiply a (..., M, K) @ b (..., K, N); leading dims broadcast. Raises: InputError if K differs."""
     a, b = _operands("matmul", a, b)
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         raise InputError(f"matmul of {a.shape} and {b.shape}: the inner sizes must be equal, both at least 2-d")
@@ -302,7 +303,7 @@ def _kept(x: Operand, dims: tuple[int, ...] | None) -> tuple[int, ...]:
 
 
 def sum(x: Operand, dims: tuple[int, ...] | None = None, *, keepdims: bool = False) -> Tensor:
-    """The sum over `dims` (None: all of them)."""
+    """Sum over `dims` (None: all of them)."""
     kept = _kept(x, dims)
     out = x.device.alloc(kept, x.dtype, Kind.ACTIVATION)
     x.device.kernel(x.array.size, x.device.backend.sum_to, x.array, out.array)
@@ -320,26 +321,26 @@ def mean(x: Operand, dims: tuple[int, ...] | None = None, *, keepdims: bool = Fa
 
 
 def maximum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The maximum over `dims`, kept as 1, as a constant: no gradient (a shift, for stable softmax)."""
+    """Return the maximum over `dims`, kept as 1, as a constant: no gradient (a shift, for stable softmax)."""
     out = x.device.alloc(_kept(x, dims), x.dtype, Kind.ACTIVATION)
     x.device.kernel(x.buffer.numel, x.device.backend.max_to, x.array, out.array)
     return Tensor(out)
 
 
 def reshape(x: Tensor, *shape: int) -> Tensor:
-    """The same elements under another shape: shares the bytes."""
+    """Return the same elements in another shape: shares the bytes."""
     return apply(Reshape(x.shape), x.buffer.reshape(*shape), x)
 
 
 def transpose(x: Tensor, *order: int) -> Tensor:
-    """Dims in another order, as a copy; without an order, reversed."""
+    """Reorder dims into a copy; without an order, reverse them."""
     rank = len(x.shape)
     order = tuple(d % rank for d in order) or tuple(reversed(range(rank)))
     return apply(Transpose(order), _transposed(x.buffer, order, Kind.ACTIVATION), x)
 
 
 def mask_future(scores: Tensor, value: float = float("-inf")) -> Tensor:
-    """scores (..., T, T) with `value` where the key comes after the query."""
+    """Return scores (..., T, T) with `value` where the key comes after the query."""
     out = scores.device.alloc(scores.shape, scores.dtype, Kind.ACTIVATION)
     scores.device.kernel(out.numel, scores.device.backend.mask_future, scores.array, value, out.array)
     return apply(MaskFuture(), out, scores)

@@ -1,4 +1,4 @@
-"""Frozen weights that are kept as codes (QLoRA, arXiv 2305.14314): made once, and values of one map at a time."""
+"""Frozen weights stored as codes (QLoRA, arXiv 2305.14314): encoded once, and decoded one map at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def quantized(flat: Flat, values: Any) -> Any:
-    """A weight's bytes in NF4, a host array, of its values as its own dtype rounds them."""
+    """Encode a weight in NF4: a host array of bytes, from its values as its own dtype rounds them."""
     from zerosim.backends.numpy.nf4 import encode_nf4  # codes are made on the host, once
 
     backend = flat.device.backend
@@ -23,7 +23,7 @@ def quantized(flat: Flat, values: Any) -> Any:
 
 
 def dequantized(flat: Flat, stored: Buffer, index: int) -> Buffer:
-    """A weight's values in a new buffer, which lives as long as the product that reads it."""
+    """Return a weight's values in a new buffer, which lives as long as the product that reads it."""
     weight, offset = flat.spec.weights[index], flat.spec.offsets[index]
     out = flat.device.alloc(weight.shape, flat.value_dtype, Kind.TEMP)
     codes = stored[offset : offset + weight.numel]
@@ -32,7 +32,7 @@ def dequantized(flat: Flat, stored: Buffer, index: int) -> Buffer:
 
 
 def values_of(weight: WeightSpec, codes: Any) -> Any:
-    """A weight's values, fp32, of its bytes on the host."""
+    """Return a weight's values, fp32, from its bytes on the host."""
     from zerosim.backends.numpy.nf4 import decode_nf4
 
     return decode_nf4(codes.astype("uint8"), math.prod(weight.shape))

@@ -1,4 +1,4 @@
-"""Gradients that are added to kept ones, and whether they were finite."""
+"""Gradients that are added to stored ones, and whether they were finite."""
 
 from __future__ import annotations
 
@@ -31,5 +31,6 @@ def added(kept: Buffer | None, grad: Buffer) -> Buffer:
 
 
 def accumulate(device: Device, flops: int, run: Callable[..., None], *arrays: Array) -> None:
-    """A kernel of its own here. Fused frameworks have the product that makes the gradient add it."""
+    """Add a gradient to a stored one. Here this is its own kernel; in fused frameworks the product that computes the
+    gradient also adds it."""
     device.kernels((work_of(run.__name__, flops, arrays)._replace(name=ACCUMULATE),), run, *arrays)

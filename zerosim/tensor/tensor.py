@@ -1,7 +1,6 @@
 """Tensors: a buffer, and its place in the graph. Parameters: a handle on a window of a flat buffer.
 
-Ops take either. An op saves the `Parameter`, never its array, because the data behind it is taken
-away and brought back (ZeRO-3 shards it between uses).
+Ops take either. An op saves the `Parameter`, never its array, because ZeRO-3 frees and gathers the data between uses.
 
 By hand, as in a lesson:
 
@@ -48,14 +47,14 @@ class Leaf:
     def take(self) -> Buffer:
         """Hand the gradient over; this sink forgets it."""
         grad, self.grad = self.grad, None
-        assert grad is not None, "backward did not come this way"
+        assert grad is not None, "backward did not reach this value"
         return grad
 
 
 class Tensor:
     """An n-dimensional array on a device, and the node that made it (None: no gradient flows).
 
-    `discarded`: what rules hold of it where its bytes are not to be kept (`tensor/discarded.py`).
+    `discarded`: what rules save of it if its bytes are discarded (`tensor/discarded.py`).
     """
 
     __slots__ = ("buffer", "discarded", "node")
@@ -87,7 +86,7 @@ class Tensor:
 
     @property
     def grad(self) -> Tensor | None:
-        """A leaf's collected gradient. It grows with each backward; `x.grad = None` begins anew."""
+        """A leaf's collected gradient. It grows with each backward; `x.grad = None` resets it."""
         collected = self.node.grad if isinstance(self.node, Leaf) else None
         return None if collected is None else Tensor(collected)
 
@@ -99,19 +98,19 @@ class Tensor:
             self.node.grad = None
 
     def new_grad(self) -> Buffer:
-        """A buffer for this tensor's gradient, contents undefined."""
+        """Return a buffer for this tensor's gradient, contents undefined."""
         return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
 
     def numpy(self) -> Any:
-        """The values as a NumPy array (half types as float32)."""
+        """Return the values as a NumPy array (half types as float32)."""
         return self.device.backend.to_host(self.array)
 
     def item(self) -> float:
-        """The value of a tensor of one element."""
+        """Return the value of a tensor of one element."""
         return float(self.numpy().item())
 
     def backward(self) -> None:
-        """Gradients of this one-element tensor with respect to every leaf under it.
+        """Compute gradients of this one-element tensor with respect to every leaf under it.
 
         Raises: InputError for any other tensor.
         """
@@ -125,7 +124,7 @@ class Tensor:
         backward(self.node, [seed])
 
     # Operators and methods are the primitive ops (imported at the end of this file: they are built on tensors).
-    __array_ufunc__ = None  # NumPy's numbers leave `number * tensor` to us
+    __array_ufunc__ = None  # so that `number * tensor` with a NumPy number is ours
 
     def __add__(self, other: Operand | float) -> Tensor:
         return primitives.add(self, other)
@@ -167,18 +166,18 @@ class Tensor:
         return primitives.tanh(self)
 
     def sum(self, *dims: int, keepdims: bool = False) -> Tensor:
-        """Over `dims`; without any, over all."""
+        """Sum over `dims`; without any, over all."""
         return primitives.sum(self, dims or None, keepdims=keepdims)
 
     def mean(self, *dims: int, keepdims: bool = False) -> Tensor:
-        """Over `dims`; without any, over all."""
+        """Average over `dims`; without any, over all."""
         return primitives.mean(self, dims or None, keepdims=keepdims)
 
     def reshape(self, *shape: int) -> Tensor:
         return primitives.reshape(self, *shape)
 
     def transpose(self, *order: int) -> Tensor:
-        """Dims in that order; without any, reversed."""
+        """Reorder dims; without an order, reverse them."""
         return primitives.transpose(self, *order)
 
     def __repr__(self) -> str:
@@ -186,9 +185,9 @@ class Tensor:
 
 
 class Parameter:
-    """One named weight: a window of its unit's flat buffer, there only while that buffer is.
+    """One named weight: a window of its unit's flat buffer, available only while that buffer is.
 
-    Its gradient goes to the same window of the flat gradient buffer; one of a buffer that is not trained has none.
+    Its gradient goes to the same window of the flat gradient buffer; a parameter of an untrained buffer has none.
     """
 
     __slots__ = ("depth", "flat", "index", "layer", "name", "shape")
@@ -211,7 +210,7 @@ class Parameter:
 
     @property
     def buffer(self) -> Buffer:
-        """Its values: a window of the flat buffer or, of codes, a new buffer, which the op that reads it holds."""
+        """Its values: a window of the flat buffer or, for codes, a new buffer, which the op that reads it holds."""
         return self.flat.param_window(self.index)
 
     @property
@@ -228,10 +227,10 @@ class Parameter:
         return self.flat.device
 
     def new_grad(self) -> Buffer:
-        """Where this parameter's gradient is to be written, contents undefined.
+        """Return where to write this parameter's gradient, contents undefined.
 
-        The first use in a micro-batch gets the window itself; a later one (a tied weight) gets a
-        buffer of its own, which `accumulate` then adds.
+        The first use in a microbatch gets the window itself; a later one (a tied weight) gets a buffer of its own,
+        which `accumulate` then adds.
         """
         return self.flat.grad_window(self.index)
 
@@ -247,7 +246,7 @@ Operand = Tensor | Parameter
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What a rule keeps of a tensor whose gradient it has to make and whose values it does not read: no bytes."""
+    """What a rule saves of a tensor whose gradient it computes without reading its values: no bytes."""
 
     device: Device
     shape: tuple[int, ...]
@@ -259,19 +258,19 @@ class Outline:
 
 
 def outline(x: Tensor) -> Outline:
-    """`x` without its bytes."""
+    """Return `x` without its bytes."""
     return Outline(x.device, x.shape, x.dtype, x.requires_grad)
 
 
 Saved = Mapping[str, "Operand | Buffer | Discarded | Outline | None"]
-"""What a rule holds until its backward, by what it is to the rule. Parameters are handles and hold no bytes, and so is
-what is made again."""
+"""What a rule holds until its backward, by its role in the rule. Parameters are handles and hold no bytes, and neither
+does a discarded result."""
 
 
 def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved | None = None) -> Tensor:
-    """`out` as a tensor whose gradient `rule` will take to `inputs`, where any of them wants one.
+    """Return `out` as a tensor whose gradient `rule` will bring to `inputs`, if any of them wants one.
 
-    Then what the rule has `saved` is recorded as held by `op`, its name within the unit.
+    Then record the rule's `saved` buffers as held by `op`, its name within the unit.
     """
     check_device(*inputs)
     if out.device.grad_enabled and any(x.requires_grad for x in inputs):
@@ -284,7 +283,7 @@ def apply(rule: Rule, out: Buffer, *inputs: Operand, op: str = "", saved: Saved 
 
 
 def record_saved(device: Device, op: str, saved: Saved) -> None:
-    """One event for each buffer that `op` holds from here to its backward. All of its storage stays live."""
+    """Record one event for each buffer that `op` holds from here to its backward. All of its storage stays live."""
     for what, held in saved.items():
         if not isinstance(held, Tensor | Buffer):
             continue
@@ -293,12 +292,13 @@ def record_saved(device: Device, op: str, saved: Saved) -> None:
 
 
 def layer_of(weight: Operand, otherwise: str) -> str:
-    """The name of the layer that `weight` belongs to, within its unit; for a tensor made by hand, `otherwise`."""
+    """Return the name of the layer that `weight` belongs to, within its unit; for a tensor made by hand,
+    `otherwise`."""
     return weight.layer if isinstance(weight, Parameter) else otherwise
 
 
 def check_device(first: Operand, *others: Operand) -> None:
-    """Raises: InputError where operands of one op lie on different devices."""
+    """Check that operands of one op lie on one device. Raises: InputError if they do not."""
     device = first.device
     for other in others:
         if other.device is not device:
@@ -311,7 +311,7 @@ def check_device(first: Operand, *others: Operand) -> None:
 def tensor(
     values: Any, device: Device | None = None, *, dtype: str | DType = "fp32", requires_grad: bool = False
 ) -> Tensor:
-    """A tensor with a copy of `values` (anything NumPy takes) on `device`; without one, on a new one of its own."""
+    """Make a tensor with a copy of `values` (anything NumPy takes) on `device`; without one, on a new device."""
     import numpy as np
 
     host = np.asarray(values)
@@ -322,7 +322,8 @@ def tensor(
 
 
 def cpu(recorder: Recorder | None = None) -> Device:
-    """A device to play with, outside any world: NumPy, no limit of memory. It records only into a given `recorder`."""
+    """Make a device to play with, outside any world: NumPy, no memory limit. It records only into a given
+    `recorder`."""
     from zerosim.backends.numpy.backend import NumpyBackend
 
     return Device(0, cast(Backend, NumpyBackend()), recorder=recorder or Recorder(enabled=False))

@@ -1,6 +1,6 @@
-"""What a key of `zerosim step` does: steps the world, or shows a page.
+"""The keys of `zerosim step`: each steps the world, or shows a page.
 
-What takes long can be stopped by Ctrl-C, between two events.
+Ctrl-C stops a long step, between two events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIGITS = "0123456789"
 
 
 def parse_until(words: str) -> Match:
-    """'all_gather', 'rank=2 phase=backward unit=h.1': as world.until takes them.
+    """Parse 'all_gather', 'rank=2 phase=backward unit=h.1' into arguments of world.until.
 
     Raises: InputError for a word that is neither an event nor name=value.
     """
@@ -43,25 +43,25 @@ def parse_until(words: str) -> Match:
 
 
 def whole(name: str, text: str) -> int:
-    """Raises: InputError for anything but digits."""
+    """Parse digits. Raises: InputError for anything else."""
     if not text.isdecimal():
         raise InputError(f"{name} {text!r}: expected a whole number")
     return int(text)
 
 
 class Stopped(ZerosimError):
-    """Ctrl-C on the way: the world stands between two events."""
+    """Ctrl-C during a step: the world stands between two events."""
 
 
 class Stepper:
-    """A world, and the keys and the screen that it is stepped with."""
+    """A world, with the keys and the screen by which it is stepped."""
 
     def __init__(self, config: RunConfig, terminal: Terminal) -> None:
         self.world = debug(config)
         self.world.after_event = self._look_for_ctrl_c
         self.terminal = terminal
         self.status = "placing the model ... Ctrl-C stops here"
-        self._most: dict[str, int] = {}  # by kind, of what was drawn so far: the scale of the bars
+        self._most: dict[str, int] = {}  # by kind, of everything drawn so far: the scale of the bars
         self._last_until = "all_gather"
         self._drawn = 0.0
         self._under_way = ""
@@ -81,7 +81,8 @@ class Stepper:
         }
 
     def run(self) -> int:
-        """From the first collective of step 0 until q (0), Ctrl-C, which is raised, or the terminal has gone away."""
+        """Step from the first collective of step 0 until q (returns 0), Ctrl-C, which is raised, or the end of the
+        terminal."""
         try:
             self.draw()
             self.press("c")
@@ -97,19 +98,19 @@ class Stepper:
             self.world.close()
 
     def press(self, key: str) -> None:
-        """What a key does. An error is shown in the status line: the world stands where it was when it came."""
+        """Do what a key says. The status line shows an error: the world stays where it was."""
         try:
             if key in DIGITS:
                 self.next(int(key))
             elif key in self._actions:
                 self._actions[key]()
             elif key != "resize":
-                self.status = f"no key {key!r}: ? shows those that there are"
+                self.status = f"unknown key {key!r}: press ? for help"
         except ZerosimError as error:
             self.status = message_of(error)
 
     def _read_key(self) -> str:
-        """The next key. Raises: KeyboardInterrupt for Ctrl-C."""
+        """Read the next key. Raises: KeyboardInterrupt for Ctrl-C."""
         key = self.terminal.read_key()
         if key == "ctrl-c":
             raise KeyboardInterrupt
@@ -124,10 +125,14 @@ class Stepper:
     # -- going on -------------------------------------------------------------------------------
     def next(self, rank: int | None = None) -> None:
         self._under_way = "the next event"
-        self.status = f"rank {self.world.next(rank).rank} went on by one event"
+        self.status = f"rank {self.world.next(rank).rank} performed one event"
 
     def next_collective(self) -> None:
-        self._go(self.world.next_collective, "all ranks to the next collective", "all stand before the next collective")
+        self._go(
+            self.world.next_collective,
+            "all ranks to the next collective",
+            "every rank is waiting at the next collective",
+        )
 
     def until(self, words: str) -> None:
         match = parse_until(words)
@@ -144,18 +149,18 @@ class Stepper:
 
     def back(self, count: int) -> None:
         words = f"back by {count}"
-        self._go(lambda: self.world.back(count), f"{words}: running again up to there", words)
+        self._go(lambda: self.world.back(count), f"{words}: running again from the start", words)
 
     def _go(self, step: Callable[[], object], under_way: str, done: str) -> None:
-        """Let the world take a step; with what the status line says meanwhile, and of it once done."""
+        """Let the world take a step, with the status line's words for the meantime and for the end."""
         self._under_way = under_way
         step()
         self.status = done
 
     def _look_for_ctrl_c(self) -> None:
-        """After each event: shows now and then how far it went. Raises: Stopped where Ctrl-C was pressed."""
+        """Show progress now and then, after an event. Raises: Stopped if Ctrl-C was pressed."""
         if self.terminal.take_interrupt():
-            raise Stopped(f"stopped on the way ({self._under_way})")
+            raise Stopped(f"stopped early ({self._under_way})")
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
             self.status = f"{self._under_way} ... Ctrl-C stops here"
             self.draw()
@@ -173,7 +178,7 @@ class Stepper:
             self.next(whole("rank", words.strip()))
 
     def _ask(self, question: str) -> str | None:
-        """A line that is typed below; None where Esc ended it."""
+        """Read a line that is typed below; None if Esc ended it."""
         typed = ""
         while True:
             self.status = f"{question}: {typed}_"
@@ -186,7 +191,7 @@ class Stepper:
 
     # -- the page of text -----------------------------------------------------------------------
     def show(self, page: str) -> None:
-        """A page, or another that is asked for, until a key that no page has a use for."""
+        """Show a page, or another one that is asked for, until a key that no page uses."""
         rank, top, ranks = self.world.last.rank if self.world.last else 0, 0, self.world.config.mesh.ranks
         while True:
             width, height = self.terminal.size

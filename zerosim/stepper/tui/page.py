@@ -14,24 +14,24 @@ from zerosim.report.notebook import LETTERS, OTHER_TONE, TONES
 if TYPE_CHECKING:
     from zerosim.stepper import DebugWorld, LiveBuffer, ParameterView
 
-KEYS = (  # those with a short name are in the last line of the screen, as far as they fit
-    ("n, space", "next", "the next event happens: of the rank that went last, until it waits for others"),
-    ("c", "collective", "all ranks to the next collective, the first that none has joined"),
+KEYS = (  # keys with a short name are in the last line of the screen, as far as they fit
+    ("n, space", "next", "perform the next event: of the rank that went last, until it waits for others"),
+    ("c", "collective", "run all ranks to the next collective"),
     ("0-9", "that rank", "the next event of that rank; others go first where it waits for them"),
     ("#", "", "the same for any rank: asks for its number"),
-    ("u", "until", "until an event comes: asks which; Enter alone asks for the same again, Esc for nothing"),
+    ("u", "until", "run until an event: asks which; Enter alone repeats the last, Esc cancels"),
     ("g", "", "until the next rank is about to join a collective"),
     ("f", "finish step", "finish this step, on every rank"),
-    ("b", "back", "back by one event: the run is made again up to there"),
+    ("b", "back", "back by one event: the run starts again and stops there"),
     ("l", "live buffers", "live buffers of a rank, the oldest first"),
-    ("o", "ownership", "ownership: which rank updates which slice of what"),
+    ("o", "ownership", "ownership: which rank updates which slice of each unit"),
     ("p", "parameters", "parameters of a rank: gathered, sharded, freed, elsewhere"),
     ("e", "", "the last message in full, such as an error's"),
     ("r", "run to the end", "run to the end"),
     ("B", "back 10", "back by ten events"),
     ("?, h", "help", "these keys"),
     ("q", "quit", "quit"),
-    ("Ctrl-C", "", "stops what takes long, and the world stands there; else quits"),
+    ("Ctrl-C", "", "stops a long step between two events; otherwise quits"),
 )
 SHORT_KEYS = [(keys.partition(",")[0], short) for keys, short, _ in KEYS if short]
 UNTIL_WORDS = (
@@ -41,7 +41,7 @@ UNTIL_WORDS = (
     "end_of_backward rank=0 step=3             a mark, in a later step",
 )
 LEGEND = (
-    "Each column is a rank: where it is, what it stands before or waits for, its live bytes by kind.",
+    "Each column is a rank: its place, its next event or what it waits for, its live bytes by kind.",
     "A bar is a row of its kind's letter; all ranks' bars share one scale, the most bytes of a kind so far.",
 )
 PAGES = ("l", "p", "o", "e", "?")
@@ -50,7 +50,7 @@ _STATE_STYLES = {"gathered": "bold", "whole": "", "sharded": "cyan"}
 
 
 def text_of(page: str, world: DebugWorld, rank: int, message: str, width: int) -> tuple[str, list[Text]]:
-    """A page's title and its lines, for a screen so wide.
+    """Return a page's title and its lines, for a screen of that width.
 
     Raises: InputError for the parameters of a rank whose program has ended.
     """
@@ -59,14 +59,14 @@ def text_of(page: str, world: DebugWorld, rank: int, message: str, width: int) -
     if page == "p":
         return _parameters(rank, list(world.ranks[rank].parameters.values()), width)
     if page == "o":
-        return "who updates which slice of what", [Text(line) for line in world.ownership().lines(width - 1)]
+        return "who updates which slice", [Text(line) for line in world.ownership().lines(width - 1)]
     if page == "e":
         return "the last message", [part for line in message.splitlines() for part in _wrapped(line, width)]
     return "keys", _help(width)
 
 
 def _live(rank: int, rows: Sequence[LiveBuffer], width: int) -> tuple[str, list[Text]]:
-    """Kind, name, bytes, the event that made it, dtype and shape of every live buffer."""
+    """Return the kind, name, bytes, birth, dtype and shape of every live buffer."""
     names = min(max([len(row.name) for row in rows], default=4), max(16, width - 48))
     lines = [Text(f"   {'name':{names}} {'bytes':>12} {'event':>6}  dtype shape", style="dim")]
     for row in rows:
@@ -76,7 +76,7 @@ def _live(rank: int, rows: Sequence[LiveBuffer], width: int) -> tuple[str, list[
 
 
 def _parameters(rank: int, rows: Sequence[ParameterView], width: int) -> tuple[str, list[Text]]:
-    """Every parameter's state, the part of it that is there, dtype and shape."""
+    """Return every parameter's state, the part of it on this rank, dtype and shape."""
     names = min(max([len(row.name) for row in rows], default=4), max(16, width - 44))
     lines = [Text(f"{'name':{names}} {'state':9} {'elements':17} dtype shape", style="dim")]
     for row in rows:
@@ -98,13 +98,13 @@ def _help(width: int) -> list[Text]:
 
 
 def _wrapped(text: str, width: int, *, indent: int = 0, bold: int = 0) -> list[Text]:
-    """A line as lines that fit, the second and later ones indented; its first `bold` letters are so."""
+    """Wrap a line, the second and later ones indented; its first `bold` letters are bold."""
     lines = textwrap.wrap(text, max(20, width - 1), subsequent_indent=" " * indent) or [""]
     return [Text(lines[0], spans=[Span(0, bold, "bold")]), *map(Text, lines[1:])]
 
 
 def page_frame(title: str, lines: Sequence[Text], top: int, width: int, height: int) -> list[Text]:
-    """A page's lines from `top` on, as a screen."""
+    """Return a page's lines from `top` on, as a screen."""
     room = height - 2
     shown = lines[top : top + room]
     head = Text(title, style="bold")
@@ -114,7 +114,7 @@ def page_frame(title: str, lines: Sequence[Text], top: int, width: int, height: 
 
 
 def keys_line(width: int, keys: Sequence[tuple[str, str]], always: Sequence[tuple[str, str]]) -> Text:
-    """The keys that fit, and those that are always shown."""
+    """Return the keys that fit, and those that are always shown."""
     shown = list(keys)
     while shown and sum(len(key) + len(what) + 3 for key, what in [*shown, *always]) > width + 2:
         shown.pop()
@@ -122,10 +122,10 @@ def keys_line(width: int, keys: Sequence[tuple[str, str]], always: Sequence[tupl
 
 
 def filled(lines: Sequence[Text], height: int) -> list[Text]:
-    """Exactly so many lines."""
+    """Return exactly so many lines."""
     return [*lines[: max(0, height)], *(Text() for _ in range(height - len(lines)))]
 
 
 def tile(kind: str, count: int = 1) -> Text:
-    """A kind's letter, `count` times, on its colour."""
+    """Return a kind's letter, `count` times, on its colour."""
     return Text().append(LETTERS.get(kind, "?") * count, style=f"bold white on {TONES.get(kind, OTHER_TONE)}")

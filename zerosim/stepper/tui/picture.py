@@ -29,7 +29,8 @@ LEAST_COLUMN = 19
 
 
 def most_bytes(world: DebugWorld, before: Mapping[str, int]) -> dict[str, int]:
-    """By kind, the most bytes of it on any rank, now or before: the kinds that have a row, and the bars' one scale."""
+    """Return by kind its largest bytes on any rank, now or before: the kinds that have a row, and the bars' one
+    scale."""
     most = dict(before)
     for view in world.ranks:
         for name in view.memories:
@@ -39,14 +40,14 @@ def most_bytes(world: DebugWorld, before: Mapping[str, int]) -> dict[str, int]:
 
 
 def shown_ranks(num_ranks: int, width: int, around: int) -> range:
-    """The ranks that have a column on a terminal so wide: all, or those around one."""
+    """Return the ranks that have a column on a terminal of that width: all, or those around one."""
     count = min(num_ranks, max(1, (width + 1) // (LEAST_COLUMN + 1)))
     first = min(max(0, around - count // 2), num_ranks - count)
     return range(first, first + count)
 
 
 def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, height: int) -> list[Text]:
-    """The whole screen. `most` is `most_bytes` of now; `status` are sentences below the picture."""
+    """Return the whole screen. `most` is `most_bytes` of now; `status` are sentences below the picture."""
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         least = f"make it {LEAST_WIDTH} x {LEAST_HEIGHT} or more"
         return [Text(f"{width} x {height} is too small:"), Text(least), Text("q quits")]
@@ -90,18 +91,18 @@ def _title(world: DebugWorld) -> str:
 
 
 def _line(moment: Moment) -> str:
-    """A moment in words, but the step, which is in the title."""
+    """Return a moment in words, without the step, which is in the title."""
     return repr(moment).replace(f", step {moment.event.scope.step}, ", ", ")
 
 
 def _rule(shown: range, num_ranks: int, width: int) -> Text:
-    """A line; where not all ranks are shown, with those that are."""
+    """Return a line; if not all ranks are shown, it names those that are."""
     label = f" {ranks_text(shown)} of {num_ranks:,} " if len(shown) < num_ranks else ""
     return Text(f"──{label}".ljust(width, "─"), style="dim")
 
 
 def _legend(most: Mapping[str, int], width: int) -> list[Text]:
-    """What the letters of the kinds seen so far mean, in one or two lines."""
+    """Return the meaning of the letters of the kinds seen so far, in one or two lines."""
     lines = [Text()]
     for kind, _ in ordered(most):
         if lines[-1].cell_len + len(kind) + 4 > width:
@@ -111,7 +112,7 @@ def _legend(most: Mapping[str, int], width: int) -> list[Text]:
 
 
 def _under_way(world: DebugWorld, rounds: Sequence[PendingCollective], height: int) -> list[Text]:
-    """What is under way and who has sent what, always as many lines, so that nothing jumps."""
+    """Return the collectives in flight and each rank's bytes, always as many lines, so that nothing jumps."""
     lines, last = [], world.last
     if last and isinstance(last.event, Message) and not any(_has_joined(last.rank, round) for round in rounds):
         lines.append(_arrows(world, [last.rank]))
@@ -123,7 +124,7 @@ def _under_way(world: DebugWorld, rounds: Sequence[PendingCollective], height: i
             lines += [line, *filter(None, [_arrows(world, joined)])]
     if len(lines) > height:
         lines = [*lines[: height - 1], f"and {len(lines) - height + 1} more"]
-    return filled([Text(line) for line in lines] or [Text("nothing is under way", style="dim")], height)
+    return filled([Text(line) for line in lines] or [Text("no collective in flight", style="dim")], height)
 
 
 def _has_joined(rank: int, round: PendingCollective) -> bool:
@@ -131,7 +132,8 @@ def _has_joined(rank: int, round: PendingCollective) -> bool:
 
 
 def _arrows(world: DebugWorld, ranks: Sequence[int]) -> str:
-    """'rank 0 ──1,640 B→ rank 1': the last message of each of these ranks; those that sent alike share an arrow."""
+    """Return 'rank 0 ──1,640 B→ rank 1': the last message of each of these ranks; those that sent alike share an
+    arrow."""
     alike: dict[tuple[int, int], list[int]] = {}
     for rank in ranks:
         history = world.session.recorders[rank].history
@@ -145,7 +147,7 @@ def _arrows(world: DebugWorld, ranks: Sequence[int]) -> str:
 
 
 def _wrapped(text: str, width: int, most: int, cut: str = "…") -> list[str]:
-    """At most so many lines; where there are more, `cut` ends the last."""
+    """Wrap to at most so many lines; if there are more, `cut` ends the last."""
     lines = textwrap.wrap(text, width)
     return lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1][: width - len(cut)] + cut]
 
@@ -154,11 +156,12 @@ def _wrapped(text: str, width: int, most: int, cut: str = "…") -> list[str]:
 def _column(
     view: RankView, rounds: Sequence[PendingCollective], most: Mapping[str, int], width: int, height: int
 ) -> list[Text]:
-    """Where a rank is in the mesh and in the program, what it stands before or waits for, its live bytes by kind."""
+    """Return a rank's column: its place in the mesh and in the program, its next event or what it waits for, its live
+    bytes by kind."""
     by_kind, kinds = view.memory().by_kind, [kind for kind, _ in ordered(most)]
     places = [view.place] if 0 < len(view.place) < width else view.place.split(", ")[:2] if view.place else []
     free = height + 1 - len(places)
-    tall = 2 if free - 6 >= 2 * len(kinds) else 1  # lines that a kind has: with two its bar has the whole width
+    tall = 2 if free - 6 >= 2 * len(kinds) else 1  # lines per kind: with two, its bar has the whole width
     stand_lines = min(5 if width < 30 else 3, max(2, free - 3 - tall * len(kinds)))
     where, stands = _standing(view, rounds)
     lines = [
@@ -183,7 +186,7 @@ def _column(
 
 
 def _standing(view: RankView, rounds: Sequence[PendingCollective]) -> tuple[str, str]:
-    """Where a rank is in the program, and what it stands before or waits for."""
+    """Return a rank's place in the program, and its next event or what it waits for."""
     coming = view.next_event
     if coming is not None:
         scope = coming.event.scope
@@ -201,12 +204,13 @@ def _standing(view: RankView, rounds: Sequence[PendingCollective]) -> tuple[str,
 
 
 def _number_line(name: Text, number: str, width: int, style: str = "bold") -> Text:
-    """A name on the left and a number on the right."""
+    """Return a name on the left and a number on the right."""
     return name.append(number.rjust(width - 1 - name.cell_len), style=style)
 
 
 def _bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
-    """A kind's bytes as a row of its letter, the number at its end; `most` bytes fill the room left of the number."""
+    """Return a kind's bytes as a row of its letter, the number at its end; `most` bytes fill the room left of the
+    number."""
     number, digits = f"{nbytes:,}", max(len(f"{most:,}"), 7)
     if digits > width - 8:
         number, digits = format_bytes(nbytes), 8
@@ -217,7 +221,7 @@ def _bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
 
 
 def _tall_bar(kind: str, nbytes: int, most: int, width: int) -> list[Text]:
-    """The kind's name and its bytes, and below them a bar; `most` bytes fill the column."""
+    """Return the kind's name and its bytes, and below them a bar; `most` bytes fill the column."""
     number = f"{nbytes:,}" if len(f"{nbytes:,}") < width - 3 else format_bytes(nbytes)
     name = kind if len(kind) + len(number) + 2 <= width else LETTERS.get(kind, "?")
     line = _number_line(Text(name, style="" if nbytes else "dim"), number, width, "" if nbytes else "dim")

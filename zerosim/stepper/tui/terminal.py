@@ -1,6 +1,6 @@
-"""A terminal on which whole screens are drawn and single keys are read; at the end it is restored.
+"""A terminal that draws whole screens and reads single keys; at the end it is restored.
 
-Raw keys, the alternate screen, resizing and interrupts, whatever is drawn.
+Raw keys, the alternate screen, resizing and interrupts, for any content.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NAMED = {
     "\x1b[H": "home", "\x1b[F": "end", "\x1b[1~": "home", "\x1b[4~": "end", "\x1bOH": "home", "\x1bOF": "end",
 }  # fmt: skip
 _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l", "\x1b[0m\x1b[?25h\x1b[?1049l"
-_ESCAPE_SECONDS = 0.05  # what follows an Escape so soon belongs to it
+_ESCAPE_SECONDS = 0.05  # a character that follows Escape this soon belongs to it
 _KEY = re.compile(r"\x1b[\[O][^@-~]*[@-~]?|.", re.DOTALL)
 _ASCII = str.maketrans({"─": "-", "│": "|", "→": ">", "▶": ">", "·": "-", "…": "~"})
 
 
 def is_usable(keys: TextIO, screen: TextIO) -> bool:
-    """Whether screens can be drawn and keys be read; if not, only text can be printed."""
+    """Return whether screens can be drawn and keys be read; if not, only text can be printed."""
     if termios is None:  # Windows
         return False
     try:
@@ -58,7 +58,7 @@ class Terminal:
     def __init__(self, keys: TextIO, screen: TextIO) -> None:
         if termios is None:
             raise InputError(
-                "this platform reads no single keys (it lacks termios): zerosim step --html step.html plays the step "
+                "this platform reads no single keys (it lacks termios); zerosim step --html step.html plays the step "
                 "in a browser; into a pipe or file, events are printed as text"
             )
         self.ascii = not (screen.encoding or "utf-8").lower().startswith("utf")
@@ -68,7 +68,7 @@ class Terminal:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """A block that has the terminal: raw keys, the alternate screen. At its end the terminal is as before."""
+        """Take the terminal for a with block: raw keys, the alternate screen. At its end the terminal is as before."""
         before, handlers = termios.tcgetattr(self._input), dict[int, Any]()
         self._wake_out, wake_in = os.pipe()
         os.set_blocking(wake_in, False)
@@ -96,7 +96,7 @@ class Terminal:
             os.close(wake_in)
 
     def _raw_mode(self) -> list[Any]:
-        """The terminal's mode, but each key comes at once and unseen, and none stops the program."""
+        """Set the terminal's mode: each key comes at once and unseen, and none stops the program."""
         mode = termios.tcgetattr(self._input)
         mode[3] &= ~(termios.ICANON | termios.ECHO)
         mode[0] &= ~termios.IXON
@@ -107,21 +107,22 @@ class Terminal:
 
     # -- interrupts -----------------------------------------------------------------------------
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        """The program asks for the first with `take_interrupt`; a second before it did ends the program."""
+        """Note Ctrl-C. The program asks for the first with `take_interrupt`; a second before it did ends the
+        program."""
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
 
     def take_interrupt(self) -> bool:
-        """Whether Ctrl-C was pressed since this was last asked."""
+        """Return whether Ctrl-C was pressed since the last call."""
         was, self._is_interrupted = self._is_interrupted, False
         return was
 
     # -- keys and screens -----------------------------------------------------------------------
     def read_key(self) -> str:
-        """The next key: a letter, or a name such as 'enter'; also 'resize', and 'ctrl-c' for an interrupt.
+        """Read the next key: a letter, or a name such as 'enter'; also 'resize', and 'ctrl-c' for an interrupt.
 
-        Raises: EOFError when the terminal has gone away.
+        Raises: EOFError when the terminal is gone.
         """
         while not self._typed:
             ready, _, _ = select.select([self._input, self._wake_out], [], [])
@@ -136,7 +137,7 @@ class Terminal:
         with contextlib.suppress(OSError):
             data = os.read(self._input, 1024)
         if not data:
-            raise EOFError("the terminal has gone away")
+            raise EOFError("the terminal is gone")
         if data == b"\x1b" and select.select([self._input], [], [], _ESCAPE_SECONDS)[0]:
             data += os.read(self._input, 1024)
         return data.decode(errors="replace")
@@ -157,7 +158,7 @@ class Terminal:
         console = Console(file=buffer, force_terminal=True, width=width + 1, height=height, highlight=False)
         for line in fitted(lines, width, height, ascii=self.ascii):
             console.print(line, soft_wrap=True)
-        # A line is cleared before it is written: after one that fills it, some terminals would clear its last letter.
+        # A line is cleared before it is written: after a full line, some terminals would clear its last letter.
         self._write("\x1b[H" + "\r\n".join(f"\x1b[2K{line}" for line in buffer.getvalue().split("\n")[:-1]))
 
     def _write(self, text: str) -> None:
@@ -167,12 +168,12 @@ class Terminal:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """On a signal to end: exit as programs do, so that the terminal is restored."""
+    """Exit as programs do on a signal to end, so that the terminal is restored."""
     raise SystemExit(128 + number)
 
 
 def fitted(lines: Sequence[Text], width: int, height: int, *, ascii: bool = False) -> list[Text]:
-    """Those lines, cut and filled to a screen, in characters that can be printed."""
+    """Return those lines, cut and filled to a screen, in printable characters."""
     shown = []
     for line in [*lines[:height], *[Text()] * (height - len(lines))]:
         cut = line.copy()
@@ -186,6 +187,6 @@ def fitted(lines: Sequence[Text], width: int, height: int, *, ascii: bool = Fals
 
 
 def split_keys(typed: str) -> list[str]:
-    """Keys in what was read at once: pasted text is many, an escape sequence is one."""
+    """Split what was read at once into keys: pasted text is many, an escape sequence is one."""
     pieces = [piece for piece in _KEY.findall(typed) if len(piece) > 1 or piece in _NAMED or piece.isprintable()]
     return [_NAMED.get(piece, piece if len(piece) == 1 else "unknown") for piece in pieces]
