@@ -190,7 +190,7 @@ def test_nccl_turns_parts_by_sends_and_receives(case: str) -> None:
 
 def test_native_without_a_gpu_each_is_refused(train: Any) -> None:
     gpus = cupy.cuda.runtime.getDeviceCount()
-    refused = f"a GPU for each of the {gpus + 1} ranks, {gpus} can be seen"
+    refused = f"a GPU for each of the {gpus + 1} ranks, and this process sees {gpus}"
     with pytest.raises(InputError, match=f"{refused}|NCCL does not load"):  # CuPy's packages do not bring NCCL
         train(ranks=gpus + 1, collective="native")
 

@@ -169,7 +169,7 @@ MISTAKES = [
         "zero2",
         solution("zero2", ("self.comm.reduce_scatter", "self.comm.all_reduce")),
         "0/6",
-        ("weights", "elements where its slice has", "keep the own slice only"),
+        ("weights", "elements where its slice has", "keep only the local slice"),
     ),
     Row(
         "mistake",
@@ -237,7 +237,7 @@ MISTAKES = [
         "zero3",
         solution("zero3", (f"    def pre_backward(self, unit: Unit) -> None:\n        {GATHERS}\n", "")),
         "0/7",
-        ("is sharded", "all_gather before each use"),
+        ("is sharded", "Gather it before each use"),
     ),
     Row(
         "mistake",
@@ -245,7 +245,7 @@ MISTAKES = [
         "ddp",
         solution("ddp", ("flat.whole_grad())", "flat.whole_grad(), op='sum')")),
         "0/6",
-        ("weights", "4 times the reference's", "nothing divided the sum"),
+        ("weights", "4 times the reference's", "summed over ranks but not divided"),
     ),
     Row(
         "mistake",
@@ -253,7 +253,7 @@ MISTAKES = [
         "zero1",
         solution("zero1", ("if self.last", "if True")),
         "0/6",
-        ("weights", "3 micro-batches", "each once"),
+        ("weights", "3 micro-batches", "added exactly once"),
     ),
     Row(
         "mistake",
@@ -261,7 +261,7 @@ MISTAKES = [
         "accumulation",
         solution("accumulation", ("self.add(flat.grad_shard, shard)", "flat.grad_shard = shard")),
         "0/6",
-        ("weights", "micro-batches added, each once"),
+        ("weights", "added exactly once"),
     ),
     Row(
         "mistake",
@@ -305,7 +305,7 @@ MISTAKES = [
         "all_reduce",
         "def all_reduce(comm, grad):\n    return comm.all_gather(comm.reduce_scatter(grad))\n",
         "0/6",
-        ("grad is as it was", "must be in `grad` itself"),
+        ("grad was unchanged", "change `grad` in place"),
     ),
     Row(
         "mistake",
@@ -361,7 +361,7 @@ MISTAKES = [
         "radam",
         solution("radam", ("now.weight_decay * w", "0.0 * w")),
         "0/3",
-        ("steps", "with weight decay 0.01", "before anything else reads"),
+        ("steps", "with weight decay 0.01", "before you use the gradient"),
     ),
     Row(
         "mistake",
@@ -369,7 +369,7 @@ MISTAKES = [
         "quantiser",
         solution("quantiser", ("(table[:-1] + table[1:]) / 2", "table[:-1]")),
         "0/1",
-        ("codes", "nearest is", "is the one below nearer"),
+        ("codes", "nearest is", "is the entry below nearer"),
     ),
     Row(
         "mistake",
@@ -435,7 +435,7 @@ MISTAKES = [
             ),
         ),
         "0/7",
-        ("did nothing for 1.5 s", "line:", "a loop without an end"),
+        ("did nothing for 1.5 s", "line:", "an endless loop"),
     ),
     Row(
         "mistake",
@@ -443,7 +443,7 @@ MISTAKES = [
         "cpu_adam",
         solution("cpu_adam", ("self.carry(rounded, flat", "self.carry(master, flat")),
         "0/8",
-        ("13,452 B device to host, 26,904 B host to device", "cast on the host, then carry"),
+        ("13,452 B device to host, 26,904 B host to device", "cast on the host, then copy"),
     ),
     Row(
         "mistake",
@@ -478,7 +478,7 @@ MISTAKES = [
             ('            there = self.device.alloc(own.shape, own.dtype, Kind.GRAD, memory="host")\n', ""),
         ),
         "7/8",
-        ("held", "a peak of 80,652 B on the device", "carry a gradient in post_backward"),
+        ("held", "a peak of 80,652 B on the device", "copy a gradient in post_backward"),
     ),
     Row(
         "mistake",
@@ -486,7 +486,7 @@ MISTAKES = [
         "cpu_adam",
         solution("cpu_adam", ("tile = 512", "tile = 10**6")),
         "7/8",
-        ("at most a tile of 512 elements", "carry self.tile elements"),
+        ("at most a tile of 512 elements", "copy self.tile elements"),
     ),
     Row(
         "mistake",
@@ -549,7 +549,7 @@ CHEATS = [
         "zero2",
         solution("zero2", ("if unit", "import os; os._exit(0)\n        if unit")),
         "0/6",
-        ("os._exit(0)", "let the hook return"),
+        ("os._exit(0)", "return from the hook instead"),
         apart=True,
     ),
     Row(

@@ -358,7 +358,7 @@ def test_one_can_step_to_where_a_grade_points() -> None:
 
 @pytest.mark.slow
 def test_a_check_that_is_not_there_is_named() -> None:
-    with pytest.raises(InputError, match="no check 'speed' in this grade; there are runs, weights"):
+    with pytest.raises(InputError, match="no check 'speed' in this grade; choose one of runs, weights"):
         grade(Zero2, "zero2")["speed"]
 
 
@@ -543,9 +543,9 @@ BAD = [
     (Raising, "zero3", 2, "in step 0, forward of h.1: KeyError: 'my mistake'", ""),
     (Spinning, "zero3", None, "did nothing for 1.5 s, in backward of h.0", "loop"),
     (SpinningLast, "zero3", 3, "rank 3 did nothing for 1.5 s", "loop"),
-    (Gathering, "zero3", None, "does not look as if this would end", "loop"),
-    (Swallowing, "zero3", None, "does not look as if this would end", "loop"),
-    (Hoarding, "zero3", None, "does not look as if this would end", "loop"),
+    (Gathering, "zero3", None, "no end is in sight", "loop"),
+    (Swallowing, "zero3", None, "no end is in sight", "loop"),
+    (Hoarding, "zero3", None, "no end is in sight", "loop"),
     (FreeingTooMuch, "zero3", None, "forward of h.1: RuntimeError", "freed before its last use"),
     (TooShort, "zero3", None, "wte is used with 1,536 of its 6,144 elements", "wrong number of elements"),
     (Unpadded, "zero2", None, "reduce_scatter of bf16", "wrong number of elements"),
@@ -554,8 +554,8 @@ BAD = [
     (Unwaited, "zero3", None, "'Work' object", "its wait() gives the buffer"),
     (Misspelt, "zero3", None, "no attribute 'reshrad'", "did you mean reshard"),
     (WithoutSuper, "zero3", None, "no attribute", "super().__init__"),
-    (Leaving, "zero3", None, "SystemExit: 3", "let the hook return instead"),
-    (Sharing, "zero3", None, "lies on rank", "belongs in self"),
+    (Leaving, "zero3", None, "SystemExit: 3", "return from the hook instead"),
+    (Sharing, "zero3", None, "lies on rank", "store a rank's own data in self"),
     (OutOfRange, "zero3", None, "", ""),
 ]
 
@@ -592,7 +592,7 @@ def test_what_ends_for_doing_too_much_is_not_said_to_go_on(monkeypatch: pytest.M
 
     with monkeypatch.context() as patched:
         patched.setattr("zerosim.grading.trial.BoundedRecorder", Slow)
-        assert "does not look as if this would end" in grade(Gathering, "zero3")["runs"].counted
+        assert "no end is in sight" in grade(Gathering, "zero3")["runs"].counted
 
     class Stubborn(Zero3):
         def post_forward(self, unit: Unit) -> None:
@@ -601,7 +601,7 @@ def test_what_ends_for_doing_too_much_is_not_said_to_go_on(monkeypatch: pytest.M
                     self.device.mark("again")
 
     check = grade(Stubborn, "zero3")["runs"]
-    assert "did more than 10,000 things a step, and goes on" in check.counted
+    assert "did more than 10,000 events a step and goes on" in check.counted
     assert "loop" in check.hint
 
 

@@ -490,7 +490,7 @@ def test_an_answer_does_not_grade() -> None:
         def publish_params(self, flat: Flat) -> None:
             grade(Own2, "zero2")
 
-    assert "grade is called by what is being graded" in grade(Nests, "zero2")["runs"].counted
+    assert "the answer itself calls grade" in grade(Nests, "zero2")["runs"].counted
 
 
 def test_no_pipe_stays_open_to_a_process_that_ended_before_it_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,6 @@ def _check_own_gpus(config: RunConfig) -> None:
     if config.mesh.ranks > num_gpus:
         raise wrong(
             "collective",
-            f" native: NCCL needs a GPU for each of the {config.mesh.ranks} ranks, but {num_gpus} are visible; "
+            f" native: NCCL needs a GPU for each of the {config.mesh.ranks} ranks, and this process sees {num_gpus}; "
             f"choose --collective direct, or --ranks {num_gpus}",
         )
