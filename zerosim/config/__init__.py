@@ -1,4 +1,5 @@
-"""What a run is, and its reading from a file. Names are loaded on first use: `zerosim --help` needs none of them."""
+"""A run's configuration, and its reading from a file. Names are loaded on first use: `zerosim --help` needs none of
+them."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

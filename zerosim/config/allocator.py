@@ -2,7 +2,7 @@
 
     expandable_segments:True,max_split_size_mb:128,roundup_power2_divisions:[256:1,512:2,>:4]
 
-Names, ranges and defaults of the caching allocator's are PyTorch's. Source: PyTorch, CUDA semantics, "Optimizing
+Names, ranges and defaults of the caching allocator's knobs are PyTorch's. Source: PyTorch, CUDA semantics, "Optimizing
 memory usage", and c10/core/AllocatorConfig.cpp.
 """
 
@@ -25,7 +25,8 @@ Knobs = TypeVar("Knobs")
 
 @dataclass(frozen=True, slots=True)
 class CachingKnobs:
-    """Of PyTorch's caching allocator. Its megabytes are MiB; divisions by interval, 0 for rounding to 512 bytes."""
+    """Knobs of PyTorch's caching allocator. Its megabytes are MiB; divisions by interval, 0 for rounding to 512
+    bytes."""
 
     max_split_size_mb: int | None = None
     max_non_split_rounding_mb: int = _LEAST_MB
@@ -36,24 +37,24 @@ class CachingKnobs:
 
 @dataclass(frozen=True, slots=True)
 class ArenaKnobs:
-    """Of one contiguous region: which hole a request gets, and whether live bytes may be moved to make one."""
+    """Knobs of one contiguous region: which hole a request gets, and whether live bytes may be moved to make one."""
 
     fit: str = "best"
     defragment: bool = True
 
 
 def caching_knobs(text: str | None) -> CachingKnobs:
-    """Raises: InputError for a key or value that it does not have."""
+    """Read the caching allocator's knobs. Raises: InputError for an unknown key or value."""
     return _read("caching", CachingKnobs, text)
 
 
 def arena_knobs(text: str | None) -> ArenaKnobs:
-    """Raises: InputError for a key or value that it does not have."""
+    """Read the arena's knobs. Raises: InputError for an unknown key or value."""
     return _read("arena", ArenaKnobs, text)
 
 
 def check_knobs(allocator: str, text: str | None) -> None:
-    """Raises: InputError where the allocator of that name cannot read them."""
+    """Check knobs. Raises: InputError if the allocator of that name cannot read them."""
     if allocator == "caching":
         caching_knobs(text)
     elif allocator == "arena":
@@ -63,7 +64,7 @@ def check_knobs(allocator: str, text: str | None) -> None:
 
 
 def without_fragmentation(allocator: str, text: str | None) -> str | None:
-    """The same knobs, and the one against fragmentation turned on; None where it is, or there is none."""
+    """Return the same knobs with the one against fragmentation turned on; None if it already is, or there is none."""
     if allocator == "caching" and not caching_knobs(text).expandable_segments:
         key = "expandable_segments"
     elif allocator == "arena" and not arena_knobs(text).defragment:
@@ -90,12 +91,12 @@ def _read(allocator: str, kind: type[Knobs], text: str | None) -> Knobs:
 
 
 def _pairs(text: str) -> list[str]:
-    """'a:1,b:[2:3,>:4]' at the commas outside brackets; blanks say nothing, as in PyTorch."""
+    """Split 'a:1,b:[2:3,>:4]' at the commas outside brackets; blanks mean nothing, as in PyTorch."""
     compact = text.replace(" ", "")
     if compact.count("[") != compact.count("]"):
         raise wrong("allocator_conf", f" {text!r}: a bracket is not closed")
     pairs = re.split(r",(?![^\[]*\])", compact)
-    if pairs[-1] == "":  # PyTorch takes a comma at the end, and an empty string
+    if pairs[-1] == "":  # PyTorch accepts a comma at the end, and an empty string
         pairs.pop()
     return pairs
 
@@ -129,7 +130,7 @@ def _fit(key: str, word: str) -> str:
 
 
 def _divisions(key: str, word: str) -> tuple[int, ...]:
-    """A power of two for all sizes, or '[64:8,128:2,>:1]': from 64 MiB (and below), from 128 MiB, and beyond."""
+    """Read a power of two for all sizes, or '[64:8,128:2,>:1]': from 64 MiB (and below), from 128 MiB, and beyond."""
     if not word.startswith("["):
         return (_power_of_two(key, word),) * INTERVALS
     divisions, last = [0] * INTERVALS, -1

@@ -1,4 +1,4 @@
-"""What several parts of a configuration have to agree on."""
+"""Checks across several parts of a configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_together(config: RunConfig) -> None:
-    """What several parts have to agree on. Raises: InputError."""
+    """Check that the parts agree. Raises: InputError."""
     model, mesh, world = config.model, config.mesh, config.world
     for name, plain in (("recompute", "none"), ("attention", "eager")):
         value = getattr(config.memory, name)
@@ -66,7 +66,7 @@ def check_together(config: RunConfig) -> None:
 
 
 def _check_compression(config: RunConfig) -> None:
-    """What a compression asks of formats, stage, optimizer and mesh. Raises: InputError."""
+    """Check a compression against formats, ZeRO stage, optimizer and mesh. Raises: InputError."""
     name, kept, optim = config.reduction.compress, config.precision.grad_dtype, config.optim
     if name == "none":
         return
@@ -111,7 +111,7 @@ def _check_compression(config: RunConfig) -> None:
 
 
 def _check_tuning(config: RunConfig) -> None:
-    """What adapters and a quantized base ask of the model. Raises: InputError."""
+    """Check adapters and a quantized base against the model. Raises: InputError."""
     tuning, model = config.tuning, config.model
     if tuning.lora_rank and not model.has_blocks:
         raise wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
@@ -125,7 +125,8 @@ def _check_tuning(config: RunConfig) -> None:
 
 
 def _check_tiles(config: RunConfig) -> None:
-    """What tiles ask of the model's widths and of everything that treats a weight as a matrix. Raises: InputError."""
+    """Check tiles against the model's widths, and against options that treat a weight as a matrix. Raises:
+    InputError."""
     tiles, model = config.gathering.tiles, config.model
     if tiles == 1:
         return
@@ -150,7 +151,7 @@ def _check_tiles(config: RunConfig) -> None:
 
 
 def _check_optimizer(config: RunConfig) -> None:
-    """What an optimizer asks of the partition, the mesh and the precision. Raises: InputError."""
+    """Check an optimizer against the partition, the mesh and the precision. Raises: InputError."""
     tp, name = config.mesh.tp, config.optim.optimizer
     cut = OPTIMIZERS[name].cut
     if cut == "matrices" and config.parallel.partition == "slices":
@@ -166,7 +167,7 @@ def _check_optimizer(config: RunConfig) -> None:
 
 
 def _check_offload(config: RunConfig) -> None:
-    """What offloading asks of stage, optimizer, formats and backend. Raises: InputError."""
+    """Check offloading against ZeRO stage, optimizer, formats and backend. Raises: InputError."""
     offload, stage, optim = config.offload, config.parallel.zero_stage, config.optim
     if (late := config.grads.late) and offload.memory_of("optimizer") == DEVICE:
         where = (

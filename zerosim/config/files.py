@@ -1,7 +1,7 @@
-"""Scenario files: a run's values as TOML and, beside them, what is expected of it.
+"""Scenario files: a run's values as TOML and, beside them, the expected results.
 
-A file has the keys of a run on top, a table [sweep] and one or several tables [expect]. The tables are read in
-`zerosim/analysis/expect`; a run ignores them. What `run --json` and `plan --json` wrote is a run's values, too.
+A file has the keys of a run on top, a table [sweep] and one or several tables [expect]. `zerosim/analysis/expect` reads
+the tables; a run ignores them. The JSON of `run --json` and `plan --json` also holds a run's values.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from zerosim.errors import InputError, did_you_mean
 
 TABLES = ("sweep", "expect")
 SCHEMA = 2
-"""Of the JSON that a run and a plan leave."""
+"""Of the JSON of a run and a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioFile:
     """One file, not yet checked: `run` as flat fields of a RunConfig, `sweep`, and each of its [expect] tables.
 
-    `is_run_alone`: it says that it expects nothing (`expect = []`). A file without any [expect] may have lost it.
+    `is_run_alone`: the file says that it expects nothing (`expect = []`). A file without any [expect] may have lost it.
     """
 
     path: str
@@ -32,10 +32,10 @@ class ScenarioFile:
 
 
 def read_scenario(path: str) -> dict[str, Any]:
-    """The run of a TOML scenario, without what is expected of it; dashes in keys are read as underscores. Of a run's or
-    a plan's JSON its configuration.
+    """Read the run of a TOML scenario, without its expectations; dashes in keys are read as underscores. From a run's
+    or a plan's JSON, read its configuration.
 
-    Raises: InputError for a file that cannot be read, is neither, or has a table that nothing reads.
+    Raises: InputError for a file that cannot be read, is neither, or has an unknown table.
     """
     if path.endswith(".json"):
         written = read_json(path, "scenario")
@@ -47,7 +47,7 @@ def read_scenario(path: str) -> dict[str, Any]:
 
 
 def read_scenario_file(path: str) -> ScenarioFile:
-    """All of a scenario. Raises: InputError as `read_scenario`."""
+    """Read all of a scenario. Raises: InputError as `read_scenario`."""
     values: dict[str, Any] = {}
     for key, value in read_toml(path, "scenario").items():
         name = key.replace("-", "_")

@@ -11,11 +11,11 @@ from zerosim.config.presets.models import MODELS
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _NO_SIZES = re.compile(r"hf|instruct|chat|base|meta|v\d+(\.\d+)?")
-"""Words of a name that say nothing of a model's sizes."""
+"""Words of a name that do not describe a model's sizes."""
 
 
 def is_of_hub(name: str) -> bool:
-    """Whether a model's name is one of a hub: an address, or 'owner/name' where there is no such file or folder."""
+    """Return whether a model's name is one of a hub: an address, or 'owner/name' if there is no such file or folder."""
     if _ADDRESS.match(name):
         return True
     is_path = name.endswith((".json", ".toml")) or os.path.exists(name) or os.path.isdir(name.split("/")[0])
@@ -23,7 +23,8 @@ def is_of_hub(name: str) -> bool:
 
 
 def hub_words(name: str) -> str:
-    """Say, after the word model, why nothing is read under a hub's name, and what to type: a model here, or a file."""
+    """Return, to follow the word model, why nothing is read under a hub's name, and what to type: a model here, or a
+    file."""
     here = model_called(name)
     own = f"choose {here}, the nearest model here, or " if here else ""
     return (
@@ -33,9 +34,9 @@ def hub_words(name: str) -> str:
 
 
 def model_called(name: str) -> str | None:
-    """The known model that a hub's name means; None where none is of the same family and size.
+    """Return the known model that a hub's name means; None if none has the same family and size.
 
-    Llama 3.1's 8B and 70B have Llama 3's sizes, so that llama3-8b is named for meta-llama/Llama-3.1-8B.
+    Llama 3.1's 8B and 70B have Llama 3's sizes, so meta-llama/Llama-3.1-8B means llama3-8b.
     """
     wanted = _plain(name.rstrip("/").rpartition("/")[2])
     near = difflib.get_close_matches(wanted, [_plain(known) for known in MODELS], 3, 0.8)
@@ -45,6 +46,6 @@ def model_called(name: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """'Llama-3.1-8B-Instruct' as 'llama3.1-8b'."""
+    """Return 'Llama-3.1-8B-Instruct' as 'llama3.1-8b'."""
     words = [word for word in re.split(r"[-_\s]+", name.lower()) if not _NO_SIZES.fullmatch(word)]
     return re.sub(r"^([a-z]+)-(?=\d)", r"\1", "-".join(words))

@@ -1,7 +1,7 @@
 """A Hugging Face config.json as a model: GPT-2's family and Llama's.
 
-The keys, their aliases and the library's defaults. Of what is not modelled, a value that would change the parameters or
-the function is refused, and one that changes no count is noted.
+The keys, their aliases and the library's defaults. For features that are not modelled, a value that would change the
+parameters or the function is refused, and a value that changes no count is noted.
 
 Source: configuration_gpt2.py and configuration_llama.py of huggingface/transformers.
 """
@@ -38,7 +38,7 @@ NOT_MODELLED: Mapping[str, str] = MappingProxyType(
         "qwen3": "norms of q and k",
     }
 )
-"""Families that are often asked for, and what zerosim's models lack of each."""
+"""Families that are often asked for, and what zerosim's models lack for each."""
 
 REFUSED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -50,14 +50,14 @@ REFUSED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "llama": {"attention_bias": True, "mlp_bias": True},
     }
 )
-"""Values of keys that make another model."""
+"""Values of keys that make a different model."""
 
 
 def read_config_json(path: str | Path) -> ModelPreset:
-    """The model that a local config.json describes; `notes` lists what of it is not modelled.
+    """Return the model that a local config.json describes; `notes` lists its features that are not modelled.
 
-    Raises: InputError, in one line, for a file that cannot be read or is not JSON, a family that is
-    not modelled, a key that is missing, and a value of the wrong type or that fits no other.
+    Raises: InputError, in one line, for a file that cannot be read or is not JSON, a family that is not modelled, a
+    missing key, and a value of the wrong type or one that contradicts others.
     """
     name = str(path)
     if os.path.isdir(path):
@@ -90,7 +90,7 @@ class _Config:
         return InputError(f"{self.name}: {text}")
 
     def find(self, keys: Sequence[str], default: Any = None) -> tuple[str, Any]:
-        """The key that is there, and its value. Raises: InputError where none is, or two disagree."""
+        """Return the key that the file has, and its value. Raises: InputError if it has none, or if two disagree."""
         there = [(key, self.values[key]) for key in keys if self.values.get(key) is not None]
         if not there:
             if default is None:
@@ -137,7 +137,7 @@ class _Config:
                 raise self.fail(f"{key} {json.dumps(value)} is not modelled")
 
     def sizes_of_both(self) -> dict[str, int]:
-        """Raises: InputError where heads do not divide the width."""
+        """Check the sizes. Raises: InputError if heads do not divide the width."""
         sizes = {"layers": self.whole(*LAYERS), "hidden": self.whole(*HIDDEN), "heads": self.whole(*HEADS)}
         if sizes["hidden"] % sizes["heads"]:
             raise self.fail(f"{sizes['heads']} heads do not divide hidden size {sizes['hidden']}")
@@ -165,7 +165,7 @@ def _llama(config: _Config, model_type: str) -> ModelPreset:
     config.one_of("hidden_act", ("silu",))
     notes = []
     if model_type == "mistral":
-        window = config.values.get("sliding_window", 4096)  # the library's default where the key is missing
+        window = config.values.get("sliding_window", 4096)  # the library's default if the key is missing
         if window is not None:
             raise config.fail(f"sliding_window {window!r} is not modelled: for a mistral it must be null")
         notes.append("a mistral without a sliding window is a llama")
@@ -192,7 +192,7 @@ def _llama(config: _Config, model_type: str) -> ModelPreset:
 
 
 def _rope(config: _Config) -> tuple[float, str]:
-    """The base, and a note on scaling ('' for none); newer files keep both in rope_parameters."""
+    """Return the base, and a note on scaling ('' for none); newer files keep both in rope_parameters."""
     for key in ("rope_parameters", "rope_scaling"):
         inner = config.values.get(key)
         if inner is None:

@@ -1,7 +1,7 @@
-"""Files from outside: which are opened, how much of them is read, and what TOML and JSON may hold.
+"""Files from outside: which are opened, how much of them is read, and which TOML and JSON are accepted.
 
-Whatever a user names is read through here. It must be a regular file (reading a pipe waits for its writer, a device has
-no end) and no larger than such files are; of anything else nothing is read.
+Every file that a user names is read here. It must be a regular file (reading a pipe waits for its writer, a device has
+no end) and no larger than such files are; otherwise nothing is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zerosim.errors import InputError
 from zerosim.units import LONGEST_NUMBER, format_bytes
 
 LARGEST_TEXT = 10**6
-"""Bytes of a scenario, a device or a config.json: a hundred times what they have."""
+"""Bytes of a scenario, a device or a config.json: a hundred times their usual size."""
 
 _MOST_NESTED = 32
 _MOST_DOTS = 10**7  # of a file's lines, all of them times the most in one
@@ -32,14 +32,14 @@ _KINDS = (
 
 
 def open_file(path: str | os.PathLike[str], what: str = "", largest: int | None = None) -> BufferedReader:
-    """A file, open for reading. `what` it is meant to be stands before its name in errors.
+    """Open a file for reading. `what` says in errors which kind of file it should be.
 
-    Raises: InputError where it is not there, cannot be read, is no regular file, is empty, or has more than `largest`
-    bytes.
+    Raises: InputError for a file that does not exist, cannot be read, is not regular, is empty, or has more than
+    `largest` bytes.
     """
     name = _name(path, what)
     try:
-        there = os.stat(path)  # before it is opened: to open a pipe is to wait for who writes
+        there = os.stat(path)  # before opening: opening a pipe waits for its writer
         kind = next((words for is_one, words in _KINDS if is_one(there.st_mode)), None)
         if kind is not None:
             raise InputError(f"cannot read {name}: it is {kind}, expected a file")
@@ -48,19 +48,19 @@ def open_file(path: str | os.PathLike[str], what: str = "", largest: int | None 
                 f"cannot read {name}: it has {format_bytes(there.st_size)}, expected at most "
                 f"{format_bytes(largest)}; is this the right file?"
             )
-        if there.st_size == 0:  # so do the kernel's files, and to read some of them is to wait without end
+        if there.st_size == 0:  # so are the kernel's files, and reading some of them never ends
             raise InputError(f"cannot read {name}: it is empty (0 bytes); is this the right file?")
         return open(path, "rb")
     except InputError:
         raise
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror or error}") from None
-    except ValueError:  # a NUL, or what no encoding has
+    except ValueError:  # a NUL, or a character that no encoding has
         raise InputError(f"cannot read {name}: this cannot be a file name") from None
 
 
 def read_file(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
-    """All bytes of a file. Raises: InputError as `open_file`, and where memory does not hold them."""
+    """Return all bytes of a file. Raises: InputError as `open_file`, and if they do not fit in memory."""
     with open_file(path, what, largest) as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -73,10 +73,10 @@ def read_file(path: str | os.PathLike[str], what: str, largest: int) -> bytes:
 
 
 def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
-    """The values of a TOML file. Raises: InputError, in one line, for what is no TOML, or nested without end."""
+    """Return the values of a TOML file. Raises: InputError, in one line, for invalid TOML, or endless nesting."""
     name, text = _name(path, what), _read_text(path, what)
     dots = [line.count(".") for line in text.split("\n")]
-    if sum(dots) * max(dots) > _MOST_DOTS:  # of a.b.c tomllib keeps a, a.b and a.b.c: memory goes with the square
+    if sum(dots) * max(dots) > _MOST_DOTS:  # for a.b.c tomllib keeps a, a.b and a.b.c: memory grows with the square
         raise InputError(f"{name}: a line of it has {max(dots):,} dots, more than any key or number has")
     try:
         values = tomllib.loads(text)
@@ -93,9 +93,9 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
 
 
 def read_json(path: str | os.PathLike[str], what: str = "") -> Any:
-    """The value of a JSON file; in it, whole numbers of more digits than anything has are floats.
+    """Return the value of a JSON file; absurdly long whole numbers become floats.
 
-    Raises: InputError, in one line, for what is no JSON, has a key twice, or is nested without end.
+    Raises: InputError, in one line, for invalid JSON, a repeated key, or endless nesting.
     """
     name, text = _name(path, what), _read_text(path, what)
 
@@ -135,7 +135,7 @@ def _read_text(path: str | os.PathLike[str], what: str) -> str:
 
 
 def _check_values(value: object, name: str, key: str = "", depth: int = 0) -> None:
-    """Raises: InputError for whole numbers that cannot even be printed, and where values hold values without end."""
+    """Check values. Raises: InputError for whole numbers too long to print, and for endless nesting."""
     if depth > _MOST_NESTED:
         raise _too_deep(name)
     if isinstance(value, int) and abs(value) >= 10**LONGEST_NUMBER:

@@ -1,7 +1,7 @@
-"""What the environment says about who started this process. Imports nothing heavy: it is asked at every start.
+"""What the environment says about this process's launcher. Imports nothing heavy: it is needed at every start.
 
-A launcher's variables are inherited: a shell that it started passes them on to whatever is typed there, so they alone
-do not mean that the launcher started this process. Only `--world mpi` makes processes one world.
+A launcher's variables are inherited: a shell that it started passes them on to commands typed there, so they alone do
+not mean that the launcher started this process. Only `--world mpi` makes processes one world.
 
 Source: the variables that Open MPI's, MPICH's, MVAPICH's and Slurm's launchers set in every process they start.
 """
@@ -19,35 +19,36 @@ STDIN = 0
 
 
 def mpirun_size(environment: Mapping[str, str] = os.environ) -> int | None:
-    """How many processes a launcher started, this one among them; None where none did, or where it does not say."""
+    """Return how many processes a launcher started, this one among them; None if none did, or if it does not say."""
     return _number(SIZES, environment)
 
 
 def size_name(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The variable by which `mpirun_size` knows."""
+    """Return the name of the variable that `mpirun_size` read."""
     return next((name for name in SIZES if environment.get(name, "").isdigit()), None)
 
 
 def mpirun_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Which of them this process is; None where no launcher started it."""
+    """Return this process's number among them; None if no launcher started it."""
     return _number(RANKS, environment) if is_launched(environment) else None
 
 
 def mpirun_folder(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Where the launcher keeps this job's files on this host, until the job ends; None where it says of none."""
+    """Return the folder of this job's files on this host, which the launcher removes at the end of the job; None if it
+    names none."""
     folder = environment.get("PMIX_SERVER_TMPDIR")
     return folder if folder and os.path.isdir(folder) else None
 
 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher started this very process, not a shell above it: nobody types into what a launcher started."""
+    """Return whether a launcher started this very process, not a shell above it: a launched process has no keyboard."""
     if os.isatty(STDIN):
         return False
     return any(name in environment for name in LAUNCHED) or _is_task(environment)
 
 
 def _is_task(environment: Mapping[str, str]) -> bool:
-    """Whether srun started this process. A batch script is no step; what a task starts inherits the task's number."""
+    """Return whether srun started this process. A batch script is no step; a task's children inherit its number."""
     return "SLURM_STEP_NUM_TASKS" in environment and environment.get("SLURM_TASK_PID") == str(os.getpid())
 
 

@@ -1,8 +1,8 @@
-"""From what was said to every value: layers of defaults, and the options that exclude one another.
+"""From given values to all values: layers of defaults, and options that exclude one another.
 
-The lowest layer is the options' own defaults, which are the paper's. Over it lie what a precision brings, the recipe's
-row for this stage and precision, the optimizer's row, and what was given. Where two values exclude each other, the
-recipe's is set aside. Two that were given, or one that was given and one that the optimizer wants, are refused.
+The lowest layer is the options' own defaults, which are the paper's. Over it lie the precision's values, the recipe's
+row for this ZeRO stage and precision, the optimizer's row, and the given values. If two values exclude each other, the
+recipe's is set aside. Two given ones, or a given one and one of the optimizer's, are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zerosim.placement.memories import NVME
 
 
 class Exclusion(NamedTuple):
-    """Two options of which one at most may differ from its default. With `needs`, `first` may only if `second` does."""
+    """Two options of which at most one may differ from its default. With `needs`, `first` may only if `second` does."""
 
     first: str
     second: str
@@ -59,19 +59,21 @@ EXCLUSIONS = (
     Exclusion("cast_shards", "offload", "the masters are not on the device"),
     Exclusion("balance_ends", "stage_layers", "stage_layers already divides the layers"),
 )
-"""In the order in which they are looked at: what one sets aside, the next does not see."""
+"""Checked in this order: a value that one exclusion sets aside no longer counts for the next."""
 
 
 def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values by flat name that may differ from the defaults, and the recipe's that were set aside, in words.
+    """Return the values by flat name that may differ from the defaults, and in words the recipe's values that were set
+    aside.
 
-    Raises: InputError for an option that this stage or optimizer does not have, and for values that exclude each other.
+    Raises: InputError for an option that this ZeRO stage or optimizer does not have, and for values that exclude each
+    other.
     """
     names = "stage", "recipe", "precision", "optimizer", "tp", "pp"
     stage, asked, precision, optimizer, tp, pp = (given.get(name, OPTIONS[name].default) for name in names)
     stored = "bf16" if precision == PURE else precision
     recipe = find_recipe(asked, usual_recipe(stage, is_cut=tp * pp > 1, is_pure=precision == PURE))
-    layers: dict[str, Mapping[str, Any]] = {  # by who brings the values, the lowest first
+    layers: dict[str, Mapping[str, Any]] = {  # by source, the lowest first
         precision: {
             "grad_dtype": stored,
             "rounding": "nearest" if precision == PURE else None,
@@ -103,7 +105,8 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _off_device(values: dict[str, Any], source: Mapping[str, str]) -> dict[str, str]:
-    """Take a recipe's buffer of gradients that stays out of `values`, where gradients lie on NVMe; say why."""
+    """Take a recipe's gradient buffer that stays on the device out of `values`, if gradients lie on NVMe. Return
+    why."""
     name, offload = "persistent_grads", OffloadConfig(where=values.get("offload", ""))
     if offload.memory_of("grads") != NVME or not values.get(name) or not source[name]:
         return {}
@@ -114,7 +117,7 @@ def _off_device(values: dict[str, Any], source: Mapping[str, str]) -> dict[str, 
 
 
 def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> dict[str, str]:
-    """Take the recipe's values that lose out of `values`; say which, and why. Raises: InputError."""
+    """Take the recipe's losing values out of `values`. Return which, and why. Raises: InputError."""
 
     def is_on(name: str) -> bool:
         return bool(values.get(name, OPTIONS[name].default) != OPTIONS[name].default)
@@ -135,12 +138,12 @@ def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> d
 
 
 def _shown(value: Any) -> str:
-    """A value behind its option's name; nothing where the name alone says it."""
+    """Return a value behind its option's name; nothing if the name alone says it."""
     return "" if value is True else f" {value!r}"
 
 
 def _overlap(values: dict[str, Any], given: Mapping[str, Any], stage: int) -> None:
-    """Say in detail what `--overlap` wishes, save what was given in detail; then, what overlaps after all."""
+    """Set in detail what `--overlap` asks for, except given details. Return what overlaps in the end."""
     wish, has_bucket = given.get("overlap"), bool(values.get("reduce_bucket"))
     if wish is not None:
         reduces, gathers = wish in ("reduce", "all"), wish in ("gather", "all")
@@ -158,7 +161,7 @@ def _overlap(values: dict[str, Any], given: Mapping[str, Any], stage: int) -> No
 
 
 def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Mapping[str, Any]) -> None:
-    """What this stage or this optimizer does not have. Raises: InputError."""
+    """Check given options that this ZeRO stage or this optimizer does not have. Raises: InputError."""
     for name, value in given.items():
         if stage not in (stages := OPTIONS[name].stages) and value not in (OPTIONS[name].default, rows.get(name)):
             right = " or ".join(map(str, stages))

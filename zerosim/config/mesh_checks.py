@@ -1,4 +1,5 @@
-"""What a mesh asks of a model: sizes that tensor parallelism and pipelines divide, and the nearest right choice."""
+"""Checks of a model against a mesh: sizes that tensor parallelism and pipelines divide, and the nearest valid
+choice."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from zerosim.placement.stages import Chunks, cut_layers, fits_group
 
 
 def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) -> None:
-    """What a tensor-parallel group divides. Raises: InputError."""
+    """Check that a tensor-parallel group divides the model. Raises: InputError."""
     tp = mesh.tp
     if tp == 1:
         for name in ("sequence_parallel", "keep_gathered", "pad_vocab"):
@@ -52,9 +53,10 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
 
 
 def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
-    """What may be said of the inputs that full recompute keeps. Raises: InputError.
+    """Check the options for inputs that full recompute stores. Raises: InputError.
 
-    Parts need no more than `check_tensor_parallel` asks: tp divides the heads, and so the width of every input.
+    Partitioned inputs need no more than `check_tensor_parallel` asks: tp divides the heads, and so the width of every
+    input.
     """
     for name in ("partition_activations", "cpu_checkpointing"):
         if getattr(memory, name) and not memory.again.every:
@@ -81,7 +83,7 @@ def check_kept_inputs(mesh: MeshConfig, memory: MemoryConfig) -> None:
 def check_pipeline(
     model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig, optim: OptimConfig
 ) -> None:
-    """What a pipeline cuts. Raises: InputError."""
+    """Check that a pipeline divides the model. Raises: InputError."""
     pp = mesh.pp
     if pp == 1:
         for name in ("pipeline", "virtual_stages", "micro_batch_group", "stage_layers", "balance_ends"):
@@ -127,7 +129,7 @@ def check_pipeline(
 
 
 def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> str:
-    """'pp 2': the most stages that are possible with the rest as it is; if none are, a model of more layers."""
+    """Return 'pp 2': the most stages that are possible with the other options; if none are, a model of more layers."""
     ends = 2 * parallel.balance_ends
     for pp in range(min(mesh.pp, layers // parallel.num_chunks), 1, -1):
         uneven = mesh.ranks % replace(mesh.others, pp=pp).world_size, (layers + ends) % (pp * parallel.num_chunks)
@@ -138,7 +140,7 @@ def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelCo
 
 
 def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) -> str:
-    """'tp 2 or 4': what this model and its ranks can be cut over, next to what was asked for."""
+    """Return 'tp 2 or 4': the sizes that this model and its ranks allow, nearest to the given one."""
 
     def fits(tp: int) -> bool:
         cut = [model.heads, model.ffn, mesh.ranks // replace(mesh.others, tp=1).world_size, max(tp, model.kv_heads)]

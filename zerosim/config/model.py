@@ -1,4 +1,4 @@
-"""The model's part of a configuration: a family and all its sizes, those that were not given filled in by its name."""
+"""The model's part of a configuration: a family and all its sizes; a name fills in those that were not given."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zerosim.units import parse_count
 
 OF_MODEL = "the model's"
 BLOCKS = ("gpt", "llama")
-"""The families that have blocks: attention, activations that can be recomputed."""
+"""The families with blocks: attention, and activations that can be recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Part):
-    """What is trained: `name` is a family, a preset's name, or a Hugging Face config.json. Sizes in elements."""
+    """The model to train: `name` is a family, a preset's name, or a Hugging Face config.json. Sizes in elements."""
 
     name: str = option(
         "gpt", "gpt, llama, mlp, flat; a preset such as gpt2-xl, gpt3-175b, 1t, llama3-8b (zerosim zoo lists them); or "
@@ -58,7 +58,7 @@ class ModelConfig(Part):
         metavar="U",
         shown=OF_MODEL,
     )
-    family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: what `name` is
+    family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: the family of `name`
 
     def __post_init__(self) -> None:
         sizes = list(self.options().values())[1:]
@@ -75,7 +75,7 @@ class ModelConfig(Part):
             if name in given and family != "flat":
                 raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
         for name in ("layers", "hidden", "heads") if family == "flat" else ():
-            if given.get(name, 1) != 1:  # as a flat model is written down
+            if given.get(name, 1) != 1:  # as a flat model is written in a file
                 raise wrong(name, f" {given[name]}: model flat has no blocks; its sizes are params and units")
         object.__setattr__(self, "family", family)
         for name, value in family_sizes(family, {**base, **given}).items():
@@ -117,7 +117,7 @@ class ModelConfig(Part):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a named model's source leaves open, and what of it is not modelled."""
+        """What a named model's source leaves open, and which of its features are not modelled."""
         return () if self.name in FAMILIES else _preset(self.name).notes
 
 

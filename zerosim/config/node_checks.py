@@ -1,5 +1,5 @@
-"""What nodes ask of a mesh, and ZeRO++ of the rest: which second shards and nodes there can be, and the nearest right
-choice."""
+"""Checks of a mesh against nodes, and of ZeRO++ against the rest: possible second shards and nodes, and the nearest
+valid choice."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 def node_of(ranks_per_node: int, tp: int) -> int:
-    """Members of dp_shard that share a node with so many ranks, tp's among them."""
+    """Return the members of dp_shard that share a node with so many ranks, tp's among them."""
     return max(1, ranks_per_node // tp)
 
 
 def between(shards: int) -> list[int]:
-    """The sizes of groups that divide `shards` ranks, without 1 and all of them."""
+    """Return the sizes of groups that divide `shards` ranks, without 1 and all of them."""
     return [size for size in range(2, shards) if shards % size == 0]
 
 
 def choices(shards: int, otherwise: str, *, times: int = 1) -> str:
-    """'choose 2 or 4': the sizes that divide so many ranks; `otherwise` where there are none."""
+    """Return 'choose 2 or 4': the sizes that divide so many ranks; `otherwise` if there are none."""
     sizes = [str(times * size) for size in between(shards)]
     return f"choose {' or '.join(sizes)}" if sizes else otherwise
 
 
 def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> None:
-    """How many of dp_shard's ranks are a node. Raises: InputError."""
+    """Return how many of dp_shard's ranks are a node. Raises: InputError."""
     right = choices(shards, f"dp_shard {shards} has no divisor between 1 and {shards}; choose more ranks")
     if secondary == 1:
         raise wrong(
@@ -60,7 +60,7 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> Non
 
 
 def check_zeropp(config: RunConfig) -> None:
-    """What ZeRO++ and MiCS ask of formats, mesh and model. Raises: InputError."""
+    """Check ZeRO++ and MiCS against formats, mesh and model. Raises: InputError."""
     mesh, kept = config.mesh.axes, dtype(config.precision.stored)
     codes = {
         "quantized_weights": config.gathering.quantized_weights,

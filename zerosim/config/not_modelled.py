@@ -1,7 +1,6 @@
-"""What people ask for by a name of Megatron, DeepSpeed or PyTorch: what is not modelled, and what is called otherwise.
+"""Names from Megatron, DeepSpeed or PyTorch: features that are not modelled, and features with another name here.
 
-A flag or a key of a scenario that is none of zerosim's own is looked up here before a word that is spelled like it is
-suggested.
+An unknown flag or scenario key is looked up here before a similarly spelled word is suggested.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ _CALLED = (
     (r"mics_hierarchical.*", "--hierarchical-gather, with --ranks-per-node R"),
     (r"sharding_strategy", "--stage: 3 is FULL_SHARD, 2 SHARD_GRAD_OP, 0 NO_SHARD; --dp-replicate makes it HYBRID"),
 )
-"""A pattern of names, in underscores, and what says the same here."""
-"""A pattern of names, in underscores; what is not modelled; what comes nearest to it."""
+"""A pattern of names, in underscores, and its equivalent here."""
+"""A pattern of names, in underscores; the feature that is not modelled; the nearest feature."""
 
 
 def not_modelled(name: str) -> str | None:
-    """What a flag or key asks for and zerosim does not model, or has another name for, in a sentence; None for a name
-    of no such thing."""
+    """Return in a sentence the feature that a flag or key asks for, if zerosim does not model it or names it
+    differently; None for other names."""
     plain = name.lstrip("-").replace("-", "_").lower()
     if (here := next((here for pattern, here in _CALLED if re.fullmatch(pattern, plain)), None)) is not None:
         return f"here it is {here}"

@@ -2,7 +2,7 @@
 
 An .npz file is a zip of .npy members, each a header (dtype, order, shape) and the numbers. A few bytes of a zip can
 expand to any number of bytes, and unpickling an array of Python objects can run any program. So headers come first, a
-reader takes the arrays that it has use for, and only plain numbers are read.
+reader takes only the arrays that it uses, and only plain numbers are read.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _HEADER = re.compile(
     re.VERBOSE,
 )
 _PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_BROKEN = (  # what zipfile and zlib raise of bytes that are not what they should be
+_BROKEN = (  # what zipfile and zlib raise for damaged bytes
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, OverflowError, NotImplementedError,
     RuntimeError, KeyError,
 )  # fmt: skip
 
 
 class Header(NamedTuple):
-    """What a member's header declares. `dtype` is None for anything but numbers, which `descr` names."""
+    """A member's declared header. `dtype` is None for anything but numbers, which `descr` names."""
 
     shape: tuple[int, ...]
     descr: str
@@ -57,7 +57,7 @@ class Header(NamedTuple):
 
 
 class ArrayFile:
-    """An open .npz file. `names` are those of its arrays, without '.npy'; `others` are members of other names."""
+    """An open .npz file. `names` are its arrays, without '.npy'; `others` are members of other names."""
 
     def __init__(self, path: str, zipped: zipfile.ZipFile) -> None:
         self.path = path
@@ -75,14 +75,15 @@ class ArrayFile:
         self.names = tuple(self._members)
 
     def header(self, name: str) -> Header:
-        """Raises: InputError where the member cannot be read, is no array, or has not the declared bytes."""
+        """Read a member's header. Raises: InputError if the member cannot be read, is no array, or lacks the declared
+        bytes."""
         with self._open(name) as member:
             return self._header(name, member)
 
     def read(self, name: str, rows: int | None = None) -> Any:
-        """An array of numbers, or its first `rows`.
+        """Read an array of numbers, or its first `rows`.
 
-        Raises: InputError as `header`, and where its bytes are damaged, fewer than declared, or do not fit into memory.
+        Raises: InputError as `header`, and if its bytes are damaged, fewer than declared, or do not fit into memory.
         """
         with self._open(name) as member:
             shape, _, dtype, fortran_order = self._header(name, member)
@@ -92,7 +93,7 @@ class ArrayFile:
             return _numbers(member, shape if rows is None else (min(rows, shape[0]), *shape[1:]), dtype)
 
     def where(self, name: str) -> str:
-        """How messages name a member."""
+        """Return a member's place, as messages name it."""
         return f"{self.path}: member {name + '.npy'!r}"
 
     @contextmanager
@@ -139,7 +140,7 @@ class ArrayFile:
 
 @contextmanager
 def open_npz(path: str) -> Iterator[ArrayFile]:
-    """Raises: InputError for a file that cannot be read, or is no .npz file."""
+    """Open a file. Raises: InputError for a file that cannot be read, or is no .npz file."""
     with _Sparing(open_file(path).detach()) as file:
         try:
             if file.read(len(_MAGIC)) == _MAGIC:
@@ -154,7 +155,7 @@ def open_npz(path: str) -> Iterator[ArrayFile]:
 
 
 class _Sparing(io.BufferedReader):
-    """A zip of which no more is read at once than a directory may have: zipfile reads it whole, however long."""
+    """A zip that never reads more at once than a directory may have: zipfile reads it whole, however long."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _LARGEST_DIRECTORY:
@@ -170,7 +171,7 @@ def _dtype(descr: str) -> np.dtype[Any] | None:
 
 
 def _numbers(member: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """The member's next numbers. Raises: what `_BROKEN` lists, and MemoryError."""
+    """Return the member's next numbers. Raises: the exceptions in `_BROKEN`, and MemoryError."""
     values = np.empty(math.prod(shape), dtype)
     room, filled = values.view(np.uint8), 0
     while filled < len(room):

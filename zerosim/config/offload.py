@@ -1,4 +1,4 @@
-"""Where model states lie that do not fit the device: ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857)."""
+"""Model states that do not lie on the device: ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from zerosim.placement.memories import DEVICE, HOST, MEMORIES, NVME
 from zerosim.units import MOST_BYTES, parse_bytes
 
 STATES: Mapping[str, str] = {"optimizer": "optim", "params": "param", "grads": "grad"}
-"""What can be offloaded, and the row of a layout that it is."""
+"""The model states that can be offloaded, and their rows in a layout."""
 FORM = "optimizer|params|grads=host|nvme,..."
 _SAID = {"cpu": HOST, "gpu": DEVICE, "parameters": "params", "param": "params", "gradients": "grads", "none": DEVICE}
 
 
 def read_offload(text: str) -> str:
-    """`optimizer=host,params=nvme` in its shortest form; the words of DeepSpeed's configuration are known.
+    """Return `optimizer=host,params=nvme` in its shortest form; the words of DeepSpeed's configuration are known.
 
-    Raises: InputError for another word.
+    Raises: InputError for any other word.
     """
     found: dict[str, str] = {}
     for pair in filter(None, (part.strip().lower() for part in text.split(","))):
@@ -77,7 +77,8 @@ class OffloadConfig(Part):
         return any(self.memory_of(what) == NVME for what in STATES)
 
     def memory_of(self, what: str) -> str:
-        """Where 'optimizer', 'params' or 'grads' lie. Gradients follow the optimizer, if nothing is said of them."""
+        """Return the memory of 'optimizer', 'params' or 'grads'. Gradients follow the optimizer unless they are
+        named."""
         said = dict(pair.split("=") for pair in self.where.split(",") if pair)
         return said.get(what) or (said.get("optimizer", DEVICE) if what == "grads" else DEVICE)
 

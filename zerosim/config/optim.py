@@ -1,4 +1,4 @@
-"""The part of a configuration that is the optimizer's."""
+"""The optimizer's part of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One field of a configuration: its range, choices, default and help, stated where the field is declared.
+"""One field of a configuration: its range, choices, default and help, all beside the field's declaration.
 
 `option` puts them into the field's metadata. Checks, the command line's flags and the keys of a scenario file are read
 from there. Outside the parts an option has a flat name (`stage` for `parallel.zero_stage`): a keyword of
@@ -28,7 +28,7 @@ _PAIR = "tuple[float, float]"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field takes, and what the command line shows of it.
+    """A field's allowed values, and its texts on the command line.
 
     help        one line
     flat        its name outside the part; the field's own where nothing is given
@@ -62,16 +62,16 @@ class Option:
 
     @property
     def none_is_a_value(self) -> bool:
-        """Whether None says something, as of --bucket-bytes. Of other options it takes back what was said."""
+        """Whether None is a meaningful value, as for --bucket-bytes. For other options it removes a given value."""
         return "None" in self.kinds and self.default is not None
 
     def checked(self, value: Any) -> Any:
-        """The value as the field keeps it. Raises: InputError for another type, word or range."""
+        """Return the value as the field stores it. Raises: InputError for another type, word or range."""
         self.check(value := self.taken(value))
         return value
 
     def taken(self, value: Any) -> Any:
-        """The value as the field keeps it. Raises: InputError for one of another type."""
+        """Return the value as the field stores it. Raises: InputError for one of another type."""
         if isinstance(value, str) and self.parse is not None:
             try:
                 value = self.parse(value)
@@ -93,7 +93,7 @@ class Option:
         return known_word(value, self.choices) or value if isinstance(value, str) else value
 
     def check(self, value: Any) -> None:
-        """Raises: InputError for a word that is no choice, and a number out of range."""
+        """Check a value. Raises: InputError for an unknown word, and a number out of range."""
         if value is None or isinstance(value, bool):
             return
         if isinstance(value, tuple):
@@ -118,7 +118,8 @@ class Option:
 
 
 def known_word(word: str, known: Iterable[str]) -> str | None:
-    """The known word that was meant: AdamW is adamw, and reduce-scatter reduce_scatter. None where there is none."""
+    """Return the known word that was meant: AdamW is adamw, and reduce-scatter reduce_scatter. None if there is
+    none."""
     words = {_plain(each): each for each in known}
     return words.get(_plain(word))
 
@@ -128,26 +129,28 @@ def _plain(word: str) -> str:
 
 
 def option(default: Any, help: str, *, follows: str = "", shown: str | None = None, **metadata: Any) -> Any:
-    """A dataclass field with an `Option` of these values in its metadata. `follows`: whose value it has, in words."""
+    """Declare a dataclass field with an `Option` of these values in its metadata. `follows`: in words, the source of
+    its value."""
     declared = Option(help, shown=follows or shown, follows=bool(follows), **metadata)
     return dataclasses.field(default=default, metadata={"option": declared})
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a configuration, with a value in every field. `RunConfig` makes it of values that `Option` checked."""
+    """A part of a configuration, with a value in every field. `RunConfig` builds it from values that `Option`
+    checked."""
 
     def __post_init__(self) -> None:
         self._check()
 
     @classmethod
     def options(cls) -> Mapping[str, Option]:
-        """Its options by flat name, in the order of its fields."""
-        part: Any = cls  # its instances have a __hash__ of their own, which mypy takes for the class's
+        """Return its options by flat name, in the order of its fields."""
+        part: Any = cls  # its instances have their own __hash__, which mypy takes for the class's
         return _options_of(part)
 
     def _check(self) -> None:
-        """Which fields go together. Raises: InputError."""
+        """Check which fields go together. Raises: InputError."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Two parts of a configuration: how the ranks are arranged, and what ZeRO divides among them."""
+"""Two parts of a configuration: the arrangement of the ranks, and ZeRO's division of states among them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshConfig(Part):
-    """How the ranks are arranged."""
+    """The arrangement of the ranks."""
 
     ranks: int = option(
         RANKS, "number of virtual ranks, one device each", low=1, high=65536, metavar="N",
@@ -75,25 +75,26 @@ class MeshConfig(Part):
 
     @property
     def others(self) -> Mesh:
-        """The axes that are given; dp_shard, which is 1 here, takes the ranks that they leave."""
+        """The axes that are given; dp_shard, which is 1 here, takes the remaining ranks."""
         return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, tp=self.tp)
 
     @property
     def axes(self) -> Mesh:
-        """The ranks along each axis."""
+        """The number of ranks along each axis."""
         shards = self.ranks // self.others.world_size
         return replace(self.others, dp_shard=shards, node=self.secondary_shard or node_of(self.ranks_per_node, self.tp))
 
     @property
     def shards(self) -> int:
-        """Ranks that model states are divided among: the formulas' N."""
+        """The number of ranks that divide the model states: the formulas' N."""
         return self.axes.shards
 
 
 def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:
-    """'tp 2 or 4, or ranks 3 or 6': next to sizes whose product does not divide `ranks`, those that do.
+    """Return 'tp 2 or 4, or ranks 3 or 6': the sizes that would divide, next to those whose product does not divide
+    `ranks`.
 
-    One size is changed while the others stay as they are; of ranks there are at most `most`.
+    One size is changed while the others stay the same; at most `most` ranks.
     """
     each = math.prod(sizes.values())
     found = []
@@ -111,7 +112,7 @@ def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelConfig(Part):
-    """What ZeRO and a pipeline divide among the ranks, and whose ZeRO it is."""
+    """How ZeRO and a pipeline divide the model among the ranks, and whose ZeRO it is."""
 
     zero_stage: int = option(
         3, "ZeRO stage: 0 is DDP, 1 divides the optimizer states by N, 2 also the gradients, 3 also the parameters",
@@ -196,11 +197,11 @@ class ParallelConfig(Part):
 
     @property
     def pipeline_schedule(self) -> str:
-        """As given, or 1f1b."""
+        """The given schedule, or 1f1b."""
         return self.pipeline or "1f1b"
 
     def fewest_micro_batches(self, stages: int) -> int:
-        """The fewest that the schedule takes."""
+        """Return the fewest microbatches that the schedule takes."""
         return {"interleaved": stages, "zb-h1": stages, "zb-v": 2 * stages}.get(self.pipeline_schedule, 1)
 
     @property

@@ -1,6 +1,6 @@
 """The parts of a configuration: every field once, with its default, range, choices and help (`option.py`).
 
-A part checks itself. What several parts have to agree on is in `checks.py`. Four parts are here; `PARTS` has them all.
+A part checks itself; `checks.py` checks across parts. Four parts are here; `PARTS` has them all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOSSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionConfig(Part):
-    """Number formats, and the loss scale that half types want."""
+    """Number formats, and the loss scale for half types."""
 
     param_dtype: str = option(
         "bf16", "dtype of the parameters. Half types have fp32 masters; bf16-pure has none", flat="precision",
@@ -85,18 +85,18 @@ class PrecisionConfig(Part):
 
     @property
     def stored(self) -> str:
-        """The format that parameters are stored in."""
+        """The format in which parameters are stored."""
         return "bf16" if self.is_pure else self.param_dtype
 
     @property
     def has_masters(self) -> bool:
-        """Whether fp32 masters stand beside the parameters."""
+        """Whether parameters have fp32 masters."""
         return self.param_dtype in ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(Part):
-    """What is trained on: files, how a batch is made of them, the seed; and what the model continues at the end."""
+    """The data: files, how a batch is made of them, the seed; and the text that the model continues at the end."""
 
     micro_batch: int = option(4, "rows per rank and microbatch", low=1, high=10**7, metavar="B", also=("--mbs",))
     accumulate: int = option(
@@ -134,7 +134,7 @@ class DataConfig(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig(Part):
-    """What is kept for backward, and how much a device holds."""
+    """What is saved for backward, and how much a device holds."""
 
     recompute: str = option(
         "none", "activations that backward recomputes instead of saving: the attention core, a list of parts of every "
@@ -197,13 +197,13 @@ class MemoryConfig(Part):
 
     @property
     def again(self) -> Again:
-        """What `recompute` says, read."""
+        """The value of `recompute`, parsed."""
         return read_recompute(self.recompute, self.attention)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldConfig(Part):
-    """What the ranks run on, and how they exchange."""
+    """The ranks' machine, and how they exchange."""
 
     backend: str = option(
         "numpy", "numpy runs on the CPU; cuda runs the same program on GPUs, through CuPy", choices=("numpy", "cuda")
@@ -246,7 +246,7 @@ class WorldConfig(Part):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of a run, by the names under which `RunConfig` has them."""
+    """The parts of a run, by their names in `RunConfig`."""
 
     model: ModelConfig
     mesh: MeshConfig

@@ -1,4 +1,4 @@
-"""What `--recompute` may say: nothing, parts of every block, or whole blocks.
+"""The values of `--recompute`: nothing, parts of every block, or whole blocks.
 
     none                   everything that backward reads is kept
     selective              the attention core runs again (2205.05198, section 5)
@@ -7,8 +7,8 @@
     full                   every block keeps its input alone
     full:K                 every K-th block does, the others keep all (torchtitan's selective_ac_option K)
 
-A part names results that nobody keeps: each is made a second time when backward reads it. Names are those of
-Megatron's --recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, of a dense block.
+A part names discarded results: backward recomputes each when it reads it. Names are those of Megatron's
+--recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, of a dense block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "core_attn": ("core_attn",),  # scores, softmax and its mask; with flash attention its output too
         "attn_proj": ("attn_proj",),  # attention's last map, dropout and the sum after it: the second norm's input
         "layernorm": ("layernorm",),  # both norms: the inputs of the linear maps behind them
-        "mlp": ("fc1", "mlp_act"),  # the feed-forward but for its last map, whose result no backward reads
+        "mlp": ("fc1", "mlp_act"),  # the feed-forward without its last map, whose result no backward reads
         "mlp_act": ("mlp_act",),  # GELU or SwiGLU: the input of the last map
         "dropout": ("dropout",),  # the masks of both branches
         "op": ("core_attn", "attn_proj", "layernorm", "mlp_act", "dropout"),
@@ -35,24 +35,24 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What backward runs again: `parts` of every block, or every `every`-th block whole (0: none)."""
+    """What backward recomputes: `parts` of every block, or every `every`-th block whole (0: none)."""
 
     parts: frozenset[str] = frozenset()
     every: int = 0
 
     def wraps(self, block: int) -> bool:
-        """Whether block 0, 1, ... runs again whole: of every second one 1, 3, 5."""
+        """Return whether block 0, 1, ... is recomputed whole: for every second one 1, 3, 5."""
         return self.every > 0 and (block + 1) % self.every == 0
 
     def of_block(self, block: int) -> str:
-        """As a word for this block alone, `full` or `none`, where blocks differ."""
+        """Return the word for this block alone, `full` or `none`, if blocks differ."""
         return "full" if self.wraps(block) else "none"
 
 
 def read_recompute(text: str, attention: str = "eager") -> Again:
-    """The value of `--recompute`. Under `op` a flash kernel's result is kept, and eager attention runs again.
+    """Parse the value of `--recompute`. Under `op` a flash kernel's result is saved, and eager attention is recomputed.
 
-    Raises: InputError for what is none of the forms.
+    Raises: InputError for any other form.
     """
     form, colon, given = text.partition(":")
     if form not in ("none", "selective", "full") or (form == "none" and colon):

@@ -1,4 +1,4 @@
-"""What a run is: one frozen, validated value of fourteen parts, each resolved when it is built (`layers.py`).
+"""A run's configuration: one frozen, validated value of fourteen parts, each resolved when it is built (`layers.py`).
 
 Every field of a part (`parts.py`, `model.py`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
 --micro-batch) and a key of a scenario file. Imports nothing heavy, so that `--help` and bad input answer at once.
@@ -22,57 +22,58 @@ from zerosim.placement.mesh import DATA
 from zerosim.placement.stages import Chunks, cut_layers, smallest_group
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
-"""What a plan assumes where a run does not: Megatron's kernels, one row, one call per unit and collective."""
+"""A plan's defaults where a run has others: Megatron's kernels, one row, one call per unit and collective."""
 WITH_VALUES = "capacity parallel backend world ranks_per_process data tokens weights sample sample_tokens"
-"""What a plan's flags leave out: files, a sample, threads. A plan's --capacity is its device's."""
+"""Flags that a plan leaves out: files, a sample, threads. A plan's --capacity is its device's."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class RunConfig(Parts):
     """One training run, by flat names: `RunConfig(stage=3, ranks=4, model="gpt")`.
 
-    Raises: InputError naming the field, its value and what was expected.
+    Raises: InputError naming the field, its value and the expected values.
     """
 
     given: Mapping[str, Any] = field(compare=False)
-    """What was said, by flat name. All parts are built from it, and `replace` adds to it. Not part of equality."""
+    """The given values, by flat name. All parts are built from it, and `replace` adds to it. Not part of equality."""
     set_aside: Mapping[str, str] = field(compare=False)
-    """Which of the recipe's values are left out, and why, by flat name: what was given excludes them."""
+    """The recipe's values that are left out, and why, by flat name: given values exclude them."""
 
     def __init__(self, **values: Any) -> None:
         _fill(self, None, values)
 
     @property
     def global_batch(self) -> int:
-        """Rows of one step over all data-parallel ranks and micro-batches."""
+        """Rows of one step over all data-parallel ranks and microbatches."""
         return self.mesh.axes.size(*DATA) * self.data.accumulate * self.data.micro_batch
 
     @property
     def states_stage(self) -> int:
-        """The stage whose model states are there when backward ends: stage 1 may have let go of all but its slice of
-        the gradients, as stage 2 has."""
+        """The ZeRO stage whose model states exist when backward ends: stage 1 may have freed all but its slice of the
+        gradients, like stage 2."""
         stage, grads = self.parallel.zero_stage, self.grads
         return 2 if stage == 1 and (grads.own_only or self.reduction.bucket) and not grads.lasts else stage
 
     @property
     def partitions_inputs(self) -> bool:
-        """Whether tp's ranks keep parts of blocks' inputs (Pa). Under sequence parallelism they have parts already."""
+        """Whether tp's ranks store parts of blocks' inputs (Pa). Under sequence parallelism they have parts already."""
         return self.memory.partition_activations and not self.parallel.sequence_parallel
 
     @property
     def chunks(self) -> Chunks:
-        """Where a pipeline's chunks of layers lie."""
+        """The place of a pipeline's chunks of layers."""
         return Chunks(self.mesh.pp, self.parallel.num_chunks, turns_back=self.parallel.pipeline == "zb-v")
 
     @property
     def micro_batch_group(self) -> int:
-        """Micro-batches that pass through a chunk of a pipeline before the next one's turn: 1, unless interleaved."""
+        """Microbatches that pass through a chunk of a pipeline before the next one's turn: 1, unless interleaved."""
         if self.parallel.pipeline != "interleaved":
             return 1
         return self.parallel.micro_batch_group or smallest_group(self.mesh.pp, self.data.accumulate)
 
     def layers_by_chunk(self, layers: int) -> list[int]:
-        """How many of a model's layers are in each chunk of a pipeline, in the model's order. Raises: InputError."""
+        """Return how many of a model's layers are in each chunk of a pipeline, in the model's order. Raises:
+        InputError."""
         parallel, is_flat = self.parallel, self.model.family == "flat"
         return cut_layers(
             layers,
@@ -86,7 +87,7 @@ class RunConfig(Parts):
     def replace(self, **changes: Any) -> RunConfig:
         """Build the configuration of `given` with these changes: `RunConfig(**a).replace(**b)` is `RunConfig(**a | b)`.
 
-        Another model or width brings the sizes that were not said. None takes back what was said.
+        Another model or width brings the sizes that were not given. None removes a given value.
         """
         copy = object.__new__(RunConfig)
         _fill(copy, self, changes)
@@ -98,23 +99,24 @@ class RunConfig(Parts):
         return RunConfig(**{**kept, **changes, "stage": stage})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values by flat name, as JSON and TOML hold them; None for what follows from others and was not said."""
+        """Return plain values by flat name, as JSON and TOML hold them; None for derived values that were not given."""
         values = {name: self.given.get(name) if OPTIONS[name].follows else self.value(name) for name in OPTIONS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any], source: str = "the configuration") -> RunConfig:
-        """The run with those flat fields. Raises: InputError for an unknown key, with the nearest known one."""
+        """Build the run with those flat fields. Raises: InputError for an unknown key, with the nearest known one."""
         _check_known(values, OPTIONS, source)
         betas = values.get("betas")
         return RunConfig(**{**values, "betas": tuple(betas)} if isinstance(betas, list) else values)
 
     def value(self, name: str) -> Any:
-        """The value of a flat field, as it was resolved."""
+        """Return the resolved value of a flat field."""
         return getattr(getattr(self, _HOMES[name]), OPTIONS[name].attribute)
 
     def __repr__(self) -> str:
-        """What makes an equal configuration: plain values that are not the default; of those that follow, the said."""
+        """Return code for an equal configuration: plain values that are not the default; of derived values, the given
+        ones."""
         shown = dict[str, Any]()
         for name, option in OPTIONS.items():
             value = self.given.get(name) if option.follows else self.value(name)
@@ -137,7 +139,7 @@ setattr(  # noqa: B010  # what help() and a notebook show: every flat keyword an
 
 
 def _fill(config: RunConfig, before: RunConfig | None, values: Mapping[str, Any]) -> None:
-    """Set what was said, of `before` and then in `values`, and build the parts from it."""
+    """Set the given values, those of `before` and then `values`, and build the parts from them."""
     given = {} if before is None else dict(before.given)
     for name, value in values.items():
         if name not in OPTIONS:
@@ -148,7 +150,7 @@ def _fill(config: RunConfig, before: RunConfig | None, values: Mapping[str, Any]
         else:
             given[name] = OPTIONS[name].checked(value)
     if "ranks" not in given and given.get("world") == "mpi" and (processes := mpirun_size()) is not None:
-        given["ranks"] = processes * given.get("ranks_per_process", 1)  # as many on threads later
+        given["ranks"] = processes * given.get("ranks_per_process", 1)  # the other ranks on threads later
     resolved, set_aside = resolve(given)
     for part, kind in PARTS.items():
         options = kind.options()
@@ -170,6 +172,6 @@ def _check_known(names: Iterable[str], known: Collection[str], source: str) -> N
 
 
 def plan_config(**fields: Any) -> RunConfig:
-    """The RunConfig of a plan: `PLAN_DEFAULTS`, and the given fields over them."""
+    """Return the RunConfig of a plan: `PLAN_DEFAULTS`, and the given fields over them."""
     _check_known(fields, OPTIONS, "the configuration")
     return RunConfig(**{**PLAN_DEFAULTS, **fields})

@@ -1,7 +1,7 @@
-"""The part of a configuration that says what is trained: frozen parameters, adapters (LoRA), the base's format.
+"""The part of a configuration for fine-tuning: frozen parameters, adapters (LoRA), the base's format.
 
 A pattern names parameters by a run of the dotted parts of their names, with shell wildcards in each part: `h.0` is a
-block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns the last one that matches decides, and
+block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns the last matching one decides, and
 `!pattern` takes back: '*,!bias' freezes everything but biases (BitFit).
 """
 
@@ -20,7 +20,7 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningConfig(Part):
-    """Which parameters are trained, and what is trained beside them."""
+    """Which parameters are trained, and the adapters trained beside them."""
 
     freeze: str | None = option(
         None, "parameters that are not trained: a block (h.0), a map (c_attn), all biases (*.bias). Put commas between "
@@ -68,22 +68,22 @@ class TuningConfig(Part):
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """What `freeze` says, pattern by pattern."""
+        """The patterns of `freeze`."""
         return tuple(pattern.strip() for pattern in (self.freeze or "").split(",") if pattern.strip())
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """What `lora_target` says, pattern by pattern; none without adapters."""
+        """The patterns of `lora_target`; none without adapters."""
         words = (self.lora_target or "q,v") if self.lora_rank else ""
         return tuple(word.strip() for word in words.split(",") if word.strip())
 
     @property
     def scale(self) -> float:
-        """What adapters' output is multiplied by: alpha / rank."""
+        """The factor of adapters' output: alpha / rank."""
         return 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora_rank
 
     def trains(self, name: str) -> bool:
-        """Whether the parameter of this name is trained."""
+        """Return whether the parameter of this name is trained."""
         trained = not self.lora_rank or is_adapter(name)
         for pattern in self.patterns:
             if matches(pattern.removeprefix("!"), name):
@@ -95,11 +95,11 @@ ALL_TRAINED = TuningConfig()
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is an adapter's."""
+    """Return whether a parameter is an adapter's."""
     return any(part in ADAPTERS for part in name.split("."))
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern matches a run of the dotted parts of a parameter's name."""
+    """Return whether a pattern matches a run of the dotted parts of a parameter's name."""
     wanted, parts = pattern.split("."), name.split(".")
     return any(all(map(fnmatchcase, parts[start:], wanted)) for start in range(len(parts) - len(wanted) + 1))

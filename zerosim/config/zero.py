@@ -1,6 +1,6 @@
-"""Three parts of a configuration in which frameworks' ZeRO differs: reductions, gathers and gradients' memory.
+"""Three parts of a configuration in which the ZeRO of frameworks differs: reductions, gathers and gradients' memory.
 
-The defaults are the paper's; recipes (`presets/recipes.py`) have their own.
+The defaults are the paper's; recipes (`presets/recipes.py`) set others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMPRESSION_OPTIONS = {
     "compress_rank": ("powersgd",),
     "compress_warmup": ("powersgd", "onebit-adam", "dgc"),
 }
-"""Which compressions an option is of."""
+"""The compressions that have each option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,17 +102,17 @@ class Reduction(Part):
 
     @property
     def is_encoded(self) -> bool:
-        """Whether gradients are sent as something else than numbers of a format."""
+        """Whether gradients are sent as codes, not as numbers of a format."""
         return self.compress != "none" and self.compress not in CASTS
 
     def is_exact(self, step: int) -> bool:
-        """Whether gradients are sent as they are in a step, counted from 0."""
+        """Return whether a step, counted from 0, sends gradients exactly."""
         return self.compress == "none" or (self.compress in ("powersgd", "onebit-adam") and step < self.warmup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering(Part):
-    """What stage 3 gathers at a time, what of it stays, and what is gathered ahead."""
+    """What stage 3 gathers in one call, what stays gathered, and what is prefetched."""
 
     reshard_after_forward: bool = option(
         True, "stage 3: free a unit after forward. Otherwise the unit stays gathered (FSDP's 2Psi)"
@@ -166,25 +166,25 @@ class Gathering(Part):
 
     @property
     def by_module(self) -> bool:
-        """Whether each tensor has a flat buffer of its own, and leaf modules are gathered."""
+        """Whether each tensor has its own flat buffer, and leaf modules are gathered."""
         return self.gather == "module"
 
     @property
     def piece(self) -> str:
-        """What has a flat buffer of its own: a 'unit' or a 'tensor'."""
+        """The owner of a flat buffer: a 'unit' or a 'tensor'."""
         return "tensor" if self.by_module else "unit"
 
     def stays(self, numel: int) -> bool:
-        """Whether a flat buffer of so many elements stays gathered for good, in stage 3."""
+        """Return whether a flat buffer of so many elements stays gathered for good, in stage 3."""
         return numel <= self.persistent_numel if self.by_module else numel < self.persistent_numel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradMemory(Part):
-    """Which gradient buffers there are, and for how long. The paper's: as backward reaches them, until the step.
+    """Which gradient buffers exist, and for how long. The paper's: from backward until the step.
 
     Megatron's `persistent` buffer is contiguous, and each weight's gradient is added to it; DeepSpeed's is stage 3's
-    flat buffer of the own slice.
+    flat buffer of the local slice.
     """
 
     persistent: bool = option(
@@ -231,10 +231,10 @@ class GradMemory(Part):
 
     @property
     def lasts(self) -> bool:
-        """Whether the buffer of what is kept of the gradients is there from start to end."""
+        """Whether the buffer of stored gradients exists from start to end."""
         return self.persistent or self.buckets == "views"
 
     @property
     def bucket_copies(self) -> bool:
-        """Whether gradients that are kept whole are reduced in buckets that stay, and copied back."""
+        """Whether gradients that are stored whole are reduced in permanent buckets, and copied back."""
         return self.buckets == "copies"

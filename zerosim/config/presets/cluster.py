@@ -1,8 +1,9 @@
-"""How devices of one kind are linked, and what their kernels were measured to take: what the clock reads.
+"""How devices of one kind are linked, and their measured kernel times: the clock's inputs.
 
-Peaks, bandwidths and what links carry are the preset's (`hardware.py`, `gpus.toml`) or the node's (`nodes.toml`). The
-share of them that a kernel reaches is in tables (`kernel_tables.py`), and what collectives take inside a node too
-(`collective_tables.py`), or the whole machine was measured (`machine_file.py`). Nothing is fitted to a measured step.
+Peaks, bandwidths and the links' rates come from the preset (`hardware.py`, `gpus.toml`) or the node (`nodes.toml`). The
+share of them that a kernel reaches comes from tables (`kernel_tables.py`), and so do the times of collectives inside a
+node (`collective_tables.py`), or the whole machine was measured (`machine_file.py`). Nothing is fitted to a measured
+step.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from zerosim.errors import wrong
 
 CPU_RATE = 32 * 10e9 / 2.57
 """Bytes per second that a node's CPUs move in an optimizer step. ZeRO-Offload, 2101.06840, Table 4: 2.57 s for 10B
-parameters on a DGX-2 (two Xeon 8168), at 26 bytes each that Adam reads and writes beside fp16 gradients, and 6 that
-rounding to fp16 does. Its rows of 1B to 8B give 106 to 145 GB/s. Other nodes have it for want of their own."""
+parameters on a DGX-2 (two Xeon 8168), at 26 bytes each that Adam reads and writes beside fp16 gradients, and 6 for
+rounding to fp16. Its rows of 1B to 8B give 106 to 145 GB/s. Other nodes use this rate because theirs are unknown."""
 
 _OF_A_LINE = 0.8
-"""What NCCL counts of an NVLink's line: 20 of 25 GB/s."""
+"""NCCL's rate of an NVLink line: 20 of 25 GB/s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster(Links):
-    """Devices of one kind, with their peaks, and how nodes of them are linked.
+    """Devices of one kind, with their peaks, and the links between nodes of them.
 
-    `measured` is what kernels take: one GPU's tables, or a machine of its own. `borrowed`: they are another GPU's.
-    `collectives`: what collectives take inside a node; None where NCCL's formula says it. `flash_kernel`: the
-    FlashAttention that runs on them; '' for a recipe's. Of a node's host, which all its ranks share: its memory and
-    that of its drives in bytes (None: not known); in bytes per second what its PCIe links to the host carry each way,
-    the drives each way, and what CPU-Adam moves (`cpu_known`: the
-    device's file says it). Three factors, 0 for what takes no time: `latency` of NCCL's
-    latencies, `host` of the host's launches, `contention` of what kernels lose to collectives in flight.
+    `measured`: kernel times, of one GPU's tables or of a measured machine. `borrowed`: they are another GPU's.
+    `collectives`: times of collectives inside a node; None if NCCL's formula gives them. `flash_kernel`: the
+    FlashAttention that runs on them; '' for a recipe's. Of a node's host, which all its ranks share: its memory and its
+    drives' in bytes (None: unknown); in bytes per second the rate of its PCIe links to the host each way, of the drives
+    each way, and of CPU-Adam (`cpu_known`: the device's file says it). Three factors, 0 for what takes no time:
+    `latency` of NCCL's latencies, `host` of the host's launches, `contention` of the kernels' losses to collectives in
+    flight.
     """
 
     name: str
@@ -60,29 +61,29 @@ class Cluster(Links):
         return rank // self.node_gpus
 
     def without_limits(self) -> Cluster:
-        """The same, with as much memory of its hosts and drives as anybody asks for."""
+        """Return the same cluster with unlimited memory in its hosts and drives."""
         return replace(self, host_bytes=None, nvme_bytes=None)
 
     @property
     def machine(self) -> Machine | None:
-        """A machine that was measured; None for GPUs with tables."""
+        """A measured machine; None for GPUs with tables."""
         return self.measured if isinstance(self.measured, Machine) else None
 
     @property
     def source(self) -> str:
-        """Where the times of kernels come from."""
+        """The source of the kernels' times."""
         if isinstance(self.measured, Machine):
             return self.measured.source
         return f"{'assumed, of ' if self.borrowed else ''}{self.measured.gpu}: {self.measured.sources['products']}"
 
     @property
     def cpu_source(self) -> str:
-        """Where the rate of a node's CPUs comes from."""
+        """The source of the rate of a node's CPUs."""
         return f"of {self.name}'s file" if self.cpu_known else "of a DGX-2, ZeRO-Offload, Table 4"
 
     @property
     def collectives_source(self) -> str:
-        """Where the times of collectives inside a node come from."""
+        """The source of the times of collectives inside a node."""
         if isinstance(self.measured, Machine):
             return self.measured.source
         if (tables := self.collectives) is None:
@@ -98,9 +99,10 @@ def cluster_of(
     node_gpus: int | None = None,
     nic_bytes_per_s: float | None = None,
 ) -> Cluster:
-    """A cluster of these devices, in nodes as their preset's are, or as `node` is; what is given beside it wins.
+    """Return a cluster of these devices, in nodes as their preset's are, or as `node` is; the other arguments override
+    both.
 
-    Raises: InputError for a node of less than one GPU, and for a NIC that carries nothing.
+    Raises: InputError for a node of less than one GPU, and for a NIC without bandwidth.
     """
     if node_gpus is not None and node_gpus < 1:
         raise wrong("node_gpus", f" {node_gpus}: expected at least 1")
@@ -132,7 +134,7 @@ def cluster_of(
 
 
 def _links(device: Hardware) -> Links:
-    """Of a machine that was measured: all ranks on it, or on several like it with NICs between them."""
+    """Return the links of a measured machine: all ranks on it, or on several like it with NICs between them."""
     if (machine := device.machine) is not None:
         return Links(device.link_bytes_per_s, device.hbm_bytes_per_s, max(machine.cores, machine.ranks), math.inf)
     if device.links is not None:
@@ -143,7 +145,7 @@ def _links(device: Hardware) -> Links:
 
 
 def _kernels(device: Hardware) -> tuple[KernelTables | Machine, bool]:
-    """What kernels of a device take, and whether that is another GPU's: an A100's for a device of a user's own."""
+    """Return a device's kernel times, and whether they are another GPU's: an A100's for a user's own device."""
     if (own := device.machine or device.kernels) is not None:
         return own, False
     tables = device.tables[0] or "a100"
@@ -151,7 +153,7 @@ def _kernels(device: Hardware) -> tuple[KernelTables | Machine, bool]:
 
 
 def _collectives(device: Hardware) -> CollectiveTables | None:
-    """What collectives take inside a node, scaled from the links that they were measured on."""
+    """Return the times of collectives inside a node, scaled from the links on which they were measured."""
     tables = device.tables[1]
     if device.collectives is not None or device.machine is not None or not tables:
         return device.collectives

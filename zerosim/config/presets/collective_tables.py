@@ -1,12 +1,12 @@
-"""What collectives were measured to take between GPUs of one node, as tables (`collectives/*.toml`).
+"""Measured times of collectives between GPUs of one node, as tables (`collectives/*.toml`).
 
     gpu, source   whose times they are, and where they come from
     VERB          by number of ranks: bytes of payload and microseconds, both ascending
     strided       for a box in which groups share their links: GB/s that each rank sends, by verb and by how far apart
                   neighbours of a group are (2: every second GPU)
 
-At least one of all_reduce, all_gather and reduce_scatter is there: `ledger/collectives.py` has the times of other verbs
-and numbers of ranks from them. A user's own GPU may have such a table in its TOML file, as [collectives]
+A table has at least one of all_reduce, all_gather and reduce_scatter: `ledger/collectives.py` derives the times of
+other verbs and numbers of ranks. A user's own GPU may have such a table in its TOML file, as [collectives]
 (`hardware.py`).
 """
 
@@ -32,7 +32,7 @@ _KEYS = ("gpu", "source", *KNOWN, "strided")
 class CollectiveTables:
     """One GPU's tables: by verb and number of ranks, seconds by bytes of payload; by verb and stride, bytes per second.
 
-    `link` is what the links carry that they were measured on, in bytes per second (`Cluster.link`).
+    `link` is the bandwidth of the links on which they were measured, in bytes per second (`Cluster.link`).
     """
 
     gpu: str
@@ -43,13 +43,13 @@ class CollectiveTables:
 
 
 def packaged_collectives(name: str, link: float) -> CollectiveTables:
-    """The table of one of zerosim's own GPUs, by the name of its file."""
+    """Return the table of one of zerosim's own GPUs, by the name of its file."""
     text = files("zerosim.config.presets").joinpath("collectives", f"{name}.toml").read_text(encoding="utf-8")
     return read_collectives(f"collectives of {name}", tomllib.loads(text), link)
 
 
 def read_collectives(where: str, values: Any, link: float) -> CollectiveTables:
-    """A table of the file that `where` names. Raises: InputError in one line, with the key."""
+    """Read a table of the file that `where` names. Raises: InputError in one line, with the key."""
     values = _table(where, "", values)
     for key in values:
         if key not in _KEYS:

@@ -1,7 +1,7 @@
-"""Accelerators by name: memory, peak arithmetic, memory and link bandwidth, each with where it was read.
+"""Accelerators by name: memory, peak arithmetic, memory and link bandwidth, each with its source.
 
-The published figures of `gpus.toml`, and a user's own, read from a TOML file. They are not what a device reaches in
-practice. What the CUDA context and libraries take of its memory is in `outside.py`.
+The published figures of `gpus.toml`, and a user's own, read from a TOML file. A device does not reach them in practice.
+The CUDA context's and libraries' share of its memory is in `outside.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMATS = ("fp16", "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where each figure of a device comes from, with its status."""
+    """The source of each figure of a device, with its status."""
 
     memory: str
     peak: str
@@ -42,7 +42,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What a node's links carry, in bytes per second and in one direction, and how many GPUs a node has.
+    """The bandwidths of a node's links, in bytes per second and in one direction, and how many GPUs a node has.
 
     link   all of a device's links to the others of its node
     pcie   between a device and its host
@@ -59,15 +59,14 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers, 0 where
-    it has none, `pair_bytes_per_s` of a bridge to one neighbour.
+    """One device. `peak_flops` is dense 16-bit; `link_bytes_per_s` is one direction of all its links to peers, 0 if it
+    has none, `pair_bytes_per_s` of a bridge to one neighbour.
 
-    `formats` are the 16-bit formats of its tensor cores; `held` is what it holds outside of a program, None where that
-    is not known; `flash`: FlashAttention runs on it, None where that is not known, and `flash_kernel` which, '' for a
-    recipe's; `links`: what a node's links carry after all; `tables`: whose packaged tables of kernels and of
-    collectives it takes; `kernels` and `collectives`: tables of its own; `machine`: what `zerosim calibrate` measured,
-    None for a device that was not; `cpu_bytes_per_s`: what its node's CPUs read and write in an optimizer step, 0 where
-    that is not known.
+    `formats`: the 16-bit formats of its tensor cores; `held`: what it holds outside of a program, None if unknown;
+    `flash`: FlashAttention runs on it, None if unknown, and `flash_kernel` which, '' for a recipe's; `links`: the
+    resulting bandwidths of a node's links; `tables`: whose packaged tables of kernels and of collectives it uses;
+    `kernels` and `collectives`: its own tables; `machine`: measured by `zerosim calibrate`, None for other devices;
+    `cpu_bytes_per_s`: bytes that its node's CPUs read and write in an optimizer step, 0 if unknown.
     """
 
     name: str
@@ -89,8 +88,8 @@ class Hardware:
     cpu_bytes_per_s: int = 0
 
     def outside(self, mesh: Mesh, *, is_tied: bool = False) -> tuple[Outside, ...]:
-        """What a rank of this mesh holds beside its program; empty where it is not known. `is_tied`: the model's table
-        is its head."""
+        """Return what a rank of this mesh holds beside its program; empty if unknown. `is_tied`: the model's table is
+        its head."""
         return () if self.held is None else self.held.lines(communicators(mesh, is_tied=is_tied))
 
     @property
@@ -110,24 +109,24 @@ _ALSO = MappingProxyType(
     {"b200-180": "b200", "a100-80-pcie": "a100-pcie", "a100-pcie-80": "a100-pcie", "rtxa6000": "a6000"}
 )
 _BY_FULL_NAME = ("a100-pcie", "h100-96", "v100-16")
-"""Devices that nobody means by 'A100', 'H100' or 'V100' alone."""
+"""Devices that 'A100', 'H100' or 'V100' alone never means."""
 NEEDED = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s")
 _SPEEDS = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s", "nic_bytes_per_s", "cpu_bytes_per_s")
 KEYS = (*NEEDED, *_SPEEDS, "nic_share", "node_gpus", "formats", "flash_kernel")
-"""The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second, without
-`link_bytes_per_s` no links. `nic_share` of the NICs' bandwidth is what collectives get. `cpu_bytes_per_s` is of all
-CPUs of a node, which step what is offloaded (`zerosim calibrate` measures it). `flash_kernel` names the
-FlashAttention kernel that it runs, or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose
-shares of the peaks it takes) and [collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
+"""The keys of a device's TOML file: sizes like "80GB" or whole bytes, bandwidths per second, without `link_bytes_per_s`
+no links. `nic_share` of the NICs' bandwidth is what collectives get. `cpu_bytes_per_s` is for all CPUs of a node, which
+update offloaded states (`zerosim calibrate` measures it). `flash_kernel` names the FlashAttention kernel that it runs,
+or is "none". Tables [kernels] (`kernel_tables.py`; or kernels = "h100", whose shares of the peaks it uses) and
+[collectives] (`collective_tables.py`) or [machine] (`machine_file.py`) may follow."""
 
 
 def packaged(file: str) -> dict[str, Any]:
-    """A TOML file of this folder."""
+    """Read a TOML file of this folder."""
     return tomllib.loads(files("zerosim.config.presets").joinpath(file).read_text(encoding="utf-8"))
 
 
 def presets() -> tuple[Hardware, ...]:
-    """The devices known by name."""
+    """Return the devices known by name."""
     return tuple(_preset(name, row) for name, row in packaged("gpus.toml").items())
 
 
@@ -152,15 +151,15 @@ def _preset(name: str, row: Mapping[str, Any]) -> Hardware:
 
 
 def nics_carry(gigabits: int) -> float:
-    """Bytes per second of so many Gb/s of NICs, as NCCL counts them."""
+    """Return the bytes per second of so many Gb/s of NICs, as NCCL counts them."""
     return gigabits * 120_000_000
 
 
 def find_hardware(name_or_path: str) -> Hardware:
-    """A preset by name, or a user's own device from a TOML file (a name with '/' or ending in .toml).
+    """Return a preset by name, or a user's own device from a TOML file (a name with '/' or ending in .toml).
 
-    Names are taken as people write them: 'H100', 'nvidia h100-80', 'A100-SXM4-80GB', 'Tesla_V100'.
-    Raises: InputError for an unknown name, with the nearest; for a name that two devices share; for a bad file.
+    Names are accepted as people write them: 'H100', 'nvidia h100-80', 'A100-SXM4-80GB', 'Tesla_V100'. Raises:
+    InputError for an unknown name, with the nearest; for a name that two devices share; for a bad file.
     """
     if "/" in name_or_path or os.sep in name_or_path or name_or_path.lower().endswith(".toml"):
         return read_hardware(name_or_path)
@@ -177,7 +176,7 @@ def find_hardware(name_or_path: str) -> Hardware:
 
 
 def read_hardware(path: str) -> Hardware:
-    """A device from a TOML file with the keys of `KEYS`.
+    """Read a device from a TOML file with the keys of `KEYS`.
 
     Raises: InputError for a file that cannot be read, an unknown or missing key, or a bad value, by name.
     """
@@ -229,7 +228,7 @@ def read_hardware(path: str) -> Hardware:
 
 
 def _one_of(where: str, key: str, value: Any, known: Iterable[str], but: str | None = None) -> str:
-    """A word of those known. Raises: InputError with the nearest."""
+    """Return a known word. Raises: InputError with the nearest."""
     if value != but and (not isinstance(value, str) or value not in known):
         hint = did_you_mean(value, known, f"expected one of {', '.join(sorted(known))}")
         raise InputError(f"{where}: {key} {value!r}: {hint}")
@@ -237,7 +236,7 @@ def _one_of(where: str, key: str, value: Any, known: Iterable[str], but: str | N
 
 
 def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:
-    """A whole number more than 0: 80000000000, 9.89e14 or, for bytes, "80GB"."""
+    """Return a whole number more than 0: 80000000000, 9.89e14 or, for bytes, "80GB"."""
     value = values[key]
     is_bytes = key != "peak_flops"
     if isinstance(value, str) and is_bytes:
@@ -256,7 +255,7 @@ def _positive(path: str, key: str, values: Mapping[str, Any]) -> int:
 
 
 def _plain(name: str) -> str:
-    """'NVIDIA A100-SXM4-80GB' as 'a100-80'. What makes another device of it, such as PCIe, stays."""
+    """Return 'NVIDIA A100-SXM4-80GB' as 'a100-80'. Words that make it a different device, such as PCIe, stay."""
     words = re.split(r"[\s_\-]+", name.strip().lower())
     words = [re.sub(r"^(\d+)gi?b?$", r"\1", word) for word in words]
     maker = r"nvidia|tesla|geforce|amd|instinct|gpu|gb|sxm\d?|hbm\d?e?|"

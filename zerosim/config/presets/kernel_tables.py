@@ -1,4 +1,4 @@
-"""What kernels were measured to reach on one GPU: shares of its peaks, as tables (`kernels/*.toml`).
+"""Measured kernels of one GPU: the shares of its peaks that they reach, as tables (`kernels/*.toml`).
 
 A table has three parts, each with its source:
 
@@ -27,13 +27,13 @@ from zerosim.errors import InputError, did_you_mean
 PRODUCTS = ("linear", "linear_dgrad", "linear_wgrad")
 FLASH_KERNELS = ("fa1", "fa2", "fa3", "cudnn", "triton", "xformers")
 EFFICIENT = "xformers"
-"""PyTorch's memory-efficient kernel, which runs on GPUs that FlashAttention does not run on."""
+"""PyTorch's memory-efficient kernel, for GPUs without FlashAttention."""
 US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """y by x, ascending in x. Between two points y is linear in the logarithm of x; beyond the ends it stays."""
+    """y by x, ascending in x. Between two points y is linear in the logarithm of x; beyond the ends it is constant."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -51,15 +51,15 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The share of a peak that a kernel reaches, by the seconds that it would take at the peak, ascending.
+    """A kernel's share of a peak, by its seconds at the peak, ascending.
 
-    Between two points its seconds follow a power law. What is smaller than the first takes as long as the first.
+    Between two points its seconds follow a power law. A smaller kernel than the first takes as long as the first.
     """
 
     points: tuple[tuple[float, float], ...]
 
     def seconds(self, at_peak: float) -> float:
-        """How long a kernel takes that would take so long at the peak."""
+        """Return the seconds of a kernel from its seconds at the peak."""
         (first, lowest), (last, highest) = self.points[0], self.points[-1]
         if at_peak <= first:
             return first / lowest
@@ -100,17 +100,17 @@ class KernelTables:
     sources: Mapping[str, str]
 
     def flash_kernel(self, asked: str) -> str:
-        """The implementation of FlashAttention whose times are taken: the asked one, or one that was measured here."""
+        """Return the implementation of FlashAttention to time: the given one, or one that was measured here."""
         return next(name for name in (asked, "fa2", *self.attention) if name in self.attention)
 
     def flash(self, kernel: str, width: int) -> Flash:
-        """Of the nearest head width. Raises: KeyError for an implementation that was not measured."""
+        """Return the nearest head width's. Raises: KeyError for an implementation that was not measured."""
         widths = self.attention[kernel]
         return widths[min(widths, key=lambda known: (abs(math.log(known / width)), known))]
 
 
 def ideal_tables(gpu: str) -> KernelTables:
-    """A GPU whose kernels all get the whole of its peaks, and take no time beside: for arithmetic on paper."""
+    """Return tables of a GPU whose kernels all reach its peaks, without latency: for arithmetic on paper."""
     whole, peak = Curve(((1.0, 1.0),)), Reached(((1e-30, 1.0),))
     flash = {kernel: {128: Flash(whole, whole)} for kernel in FLASH_KERNELS}
     sources = dict.fromkeys(("products", "attention", "memory"), "the peaks")
@@ -118,13 +118,13 @@ def ideal_tables(gpu: str) -> KernelTables:
 
 
 def packaged_tables(name: str) -> KernelTables:
-    """The table of one of zerosim's own GPUs, by the name of its file."""
+    """Return the table of one of zerosim's own GPUs, by the name of its file."""
     text = files("zerosim.config.presets").joinpath("kernels", f"{name}.toml").read_text(encoding="utf-8")
     return read_tables(f"kernels of {name}", tomllib.loads(text))
 
 
 def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
-    """A table of the file that `where` names. Raises: InputError in one line, with the key."""
+    """Read a table of the file that `where` names. Raises: InputError in one line, with the key."""
     _check_keys(where, "", values, ("gpu", "products", "attention", "memory"))
     products, attention, memory = (_part(where, values, part) for part in ("products", "attention", "memory"))
     _check_keys(where, "products.", products, ("source", *PRODUCTS, "narrow"))

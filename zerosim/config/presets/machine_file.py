@@ -1,8 +1,8 @@
-"""A machine that was measured (`zerosim calibrate`), as the table [machine] of a device's TOML file.
+"""A measured machine (`zerosim calibrate`), as the table [machine] of a device's TOML file.
 
-It is what the clock takes in place of a GPU's published figures: the seconds of kernels and collectives by how much
-they do, and those that the host takes for each kernel. Every curve is a list of measured (work, seconds), ascending in
-both, so that what does more never ends sooner.
+The clock uses it in place of a GPU's published figures: the seconds of kernels and collectives by their work, and the
+host's seconds for each kernel. Every curve is a list of measured (work, seconds), ascending in both, so that more work
+never ends sooner.
 
     product, memory   seconds by floating-point operations of a matrix product, and by bytes of a copy: for kernels
                       that have no curve of their own
@@ -30,7 +30,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Seconds by work. Between two points they follow a power law, below the first they are the first's, and above the
+    """Seconds by work. Between two points they follow a power law, below the first they are constant, and above the
     last they grow with the work."""
 
     points: tuple[tuple[float, float], ...]
@@ -48,14 +48,14 @@ class Measured:
 
     @property
     def best(self) -> float:
-        """The most work per second."""
+        """The highest work per second."""
         return max(work / seconds for work, seconds in self.points)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was measured, in which precision and among how many ranks. `known_error` is how far off the clock then was
-    from measured steps, none of which it was fitted to."""
+    """A measured machine, with its precision and its ranks. `known_error`: the clock's error then on measured steps,
+    none of which it was fitted to."""
 
     precision: str
     transport: str
@@ -69,8 +69,8 @@ class Machine:
     collectives: Mapping[str, Measured]
 
     def kernel_seconds(self, name: str, product_flops: int, nbytes: int) -> float:
-        """Of one kernel, without the host's; `product_flops` are 0 where it is no product. Beyond the end of its own
-        curve it grows as a product or a copy does."""
+        """Return the seconds of one kernel, without the host's; `product_flops` are 0 unless it is a product. Beyond
+        the end of its own curve it grows as a product or a copy does."""
         any_kernel, work = (self.product, product_flops) if product_flops else (self.memory, nbytes)
         if not work:
             return 0.0
@@ -89,7 +89,7 @@ class Machine:
 
 
 def machine_text(machine: Machine, device: Mapping[str, Any]) -> str:
-    """The TOML file of a machine; `device` has the keys that every device has."""
+    """Return the TOML file of a machine; `device` has the keys that every device has."""
     words = [f"{key} = {_toml(value)}" for key, value in device.items()]
     words += ["", "[machine]", f"version = {VERSION}"]
     for key in ("precision", "transport", "ranks", "cores", "kernel_s", "known_error"):
@@ -118,7 +118,7 @@ _POINTS = "[work, seconds], such as [[1e6, 2e-5], [1e9, 0.01]]"
 
 
 def read_machine(where: str, values: Any) -> Machine:
-    """The table [machine] of the file that `where` names. Raises: InputError in one line, with the key."""
+    """Read the table [machine] of the file that `where` names. Raises: InputError in one line, with the key."""
     _check_table(where, "machine", values)
     if "version" in values:
         _check_version(where, values["version"])
@@ -169,7 +169,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def read_curve(where: str, key: str, value: Any, what: str) -> Measured:
-    """A list of such points. Raises: InputError in one line, with the key."""
+    """Read a list of such points. Raises: InputError in one line, with the key."""
     if not isinstance(value, list) or not value or not all(map(_is_pair, value)):
         raise InputError(f"{where}: {key}: expected a list of {what}")
     points = tuple((float(work), float(seconds)) for work, seconds in value)

@@ -1,6 +1,6 @@
-"""Models by name: the sizes of published GPTs and Llamas, and what a bare family's name stands for.
+"""Models by name: the sizes of published GPTs and Llamas, and the meaning of a bare family's name.
 
-Sizes carry the names of `ModelConfig`'s fields. Where a source leaves something open, `notes` states what was chosen.
+Sizes have the names of `ModelConfig`'s fields. Where a source leaves something open, `notes` states the choice.
 
 Sources: GPT-2's and Llama's config.json as released; GPT-3, arXiv 2005.14165, Table 2.1; ZeRO, arXiv
 1910.02054, Tables 5-10; Megatron-LM, arXiv 2104.04473, Table 1; OPT, arXiv 2205.01068; BLOOM, arXiv
@@ -25,9 +25,8 @@ FAMILIES = ("gpt", "llama", "mlp", "flat")
 class ModelPreset:
     """One model: its family and all its sizes.
 
-    `published` is the count as its source prints it ('124M'), `published_parameters` the exact one
-    where the released weights have been counted. `notes`: what the source leaves open and what is not
-    modelled.
+    `published` is the count as its source prints it ('124M'), `published_parameters` the exact one if the released
+    weights have been counted. `notes`: details that the source leaves open, and features that are not modelled.
     """
 
     name: str
@@ -40,11 +39,10 @@ class ModelPreset:
 
 
 def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[str, Size]:
-    """Every size of a model of `family`: those `given`, and the family's defaults for the rest.
+    """Return every size of a model of `family`: the `given` ones, and the family's defaults for the rest.
 
-    What follows from others follows from the given ones: ffn from hidden (gpt: 4 times; llama: 8/3,
-    rounded up to a multiple of 32), kv_heads from heads (gpt: as many; llama: half, where that is
-    whole and divides), positions from seq.
+    Some sizes follow from given ones: ffn from hidden (gpt: 4 times; llama: 8/3, rounded up to a multiple of 32),
+    kv_heads from heads (gpt: as many; llama: half, if that is whole and divides), positions from seq.
 
     Raises: InputError for an unknown family.
     """
@@ -76,7 +74,7 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
 
 
 def find_model(name: str) -> ModelPreset:
-    """The preset of that name, in any case. Raises: InputError with the nearest names for an unknown one."""
+    """Return the preset of that name, in any case. Raises: InputError with the nearest names for an unknown one."""
     preset = MODELS.get(name.lower())
     if preset is not None:
         return preset
@@ -85,7 +83,7 @@ def find_model(name: str) -> ModelPreset:
 
 
 def model_names() -> tuple[str, ...]:
-    """The names of all presets, in the order of this file."""
+    """Return the names of all presets, in the order of this file."""
     return tuple(MODELS)
 
 
@@ -95,14 +93,14 @@ _DROPOUT = "dropout 0.1 is GPT-2's released configuration"
 def _gpt(
     name: str, sizes: Sequence[int], published: str, source: str, *notes: str, exact: int | None = None
 ) -> ModelPreset:
-    """`sizes`: layers, hidden, heads, seq, vocab."""
+    """Return a GPT. `sizes`: layers, hidden, heads, seq, vocab."""
     given = dict(zip(("layers", "hidden", "heads", "seq", "vocab"), sizes, strict=True))
     whole = MappingProxyType(family_sizes("gpt", {**given, "tie_embeddings": True, "dropout": 0.1}))
     return ModelPreset(name, "gpt", whole, published, exact, source, (*notes, _DROPOUT))
 
 
 def _llama(name: str, sizes: Sequence[int], published: str, exact: int, *notes: str) -> ModelPreset:
-    """`sizes`: layers, hidden, heads, kv_heads, ffn, seq."""
+    """Return a Llama. `sizes`: layers, hidden, heads, kv_heads, ffn, seq."""
     first = name.startswith("llama2")
     given = dict(zip(("layers", "hidden", "heads", "kv_heads", "ffn", "seq"), sizes, strict=True))
     rest = dict(vocab=32000 if first else 128256, rope_base=1e4 if first else 5e5, norm_eps=1e-5)
@@ -144,7 +142,7 @@ _ALL = (
         "a position table in place of BLOOM's ALiBi and the norm after its table: 29,331,456 parameters more than "
         "BLOOM's 176,247,271,424",
     ),
-    # ZeRO's own rows, then its baseline's where the heads differ. A row that two figures share stands once.
+    # ZeRO's own rows, then its baseline's where the heads differ. A row of two figures appears once.
     _zero("fig2-1.5b", 48, 1600, 16, "Table 5"),
     _zero("fig2-8b", 72, 3072, 24, "Tables 5 and 10"),
     _zero("fig2-40b", 88, 6144, 32, "Table 5"),

@@ -10,8 +10,8 @@ from zerosim.errors import InputError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One kind of node. `nic` is what all its NICs carry in bytes per second, one way; the host's figures are None
-    where they are not known. `bridged`: each even GPU has a bridge to the next one."""
+    """One kind of node. `nic` is the bandwidth of all its NICs in bytes per second, one way; the host's figures are
+    None if unknown. `bridged`: each even GPU has a bridge to the next one."""
 
     name: str
     gpu: str
@@ -26,7 +26,7 @@ class Node:
 
 
 def nodes() -> tuple[Node, ...]:
-    """The nodes known by name."""
+    """Return the nodes known by name."""
     sizes = {"host_gb": ("host_bytes", GB), "nvme_tb": ("nvme_bytes", 1000 * GB), "nvme": ("nvme_bytes_per_s", GB)}
     sizes["host_link"] = "host_bytes_per_s", GB
     found = []
@@ -38,7 +38,7 @@ def nodes() -> tuple[Node, ...]:
 
 
 def find_node(name: str) -> Node:
-    """The node of that name, in any case. Raises: InputError with the nearest for an unknown one."""
+    """Return the node of that name, in any case. Raises: InputError with the nearest for an unknown one."""
     known = {node.name: node for node in nodes()}
     if (node := known.get(name.strip().lower())) is not None:
         return node

@@ -1,7 +1,7 @@
-"""How many kernels a framework launches for one of zerosim's kernel events, and how many times its bytes they move.
+"""How many kernels a framework launches for one of zerosim's kernel events, and by how much they multiply its bytes.
 
-A framework without a fused kernel runs an operator as several: each reads and writes memory, and each costs the host a
-launch. The table (`operators.toml`) is counted from the frameworks' formulas; a test counts it again.
+A framework without a fused kernel runs an operator as several kernels: each reads and writes memory, and each costs the
+host a launch. The table (`operators.toml`) is counted from the frameworks' formulas; a test counts it again.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from zerosim.errors import InputError, did_you_mean, wrong
 
 
 class Operator(NamedTuple):
-    """What a framework runs for one kernel event: so many launches, and `traffic` times the event's bytes.
+    """A framework's kernels for one kernel event: the number of launches, and `traffic` times the event's bytes.
 
-    No launch, but traffic: a neighbour's kernel does it too. Neither: no framework runs it.
+    No launch, but traffic: a neighbour's kernel includes the work. Neither: no framework runs it.
     """
 
     launches: int
@@ -28,26 +28,26 @@ class Operator(NamedTuple):
 
 
 ALONE = Operator(1, 1.0)
-"""Of every name that is not in a table: the event is one kernel, and moves what it says."""
+"""For every name that is not in a table: the event is one kernel, and moves its own bytes."""
 FOREACH = "foreach"
 LOSSES: Mapping[str, str] = MappingProxyType(
     {"torch": "torch", "torch-kept": "torch", "torch-fp32-kept": "torch", "megatron": "megatron"}
 )
-"""Whose kernels a `--loss` is, where they are not those that the program records."""
+"""The operator table of each `--loss`, where its kernels are not those that the program records."""
 TABLES = (*KERNELS, FOREACH, *(f"loss-{name}" for name in dict.fromkeys(LOSSES.values())))
 
 
 class Operators(dict[str, Operator]):
-    """Operators by the name of a kernel event; `ALONE` where there is none."""
+    """Operators by the name of a kernel event; `ALONE` if there is none."""
 
     def __missing__(self, name: str) -> Operator:
         return ALONE
 
 
 def operators(kernels: str, *, loss: str = "", foreach: bool = False) -> Mapping[str, Operator]:
-    """What a choice of `--kernels` runs for each kernel event. Of any name: those that are not listed are `ALONE`.
+    """Return a choice of `--kernels`: its operators for each kernel event. Names that are not listed are `ALONE`.
 
-    `loss` is `--loss`, whose kernels are the same in all choices; `foreach`: the optimizer steps with PyTorch's foreach
+    `loss` is `--loss`, whose kernels are the same in all choices; `foreach`: the optimizer uses PyTorch's foreach
     kernels, which torch.compile leaves alone.
 
     Raises: InputError for an unknown choice, with the nearest one.
@@ -62,8 +62,8 @@ def operators(kernels: str, *, loss: str = "", foreach: bool = False) -> Mapping
 
 
 def checked(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Operator]]:
-    """Tables as they stand in a TOML file. Raises: InputError for a table or key that is missing or not known, and for
-    numbers that no operator has."""
+    """Check tables as they stand in a TOML file. Raises: InputError for a missing or unknown table or key, and for
+    impossible numbers."""
     for table in values:
         if table not in TABLES:
             near = did_you_mean(table, TABLES, f"expected {', '.join(TABLES)}", quote=lambda name: f"[{name}]")

@@ -1,6 +1,6 @@
-"""Optimizers by name: their titles, and the constants that each has of its own.
+"""Optimizers by name: their titles, and each one's own constants.
 
-A row holds what is not said with `--lr`, `--betas`, `--eps` and `--weight-decay`. What they compute: `optim/`.
+A row holds the defaults of `--lr`, `--betas`, `--eps` and `--weight-decay`. The arithmetic is in `optim/`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 
 class OptimizerPreset(NamedTuple):
-    """`betas` is None where it has none, and so are `eps`, `momentum` and `aux_lr`.
+    """`betas` is None if it has none, and so are `eps`, `momentum` and `aux_lr`.
 
     `aux_lr` is the learning rate of AdamW, which then has the betas, eps and all weights but the blocks' matrices.
-    `note` says whose constants these are, `cut` how its states may be cut, `block` at multiples of how many elements of
-    a tensor, `estimates_every` after how many steps curvature is estimated, 0: never (`optim/optimizer.py`).
-    With `relative_step` its steps shrink where no learning rate is given.
+    `note` names the constants' source, `cut` how its states may be cut, `block` at multiples of how many elements of a
+    tensor, `estimates_every` after how many steps curvature is estimated, 0: never (`optim/optimizer.py`). With
+    `relative_step` its steps shrink unless a learning rate is given.
     """
 
     title: str
@@ -33,7 +33,7 @@ class OptimizerPreset(NamedTuple):
     note: str = "PyTorch's, with a learning rate for small models"
 
     def row(self, *, follows_lr: bool) -> dict[str, Any]:
-        """What it sets of a run that does not say it, by flat name; 0 of what it does not have."""
+        """Return its defaults for a run, by flat name; 0 for constants that it does not have."""
         row = {
             "lr": self.lr,
             "relative_step": self.relative_step and follows_lr,

@@ -1,17 +1,17 @@
-"""What a GPU holds that no program of zerosim allocates: the CUDA context, NCCL's buffers, library workspaces.
+"""GPU memory outside of a program of zerosim: the CUDA context, NCCL's buffers, library workspaces.
 
-Figures that others measured or that stand in a library's source, added beside what was counted and never mixed with
-it. Where no source has a figure there is no line. What an allocator leaves unused between buffers has none either: it
-depends on the order of requests, and on settings.
+Figures from others' measurements or a library's source, added beside the counted bytes and never mixed with them.
+Without a source there is no line. Memory that an allocator leaves unused between buffers has none either: it depends on
+the order of requests, and on settings.
 
-The context and NCCL were read on a V100 and on A100s. For newer GPUs they are assumed to be those of an A100: on 8 H100
+The context and NCCL were measured on a V100 and on A100s. Newer GPUs are assumed to hold as much as an A100: on 8 H100
 1.06 GB were in use outside PyTorch's allocator (NVIDIA/nccl#1685), and the two lines here make 1.16 GB.
 
 NCCL reserves memory for each communicator, when it is first used: a group of a mesh is one, and a rank has as many as
-it is a member of. That they add up is thin. One user had 1.6 GB with one and 6 GB with three or more (NVIDIA/nccl#864);
-its maintainers say that more communicators take more, unless they were split off with shared resources, and that the
-channels decide, not the ranks (#986). The first all-to-all on 8 H100 took 3.28 GB more, a connection for each pair and
-channel (#1685). No run of zerosim sends one yet, so that no line has it.
+it is a member of. That they add up rests on little evidence. One user had 1.6 GB with one and 6 GB with three or more
+(NVIDIA/nccl#864); its maintainers say that more communicators take more, unless they were split off with shared
+resources, and that the channels decide, not the ranks (#986). The first all-to-all on 8 H100 took 3.28 GB more, a
+connection for each pair and channel (#1685). No run of zerosim sends one yet, so no line has it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TORCH = "PyTorch, CUDABlas.cpp"
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """One thing that takes memory beside the program: how many bytes, where that was read, and what was assumed."""
+    """One item of memory beside the program: its bytes, their source, and what was assumed."""
 
     name: str
     nbytes: int
@@ -41,16 +41,16 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one generation of GPUs holds outside. `nccl` has bytes of a communicator of two ranks and of one of more;
-    None where no source says."""
+    """What one generation of GPUs holds outside. `nccl`: bytes of a communicator of two ranks and of one of more; None
+    without a source."""
 
     context: Outside
     workspaces: tuple[Outside, ...]
     nccl: tuple[Outside, Outside] | None = None
 
     def lines(self, groups: Mapping[str, int]) -> tuple[Outside, ...]:
-        """What a rank holds outside that is a member of these groups, of so many ranks each. Frameworks make more of
-        them, and may share buffers among them."""
+        """Return the items of a rank that is a member of these groups, with so many ranks each. Frameworks make more
+        groups, and may share buffers among them."""
         if self.nccl is None or not groups:
             return self.context, *self.workspaces
         pair, more = self.nccl
@@ -61,8 +61,8 @@ class Held:
 
 
 def communicators(mesh: Mesh, *, is_tied: bool = False) -> dict[str, int]:
-    """The groups that a rank communicates in, by name, with their ranks: one for each axis of more than one rank. Of a
-    table that is tied across more than two stages, the first stage and the last have one more."""
+    """Return the groups in which a rank communicates, by name, with their ranks: one for each axis of more than one
+    rank. If a table is tied across more than two stages, the first stage and the last have one more."""
     groups = {axis: size for axis, size in mesh.sizes.items() if size > 1}
     return groups | ({"first and last stage": 2} if is_tied and mesh.pp > 2 else {})
 
@@ -72,19 +72,19 @@ def _context(nbytes: int, source: str, assumed: str = "") -> Outside:
 
 
 def _nccl(assumed: str) -> tuple[Outside, Outside]:
-    """A communicator on four A100 with NVLink took 688 MB, one of two of them 544 MB; read as MiB."""
+    """Return the bytes of a communicator: on four A100 with NVLink 688 MB, between two of them 544 MB; read as MiB."""
     source = "NVIDIA/nccl#964, on A100"
     pair, more = (Outside("NCCL buffers", nbytes * MIB, source, assumed) for nbytes in (544, 688))
     return pair, more
 
 
 def _cublas(each: int) -> Outside:
-    """PyTorch makes a workspace for each handle and stream, and a handle for each thread."""
+    """Return the bytes of a workspace: PyTorch makes one for each handle and stream, and a handle for each thread."""
     return Outside("cuBLAS workspaces", 2 * each, "PyTorch, CublasHandlePool.cpp", _TWO_HANDLES)
 
 
 _OLDER = (2 * 4096 + 8 * 16) * 1024  # PyTorch's CUBLAS_WORKSPACE_CONFIG, :4096:2:16:8
-# On an A100 the context is what processes hold that have nothing else there.
+# On an A100 the context is measured by processes that hold nothing else there.
 VOLTA = Held(
     _context(400 * 10**6, "pytorch/pytorch#20532, on V100", "the upper end of 300 to 400 MB"),
     (_cublas(_OLDER), Outside("cuBLASLt workspace", MIB, _TORCH)),
@@ -110,4 +110,4 @@ HOPPER = Held(
 HELD: Mapping[str, Held] = MappingProxyType(
     {"volta": VOLTA, "turing": TURING, "ampere": AMPERE, "ada": ADA, "hopper": HOPPER}
 )
-"""By the name that a row of `gpus.toml` gives."""
+"""By the name in a row of `gpus.toml`."""

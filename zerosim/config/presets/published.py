@@ -1,7 +1,7 @@
-"""The best MFU that anybody published for a GPU, in 16 bits: above it a modelled step is not to be believed.
+"""The best MFU published for a GPU, in 16 bits: a modelled step above it is not credible.
 
-MFU counts the whole square of attention and nothing that is computed again, as zerosim's does. Figures in another
-convention were converted, which is said.
+MFU counts the whole square of attention and nothing that is recomputed, like zerosim's. Figures in another convention
+were converted, and say so.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ BEST: Mapping[str, Published] = MappingProxyType(
 
 
 def best_published(gpu: str) -> Published | None:
-    """Of a device by its name; None where nothing is known."""
+    """Return a device's figure by its name; None if nothing is known."""
     return next((BEST[word] for word in gpu.split("-") if word in BEST), None)

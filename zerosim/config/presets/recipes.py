@@ -1,7 +1,7 @@
-"""Recipes: how frameworks' ZeRO differs from the paper's, as values of a run's fields.
+"""Recipes: how the ZeRO of frameworks differs from the paper's, as values of a run's fields.
 
-What each recipe does in which stage, with sources. The strategies implement it (`parallel/`); what it costs in bytes
-is in `analysis/formulas/`.
+The rows say what each recipe does at which ZeRO stage, with sources. The strategies implement it (`parallel/`); its
+cost in bytes is in `analysis/formulas/`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
 USUAL = "usual"
-"""In the place of a name: the recipe that people run at this stage (`usual_recipe`)."""
+"""In place of a name: the recipe that people run at this ZeRO stage (`usual_recipe`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One framework's way. `stages` are those that the framework itself has, `pipelined` those beside a pipeline."""
+    """One framework's way. `stages` are the ZeRO stages that the framework has, `pipelined` those beside a pipeline."""
 
     name: str
     models: str
@@ -30,9 +30,9 @@ class Recipe:
     pipelined: tuple[int, ...]
 
     def row(self, stage: int, precision: str = "bf16", *, transformer_engine: bool | None = None) -> Mapping[str, Any]:
-        """What it sets in this stage with parameters of this dtype, by flat name. The rest is as the paper has it.
+        """Return its values at this ZeRO stage with parameters of this dtype, by flat name. All others are the paper's.
 
-        `transformer_engine`: whether it was asked for; False turns off what a recipe has of it.
+        `transformer_engine`: whether it was asked for; False turns off a recipe's use of it.
         """
         by_precision = _ROWS[self.name]
         row = by_precision.get(precision, by_precision[""])[stage]
@@ -41,7 +41,7 @@ class Recipe:
         return row
 
     def note(self, stage: int, precision: str = "bf16") -> str | None:
-        """What to say of a stage that the framework does not have, or has otherwise."""
+        """Return a note on a ZeRO stage that the framework lacks, or does otherwise."""
         if self.name == "deepspeed" and stage == 0 and precision == "bf16":
             return (
                 "deepspeed's stage 0 in bf16 divides the optimizer states too (BF16_Optimizer: 6 + 12/N, as recipe "
@@ -56,7 +56,7 @@ class Recipe:
 
 
 def recipes() -> tuple[Recipe, ...]:
-    """All of them, in the order of `NAMES`."""
+    """Return all of them, in the order of `NAMES`."""
     return (
         Recipe(
             "paper",
@@ -149,8 +149,8 @@ def recipes() -> tuple[Recipe, ...]:
 
 
 def find_recipe(name: str, usual: str = NAMES[0]) -> Recipe:
-    """The recipe of this name; `usual` is the one that 'usual' means. Raises: InputError for an unknown name, with the
-    nearest one."""
+    """Return the recipe of this name; `usual` is the one that 'usual' means. Raises: InputError for an unknown name,
+    with the nearest one."""
     wanted = name.strip().lower()
     for recipe in recipes():
         if recipe.name == (usual if wanted == USUAL else wanted):
@@ -160,8 +160,8 @@ def find_recipe(name: str, usual: str = NAMES[0]) -> Recipe:
 
 
 def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> str:
-    """What people run at this ZeRO stage. `is_cut`: the model is cut by tensor or pipeline parallelism, which
-    Megatron-LM brings below stage 3. `is_pure`: no fp32 masters, which the frameworks' rules want."""
+    """Return the recipe that people run at this ZeRO stage. `is_cut`: tensor or pipeline parallelism cuts the model,
+    which Megatron-LM offers below stage 3. `is_pure`: no fp32 masters, which the frameworks' rules need."""
     if is_pure:
         return "paper"
     if stage < 3 and is_cut:
