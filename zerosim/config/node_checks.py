@@ -29,7 +29,7 @@ def choices(shards: int, otherwise: str, *, times: int = 1) -> str:
 
 
 def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> None:
-    """Return how many of dp_shard's ranks are a node. Raises: InputError."""
+    """Check how many of dp_shard's ranks share a node. Raises: InputError."""
     right = choices(shards, f"dp_shard {shards} has no divisor between 1 and {shards}; choose more ranks")
     if secondary == 1:
         raise wrong(
