@@ -6,10 +6,10 @@ class MyArena:
 
     def __init__(self, capacity: int) -> None:
         self.holes = {0: capacity}  # size by address
-        self.live: dict[int, int] = {}  # the same, of what is reserved
+        self.live: dict[int, int] = {}  # the same, of reserved parts
 
     def reserve(self, nbytes: int) -> int | None:
-        """The address of so many bytes (1 at least); None: no hole."""
+        """Return the address of so many bytes (1 at least); None: no hole."""
         enough = [(size, address) for address, size in self.holes.items() if size >= nbytes]
         if not enough:
             return None
@@ -21,7 +21,7 @@ class MyArena:
         return address
 
     def release(self, address: int) -> None:
-        """What was reserved there is free."""
+        """Free the bytes reserved there."""
         size = self.live.pop(address)
         size += self.holes.pop(address + size, 0)  # behind
         for start in [start for start in self.holes if start + self.holes[start] == address]:

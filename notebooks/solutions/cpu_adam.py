@@ -7,13 +7,13 @@ class MyCpuAdam(Zero2):
     tile = 512  # elements that go back at once
 
     def carry(self, source: Buffer, target: Buffer) -> None:
-        """From one memory to the other, waited for on both sides. dtypes may differ; source's bytes are sent."""
+        """Copy from one memory to the other, and wait on both sides. dtypes may differ; source's bytes are sent."""
         copy = launch_copy(source, target, after="cpu" if source.memory == "host" else "compute")
         copy.wait("cpu")
         copy.wait()
 
     def cast(self, source: Buffer, target: Buffer) -> None:
-        """Within one memory."""
+        """Cast within one memory."""
         self.device.kernel(0, self.device.backend.copy, source.array, target.array)
 
     def post_backward(self, unit: Unit) -> None:

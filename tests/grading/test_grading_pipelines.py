@@ -81,7 +81,7 @@ def nothing(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) ->
     ("answer", "words", "hint"),
     [
         (mixed, "to take what it has sent forward with micro-batch", "write both lists down"),
-        (differing, "recv micro-batch 0 back into chunk 0", "in the same order"),
+        (differing, "recv microbatch 0 back into chunk 0", "in the same order"),
         (nothing, "its schedule gave a NoneType, expected a list of actions", "returns one stage's list"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

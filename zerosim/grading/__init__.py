@@ -1,4 +1,4 @@
-"""Write your own ZeRO: exercises, and a grader that says which rank at which event held what.
+"""Write your own ZeRO: exercises, and a grader that names the rank, the event and the buffers of a mistake.
 
     from zerosim.grading import EXERCISES, Strategy, grade
 
@@ -6,7 +6,7 @@
 
     print(grade(MyZero2, "zero2"))
 
-An answer runs in a process of its own (`process.py`), on a copy of itself (`pickling.py`). Each run is held against the
+An answer runs in its own process (`process.py`), on a copy of itself (`pickling.py`). Each run is compared with the
 package's own strategies (`checks.py`, `traffic.py`) and the closed forms of `analysis/formulas`.
 """
 

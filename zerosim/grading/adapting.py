@@ -1,6 +1,6 @@
-"""From what a student hands in to strategies and schedules that a run can use.
+"""Adapters that turn a student's answer into strategies and schedules for a run.
 
-A function of an exercise on strategies is put into one that does the rest.
+An exercise's function on strategies is placed into a strategy that does the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def strategy(answer: Any) -> Own:
-    """Strategies of the class handed in. Raises: InputError for anything else."""
+    """Return strategies of the given class. Raises: InputError for anything else."""
     made = class_of(answer, Strategy, "is not a strategy")
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
@@ -41,7 +41,7 @@ def strategy(answer: Any) -> Own:
 
 
 def borders(answer: Any) -> Own:
-    """The run's own strategy, over layers with the f and g handed in. Raises: InputError for anything else."""
+    """Return the run's own strategy, over layers with the given f and g. Raises: InputError for anything else."""
     made = class_of(answer, Borders, "has no f and g")
 
     def make(config: RunConfig, model: Model, comm: Comm, device: Device, updater: Updater) -> Strategy:
@@ -53,12 +53,12 @@ def borders(answer: Any) -> Own:
 
 
 def schedule(answer: Any) -> Own:
-    """A pipeline's schedule. Raises: InputError for anything but a function."""
+    """Return a pipeline's schedule. Raises: InputError for anything but a function."""
     return Own(schedule=function_of(answer, "schedule(num_stages, stage, micro_batches, chunks)"))
 
 
 def bounds(answer: Any) -> Own:
-    """ZeRO-3 over the slices of the function handed in. Raises: InputError for anything but a function."""
+    """Return ZeRO-3 over the slices of the given function. Raises: InputError for anything but a function."""
     cut = function_of(answer, "slice_of(numel, rank, world_size)")
 
     class Bounds(Zero3):
@@ -73,7 +73,7 @@ def bounds(answer: Any) -> Own:
 
 
 def reduction(answer: Any) -> Own:
-    """DDP whose gradients go through the function handed in. Raises: InputError for anything but a function."""
+    """Return DDP whose gradients go through the given function. Raises: InputError for anything but a function."""
     reduce = function_of(answer, "all_reduce(comm, grad)")
 
     class Reduction(Strategy):
@@ -97,7 +97,7 @@ def is_pair(came: Any) -> bool:
 
 
 def _in_place(reduce: Callable[..., Any], comm: Comm, grad: Buffer) -> None:
-    """Call it. Raises: InputError where all of a gradient is as it was, or its mean was returned and is not in it."""
+    """Call it. Raises: InputError if a gradient is unchanged, or its mean was returned and not written into it."""
     before = _values(grad)
     returned = reduce(comm, grad)
     after = _values(grad)

@@ -1,7 +1,7 @@
-"""An answer that is asked by itself, before any run: questions to it, and what is wrong with what comes back.
+"""Answers that are asked before any run: the questions, and the errors in their replies.
 
-The answer's process asks (`asked`), and stops at the first wrong answer. Its word on that does not count: the process
-that judges gets what came back as plain data, and looks at all of it again (`checked`).
+The answer's process asks (`asked`), and stops at the first wrong reply. Its judgement does not count: the judging
+process gets the replies as plain data, and checks all of them again (`checked`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Wrong = tuple[str, str]
 """What is wrong, and a hint."""
 
 Keep = Callable[[Any], Any]
-"""Keeps a value that came back, and gives it as plain data."""
+"""Stores a reply, and returns it as plain data."""
 
 
 class Examination(NamedTuple):
-    """What is asked of an answer by itself.
+    """The questions to an answer outside of runs.
 
     name, expected   of its check
     counted          the check's words where all is right
@@ -53,7 +53,7 @@ def by_calls(
 ) -> Examination:
     """Make an examination of single calls.
 
-    A question is the call in words and its arguments. `wrong` gets both, and then the value that came back.
+    A question is the call in words and its arguments. `wrong` gets both, and then the returned value.
     """
 
     def ask(answer: Any, question: Any, keep: Keep) -> None:
@@ -69,14 +69,14 @@ def by_calls(
 
 
 class Asked(NamedTuple):
-    """What came back, by question, the last one's perhaps in part; and why no more did."""
+    """The replies, by question, the last one's perhaps in part; and why there are no more."""
 
     came: list[list[Any]]
     failure: Failure | None
 
 
 def asked(answer: Any, one: Examination, watch: Watch) -> Asked:
-    """Put the questions to an answer, up to the first that it gets wrong."""
+    """Ask the questions, up to the first that the answer gets wrong."""
     came: list[list[Any]] = []
 
     def ask() -> None:
@@ -97,7 +97,7 @@ def asked(answer: Any, one: Examination, watch: Watch) -> Asked:
 
 
 def checked(one: Examination, asked: Asked) -> Check | Failure:
-    """The check of what came back, or that nothing is written yet."""
+    """Return the check of the replies, or that nothing is written yet."""
     questions, failure = one.questions(one.seed), asked.failure
     if failure is not None and failure.reason == "unsolved":
         return failure

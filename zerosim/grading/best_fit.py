@@ -1,7 +1,7 @@
-"""The exercise on best fit: a region that is handed out in pieces, whose holes are split and merged.
+"""The exercise on best fit: a region that is handed out in pieces, and whose holes are split and merged.
 
-An answer is asked by itself first, about small regions that can be drawn on paper and a long stream of requests. Then
-it trains: it hands out the memory of every device of a run, and each of its answers is checked there, too.
+An answer is first asked about small regions that fit on paper, and about a long stream of requests. Then it trains: it
+hands out the memory of every device of a run, and each of its replies is checked there, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MERGE = "holes that touch are one hole: look both behind the released piece and 
 
 
 class Stream(NamedTuple):
-    """Requests of a region: so many bytes, or, below 0, the release of what the n-th request got."""
+    """Requests of a region: a number of bytes or, below 0, the release of the n-th request's bytes."""
 
     capacity: int
     requests: tuple[int, ...]
@@ -44,7 +44,7 @@ STREAMS = (
 
 
 class Book:
-    """What of a region is live (size by address), and what it must answer."""
+    """A region's live parts (size by address), and its correct replies."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -58,11 +58,11 @@ class Book:
         return [(start - end, end) for end, start in zip(ends, starts, strict=True) if start > end]
 
     def best(self, nbytes: int) -> int | None:
-        """Where the smallest hole of at least so many bytes begins, of equal ones the lowest."""
+        """Return the address of the smallest hole of at least so many bytes; of equal ones the lowest."""
         return min((hole for hole in self.holes if hole[0] >= nbytes), default=(0, None))[1]
 
     def wrong(self, nbytes: int, came: Any) -> str:
-        """What is wrong with the answer to a request, '' for nothing."""
+        """Return the error in the reply to a request, '' for none."""
         right = self.best(nbytes)
         if type(came) is type(right) and came == right:
             return ""
@@ -71,14 +71,15 @@ class Book:
 
 
 def arena(answer: Any) -> Own:
-    """A run whose devices' memory is handed out by the class handed in. Raises: InputError for anything else."""
+    """Make a run whose devices' memory the given class hands out. Raises: InputError for anything else."""
     if not inspect.isclass(answer) or not all(hasattr(answer, name) for name in ("reserve", "release")):
         raise InputError(f"{name_of(answer)} is not an arena: hand in the class itself, with reserve and release")
     return Own(allocator=lambda config: _Handed(answer, 2 * peak_of(config)))
 
 
 class _Handed:
-    """An allocator of a student's making. A buffer's end cannot fail, so that what `release` raises comes next time."""
+    """A student's allocator. The end of a buffer cannot fail, so an error of `release` is raised at the next
+    request."""
 
     def __init__(self, made: Callable[[int], Any], capacity: int) -> None:
         self.capacity: int | None = capacity
@@ -88,10 +89,11 @@ class _Handed:
         self._raised: Exception | None = None
 
     def forget(self) -> None:
-        """There are never any news."""
+        """Return nothing: an arena has no events of its own."""
 
     def reserve(self, id: int, nbytes: int) -> int | None:
-        """Raises: InputError for an address that is not the best hole's; what `release` raised before."""
+        """Reserve bytes. Raises: InputError for an address that is not the best hole's; an earlier error of
+        `release`."""
         if self._raised is not None:
             raise self._raised
         if not nbytes:
@@ -119,7 +121,7 @@ class _Handed:
 
 
 def _ask(answer: Any, stream: Any, keep: Keep) -> None:
-    """Each piece is what a request gave: an address, or None for a release and where there was no room."""
+    """Ask a stream. Each piece is a request's reply: an address, or None for a release and for no room."""
     arena, given = answer(stream.capacity), list[Any]()
     for request in stream.requests:
         if request > 0:
@@ -130,7 +132,7 @@ def _ask(answer: Any, stream: Any, keep: Keep) -> None:
 
 
 def _said(stream: Stream, came: Sequence[Any]) -> list[str]:
-    """What was asked up to the first request without an answer."""
+    """Return the requests up to the first without a reply, in words."""
     said, given = [f"a region of {stream.capacity:,} B"], list[Any]()
     for number, request in enumerate(stream.requests[: len(came) + 1]):
         if request > 0:
@@ -146,7 +148,7 @@ def _words(stream: Any, came: Sequence[Any]) -> str:
 
 
 def _wrong(stream: Any, came: Sequence[Any]) -> Wrong | None:
-    """The first answer that best fit would not give."""
+    """Return the first reply that differs from best fit."""
     book, given = Book(stream.capacity), list[int | None]()
     for number, (request, address) in enumerate(zip(stream.requests, came, strict=False)):
         if request > 0 and (words := book.wrong(request, address)):
@@ -156,7 +158,7 @@ def _wrong(stream: Any, came: Sequence[Any]) -> Wrong | None:
 
 
 def _long_stream(seed: int) -> Stream:
-    """400 requests in no order, and the release of all that is live then; the last takes the whole region."""
+    """Return 400 requests in no order, and the release of all live parts; the last takes the whole region."""
     draw, book, requests, granted = random.Random(3 + seed), Book(2000), list[int](), list[int | None]()
     while len(requests) < 400:
         live = [at for at, address in enumerate(granted) if address is not None]
@@ -170,7 +172,7 @@ def _long_stream(seed: int) -> Stream:
 
 
 def _follow(book: Book, request: int, granted: list[int | None], address: int | None) -> None:
-    """Enter in the book what a request was granted, or that what an earlier one got is free."""
+    """Enter a request's grant in the book, or the release of an earlier one."""
     if request > 0:
         granted.append(address)
         if address is not None:
@@ -183,7 +185,7 @@ def _follow(book: Book, request: int, granted: list[int | None], address: int | 
 
 
 def _last_of(said: list[str]) -> str:
-    """What was asked before, at most the last six of it."""
+    """Return the requests before, at most the last six."""
     head = said[:1] if len(said) <= 7 else [said[0], f"{len(said) - 7} requests"]
     return ", ".join([*head, *said[1:][-6:]])
 

@@ -1,4 +1,4 @@
-"""A failed run, in words for the one who wrote the strategy: which rank, at which event, and a hint."""
+"""A failed run, in words for the strategy's author: which rank, at which event, and a hint."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _KNOWN = {owner.__name__: owner for owner in (Flat, Comm, Unit, Buffer, Strategy
 
 
 def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
-    """Of a failed trial; `reference` runs the same case as it should be."""
+    """Explain a failed trial; `reference` is a correct run of the same case."""
     failure = trial.failure
     assert failure is not None
     if failure.reason in ("deadlock", "mismatch") and trial.config.mesh.pp > 1:
@@ -75,13 +75,13 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
         return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
     at = _freed(trial, failure) or _last(trial, failure.rank)
-    # What was live says nothing of a slip in a line: only a use after the end, or a hoard, is about buffers.
+    # Live buffers do not explain a slip in a line: only a use after the end, or a hoard, is about buffers.
     kinds = ["unsharded_param"] if "is sharded" in failure.text else []
     return Finding(failure.text, hint, at if failure.reason == "endless" else at.only(*kinds))
 
 
 def _freed(trial: Trial, failure: Failure) -> Where | None:
-    """Of parameters that were used after they were freed: where that was."""
+    """Return where parameters were freed that were used afterwards."""
     used = re.search(r"while (\S+) is sharded", failure.text)
     size = trial.gathered_bytes.get(used[1], 0) if used else 0
     record = trial.records[failure.rank]
@@ -109,7 +109,7 @@ def _last(trial: Trial, rank: int) -> Where:
 
 
 class _Odd(NamedTuple):
-    """The ranks whose collectives part from the others', and each side's call there (None: none any more)."""
+    """The ranks whose collectives differ from the others', and each side's call there (None: no more)."""
 
     ranks: list[int]
     mine: Call | None
@@ -118,7 +118,7 @@ class _Odd(NamedTuple):
 
 
 def _parted(trial: Trial, failure: Failure, reference: Callable[[], Trial]) -> Finding:
-    """Collectives that do not fit together: the first place where some ranks' are not the others'."""
+    """Find the first place where some ranks' collectives differ from the others'."""
     odd = _odd_ones_out(trial, reference)
     if odd is None:
         first = failure.text.split("; ")[0].split(" they meet in")[0].rstrip(":")
@@ -145,7 +145,7 @@ def _odd_ones_out(trial: Trial, reference: Callable[[], Trial]) -> _Odd | None:
             if index < len(sequence):
                 here[rank] = sequence[index]
             elif trial.ended[rank] or (trial.failure is not None and trial.failure.reason == "deadlock"):
-                here[rank] = None  # it will never come; a rank that was only stopped may yet have
+                here[rank] = None  # it will never come; a rank that was only stopped may still have one
         sides: dict[object, list[int]] = {}
         for rank, call in here.items():
             sides.setdefault(call.what if call else None, []).append(rank)
@@ -157,10 +157,10 @@ def _odd_ones_out(trial: Trial, reference: Callable[[], Trial]) -> _Odd | None:
 
 
 def _right(reference: Trial, index: int, here: dict[int, Call | None], sides: list[list[int]]) -> list[int]:
-    """The side that calls what the reference does there, be it one rank alone; else the larger.
+    """Return the side that makes the reference's call there, even if it is one rank; else the larger side.
 
-    A majority says little: often only two ranks have come so far when a run ends. Where sides are equal and neither
-    has the reference's very call, its op and size decide, then its op.
+    A majority says little: often only two ranks have come so far when a run ends. If sides are equal and neither has
+    the reference's exact call, its op and size decide, then its op.
     """
     sequence = calls(reference.records[0], control=True)
     theirs = sequence[index].what if index < len(sequence) else None

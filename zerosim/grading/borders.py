@@ -1,7 +1,8 @@
-"""The checks of f and g: losses and gradients are those of one rank that holds all, traffic is the closed form's.
+"""The checks of f and g: losses and gradients equal those of one rank that holds everything, and traffic equals the
+closed form.
 
-On t ranks sums have another order than on one, so these runs are in fp32, and equal means within its rounding.
-Source: Megatron-LM (arXiv 1909.08053, section 3).
+On t ranks sums have another order than on one, so these runs are in fp32, and equal means within its rounding. Source:
+Megatron-LM (arXiv 1909.08053, section 3).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ elements."""
 
 
 def elements(config: RunConfig, psi: int, tied: int) -> Fraction:
-    """Elements sent per rank and step, times t/(t-1): an all-reduce is twice its elements."""
+    """Return the elements sent per rank and step, times t/(t-1): an all-reduce sends twice its elements."""
     tokens = config.data.micro_batch * config.model.seq
     sizes = {"bs": tokens, "bsh": tokens * config.model.hidden, "m": config.data.accumulate}
     return tensor_parallel()["all_reduce"].elements.at(sizes, l=config.model.layers, first=1, last=1)
 
 
 def losses(run: Comparison) -> Check:
-    """Forward: the loss of every step is one rank's."""
+    """Check forward: the loss of every step is one rank's."""
     ours, theirs = result_of(run.mine).mean_losses, result_of(_alone(run)).mean_losses
     expected = f"losses {_floats(theirs)}, as on one rank"
     if np.allclose(ours, theirs, rtol=ROUNDING, atol=0.0):
@@ -47,12 +48,12 @@ def losses(run: Comparison) -> Check:
 
 
 def gradients(run: Comparison) -> Check:
-    """Backward: put together of what the ranks have, the first step's gradient of every weight is one rank's."""
+    """Check backward: assembled from the ranks, the first step's gradient of every weight is one rank's."""
     ours, theirs = _gradients(run.mine), _gradients(_alone(run))
     expected = f"the gradients of all {len(theirs)} weights as on one rank"
-    for name in reversed(theirs):  # the order in which backward comes to them
+    for name in reversed(theirs):  # the order in which backward reaches them
         here, there = ours[name].astype(np.float64).ravel(), theirs[name].astype(np.float64).ravel()
-        if not np.abs(here - there).max() <= ROUNDING * np.abs(there).max():  # not a number is wrong, too
+        if not np.abs(here - there).max() <= ROUNDING * np.abs(there).max():  # nan is wrong, too
             times = float(here @ there / (there @ there))
             is_multiple = np.allclose(here, times * there, rtol=0.0, atol=ROUNDING * np.abs(here).max())
             words = f"is {times:.4g} times one rank's" if is_multiple else "differs"
@@ -62,7 +63,7 @@ def gradients(run: Comparison) -> Check:
 
 
 def exchanged(run: Comparison) -> Check:
-    """Bytes that tensor parallelism sends per rank and step (the mean over ranks) are the closed form's, no other."""
+    """Check that tensor parallelism's bytes per rank and step (the mean over ranks) equal the closed form's."""
     config, (text, form) = run.case.config, run.exercise.volume
     t, itemsize = config.mesh.tp, dtype(config.precision.stored).itemsize
     wanted = form(config, 0, 0) * Fraction(t - 1, t) * itemsize
@@ -80,7 +81,7 @@ def exchanged(run: Comparison) -> Check:
 
 
 def places(record: Sequence[Event]) -> str:
-    """How often block h.0 exchanges in either direction, and how often it should: where to look, whatever is wrong."""
+    """Return how often block h.0 exchanges in either direction, and how often it should: where to look first."""
     launches = [event for event in record if isinstance(event, Launch) and event.axis == "tp"]
     scopes = [event.scope for event in launches if event.scope.unit == "h.0"]
     phases = [scope.phase for scope in scopes if (scope.step, scope.slot) == (0, 0)]
@@ -92,12 +93,12 @@ def places(record: Sequence[Event]) -> str:
 
 
 def _alone(run: Comparison) -> Trial:
-    """The same case on one rank that holds all of the model."""
+    """Run the same case on one rank that holds the whole model."""
     return attempt(run.case.config.replace(ranks=1, tp=1))
 
 
 def _gradients(trial: Trial) -> dict[str, Any]:
-    """By weight, as the first step's update reads them."""
+    """Return gradients by weight, as the first step's update reads them."""
     layout = result_of(trial).layout
     first = (update for updates in trial.updates for update in updates if update.step == 0)
     pieces = [

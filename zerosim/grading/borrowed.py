@@ -1,11 +1,11 @@
-"""What an answer took of zerosim's own: the functions that would answer the exercise, and changes to the package.
+"""What an answer took from zerosim: functions that solve the exercise, and changes to the package.
 
-With either an answer could pass every check and be nobody's work. Both are seen while it runs: however it
-comes to call zerosim's own answer (it inherits it, calls it, gives it back), that function is called. An answer that is
-a function is listened to as well: which code runs does not depend on the name that it was found under.
+Either would let an answer pass every check without being the student's work. Both are detected while it runs: whichever
+way an answer reaches zerosim's own solution (it inherits it, calls it, returns it), that function is called. An answer
+that is a function is traced as well: the executed code does not depend on the name under which it was found.
 
-What that cannot hold: text that is copied and changed, another process or a thread of `_thread` that does the work, and
-code that stops the listener by means of C. They are a student's effort, or a cheat that a reader sees.
+This does not detect copied and edited text, another process or a `_thread` thread that does the work, or C code that
+stops the tracer. The first is a student's effort, the others a cheat that a reader sees.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from zerosim.placement import partition
 from zerosim.tensor import flat
 
 _MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd)
-"""Whose functions no run of an exercise calls by itself."""
+"""Their functions are never called by an exercise's run itself."""
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 DEAF = "sys.setprofile"
-"""Noted of an answer that puts another listener in the place of the one here."""
+"""Noted for an answer that replaces the profile function set here."""
 
 Note = Callable[[str], None]
 Audit = Callable[[Callable[[str, tuple[Any, ...]], None]], None]
 Code = Hashable
-"""What the code of a function is known by."""
+"""Identifies a function's code."""
 
 
 @contextmanager
 def noted(names: Sequence[str], note: Note, audit: Audit = lambda hook: None) -> Iterator[Callable[[Any], Any]]:
-    """While this is open, `note` is told which of zerosim's own answers under these names are called, as
-    'Zero2.publish_params'. Gives what makes of an answer one that is listened to.
+    """Run a block in which `note` is told which of zerosim's own answers under these names are called, as
+    'Zero2.publish_params'. Yields a function that traces an answer.
 
-    `audit` installs an audit hook, which no Python takes out again: in a process that ends with the answer."""
+    `audit` installs an audit hook, which Python cannot remove: use it in a process that ends with the answer."""
     own = [(owner, name, vars(owner)[name]) for name in names for owner in _owners(name)]
     heard: dict[Code, str] = {}
     bound: list[tuple[type | ModuleType, str, Any]] = []
-    names_of: dict[int, str] = {}  # one for each function, wherever it is bound
+    names_of: dict[int, str] = {}  # one for each function, whatever its names
     for owner, name, function in own:
         called = names_of.setdefault(id(function), f"{owner.__name__.removeprefix('zerosim.')}.{name}")
         from_anywhere = owner in _MODULES or (isinstance(owner, type) and owner not in _collaborators())
@@ -77,16 +77,16 @@ def noted(names: Sequence[str], note: Note, audit: Audit = lambda hook: None) ->
 
 
 def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
-    """Where else zerosim's modules have a function under a name: an import leaves one behind. The grader's own stay:
-    it calls them itself."""
+    """Return the other places where zerosim's modules have a function under a name: an import leaves one behind. The
+    grader's own stay: it calls them itself."""
     named = [(name, module) for name, module in list(sys.modules.items()) if name.startswith("zerosim.")]
     modules = [module for name, module in named if not name.startswith("zerosim.grading.")]
     return [(module, key) for module in modules for key, value in list(vars(module).items()) if value is function]
 
 
 def _owners(name: str) -> list[type | ModuleType]:
-    """The strategies and what they leave their work to (the base only where no other has it: its own hooks are empty),
-    the classes of f and g, the arena, the optimizers' rules, and the modules with that name."""
+    """Return the strategies and their helpers (the base only where no other has the name: its own hooks are empty), the
+    classes of f and g, the arena, the optimizers' rules, and the modules with that name."""
     strategies: list[type] = [each for each in (*_shipped(Strategy), *_collaborators()) if name in vars(each)]
     others = (*_shipped(Borders), Borders, arena.Arena, *_shipped(Elementwise))
     owners: list[type | ModuleType] = [*(strategies or [Strategy]), *others, *_MODULES, partition, flat, clock, slots]
@@ -94,12 +94,12 @@ def _owners(name: str) -> list[type | ModuleType]:
 
 
 def _collaborators() -> list[type[Any]]:
-    """What the strategies of zerosim leave their work to."""
+    """Return the helpers of zerosim's strategies."""
     return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices)]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:
-    """The package's own subclasses, and theirs."""
+    """Return the package's own subclasses, and theirs."""
     for one in base.__subclasses__():
         if one.__module__.startswith(("zerosim.parallel.", "zerosim.optim.")):
             yield one
@@ -107,9 +107,9 @@ def _shipped(base: type[Any]) -> Iterator[type[Any]]:
 
 
 def _noting(function: Callable[..., Any], name: str, note: Note, *, from_anywhere: bool) -> Callable[..., Any]:
-    """A strategy's method may be called for the student by the engine, a pipeline's own schedule out of a table; an
-    arena has its own way to compact at hand. Other functions, and what strategies leave their work to, are used by
-    zerosim itself too: there the student's code must have led to the call."""
+    """Return a function that notes each call on behalf of the student. The engine may call a strategy's method, a
+    pipeline its own schedule, and an arena its own compaction. Other functions, and the strategies' helpers, are used
+    by zerosim itself too: for those the student's code must have led to the call."""
 
     @functools.wraps(function)
     def noting(*args: Any, **kwargs: Any) -> Any:
@@ -122,7 +122,7 @@ def _noting(function: Callable[..., Any], name: str, note: Note, *, from_anywher
 
 
 def _is_led_to(frame: FrameType | None) -> bool:
-    """Whether the student's code has led here, above the grader's own that called it."""
+    """Return whether the student's code has led here, above the grader's own that called it."""
     while frame is not None:
         file = frame.f_code.co_filename
         if is_own(file):
@@ -135,8 +135,8 @@ def _is_led_to(frame: FrameType | None) -> bool:
 
 # -- whatever it is called by -------------------------------------------------------------------------
 def listening(answer: Any, *, heard: Mapping[Code, str], note: Note) -> Any:
-    """A function that notes what of zerosim's code runs while it does, however it was come by: a function out of a
-    closure or of the garbage collector, a copy of a module. A class stays as it is: hooks take part in too much."""
+    """Return a function that notes the zerosim code that runs inside it, however it was reached: a function out of a
+    closure or of the garbage collector, a copy of a module. A class stays unchanged: hooks take part in too much."""
     if isinstance(answer, type) or not callable(answer) or not heard:
         return answer
 
@@ -151,7 +151,7 @@ def listening(answer: Any, *, heard: Mapping[Code, str], note: Note) -> Any:
         threading.setprofile(listen)
         try:
             return answer(*args, **kwargs)
-        except RecursionError:  # Python takes a listener out where there is no room to call it
+        except RecursionError:  # Python removes a profile function when there is no stack left to call it
             is_deep = True
             raise
         finally:
@@ -164,7 +164,8 @@ def listening(answer: Any, *, heard: Mapping[Code, str], note: Note) -> Any:
 
 
 def copies(heard: Mapping[Code, str], note: Note) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that notes zerosim's own answers among the code that is executed or made into a function anew."""
+    """Return an audit hook that notes zerosim's own answers among code that is executed or made into a function
+    again."""
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event in ("exec", "function.__new__") and args and isinstance(args[0], CodeType):
@@ -183,13 +184,13 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
 
 
 def _known(code: CodeType, heard: Mapping[Code, str]) -> str:
-    """The name of zerosim's own answer whose code that is, or ''."""
+    """Return the name of zerosim's own answer with that code, or ''."""
     return next((heard[sign] for sign in _signs(code) if sign in heard), "")
 
 
 def _signs(code: CodeType) -> list[Code]:
-    """What a function's code is known by: its file and name, and, where it has a docstring, what it does. The text of a
-    function without one might be written twice."""
+    """Return what identifies a function's code: its file and name and, if it has a docstring, its instructions. A
+    function without a docstring might be written twice by chance."""
     texts = [one for one in code.co_consts if not isinstance(one, CodeType)]
     signs: list[Code] = [(code.co_filename, code.co_qualname)]
     if texts and isinstance(texts[0], str) and len(texts[0]) > 20:
@@ -199,7 +200,8 @@ def _signs(code: CodeType) -> list[Code]:
 
 # -- changes ----------------------------------------------------------------------------------------
 def state_of_zerosim() -> dict[str, Any]:
-    """What zerosim's modules and classes hold by name, and the code of functions. To be compared by identity."""
+    """Return the named values of zerosim's modules and classes, and the code of functions, to be compared by
+    identity."""
     held: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
         if name == "zerosim" or name.startswith("zerosim."):
@@ -212,7 +214,7 @@ def state_of_zerosim() -> dict[str, Any]:
 
 
 def changed(before: dict[str, Any]) -> list[str]:
-    """The names of what is not what it was, or is new in a class of zerosim's."""
+    """Return the names of changed values, and of new ones in zerosim's classes."""
     now = state_of_zerosim()
     classes = {name for name, value in before.items() if isinstance(value, type)}
     other = [name for name in before if now.get(name, _GONE) is not before[name]]

@@ -1,6 +1,8 @@
-"""The exercise on slice bounds: what slices must be, asked of each size, so that nothing here knows the answer.
+"""The exercise on slice bounds: properties that slices must have, checked for each size, so that nothing here contains
+the answer.
 
-Slices of one length, one after the other from 0, that reach the end and none longer than needed: only one cut is so.
+Slices of equal length, one after the other from 0, that reach the end and are no longer than needed: only one partition
+has these properties.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from zerosim.grading.asking import Examination, Keep, Wrong
 from zerosim.grading.plain import shown
 
 SIZES = ((12, 4), (10, 4), (7, 3), (3, 4), (1, 1), (5, 8))
-"""(numel, N) that slice bounds are asked for: dividing, not dividing, more ranks than elements."""
+"""The (numel, N) of the questions: dividing, not dividing, more ranks than elements."""
 
 
 def _sizes(seed: int) -> Sequence[tuple[int, int]]:
@@ -36,7 +38,7 @@ def _words(question: Any, came: Sequence[Any]) -> str:
 
 
 def wrong(question: Any, came: Sequence[Any]) -> Wrong | None:
-    """The first property that slices lack, of the ranks that have answered."""
+    """Return the first property that slices lack, of the ranks that have replied."""
     numel, ranks = question
     for rank, pair in enumerate(came):
         call = f"slice_of({numel}, {rank}, {ranks})"

@@ -1,9 +1,9 @@
 """The exercises, and one of them by its name or number.
 
 The question, the hints, the runs and the other plain values of an exercise are its row in `given/exercises.toml`. Its
-code is here: what the student is given, the checks, and what makes a run of an answer. In most exercises something is
-to be written: skeletons are in `given/skeletons.py`. In the others a bug is to be found: strategies with one are in
-`given/bugs.py`. What is usual of an entry is in `entry.py`.
+code is here: the skeleton, the checks, and the adapter that makes a run of an answer. Most exercises ask for code:
+their skeletons are in `given/skeletons.py`. The others ask for a bug: strategies with one are in `given/bugs.py`.
+Defaults of an entry are in `entry.py`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ EXERCISES: tuple[Exercise, ...] = (
 
 
 def find_exercise(wanted: Exercise | str | int) -> Exercise:
-    """By name or number. Raises: InputError for an unknown one, with the nearest."""
+    """Return an exercise by name or number. Raises: InputError for an unknown one, with the nearest."""
     if isinstance(wanted, Exercise):
         return wanted
     for one in EXERCISES:

@@ -1,7 +1,7 @@
-"""The checks of values and of memory: each holds one run of a solution against a reference or a closed form.
+"""The checks of values and of memory: each compares one run of a solution with a reference or a closed form.
 
-Closed forms come from `analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is checked
-in `traffic.py`.
+Closed forms come from `analysis/formulas`, never from a run; peaks come from the reference's run. Traffic is checked in
+`traffic.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _KEEPS = (
     ("grad", "every rank keeps whole gradients until the step: set keeps_grads = "
         "False in your class, and keep only the slice (add_grad_shard)"),
 )  # fmt: skip
-"""Kinds of model states that a stage cuts, and what a strategy says of them."""
+"""Kinds of model states that a ZeRO stage cuts, and the strategy's words for them."""
 
 AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 
 def weights(run: Comparison) -> Check:
-    """Bit by bit those of DDP; with accumulation in stages 2 and 3, those of the stage's reference."""
+    """Check that weights equal DDP's bit by bit; with accumulation in stages 2 and 3, those of the stage's
+    reference."""
     alone = run.exercise.stage >= 2 and run.case.config.data.accumulate > 1
     reference, name = (run.reference, f"ZeRO-{run.exercise.stage}'s reference") if alone else (run.ddp, "DDP")
     of = len(result_of(reference).weights)
@@ -50,14 +51,14 @@ def weights(run: Comparison) -> Check:
 
 
 def norm(run: Comparison) -> Check:
-    """The gradient's norm of every step is DDP's."""
+    """Check that the gradient's norm of every step is DDP's."""
     ours, theirs = ([report.grad_norm for report in result_of(trial).steps] for trial in (run.mine, run.ddp))
     hint = "" if ours == theirs else "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
     return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
 
 
 def states(run: Comparison) -> Check:
-    """Bytes of model states on every rank when backward ends, to the byte."""
+    """Check the bytes of model states on every rank when backward ends, to the byte."""
     result, stage, ranks = result_of(run.mine), run.exercise.stage, run.case.config.mesh.ranks
     parts, letters = model_states(stage, COST), dict(Ψ=psi_of(result, stage), N=ranks)
     held = total(parts.values())
@@ -78,14 +79,15 @@ def states(run: Comparison) -> Check:
 
 
 def _excess(run: Comparison, nbytes: Fraction) -> str:
-    """A number of bytes too many or too few, in Ψ/N; without ZeRO in Ψ."""
+    """Return a number of excess or missing bytes in Ψ/N; without ZeRO in Ψ."""
     stage = run.exercise.stage
     shares = nbytes / psi_of(result_of(run.mine), stage) * (run.case.config.mesh.ranks if stage else 1)
     return f"{float(abs(shares)):.3g}{'Ψ/N' if stage else 'Ψ'} too {'many' if shares > 0 else 'few'}"
 
 
 def _whole_words(at: Where, over: Sequence[str]) -> str:
-    """Which whole buffers are still live, and who lets go of such; `over`: the model states that are too large."""
+    """Return which whole buffers are still live, and which call frees them; `over`: the model states that are too
+    large."""
     for kind, hook in _LETS_GO:
         units = list(dict.fromkeys(held.unit for held in at.live if held.kind == kind))
         if units:
@@ -95,7 +97,7 @@ def _whole_words(at: Where, over: Sequence[str]) -> str:
 
 
 def highest(run: Comparison) -> Check:
-    """The peak of every rank is not above the reference's (and the units that the exercise allows)."""
+    """Check that the peak of every rank is at most the reference's (and the units that the exercise allows)."""
     unit = max(info.numel for info in result_of(run.mine).units) * COST.param + run.case.config.mesh.ranks * COST.param
     slack = run.exercise.slack * unit
     allowed = [peak(record).amount + slack for record in run.reference.records]
@@ -115,13 +117,13 @@ def highest(run: Comparison) -> Check:
 
 
 def _gathered_at(run: Comparison, rank: int, number: int) -> list[str]:
-    """The units whose whole parameters a rank holds at an event."""
+    """Return the units whose whole parameters a rank holds at an event."""
     live = where(rank, run.mine.records[rank], number).live
     return list(dict.fromkeys(held.unit for held in live if held.kind == "unsharded_param"))
 
 
 def gathered(run: Comparison) -> Check:
-    """How many units' whole parameters are there at once."""
+    """Check how many units' whole parameters a rank holds at once."""
     most = run.exercise.gathered or 0
     found = [peak(record, lambda alloc: alloc.kind == "unsharded_param") for record in run.mine.records]
     wrong = _first_above(found, [most] * len(found))
@@ -133,7 +135,7 @@ def gathered(run: Comparison) -> Check:
 
 
 def _first_above(found: Sequence[Peak], allowed: Sequence[int]) -> int | None:
-    """The first rank with a peak that is above what is allowed."""
+    """Return the first rank with a peak above the allowed one."""
     return next((rank for rank in range(len(found)) if found[rank].amount > allowed[rank]), None)
 
 
@@ -143,12 +145,12 @@ def _failed_on(run: Comparison, rank: int, number: int, name: str, expected: str
 
 
 def psi_of(result: RunResult, stage: int) -> int:
-    """The model's parameters, padded where its buffers are cut."""
+    """Return the model's parameters, padded where its buffers are cut."""
     return padded_numel([info.numel for info in result.units], result.config.mesh.ranks if stage else 1)
 
 
 def bytes_text(nbytes: Fraction) -> str:
-    """Format a number of bytes; a mean that is no whole number gets one decimal."""
+    """Format a number of bytes; a mean that is not whole gets one decimal."""
     return f"{int(nbytes):,}" if nbytes.denominator == 1 else f"{float(nbytes):,.1f}"
 
 

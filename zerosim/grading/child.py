@@ -1,8 +1,8 @@
 """The two processes of a grade: in one an answer runs (`main`), the other judges what it left (`judge`). Both send
-messages to the one that waits (`process.py`).
+messages to the parent (`process.py`).
 
-An answer may print: stdout and stderr are one pipe, whose text is shown. Messages take another, a line of JSON each.
-Between them stands what faulthandler writes of a crash, or of a thread that does not let go of the interpreter.
+An answer may print: stdout and stderr are one pipe, whose text is shown. Messages take another pipe, a line of JSON
+each. Between them are lines of faulthandler, about a crash or a thread that holds the interpreter.
 
     ["alive"]              nothing new, and it goes on
     ["runs", label]        a case begins
@@ -36,13 +36,13 @@ from zerosim.grading.plain import packed
 from zerosim.grading.variants import variant
 
 MOST_BYTES = 4 << 30
-"""What an answer may take beyond what is there when it begins, where the system can be told so (Linux)."""
+"""The bytes that an answer may allocate beyond those at its start, if the system can limit them (Linux)."""
 
 _leave = os._exit
 
 
 def main(parcel: dict[str, Any]) -> NoReturn:
-    """Run the answer that `process.py` sent, say what it left, and end; whatever threads it leaves end with it."""
+    """Run the answer that `process.py` sent, report what it left, and end; its remaining threads end too."""
     out = _own_pipe()
     sys.path[:] = parcel["path"]
     for name, lines in parcel["files"].items():
@@ -54,7 +54,7 @@ def main(parcel: dict[str, Any]) -> NoReturn:
 
     def alive() -> None:
         _tell(out, "alive")
-        with contextlib.suppress(RuntimeError):  # no room for its thread: the one outside waits as well
+        with contextlib.suppress(RuntimeError):  # no memory for its thread: the parent waits as well
             faulthandler.dump_traceback_later(parcel["silence_s"], exit=True, file=out)
 
     alive()
@@ -86,11 +86,11 @@ def judge(parcel: dict[str, Any]) -> NoReturn:
 
 
 def _own_pipe() -> BinaryIO:
-    """The pipe that messages take; what else would be written to stdout goes where stderr does."""
+    """Return the pipe for messages; other output to stdout goes to stderr."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     faulthandler.enable(out)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one outside, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     return out
 
 
@@ -103,12 +103,12 @@ def _tell(out: BinaryIO, *message: Any) -> None:
     try:
         out.write(json.dumps(message).encode() + b"\n")
         out.flush()
-    except OSError:  # nobody is there any more
+    except OSError:  # the parent is gone
         _leave(1)
 
 
 def _bar_the_door() -> None:
-    """os._exit ends a process without a word. Here it is an exception, which has a line."""
+    """Replace os._exit, which would end the process without a word, by an exception, which has a line."""
 
     def refused(status: int = 0) -> None:
         raise SystemExit(f"os._exit({status})")

@@ -21,8 +21,8 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 def class_table(
     folder: str, wanted: Exercise | None, seed: int, published: str | None = None, path: Path | None = None
 ) -> str:
-    """Grade a folder's scripts and notebooks, one after the other; CSV. A broken file is a row that says why. The
-    column `similar` is for instructors (`similar.py`); `published` is a folder of solutions.
+    """Grade a folder's scripts and notebooks, one after the other; return CSV. A broken file is a row that says why.
+    The column `similar` is for instructors (`similar.py`); `published` is a folder of solutions.
 
     Raises: InputError for a folder that cannot be read, or holds no file to grade.
     """
@@ -56,14 +56,14 @@ def class_table(
 
 
 def escaped(cell: str) -> str:
-    """A spreadsheet runs a cell that begins like a formula: a quote before it makes it text."""
+    """Put a quote before a cell that begins like a formula, which a spreadsheet would run."""
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 
 def _row(path: str, wanted: Exercise | None, seed: int) -> tuple[list[Grade], str, list[Part]]:
     try:
         hand_in = read(path, wanted, seed)
-        with contextlib.redirect_stdout(sys.stderr):  # what an answer prints is no part of the table
+        with contextlib.redirect_stdout(sys.stderr):  # an answer's output is not part of the table
             grades = graded(hand_in)
     except ZerosimError as error:
         return [], str(error).removeprefix(os.path.join(os.path.dirname(path), "")), []
@@ -74,7 +74,7 @@ def _row(path: str, wanted: Exercise | None, seed: int) -> tuple[list[Grade], st
 
 
 def _why(grade: Grade) -> str:
-    """The root cause of a grade that is not full, in a line."""
+    """Return the root cause of a grade below the full one, in a line."""
     if grade.verdict.void or grade.passed:
         return grade.verdict.void
     first = next(iter(grade.failures), None)

@@ -1,7 +1,7 @@
-"""The exercise on defragmentation: moves that put all that is live at the start of a region.
+"""The exercise on defragmentation: moves that bring all live parts to the start of a region.
 
-An answer is asked by itself first, and its moves are done. Then it trains: every device of a run has a region that is
-no larger than its peak, and each compaction is checked there, too. Source: ZeRO (arXiv 1910.02054), section 6.3.
+An answer is first asked about regions, and its moves are carried out. Then it trains: every device of a run has a
+region no larger than its peak, and each compaction is checked there, too. Source: ZeRO (arXiv 1910.02054), section 6.3.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from zerosim.train.plan import peak_of
 SMALL: tuple[dict[int, int], ...] = (
     {}, {0: 10}, {10: 20}, {0: 10, 20: 10}, {5: 30}, {10: 20, 60: 20}, {60: 20, 10: 20, 40: 5}, {20: 9, 0: 20},
 )  # fmt: skip
-"""Size by address of what is live."""
+"""Sizes of the live parts, by address."""
 _DRAWN = 20
 
 
 def region(answer: Any) -> Own:
-    """A run on devices whose memory is put together as the function handed in says. Raises: InputError for anything
-    but a function."""
+    """Make a run on devices whose memory the given function compacts. Raises: InputError for anything but a
+    function."""
     compact = function_of(answer, "my_compaction(live)")
 
     def checked(live: Mapping[int, int]) -> Moves:
@@ -42,7 +42,7 @@ def region(answer: Any) -> Own:
 
 
 def _regions(seed: int) -> list[tuple[str, dict[int, int]]]:
-    """Small ones first, then drawn ones."""
+    """Yield small regions first, then drawn ones."""
     draw, regions = random.Random(4 + seed), list(SMALL)
     for _ in range(_DRAWN):
         starts = sorted(draw.sample(range(0, 1000, 10), 25))
@@ -53,7 +53,7 @@ def _regions(seed: int) -> list[tuple[str, dict[int, int]]]:
 
 
 def _wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
-    """Each move is done."""
+    """Carry out each move, and return the first error."""
     words = _wrong_moves(live, moves)
     return (
         (f"{asked}: {words}", "each move goes down, to the end of the buffers already in place; draw it")
@@ -63,7 +63,8 @@ def _wrong(asked: str, live: dict[int, int], moves: Any) -> Wrong | None:
 
 
 def _wrong_moves(live: Mapping[int, int], moves: Any) -> str:
-    """What is wrong with moves, which are done on a region whose every byte holds its own address; '' for nothing."""
+    """Return the error in moves, which are carried out on a region whose every byte holds its own address; '' for
+    none."""
     if not isinstance(moves, list) or not all(_is_move(move) for move in moves):
         return f"gave {shown(moves)[:80]}, expected a list of (source, target, size)"
     places, total = {address: address for address in live}, sum(live.values())

@@ -1,4 +1,4 @@
-"""Where a run's gradients and weights first leave those of a reference, and what that looks like."""
+"""Where a run's gradients and weights first differ from a reference's, and how."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from zerosim.grading.trial import Trial, Update, result_of
 
 
 def different_weights(mine: Trial, reference: Trial) -> list[str]:
-    """Names of the parameters whose bits differ at the end."""
+    """Return the names of the parameters whose bits differ at the end."""
     ours, theirs = result_of(mine).weights, result_of(reference).weights
     return [name for name in theirs if name not in ours or not np.array_equal(ours[name], theirs[name])]
 
 
 def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
-    """The first gradient that is not the reference's, by step, then in backward's order, then by rank.
+    """Return the first gradient that is not the reference's, by step, then in backward's order, then by rank.
 
-    `schedule` is the run whose collectives the strategy should have: where they part is where to look.
+    `schedule` is a run with the right collectives: where they differ is where to look.
     """
     whole = _assembled(reference)
     updates = [update for updates in mine.updates for update in updates]
-    units = list(dict.fromkeys(update.unit for update in updates))  # the last one's gradient is the first to go wrong
+    units = list(dict.fromkeys(update.unit for update in updates))  # the last unit's gradient is the first to go wrong
     for update in sorted(updates, key=lambda update: (update.step, -units.index(update.unit), update.rank)):
         expected, scale = whole[update.step, update.unit]
         theirs = expected[update.start : update.start + update.size]
@@ -57,7 +57,7 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
 
 
 def _more_often(mine: Trial, schedule: Trial, update: Update) -> Finding | None:
-    """A tied table that is reduced at each of its uses, before its gradient is complete."""
+    """Return whether a tied table is reduced at each of its uses, before its gradient is complete."""
     if not mine.config.model.tie_embeddings:
         return None
     whole = mine.gathered_bytes.get(update.unit, 0)
@@ -77,7 +77,7 @@ def _is_reduction(call: Call, step: int, nbytes: int) -> bool:
 
 
 def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
-    """Whole reduced gradients by (step, unit), and what they are multiplied by."""
+    """Return whole reduced gradients by (step, unit), and their factors."""
     pieces: dict[tuple[int, str], dict[int, Update]] = {}
     for updates in trial.updates:
         for update in updates:
@@ -90,7 +90,7 @@ def _assembled(trial: Trial) -> dict[tuple[int, str], tuple[Any, float]]:
 
 
 def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunConfig) -> tuple[str, str]:
-    """What the wrong gradient looks like, and what that hints at."""
+    """Return the wrong gradient's likeness in words, and a hint."""
     ranks = config.mesh.ranks
     if update.step > 0:
         later = "; step 0 was right" if update.step == 1 else ""
@@ -134,7 +134,7 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
 
 
 def _work(record: Sequence[Event], other: Sequence[Event], update: Update, stage: int) -> tuple[str, int]:
-    """What the rank did otherwise than the reference before this update, and the number of that event."""
+    """Return how the rank's work before this update differs from the reference's, and the number of that event."""
     kernels = other_kernels(record, other, update.step, update.unit)
     if kernels is not None:
         name, ours, theirs, number = kernels

@@ -1,6 +1,6 @@
-"""An answer whose process ended without a verdict: what it did, and at which line, as far as can be known.
+"""An answer whose process ended without a verdict: its last action, and the line if it is known.
 
-Read from what faulthandler wrote: the line is that of the thread that crashed, or that held the interpreter.
+Read from faulthandler's output: the line is that of the thread that crashed, or that held the interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Frame(NamedTuple):
 
 
 def lost(one: Exercise, label: str, dump: list[str], code: int | None, files: list[str], silence_s: float) -> Verdict:
-    """The check that was under way fails; those behind it were not reached.
+    """Return the verdict: the current check fails, and the later ones were not reached.
 
     label       the case that was under way; '' where none was yet
     dump        the lines that faulthandler wrote
@@ -45,7 +45,7 @@ def lost(one: Exercise, label: str, dump: list[str], code: int | None, files: li
 
 
 def _words(dump: list[str], code: int | None, silence_s: float) -> tuple[str, str]:
-    """What happened, and a hint."""
+    """Return what happened, and a hint."""
     if any(line.startswith("Timeout") for line in dump):
         return (
             f"did not end within {silence_s:g} s and blocked everything else",
@@ -70,8 +70,8 @@ def _signal_name(code: int) -> str:
 
 
 def _frame(dump: list[str], files: list[str]) -> _Frame | None:
-    """The student's innermost frame of the thread that crashed, else of the one that is in a line of theirs."""
-    names = {name.encode("ascii", "backslashreplace").decode(): name for name in files}  # by how they are dumped
+    """Return the student's innermost frame of the thread that crashed, else of one that is in a line of theirs."""
+    names = {name.encode("ascii", "backslashreplace").decode(): name for name in files}  # by their names in the dump
     threads: list[tuple[bool, list[_Frame]]] = []
     for line in dump:
         if (thread := _THREAD.match(line)) is not None:

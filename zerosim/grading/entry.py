@@ -1,4 +1,4 @@
-"""What an exercise is made of: its row of `given/exercises.toml`, code, and what is usual at its stage.
+"""The elements of an exercise: its row of `given/exercises.toml`, its code, and the defaults of its ZeRO stage.
 
 Runs are on one tiny model. Volumes are the paper's (arXiv 1910.02054, section 7).
 """
@@ -23,7 +23,7 @@ ROWS: dict[str, dict[str, Any]] = tomllib.loads(
 _TINY: dict[str, Any] = dict(
     model="gpt", layers=2, hidden=24, heads=2, seq=5, vocab=256, micro_batch=1, steps=2, bucket_bytes=None, lr=1e-2
 )
-"""Five or six units, about 21,000 parameters: an event more or less is a unit, not noise."""
+"""Five or six units, about 21,000 parameters: a difference of an event is a unit, not noise."""
 
 RUN = (("weights", checks.weights), ("bytes", checks.states), ("peak", checks.highest))
 SENT = (("volume", traffic.volume), ("calls", traffic.number))
@@ -33,13 +33,13 @@ _REDUCES = ("post_backward", "reduce")
 _PUBLISHES = (*_REDUCES, "publish_params", "publish")
 _GATHERS = ("pre_forward", "post_forward", "pre_backward", *_REDUCES, "unshard", "reshard", "reshard_after_forward")
 _YOURS = (_REDUCES, _PUBLISHES, _PUBLISHES, _GATHERS)
-"""By stage, what a strategy must not take from zerosim."""
+"""By ZeRO stage, the methods that a strategy must not take from zerosim."""
 
 
 def case(
     stage: int, ranks: int, *, note: str = "", tied: bool = False, varied: Sequence[str] = (), **changes: Any
 ) -> Case:
-    """Make a run on the tiny model, named after what is changed of it; `varied`: by a seed, in words."""
+    """Make a run on the tiny model, named after its changes; `varied`: by a seed, in words."""
     config = RunConfig(**{**_TINY, "stage": stage, "ranks": ranks, "tie_embeddings": tied, **changes})
     who = f"{ranks} ranks" if config.mesh.pp == 1 else f"{ranks} stages"
     parts = [who, *(["tied"] if tied else []), *([note] if note else []), *varied]
@@ -51,7 +51,7 @@ def case(
 
 
 def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
-    """Elements sent per rank and step, times N/(N-1), by the paper's closed form."""
+    """Return the elements sent per rank and step, times N/(N-1), by the paper's closed form."""
 
     def sent(config: RunConfig, psi: int, tied: int) -> Fraction:
         form = volume(stage, micro_batches=config.data.accumulate, tied=config.model.tie_embeddings)
@@ -61,7 +61,7 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
 
 
 def exercise(name: str, given: Any, **code: Any) -> Exercise:
-    """Make the exercise of that name: its row, what is usual at its stage, and `code` for what is not."""
+    """Make the exercise of that name: its row, its ZeRO stage's defaults, and `code` for the rest."""
     row: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in ROWS[name].items()}
     stage, runs, sent, _ = row["stage"], row.pop("runs"), row.pop("sent", ""), row.pop("other", None)
     usual = dict(

@@ -1,4 +1,4 @@
-"""What an exercise is, and what comes of an answer to it: checks, a verdict.
+"""An exercise, and the result of an answer to it: checks, a verdict.
 
 The exercises themselves are in `catalogue.py`, their checks in `checks.py` and `traffic.py`.
 """
@@ -31,12 +31,12 @@ class Case(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What is expected of the run, in words."""
+        """The expected run, in words."""
         return f"{self.config.optim.steps} steps on {self.config.mesh.ranks} ranks, to the end"
 
 
 class Comparison(NamedTuple):
-    """One case, run with the student's strategy, the stage's reference, and DDP."""
+    """One case, run with the student's strategy, the ZeRO stage's reference, and DDP."""
 
     case: Case
     exercise: Exercise
@@ -46,9 +46,9 @@ class Comparison(NamedTuple):
 
 
 class Check(NamedTuple):
-    """One thing that is asked of a solution. `passed` None: the run did not get so far.
+    """One requirement of a solution. `passed` None: the run did not get so far.
 
-    `line` is the student's own line, `hint` what to look at and `where` the rank and event, of failures.
+    For a failure, `line` is the student's own line, `hint` what to look at and `where` the rank and event.
     """
 
     name: str
@@ -62,8 +62,8 @@ class Check(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """The ranks' records of one of an answer's runs: the run that the first failure is of, else the first one. `rank`
-    is the one that the failure is on. `lines` and `sources`: see `Left` in `trial.py`."""
+    """The ranks' records of one of an answer's runs: the run of the first failure, else the first one. `rank` is the
+    failure's. `lines` and `sources`: see `Left` in `trial.py`."""
 
     case: str
     rank: int
@@ -78,7 +78,7 @@ class Recorded(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What came of an answer.
+    """The result of an answer.
 
     unsolved   what is still to be written, and the line where it is reached
     void       why nothing of it counts, '' where it does
@@ -141,7 +141,7 @@ class Exercise:
         return source_of(self.given)
 
     def hint(self, number: int = 1) -> str:
-        """The hints one by one, the first says least. Raises: InputError where there are not so many."""
+        """Return the hints one by one; the first says least. Raises: InputError if there are fewer."""
         if not 1 <= number <= len(self.hints):
             raise InputError(f"hint {number}: exercise {self.name!r} has hints 1 to {len(self.hints)}")
         return self.hints[number - 1]

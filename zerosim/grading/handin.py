@@ -1,7 +1,7 @@
-"""A file that is handed in, a script or a notebook: the answers in it, and the grade of each.
+"""A handed-in file, a script or a notebook: the answers in it, and the grade of each.
 
-The file is read, never imported here. What an answer needs of it runs in the process of the answer (`handin_code.py`),
-in a folder and an environment of its own.
+The file is read, never imported here. An answer's code runs in the answer's process (`handin_code.py`), in a folder and
+an environment of its own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class HandIn:
-    """A file's text as Python, the exercises that it answers, and what was left out of a notebook: its magics, and the
-    cells that are no Python."""
+    """A file's text as Python, the exercises that it answers, and the skipped parts of a notebook: its magics, and
+    cells that are not Python."""
 
     path: str
     source: str
@@ -59,13 +59,13 @@ def read(path: str, wanted: Exercise | None = None, seed: int = 0) -> HandIn:
 
 
 def graded(hand_in: HandIn) -> list[Grade]:
-    """The grade of each answer in a file."""
+    """Grade each answer in a file."""
     name = Path(hand_in.path).name
     return [Grade(one, judged_source(name, hand_in.source, one, hand_in.seed)) for one in hand_in.exercises]
 
 
 def _text(path: str) -> tuple[str, tuple[str, ...]]:
-    """The Python of a script or of a notebook's cells, and what of the notebook was skipped."""
+    """Return the Python of a script or of a notebook's cells, and the skipped parts."""
     try:
         with open(path, "rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -96,9 +96,9 @@ def _of_cells(path: str, text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _of_cell(source: str, number: int) -> tuple[list[str], list[str]]:
-    """The lines of a cell as Python, as many as it has, and what was left out of them."""
+    """Return the lines of a cell as Python, as many as it has, and its skipped parts."""
     lines, magics = source.splitlines(), list[str]()
-    if not _broken(source):  # a line that begins with % may go on with the one before
+    if not _broken(source):  # a line that begins with % may continue the one before
         return lines, []
     if source.lstrip().startswith("%%"):
         return [""] * len(lines), [source.lstrip().splitlines()[0]]
@@ -112,7 +112,7 @@ def _of_cell(source: str, number: int) -> tuple[list[str], list[str]]:
 
 
 def _broken(source: str) -> str:
-    """Why text is no Python, with the line; '' where it is."""
+    """Return why text is not Python, with the line; '' if it is."""
     try:
         ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

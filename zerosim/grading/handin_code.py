@@ -1,7 +1,7 @@
-"""A hand-in's code, run: in the process of the answer alone. What the answer needs runs, and nothing else.
+"""A hand-in's code, run in the answer's process only: the statements that the answer needs, and nothing else.
 
-The answer needs its own definition, and the imports, definitions and assignments whose names these use, in the order
-of the file. So an experiment in another cell takes no time, and its error costs no point.
+An answer needs its own definition, and the imports, definitions and assignments whose names these use, in the order of
+the file. So an experiment in another cell takes no time, and its error costs no point.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _KEPT = (ast.Import, ast.ImportFrom, *_DEFINITIONS, ast.Assign, ast.AnnAssign)
 
 
 def made(name: str, source: str, wanted: str) -> Any:
-    """Run what an answer needs of a hand-in, and return the object of that name. Runs in the process of the answer.
+    """Run the statements that an answer needs, and return the object of that name. Runs in the process of the answer.
 
-    Raises: InputError in the words of whatever its code raises.
+    Raises: InputError in the words of the exception that its code raises.
     """
     tree = ast.parse(source)
-    tree.body = sorted(needed(tree, wanted), key=lambda node: not _is_future(node))  # which a later cell may have
+    tree.body = sorted(needed(tree, wanted), key=lambda node: not _is_future(node))  # a later cell may have one
     module = ModuleType(_NAME)
     module.__file__ = name
     sys.modules[_NAME] = module  # dataclasses look their module up by its name
@@ -46,7 +46,7 @@ def made(name: str, source: str, wanted: str) -> Any:
 
 
 def needed(tree: ast.Module, wanted: str) -> list[ast.stmt]:
-    """The statements that define `wanted` and the names it uses, and the names these use."""
+    """Return the statements that define `wanted` and the names it uses, and the names these use."""
     rows = [(node, set(_bound(node)), _used(node)) for node in tree.body if isinstance(node, _KEPT)]
     names, kept = {wanted}, set[int]()
     while True:
@@ -58,12 +58,12 @@ def needed(tree: ast.Module, wanted: str) -> list[ast.stmt]:
 
 
 def defined(node: ast.stmt) -> list[str]:
-    """The names that a statement gives a class, a function or another value."""
+    """Return the names that a statement gives a class, a function or another value."""
     return list(_bound(node)) if isinstance(node, (*_DEFINITIONS, ast.Assign, ast.AnnAssign)) else []
 
 
 def _bound(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement binds or, as `MyZero2.step = step`, changes; '*' where all may be."""
+    """Return the names that a statement binds or, as `MyZero2.step = step`, changes; '*' if it may be all."""
     if isinstance(node, _DEFINITIONS):
         yield node.name
     elif isinstance(node, ast.ImportFrom):
@@ -80,8 +80,8 @@ def _is_future(node: ast.stmt) -> bool:
 
 
 def _used(node: ast.stmt) -> set[str]:
-    """The names that a statement reads of the file: a function's local variables are none of them, whatever other
-    cells call theirs."""
+    """Return the names of the file that a statement reads: not a function's local variables, even if other cells use
+    their names."""
     try:
         code = compile(ast.Module([node], []), "statement", "exec", dont_inherit=True)
     except SyntaxError:  # such as an await, which a notebook may have outside of functions

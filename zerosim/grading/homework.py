@@ -1,4 +1,4 @@
-"""An exercise as a file: its text, the imports that it needs, and what is given."""
+"""An exercise as a file: its text, the imports that it needs, and its skeleton."""
 
 from __future__ import annotations
 

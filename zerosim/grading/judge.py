@@ -1,15 +1,15 @@
-"""`grade`: an answer is run on an exercise's cases, each run is checked, and the checks of all cases become one grade.
+"""`grade`: an answer runs on an exercise's cases, each run is checked, and the checks of all cases become one grade.
 
-Whatever an answer does ends here in a `Grade`; only an unknown exercise is an error of the caller's.
+Whatever an answer does becomes a `Grade`; only an unknown exercise is an error of the caller's.
 
-Two processes take part (`process.py`). In one the answer is asked and run (`left_by`). What it leaves goes to the other
-as plain data (`plain.py`): answers, records, gradients, weights. There the references are run and everything is
-compared (`verdict_on`). So an answer can reach no reference, no comparison and no verdict, whatever it changes in its
-own process: its interpreter, NumPy, zerosim, the objects that call it.
+Two processes take part (`process.py`). In one the answer is asked and run (`left_by`). Its replies, records, gradients
+and weights go to the other as plain data (`plain.py`). There the references run and everything is compared
+(`verdict_on`). So an answer can reach no reference, no comparison and no verdict, whatever it changes in its own
+process: its interpreter, NumPy, zerosim, the objects that call it.
 
-What that cannot hold: Python is no sandbox. In its own process an answer can forge what it leaves, such as records of
-events that never were, and it can read zerosim's files and type their text anew. `borrowed.py` notes the ways to come
-by zerosim's own solution that need no such effort.
+Python is no sandbox, so this has limits. In its own process an answer can forge its results, such as records of events
+that never happened, and it can read zerosim's files and retype their text. `borrowed.py` notes the easier ways to
+zerosim's own solution.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Begin = Callable[[str], None]
 
 
 def grade(answer: Any, exercise: Exercise | str | int, *, seed: int = 0) -> Grade:
-    """What an answer (a strategy's class, or a function where the exercise asks for one) is worth.
+    """Grade an answer: a strategy's class, or a function where the exercise asks for one.
 
-    Runs it on each of the exercise's cases, beside DDP and the stage's reference: weights bit by bit, bytes per
-    rank and volume against the targets. Takes a second or two. `seed` is the variant that was set (`variants.py`).
+    Runs it on each of the exercise's cases, beside DDP and the ZeRO stage's reference: weights bit by bit, bytes per
+    rank and volume against the targets. Takes a second or two. `seed` is the assigned variant (`variants.py`).
 
-    The answer runs in a process of its own, on a copy of itself (`pickling.py`): what it prints is shown here,
-    what it changes in your variables stays there. One that never ends is ended, whatever it does; so is one under
-    way at Ctrl-C. `step_into` runs it in this process, to be looked at.
+    The answer runs in its own process, on a copy of itself (`pickling.py`): its output is shown here, its changes to
+    your variables stay there. An endless answer is ended, and so is a running one at Ctrl-C. `step_into` runs it in
+    this process, to be inspected.
 
     Raises: InputError for an unknown exercise, a seed out of range.
     """
@@ -60,9 +60,10 @@ def grade(answer: Any, exercise: Exercise | str | int, *, seed: int = 0) -> Grad
 
 
 def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0, *, seed: int = 0) -> DebugWorld:
-    """One of the exercise's runs with this answer, to be stepped: `world.next(rank=, count=)` goes where a grade says.
+    """Return one of the exercise's runs with this answer, to be stepped: `world.next(rank=, count=)` goes to the event
+    that a grade names.
 
-    Raises: InputError for an unknown exercise or case, and for an answer that is not what is asked for.
+    Raises: InputError for an unknown exercise or case, and for an answer of the wrong kind.
     """
     one = variant(find_exercise(exercise), seed)
     if not one.cases:
@@ -79,7 +80,7 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0, *, see
 
 # -- in the process of the answer --------------------------------------------------------------------
 class Left(NamedTuple):
-    """What an answer left behind.
+    """The results of an answer's process.
 
     refused   why it is no answer, '' where it is
     changed   what of zerosim was not as before when it had run
@@ -99,21 +100,21 @@ RECORDS = (Left, Asked, RunLeft, Update, OwnLine)
 def left_by(
     load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, note: Note, audit: Audit = lambda hook: None
 ) -> bytes:
-    """Ask and run the answer that `load` gives; what it left, as plain data. `note` is told what it borrows, `audit`
-    installs a hook (`borrowed.py`)."""
+    """Ask and run the answer that `load` returns; return its results as plain data. `note` is told which functions it
+    borrows, `audit` installs a hook (`borrowed.py`)."""
     refused, asked, runs = "", None, list[RunLeft]()
     with noted(one.yours, note, audit) as listen:
         before, cases = state_of_zerosim(), deepcopy(one.cases)
         try:
             asked = _ran(lambda: listen(load()), one, watch, begin, runs)
-        except InputError as error:  # it is not what is asked for, or has changed what a case is
+        except InputError as error:  # of the wrong kind, or it changed a case
             refused = str(error)
         names = [*changed(before), *(["the run's configuration"] if one.cases != cases else [])]
     return packed(Left(refused, names, asked, runs), RECORDS)
 
 
 def _ran(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, runs: list[RunLeft]) -> Asked | None:
-    """Put what an answer's runs leave into `runs`, up to the first that fails; what it answered by itself."""
+    """Put the results of an answer's runs into `runs`, up to the first that fails. Return its replies."""
     answer = load()
     adapted, examine, came = one.adapt(answer), one.examine, None
     if examine is not None:
@@ -131,8 +132,8 @@ def _ran(load: Callable[[], Any], one: Exercise, watch: Watch, begin: Begin, run
 
 # -- in the process that judges ----------------------------------------------------------------------
 def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Watch) -> Verdict:
-    """The verdict on what an answer left, and borrowed. Nothing of the answer's own is here, and nothing that it
-    could change."""
+    """Return the verdict on an answer's results and borrowed functions. No object of the answer's is here, and nothing
+    that it could change."""
     try:
         left = unpacked(data, RECORDS)
         if not isinstance(left, Left):
@@ -172,7 +173,7 @@ def verdict_on(data: bytes, one: Exercise, borrowed: Collection[str], watch: Wat
 
 
 def _recorded(one: Exercise, checks: Collection[Check], runs: list[RunLeft]) -> Recorded | None:
-    """The run that the first failure points into, and its rank; without one the first run, and rank 0."""
+    """Return the run of the first failure, and its rank; without a failure the first run, and rank 0."""
     first = next((check for check in checks if check.passed is False), None)
     label = first.case if first else one.cases[0].label
     rank = first.where.rank if first and first.where else 0
@@ -181,7 +182,7 @@ def _recorded(one: Exercise, checks: Collection[Check], runs: list[RunLeft]) -> 
 
 
 def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[Check]:
-    def reference(stage: int) -> Trial:  # in no time of the answer's
+    def reference(stage: int) -> Trial:  # the reference takes none of the answer's time
         return attempt(case.config.at_stage(stage), watch=Watch(watch.beat))
 
     if mine.failure is not None:
@@ -195,12 +196,12 @@ def _checked(one: Exercise, case: Case, mine: Trial, watch: Watch) -> Iterator[C
     for name, judge in one.judges:
         try:
             yield judge(comparison)
-        except Exception as error:  # of a run that leaves out what every run has
+        except Exception as error:  # of a run that lacks what every run has
             yield Check(name, False, "a run that can be checked", error_words(error))
 
 
 def _merged(name: str, checks: list[Check], cases: int) -> Check:
-    """The first failure of several cases; else, where all were reached, the first."""
+    """Return the first failure of several cases; else, if all were reached, the first check."""
     failed = next((check for check in checks if not check.passed), None)
     return failed or (checks[0] if len(checks) == cases else Check(name, None))
 
@@ -210,6 +211,6 @@ def _refused(why: InputError | str) -> Check:
 
 
 def _listed(names: list[str]) -> str:
-    """'a', 'a and b', 'a, b and 3 more'."""
+    """Return 'a', 'a and b', 'a, b and 3 more'."""
     shown = names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"]
     return " and ".join([part for part in (", ".join(shown[:-1]), shown[-1]) if part])

@@ -1,11 +1,11 @@
-"""How long an answer may take and how much its ranks may do, waiting for it that long, and ending its threads.
+"""Limits on an answer's time and its ranks' events; waiting that long, and ending its threads.
 
     PATIENCE_S    without any kernel or collective (or the return of a function): ended inside, with its line
     LIMIT_S       for all of an exercise's runs: ended inside, with its line
     SILENCE_S     without any sign of the process: it holds the interpreter, and is ended from outside (`process.py`)
     EVENTS_PER_STEP   of one rank; the runs that are graded need about a tenth of it at most
 
-Looks are counted, not the clock: a machine that was asleep is no answer that is stuck.
+Looks are counted, not the clock: a machine that slept does not make an answer slow.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PATIENCE_S = 1.5
 LIMIT_S = 30.0
 SILENCE_S = 5.0
 EVENTS_PER_STEP = 10_000
-_MOST_REFUSED = 100  # what unwinds may still try some; what tries more has swallowed the error
+_MOST_REFUSED = 100  # code that unwinds may try a few more; more than this means that it swallowed the error
 
 
 class Over(BaseException):
-    """Ends a thread of a run that has ended. No Exception: a strategy's own `except Exception` must not stop it."""
+    """Ends a thread of a run that has ended. Not an Exception: a strategy's own `except Exception` must not stop it."""
 
 
 class Failure(NamedTuple):
@@ -54,7 +54,7 @@ class Failure(NamedTuple):
 
 
 class Lap:
-    """Seconds since the last look, but not more than one: nobody looked in between, so nobody ran."""
+    """Seconds since the last look, but at most one: without looks nothing ran."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -65,7 +65,7 @@ class Lap:
 
 
 class Watch:
-    """Waits for an answer, and adds up the time that it takes; `beat` is called at each look, as a sign of life."""
+    """Waits for an answer, and adds up its time; `beat` is called at each look, as a sign of life."""
 
     def __init__(self, beat: Callable[[], None] = lambda: None) -> None:
         self.beat = beat
@@ -78,7 +78,7 @@ class Watch:
         progress: Callable[[], object],
         bound: Callable[[], Failure | None] = lambda: None,
     ) -> Failure | None:
-        """Wait until `has_ended` (given seconds, as a lock is); what speaks against waiting any longer, or None."""
+        """Wait until `has_ended` (given seconds, as a lock is). Return a reason not to wait any longer, or None."""
         seen, still = None, 0
         while not has_ended(POLL_S):
             self._passed_s += self._lap.seconds()
@@ -97,13 +97,14 @@ class Watch:
 
 
 def raise_in(threads: Iterable[int], error: type[BaseException] = Over) -> None:
-    """A thread in a loop of its own looks at no switch: an exception is put into it, at its next line of Python."""
+    """Put an exception into a thread at its next line of Python: a thread in an endless loop checks no flag."""
     for thread in threads:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 def end_threads(left: Callable[[], Iterable[int]], error: type[BaseException] = Over) -> None:
-    """End those that are `left`. One may swallow the exception; one in C code has no next line: see `process.py`."""
+    """End the threads that are `left`. One may swallow the exception; one in C code has no next line: see
+    `process.py`."""
     for _ in range(20):
         threads = list(left())
         if not threads:
@@ -113,9 +114,10 @@ def end_threads(left: Callable[[], Iterable[int]], error: type[BaseException] = 
 
 
 def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], object]) -> tuple[Any, Failure | None]:
-    """Call what may do anything, in a thread of its own, which is ended where it does not end: its value, or why none.
+    """Call a function that may do anything, in its own thread, which is ended if it does not end. Return its value, or
+    the failure.
 
-    `progress` gives another value as long as it gets on.
+    `progress` returns another value as long as the function gets on.
     """
     came: list[tuple[Any, Failure | None]] = []
 
@@ -144,16 +146,17 @@ def called(function: Callable[[], Any], watch: Watch, progress: Callable[[], obj
 
 
 class Endless(Over):
-    """A rank did more than any solution needs."""
+    """A rank had more events than any solution needs."""
 
 
 class BoundedRecorder(Recorder):
-    """Keeps all, up to a limit; and ends where the run did: what threads free while they unwind is no part of it."""
+    """Records everything up to a limit, and ends with the run: buffers that threads free while they unwind are left
+    out."""
 
     def __init__(self, switch: Switch, limit: int) -> None:
         super().__init__(keep=True)
         self.own = OwnLines()
-        self.lines: list[int] = []  # by event, the place in `own.sources` of the answer's line that led to it
+        self.lines: list[int] = []  # by event, the index in `own.sources` of the answer's line that led to it
         self._switch = switch
         self._limit = limit
         self._added = 0
@@ -161,7 +164,7 @@ class BoundedRecorder(Recorder):
 
     @property
     def goes_on(self) -> bool:
-        """Whether its rank did far too much and did not end for it."""
+        """Whether its rank had far too many events and did not end for it."""
         return self._refused > _MOST_REFUSED
 
     @property
@@ -179,7 +182,7 @@ class BoundedRecorder(Recorder):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was added is there."""
+        """Whether every added event is there."""
         return self.count == self._added
 
     def add(self, event: Event) -> None:
@@ -187,7 +190,7 @@ class BoundedRecorder(Recorder):
         self.put(event)
 
     def put(self, event: Event) -> None:
-        is_free = isinstance(event, Free)  # it may be recorded while a thread unwinds
+        is_free = isinstance(event, Free)  # may be recorded while a thread unwinds
         if self._switch.aborted:
             if is_free:
                 return

@@ -1,7 +1,7 @@
-"""Collectives that a run leaves out: which hook calls none, and what the ranks use instead.
+"""Collectives that a run leaves out: which hook lacks them, and what the ranks use instead.
 
-A missing gather of a unit has two plain reasons. Its buffer was never freed, so that it is still live; or nobody
-gathers, and the ranks go on with what they have.
+A missing gather of a unit has two simple causes. Its buffer was never freed, so it is still live; or no rank gathers,
+and the ranks use what they have.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Missing(NamedTuple):
 
 
 def first_missing(mine: Trial, reference: Trial, rank: int = 0) -> Missing | None:
-    """The first hook that leaves out collectives. None where none is missing: another op takes their place, or another
+    """Return the first hook that leaves out collectives. None if none is missing: another op replaces them, or another
     phase of the step has as many."""
     ours, theirs = (_by_hook(calls(trial.records[rank])) for trial in (mine, reference))
     for (step, phase, op), wanted in theirs.items():
@@ -98,8 +98,7 @@ def _by_hook(called: Sequence[Call]) -> dict[tuple[int, str, str], list[Call]]:
 
 
 def _kept(record: Sequence[Event], step: int, phase: str, units: Sequence[str]) -> tuple[tuple[str, ...], int | None]:
-    """Of units those whose gathered buffer is live, from before, when their turn in a phase begins; and the first
-    such event."""
+    """Return the units whose gathered buffer is still live when they are used in a phase; and the first such event."""
     live, begun, kept, first = dict[int, Alloc](), set[str](), list[str](), None
     for number, event in enumerate(record):
         unit, here = event.scope.unit, event.scope[:2] == (step, phase)
@@ -116,6 +115,6 @@ def _kept(record: Sequence[Event], step: int, phase: str, units: Sequence[str]) 
 
 
 def _end_of(record: Sequence[Event], step: int, phase: str) -> int:
-    """The last event of a phase, of one that never came the last of the record."""
+    """Return the last event of a phase; if the phase never came, the last of the record."""
     numbers = [number for number, event in enumerate(record) if event.scope[:2] == (step, phase)]
     return numbers[-1] if numbers else len(record) - 1

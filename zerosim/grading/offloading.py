@@ -1,4 +1,5 @@
-"""The checks of CPU Adam's exercise: what passes PCIe, who steps, how much goes back at once, what lies where."""
+"""The checks of CPU Adam's exercise: bytes over PCIe, the updating processor, the size of each copy back, and where
+states lie."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _STATES = ("optim", "grad")
 
 
 def pcie(run: Comparison) -> Check:
-    """Bytes that each rank copies in each step, each way, are 2Ψ/N, and nothing goes another way."""
+    """Check that each rank copies 2Ψ/N bytes in each step, each way, and nothing in any other direction."""
     config = run.case.config
     share = 2 * psi_of(result_of(run.mine), run.exercise.stage) // config.mesh.ranks
     expected = f"2Ψ/N = {share:,} B {OUT} and as many back, per rank and step"
@@ -38,7 +39,7 @@ def pcie(run: Comparison) -> Check:
 
 
 def _copied(record: Sequence[Event], step: int) -> dict[str, int]:
-    """Bytes that left one memory for another in a step, by way."""
+    """Return the bytes copied from one memory to another in a step, by direction."""
     found: dict[str, int] = {}
     for event in record:
         if isinstance(event, Copy) and event.scope.step == step and event.purpose == PURPOSE:
@@ -48,7 +49,7 @@ def _copied(record: Sequence[Event], step: int) -> dict[str, int]:
 
 
 def _is_off(event: Event, wanted: dict[str, int], found: dict[str, int]) -> bool:
-    """A copy of a way with the wrong bytes or, where there is none of that way, any event of the step."""
+    """Return a copy of a direction with the wrong bytes or, without one of that direction, any event of the step."""
     off = [way for way in (*wanted, *found) if found.get(way) != wanted.get(way)]
     missing = [way for way in off if way not in found]
     return bool(missing) or (isinstance(event, Copy) and f"{event.source} to {event.target}" in off)
@@ -65,7 +66,7 @@ def _hint(found: dict[str, int], share: int) -> str:
 
 
 def cpu(run: Comparison) -> Check:
-    """Every kernel of the optimizer's ran on the host's CPU."""
+    """Check that every kernel of the optimizer ran on the host's CPU."""
     expected = "Adam runs on the host's CPU"
     for rank, record in enumerate(run.mine.records):
         for number, event in enumerate(record):
@@ -76,7 +77,8 @@ def cpu(run: Comparison) -> Check:
 
 
 def tiles(run: Comparison) -> Check:
-    """At most one tile goes back at once, and the host holds no more than one beside the states and gradients."""
+    """Check that at most one tile goes back at once, and that the host holds no more than one beside the states and
+    gradients."""
     most = MyCpuAdam.tile * 2
     expected = f"at most a tile of {MyCpuAdam.tile} elements = {most:,} B at once, on the host and on its way back"
     for rank, record in enumerate(run.mine.records):
@@ -98,7 +100,8 @@ def tiles(run: Comparison) -> Check:
 
 
 def held(run: Comparison) -> Check:
-    """What lies where when backward ends is the closed form, and the device's peak is not above the reference's."""
+    """Check that the bytes in each memory when backward ends are the closed form's, and the device's peak at most the
+    reference's."""
     mine = check_memories(result_of(run.mine))
     expected = ", ".join(f"{one.name} {one.text}" for one in mine)
     wrong = next((one for one in mine if not one.agrees), None)

@@ -1,8 +1,8 @@
-"""The exercises on optimizers: element-wise rules, and what is stored in few bits.
+"""The exercises on optimizers: element-wise rules, and states in few bits.
 
-A rule is asked by itself first: steps are compared with the formula in float64, slices with the whole, to the bit. Then
-it trains, and comes as far as zerosim's own. The two functions on bits are asked only. Sources: Duchi et al. (2011),
-Liu et al. (1908.03265), Dettmers et al. (2110.02861), beside PyTorch, bitsandbytes and torchao.
+A rule is first asked directly: steps are compared with the formula in float64, slices with the whole, to the bit. Then
+it trains, and must come as far as zerosim's own. The two functions on bits are only asked. Sources: Duchi et al.
+(2011), Liu et al. (1908.03265), Dettmers et al. (2110.02861), beside PyTorch, bitsandbytes and torchao.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from zerosim.optim.elementwise import Elementwise, Now
 
 EPS, BETA1, BETA2, LR, DECAY = 1e-8, 0.9, 0.999, 0.1, 0.01
 Formula = Callable[[Any, Any, int, list[Any]], Any]
-"""A step in float64: the new weights of w, g, t and the states, which are moved in place."""
+"""A step in float64: returns the new weights from w, g, t and the states, which it updates in place."""
 
 
 def rule(answer: Any) -> Own:
-    """A run with an optimizer of the class handed in. Raises: InputError for anything else."""
+    """Make a run with an optimizer of the given class. Raises: InputError for anything else."""
     return Own(optimizer=class_of(answer, Elementwise, "has no rule")())
 
 
@@ -54,7 +54,7 @@ RUNS: tuple[float | None, ...] = (0.0, DECAY, None)
 
 
 def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Examination:
-    """Steps against `formula`, and slices against the whole."""
+    """Return the questions on a rule: steps against `formula`, and slices against the whole."""
 
     def ask(answer: Any, decay: Any, keep: Keep) -> None:
         mine = answer()
@@ -110,7 +110,7 @@ def _wrong_slices(came: Sequence[Any]) -> Wrong | None:
 
 
 def _start(num_states: int) -> list[Any]:
-    """Weights, and states of zeros, in float64."""
+    """Return weights, and states of zeros, in float64."""
     return [np.random.default_rng(0).standard_normal(64), *(np.zeros(64) for _ in range(num_states))]
 
 
@@ -127,7 +127,7 @@ def _likeness(asked: str, t: int, ours: Any, theirs: Any, decay: float, hint: st
 
 
 def near(run: Comparison) -> Check:
-    """The weights of a run are those of zerosim's own optimizer but for rounding."""
+    """Check that the weights of a run are those of zerosim's own optimizer, within rounding."""
     ours, theirs = result_of(run.mine).weights, result_of(run.reference).weights
     largest = max(float(np.abs(values).max()) for values in theirs.values())
     gap = max(float(np.abs(ours[name] - values).max()) for name, values in theirs.items()) / largest
@@ -137,7 +137,7 @@ def near(run: Comparison) -> Check:
 
 # -- eight bits --------------------------------------------------------------------------------------
 def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
-    """Blocks of values with each of two tables, and their names."""
+    """Return blocks of values with each of two tables, and their names."""
     random = np.random.default_rng(5 + seed)
     signed = np.unique(np.concatenate([-(10.0 ** -np.linspace(0, 6, 127)), [0], 10.0 ** -np.linspace(0, 6, 128)]))
     blocks = {
@@ -156,7 +156,7 @@ def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
 
 
 def _wrong_block(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None:
-    """Codes that are not the nearest entries of the table, times the largest magnitude."""
+    """Return the error in codes that are not the nearest entries of the table, times the largest magnitude."""
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], int | float)):
         return f"{asked} gave {shown(pair)[:80]}", "return codes, scale"
     codes, scale = np.asarray(pair[0]), float(pair[1])
@@ -169,7 +169,7 @@ def _wrong_block(asked: str, values: Any, table: Any, pair: Any) -> Wrong | None
 
 
 def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -> tuple[str, str] | None:
-    """The first value whose entry is further away than another one, by more than rounding."""
+    """Return the first value whose entry is further away than another one, by more than rounding."""
     unit = values.astype(np.float64) / (scale or 1.0)
     gaps = np.abs(unit[:, None] - table[None, :].astype(np.float64))
     mine, best = gaps[np.arange(len(codes)), codes], gaps.min(axis=1)
@@ -183,7 +183,7 @@ def _wrong_code(asked: str, values: Any, table: Any, codes: Any, scale: float) -
 
 # -- bf16 --------------------------------------------------------------------------------------------
 def _rows(seed: int) -> list[tuple[str, Any, Any]]:
-    """Values, and 16 bits drawn for each."""
+    """Return values, and 16 drawn bits for each."""
     random = np.random.default_rng(6 + seed)
     floats = (random.standard_normal(4000) * 10.0 ** random.uniform(-20, 20, 4000)).astype(np.float32)
     exact = (floats.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -199,7 +199,7 @@ def _rows(seed: int) -> list[tuple[str, Any, Any]]:
 
 
 def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
-    """Up where the drawn bits are less than the 16 that are cut off."""
+    """Return the error of a row: values round up if the drawn bits are less than the 16 that are cut off."""
     rounded = np.asarray(came)
     if rounded.dtype != np.float32 or rounded.shape != values.shape:
         return f"{asked}: {rounded.dtype} {rounded.shape}", "float32, whose lower 16 bits are 0"

@@ -1,8 +1,8 @@
-"""The student's own code: which line of it ran, and its exceptions and values in words.
+"""The student's own code: which of its lines ran, and its exceptions and values in words.
 
-A frame is the student's if its file lies neither in zerosim (what is given with an exercise apart) nor
-in Python's library, nor among installed packages. `str()` and `repr()` of what is not ours may raise, or return
-megabytes or no plain string: nothing of that gets out.
+A frame is the student's if its file lies neither in zerosim (except exercises' skeletons) nor in Python's library, nor
+among installed packages. `str()` and `repr()` of foreign objects may raise, or return megabytes or no plain string:
+none of that gets out.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from typing import Any, NamedTuple
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GIVEN = os.path.join(_PACKAGE, "grading", "given") + os.sep
 _ENGINE = (os.path.join(_PACKAGE, "train") + os.sep, os.path.join(_PACKAGE, "parallel") + os.sep)
-_INSTALLED = {"site-packages", "dist-packages"}  # also those of the user, which no path below names
+_INSTALLED = {"site-packages", "dist-packages"}  # also the user's own, which no path below names
 _LIBRARIES = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # says nothing, and differs from run to run
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # means nothing, and differs from run to run
 
 MOST = 500
-"""Characters of a text that are shown."""
+"""The most characters of a text that are shown."""
 
 
 def line_of_trace(trace: TracebackType | None) -> str:
-    """The innermost line that is the student's: 'file.py, line 7: its text', or ''."""
+    """Return the innermost line that is the student's: 'file.py, line 7: its text', or ''."""
     return _first_own(reversed(list(walk_tb(trace))))
 
 
 def line_of_frame(frame: FrameType | None) -> str:
-    """The same of a thread that still runs."""
+    """Return the same of a thread that still runs."""
     return _first_own(walk_stack(frame)) if frame is not None else ""
 
 
 def _first_own(frames: Iterable[tuple[FrameType, int]]) -> str:
-    # A frame that is just being entered, in a thread that runs, has no line yet.
+    # A frame that is just being entered, in a running thread, has no line yet.
     places = ((frame.f_code.co_filename, number or frame.f_code.co_firstlineno) for frame, number in frames)
     return next((line_words(file, number) for file, number in places if is_own(file)), "")
 
 
 def is_own(file: str) -> bool:
-    """Whether a file, or what stands for one in a code object, is the student's."""
+    """Return whether a file, or the file name in a code object, is the student's."""
     if file.startswith(_PACKAGE):
         return file.startswith(_GIVEN)
     is_loose = _INSTALLED.isdisjoint(file.replace(os.sep, "/").split("/"))
@@ -52,7 +52,7 @@ def is_own(file: str) -> bool:
 
 
 class OwnLine(NamedTuple):
-    """A line of the student's or, where none was running, of zerosim's engine; `function` with its class."""
+    """A line of the student's or, if none was running, of zerosim's engine; `function` with its class."""
 
     file: str
     number: int
@@ -61,8 +61,8 @@ class OwnLine(NamedTuple):
 
 
 class OwnLines:
-    """Which line each of a rank's events came from, as places in `sources`: the student's innermost one, else the
-    engine's; -1 for none."""
+    """The line of each of a rank's events, as indices into `sources`: the student's innermost one, else the engine's;
+    -1 for none."""
 
     def __init__(self) -> None:
         self.sources: list[OwnLine] = []
@@ -70,7 +70,7 @@ class OwnLines:
         self._is_own: dict[str, bool] = {}
 
     def place(self, frame: FrameType | None) -> int:
-        """Find the line of a frame, or of those that called it."""
+        """Return the line of a frame, or of its callers."""
         engine: FrameType | None = None
         while frame is not None:
             file = frame.f_code.co_filename
@@ -93,7 +93,7 @@ class OwnLines:
 
 
 def line_words(file: str, number: int) -> str:
-    """'file.py, line 7: its text'."""
+    """Return 'file.py, line 7: its text'."""
     text = linecache.getline(file, number).strip()
     return f"{_file_words(file)}, line {number}" + (f": {text}" if text else "")
 
@@ -101,22 +101,22 @@ def line_words(file: str, number: int) -> str:
 def _file_words(file: str) -> str:
     if file.startswith(_ENGINE):
         return file.removeprefix(_PACKAGE).replace(os.sep, "/")
-    # A notebook's cells are files of a name that changes with every kernel.
+    # A notebook's cells are files whose names change with every kernel.
     return "your cell" if "ipykernel_" in file else os.path.basename(file)
 
 
 def error_words(error: BaseException) -> str:
-    """'KeyError: its text', or the type alone where there is no text; one line."""
+    """Return 'KeyError: its text', or the type alone without a text; one line."""
     name, text = text_of(type(error), lambda kind: kind.__name__), text_of(error)
     return f"{name}: {text}" if text else name
 
 
 def text_of(value: Any, show: Callable[[Any], str] = str) -> str:
-    """`show(value)` on one line, shortened; where that fails, words that say so."""
+    """Return `show(value)` on one line, shortened; if that fails, words that say so."""
     try:
         whole = show(value)
         text = _ADDRESS.sub("", " ".join(whole[: 20 * MOST].split()))
         return text if len(text) <= MOST else f"{text[:MOST]} ... ({len(whole):,} characters)"
-    except BaseException as error:  # whatever it is: it comes from the object itself
+    except BaseException as error:  # any exception: it comes from the object itself
         what = "__repr__" if show is repr else "__str__"
         return f"(no text: its {what} raises {type.__getattribute__(type(error), '__name__')})"

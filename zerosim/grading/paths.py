@@ -1,4 +1,4 @@
-"""Paths through the exercises, and what an answer to several of them is worth: weights scaled to 100 points."""
+"""Paths through the exercises, and the worth of an answer to several of them: weights scaled to 100 points."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ class Path:
         return f"path {self.name}, version {self.version}"
 
     def points(self, grade: Grade) -> Fraction:
-        """What a grade brings of the path's 100; nothing where its exercise is not on the path."""
+        """Return a grade's points of the path's 100; 0 if its exercise is not on the path."""
         whole = sum(one.weight for one in self.exercises)
         return FULL * grade.score / whole if grade.exercise.name in self.names else Fraction(0)
 
     def most(self, one: Exercise) -> Fraction:
-        """What an exercise of the path brings at most."""
+        """Return the most points of an exercise of the path."""
         return Fraction(FULL * one.weight, sum(other.weight for other in self.exercises))
 
     def total(self, grades: Sequence[Grade]) -> Fraction:
-        """Of 100. An exercise without an answer brings nothing."""
+        """Return the points of 100. An exercise without an answer counts 0."""
         return sum((self.points(grade) for grade in grades), Fraction(0))
 
 
@@ -52,7 +52,7 @@ PATHS = tuple(Path(name, row["version"], tuple(map(find_exercise, row["exercises
 
 
 def find_path(name: str) -> Path:
-    """By name. Raises: InputError for an unknown one, with the nearest."""
+    """Return a path by name. Raises: InputError for an unknown one, with the nearest."""
     names = [path.name for path in PATHS]
     if name in names:
         return PATHS[names.index(name)]
@@ -61,5 +61,5 @@ def find_path(name: str) -> Path:
 
 
 def number(points: Fraction) -> float:
-    """A score as it is shown: to one decimal."""
+    """Return a score with one decimal."""
     return round(float(points), 1)

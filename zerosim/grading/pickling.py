@@ -1,11 +1,11 @@
 """An answer as bytes, for another interpreter: the student's own code goes by value, everything else by name.
 
-What a notebook's cell, a script or an exec'd text defines cannot be imported anywhere else. So of its functions
-and classes go the code itself, what it closes over, and those globals that it names. What Python, zerosim and
-installed packages define goes as a name and is imported anew: what was patched here is as it was written there.
+Definitions of a notebook's cell, a script or an exec'd text cannot be imported elsewhere. So their functions and
+classes go as code, with closures and the globals that they name. Definitions of Python, zerosim and installed packages
+go as a name and are imported again, without any patches made here.
 
-Both sides are the same Python, so code objects keep their form (`marshal`). Annotations stay
-here. What holds this process, such as an open file, a generator or a thread, cannot go: that is an InputError.
+Both sides are the same Python, so code objects keep their form (`marshal`). Annotations stay here. Objects that belong
+to this process, such as an open file, a generator or a thread, cannot go: that is an InputError.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DERIVED = {"__dict__", "__weakref__", "__annotations__", "__annotate_func__", "
 
 
 def pack(answer: Any) -> tuple[bytes, dict[str, list[str]]]:
-    """The answer as bytes, and the lines of the files that its code says it comes from.
+    """Return the answer as bytes, and the lines of the source files that its code names.
 
-    Raises: InputError for what cannot go, with the name under which the answer uses it.
+    Raises: InputError for an object that cannot go, with the name under which the answer uses it.
     """
     file = io.BytesIO()
     carrier = _Carrier(file)
@@ -48,9 +48,9 @@ def pack(answer: Any) -> tuple[bytes, dict[str, list[str]]]:
 
 
 def unpack(parcel: bytes) -> Any:
-    """What was packed. It makes the student's own objects, and may do anything.
+    """Return the packed answer. This makes the student's own objects, and may do anything.
 
-    Raises: InputError for what cannot be made again.
+    Raises: InputError for an object that cannot be made again.
     """
     try:
         return pickle.loads(parcel)
@@ -59,7 +59,7 @@ def unpack(parcel: bytes) -> Any:
 
 
 class _Carrier(pickle.Pickler):
-    """Pickles by value what cannot be imported where the bytes are read."""
+    """Pickles by value what cannot be imported by the reader."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -103,7 +103,7 @@ class _Carrier(pickle.Pickler):
         return _empty, ("FunctionType", *args), (used, state, dict(vars(function))), None, None, _fill_function
 
     def culprit(self) -> str:
-        """The name under which the student's code uses what could not go."""
+        """Return the name under which the student's code uses the object that could not go."""
         for name, value in reversed(self._uses):
             try:
                 _Carrier(io.BytesIO()).dump(value)
@@ -115,7 +115,7 @@ class _Carrier(pickle.Pickler):
 
 # -- by name ----------------------------------------------------------------------------------------
 def _is_importable(value: Any) -> bool:
-    """Whether its module, imported elsewhere, has this very function or class."""
+    """Return whether its module, imported elsewhere, has this very function or class."""
     found: Any = sys.modules.get(value.__module__ or "")
     if not _is_library(found):
         return False
@@ -142,7 +142,7 @@ def _module_name(module: types.ModuleType) -> str:
 
 
 def _by_its_name(value: Any) -> Any:
-    """What stands in its type's own library module under a name, such as a dtype or a sentinel, is that one thing."""
+    """Return whether a value is a named constant of its type's own library module, such as a dtype or a sentinel."""
     module = sys.modules.get(type(value).__module__)
     if _is_library(module):
         for name, found in list(vars(module).items()):
@@ -153,7 +153,7 @@ def _by_its_name(value: Any) -> Any:
 
 # -- by value ---------------------------------------------------------------------------------------
 def _global_names(code: types.CodeType) -> set[str]:
-    """The globals that a function, and what is defined in it, names."""
+    """Return the globals that a function, and the definitions in it, names."""
     names = {
         step.argval
         for step in dis.get_instructions(code)
@@ -166,13 +166,13 @@ def _global_names(code: types.CodeType) -> set[str]:
 
 
 def _empty(kind: str, *args: Any) -> Any:
-    """A type of Python's own that has no importable name."""
+    """Return a built-in type that has no importable name."""
     return getattr(types, kind)(*args)
 
 
 def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
     used, attributes, own = state
-    function.__globals__.setdefault("__builtins__", builtins)  # what C code imports, NumPy's too, looks there
+    function.__globals__.setdefault("__builtins__", builtins)  # C code's imports, NumPy's too, look there
     function.__globals__.update(used)
     for name, value in attributes.items():
         setattr(function, name, value)
@@ -180,7 +180,7 @@ def _fill_function(function: types.FunctionType, state: tuple[dict[str, Any], di
 
 
 def _class(cls: type) -> Any:
-    """An empty class first, then what it holds: its methods know it."""
+    """Make an empty class first, then its attributes: its methods refer to it."""
     slots = vars(cls).get("__slots__", ())
     hidden = _DERIVED | {slots} if isinstance(slots, str) else _DERIVED.union(slots)
     held = {name: value for name, value in vars(cls).items() if name not in hidden}
@@ -229,7 +229,7 @@ _PARTS: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {
     staticmethod: lambda method: (staticmethod, (method.__func__,)),
     classmethod: lambda method: (classmethod, (method.__func__,)),
     functools._lru_cache_wrapper: lambda cached: (_cached, (cached.__wrapped__, cached.cache_parameters())),
-    type(threading.Lock()): lambda lock: (threading.Lock, ()),  # locks are made anew: they are nobody's state
+    type(threading.Lock()): lambda lock: (threading.Lock, ()),  # locks are made again: they have no state to keep
     type(threading.RLock()): lambda lock: (threading.RLock, ()),
 }
-"""What makes a value of these types again, and from what."""
+"""The constructor and parts of a value of these types."""

@@ -1,7 +1,6 @@
 """An answer's own run beside the reference's: live bytes and collectives, from the records of both.
 
-The run is the one that the first failure is of, else the first one. The reference is run anew when a picture is asked
-for.
+The run is that of the first failure, else the first one. The reference runs again when a picture is asked for.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def drawable(grades: list[Grade]) -> Grade | None:
-    """The first grade that failed and has a run to draw, else the first that has one."""
+    """Return the first grade that failed and has a run to draw, else the first that has one."""
     there = [one for one in grades if one.verdict.recorded is not None]
     return next((one for one in there if not one.passed), next(iter(there), None))
 
 
 def drawn(grade: Grade, *, theme: str = "light", size: tuple[float, float] | None = None) -> Picture:
-    """Draw an answer's run beside the reference's. Raises: InputError where the answer did not run."""
+    """Draw an answer's run beside the reference's. Raises: InputError if the answer did not run."""
     from zerosim.report.plots.beside import beside_figure
 
     case, recorded = begun(grade)
@@ -45,7 +44,7 @@ def drawn(grade: Grade, *, theme: str = "light", size: tuple[float, float] | Non
 
 
 def begun(grade: Grade) -> tuple[Case, Recorded]:
-    """The run that a grade has a record of. Raises: InputError where the answer did not run."""
+    """Return the run that a grade has a record of. Raises: InputError if the answer did not run."""
     recorded = grade.verdict.recorded
     if recorded is None:
         raise InputError(
@@ -56,7 +55,7 @@ def begun(grade: Grade) -> tuple[Case, Recorded]:
 
 
 def points_at(grade: Grade, recorded: Recorded) -> int | None:
-    """The number of the event that the first failure names, in the record of its rank."""
+    """Return the number of the event that the first failure names, in the record of its rank."""
     first = next(iter(grade.failures), None)
     where = None if first is None else first.where
     if first is None or where is None or (first.case, where.rank) != (recorded.case, recorded.rank):
@@ -65,5 +64,5 @@ def points_at(grade: Grade, recorded: Recorded) -> int | None:
 
 
 def reference(grade: Grade, case: Case) -> RunResult:
-    """The reference's run, run anew."""
+    """Run the reference again, and return its trial."""
     return run(case.config.replace(stage=grade.exercise.stage), keep_events=True)

@@ -1,6 +1,7 @@
-"""Exercises on pipelines: the checks of a schedule, and what a schedule that got stuck was waiting for.
+"""Exercises on pipelines: the checks of a schedule, and what a stuck schedule was waiting for.
 
-All is read off the run's records: the order that ranks went in, what each kept. Closed forms: `analysis/formulas`.
+Everything is read from the run's records: the order of the ranks' actions, and the buffers of each. Closed forms:
+`analysis/formulas`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ORDER = "neighbours must exchange the same micro-batches in the same order, forw
 
 # -- checks -----------------------------------------------------------------------------------------
 def losses(run: Comparison) -> Check:
-    """Losses and weights are those of one stage with as many micro-batches, to the bit; for untied units."""
+    """Check that losses and weights are those of one stage with as many microbatches, to the bit; for untied units."""
     mine = result_of(run.mine)
     alone = train(run.case.config.replace(ranks=1, pp=1))
     same = sum(np.array_equal(mine.weights[name], values) for name, values in alone.weights.items())
@@ -45,7 +46,7 @@ def losses(run: Comparison) -> Check:
 
 
 def live(most: Form, hint: str = GPIPE) -> Judge:
-    """On every stage i at most so many micro-batches are live, a form in m, p and i."""
+    """Check that on every stage i at most so many microbatches are live, a form in m, p and i."""
 
     def check(run: Comparison) -> Check:
         stages, batches = _sizes(run)
@@ -64,7 +65,7 @@ def live(most: Form, hint: str = GPIPE) -> Judge:
 
 
 def bubble(most: Form) -> Judge:
-    """The bubble, in slots, is at most this form in m and p."""
+    """Check that the bubble, in slots, is at most this form in m and p."""
 
     def check(run: Comparison) -> Check:
         stages, batches = _sizes(run)
@@ -82,7 +83,7 @@ def _sizes(run: Comparison) -> tuple[int, int]:
 
 
 def _live_counts(record: Sequence[Event]) -> list[int]:
-    """After each event, the number of micro-batches of which something is kept for backward."""
+    """Return after each event the number of microbatches with something saved for backward."""
     kept: dict[int, int] = {}
     counts = []
     for event in record:
@@ -95,9 +96,9 @@ def _live_counts(record: Sequence[Event]) -> list[int]:
 
 
 def _ran(record: Sequence[Event]) -> list[Action]:
-    """The actions of step 0 in the order in which they computed. A backward that comes to a unit a second time makes
-    the weights' gradients apart."""
-    turns: dict[tuple[str, int, int], set[str]] = {}  # the units of a phase and micro-batch, the first and second time
+    """Return the actions of step 0 in the order in which they computed. A backward that reaches a unit a second time
+    computes the weights' gradients separately."""
+    turns: dict[tuple[str, int, int], set[str]] = {}  # the units of a phase and microbatch, the first and second time
     last = None
     for event in record:
         step, phase, unit, slot = event.scope
@@ -123,7 +124,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 # -- a run that failed ------------------------------------------------------------------------------
 def parted(trial: Trial, failure: Failure) -> Finding:
-    """Stages that wait for each other, or that meet with different micro-batches."""
+    """Find stages that wait for each other, or that meet with different microbatches."""
     if failure.reason == "mismatch":
         at = where(failure.rank, trial.records[failure.rank], len(trial.records[failure.rank]) - 1).only()
         return Finding(failure.text.split(": they meet in")[0], ORDER, at)
@@ -137,7 +138,8 @@ def parted(trial: Trial, failure: Failure) -> Finding:
 
 
 def _waits(record: Sequence[Event], rank: int) -> tuple[int, str] | None:
-    """The neighbour that a rank waits for at the end of its record, and what for in words; None: for no message."""
+    """Return the neighbour that a rank waits for at the end of its record, and for what in words; None: for no
+    message."""
     done = {event.work for event in record if isinstance(event, Wait)}
     pending = [event for event in record if isinstance(event, Launch) and event.work not in done]
     phase = record[-1].scope.phase
@@ -151,7 +153,7 @@ def _waits(record: Sequence[Event], rank: int) -> tuple[int, str] | None:
 
 
 def _ring(waits_for: dict[int, int]) -> list[int]:
-    """Ranks that wait for one another in a ring, or the chain from the first to where it ends."""
+    """Return ranks that wait for one another in a ring, or the chain from the first to its end."""
     seen: list[int] = []
     rank = min(waits_for, default=0)
     while rank in waits_for and rank not in seen:

@@ -1,7 +1,7 @@
 """The exercise on what to offload: every placement that fits is run under the clock, the answer among them.
 
-A step on paper has two phases, in each of which everything overlaps (`given/exercises.toml` says what moves). It is
-judged by `ledger/clock.py`: copies in their streams, computing on the device, the update there or on the CPU.
+A step on paper has two phases, in each of which everything overlaps (`given/exercises.toml` lists the copies).
+`ledger/clock.py` times it: copies in their streams, compute on the device, the update there or on the CPU.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ PLACEMENTS: tuple[Placement, ...] = tuple(
 ON_PAPER = (
     # parameters, room of device and host, PCIe, NVMe, compute, update on the device and on the CPU
     (10, 200, 200, 10, 1, 4, 1, 6),  # all of it fits
-    (10, 50, 200, 10, 1, 4, 1, 6),  # the optimizer has to go
+    (10, 50, 200, 10, 1, 4, 1, 6),  # the optimizer must go
     (10, 25, 200, 10, 1, 4, 1, 6),  # gradients too
     (10, 15, 200, 10, 1, 9, 1, 6),  # and parameters, which come while the device computes
     (10, 40, 100, 10, 10, 4, 1, 6),  # the host is too small for the optimizer
-    (10, 150, 200, 1, 1, 60, 1, 2),  # a slow link, and enough to compute meanwhile
+    (10, 150, 200, 1, 1, 60, 1, 2),  # a slow link, and enough compute to hide it
     (10, 45, 200, 2, 1, 4, 1, 6),  # gradients cross later, while parameters come back
     (10, 140, 200, 2, 1, 15, 1, 12),  # parameters come twice
-    (10, 200, 200, 100, 1, 2, 50, 6),  # the device's update is the slow one
+    (10, 200, 200, 100, 1, 2, 50, 6),  # the device's update is slow
 )
 """Billions of parameters, GB, GB/s and seconds."""
 
 
 class Paper(OnPaper):
-    """Costs of a copy: its bytes over its link's."""
+    """Costs of a copy: its bytes divided by its link's bandwidth."""
 
     def __init__(self, links: dict[str, int]) -> None:
         self._links = links
@@ -55,7 +55,7 @@ class Paper(OnPaper):
 
 
 def held(psi: int, where: Placement) -> dict[str, int]:
-    """Bytes that each memory holds."""
+    """Return the bytes that each memory holds."""
     found = dict.fromkeys(MEMORIES, 0)
     for memory, size in zip(where, SIZES, strict=True):
         found[memory] += size * psi
@@ -75,7 +75,8 @@ def seconds(psi: int, links: dict[str, int], compute: int, update: dict[str, int
 
 
 def _phase(moves: list[tuple[int, str, str]], busy: int, place: str, links: dict[str, int]) -> float:
-    """Seconds of a phase under the clock: everything is launched when it begins, and it ends with the last."""
+    """Return the seconds of a phase under the clock: everything is launched at its beginning, and it ends with the
+    last."""
     copies: list[Entry] = [
         Copy(Scope(0), source, target, nbytes, "offload", work) for work, (nbytes, source, target) in enumerate(moves)
     ]
@@ -85,7 +86,7 @@ def _phase(moves: list[tuple[int, str, str]], busy: int, place: str, links: dict
 
 
 def _moves(nbytes: int, source: str, target: str) -> list[tuple[int, str, str]]:
-    """The copies that bring bytes from one memory to another: between device and NVMe through the host."""
+    """Return the copies that bring bytes from one memory to another: between device and NVMe through the host."""
     if source == target:
         return []
     if {source, target} == {DEVICE, NVME}:
@@ -113,7 +114,7 @@ def _asked(
 def _wrong(
     asked: str, psi: int, room: dict[str, int], links: dict[str, int], compute: int, update: dict[str, int], came: Any
 ) -> Wrong | None:
-    """The answer beside the best of all placements that fit."""
+    """Return the error in an answer, compared with the best placement that fits."""
     if not isinstance(came, tuple | list) or tuple(came) not in PLACEMENTS:
         expected = "optimizer, gradients, parameters; the optimizer may be on the device only if gradients are"
         return f"{asked} is {shown(came)}, expected one of {len(PLACEMENTS)} placements: {expected}", _RULES
@@ -122,7 +123,7 @@ def _wrong(
         return f"{asked} is {shown(came)}, which does not fit: {over}", "add up what each memory holds: 12Ψ, 2Ψ, 2Ψ"
     times = {where: seconds(psi, links, compute, update, where) for where in PLACEMENTS if not _over(psi, room, where)}
     best = min(times, key=lambda where: times[where])
-    if times[chosen] <= times[best] * (1 + 1e-9):  # its own sums may have chosen among equal ones
+    if times[chosen] <= times[best] * (1 + 1e-9):  # the student's own sums may have chosen among equals
         return None
     words = f"{times[chosen]:g} s; {' '.join(best)} takes {times[best]:g} s"
     return f"{asked} is {shown(came)}, a step of {words}", _RULES
@@ -132,7 +133,7 @@ _RULES = "follow the bytes of each link, each way, through the two phases: a pha
 
 
 def _over(psi: int, room: dict[str, int], where: Placement) -> str:
-    """The first memory that has too little room, in words; '' where all is held."""
+    """Return the first memory that has too little room, in words; '' if everything fits."""
     needs = held(psi, where)
     return next((f"{needs[one]} GB on {one}, room for {room[one]}" for one in MEMORIES if needs[one] > room[one]), "")
 

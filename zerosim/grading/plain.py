@@ -1,8 +1,8 @@
-"""Values as plain data: what an answer's process leaves crosses to the one that judges, and no code comes along.
+"""Values as plain data: results cross from an answer's process to the judging one, and no code comes along.
 
-Numbers, texts, arrays, and the records of zerosim that are listed here go. Anything else, such as a tuple's subclass
-that equals whatever it is compared with, arrives as the text that it shows of itself. Neither side calls a method of
-such an object but its `repr`, on the answer's side.
+Numbers, texts, arrays, and zerosim's records that are listed here go through. Anything else, such as a tuple's subclass
+that equals everything, arrives as its own text. Neither side calls a method of such an object except its `repr`, on the
+answer's side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zerosim.train.run import RankOutcome
 
 
 class Odd(NamedTuple):
-    """An object that is no plain data: what it showed of itself, and the name of its type."""
+    """An object that is no plain data: its own text, and the name of its type."""
 
     text: str
     kind: str
@@ -37,13 +37,13 @@ _NUMBERS = "biuf"  # an array of objects would bring them along
 
 
 def packed(value: Any, records: Sequence[type] = ()) -> bytes:
-    """A value as bytes; `records` are named tuples and dataclasses beside those listed here."""
+    """Return a value as bytes; `records` are named tuples and dataclasses beside those listed here."""
     numbers = {kind: number for number, kind in enumerate((*_RECORDS, *records))}
     return marshal.dumps(_bare(value, numbers))
 
 
 def unpacked(data: bytes, records: Sequence[type] = ()) -> Any:
-    """What was packed. Raises: InputError for bytes that nothing was packed into."""
+    """Return the packed value. Raises: InputError for bytes that were not packed here."""
     try:
         return _whole(marshal.loads(data), (*_RECORDS, *records))
     except Exception as error:
@@ -51,12 +51,12 @@ def unpacked(data: bytes, records: Sequence[type] = ()) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value as it would arrive on the other side."""
+    """Return the value as it would arrive on the other side."""
     return unpacked(packed(value))
 
 
 def shown(value: Any) -> str:
-    """A value in words, of what was odd its own."""
+    """Return a value in words; for an odd one, its own."""
     return value.text if isinstance(value, Odd) else text_of(value, repr)
 
 

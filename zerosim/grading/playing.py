@@ -1,7 +1,7 @@
 """An answer's own run in the player, beside the reference's: it opens at the event that the first failure names.
 
-The run is the one that the first failure is of, else the first one; one that failed is played as far as it came. The
-player's lines of source are the answer's own.
+The run is that of the first failure, else the first one; a failed run is played up to its end. The player's source
+lines are the answer's own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ YOURS, REFERENCE = "yours", "reference"
 
 
 def played(grade: Grade) -> Player:
-    """Play the answer's run and the reference's; the answer's alone where both are more than a page holds.
+    """Play the answer's run and the reference's; the answer's alone if both are more than a page holds.
 
-    Raises: InputError where the answer did not run, or its run is too much.
+    Raises: InputError if the answer did not run, or its run is too large.
     """
     case, recorded = begun(grade)
     mine = Played(_result(grade, recorded), _lines(recorded), YOURS)
@@ -38,7 +38,7 @@ def played(grade: Grade) -> Player:
 
 
 def _result(grade: Grade, recorded: Recorded) -> RunResult:
-    """What was counted in a run, whether it came to its end or not."""
+    """Return a run's counts, whether it came to its end or not."""
     experiment = Experiment(next(case.config for case in grade.exercise.cases if case.label == recorded.case))
     config = experiment.config
     ledgers = {rank: RankLedgers(rank) for rank in range(config.mesh.ranks)}

@@ -1,15 +1,15 @@
-"""An answer run in a process of its own: started, listened to, and ended whatever it does. Another one judges it.
+"""An answer's own process: started, listened to, and ended whatever it does. Another process judges it.
 
-Inside one process nothing can end a thread that never gives the interpreter back (`sum(iter(int, 1))`), and what
-ends the process (a crash in C code) ends the notebook. So a fresh interpreter is started, the answer goes there
-as bytes (`pickling.py`), and `child.py` runs it. It takes about half a second to start. A fork would take less,
-but a notebook's kernel has threads, whose locks a fork leaves held for ever, and neither macOS's libraries nor
-Windows know it; and it would take along whatever has been changed in zerosim.
+Within one process nothing can end a thread that never releases the interpreter (`sum(iter(int, 1))`), and a crash in C
+code ends the notebook. So a fresh interpreter starts, the answer goes there as bytes (`pickling.py`), and `child.py`
+runs it. Starting takes about half a second. A fork would take less, but a notebook's kernel has threads, whose locks a
+fork leaves held for good, neither macOS's libraries nor Windows support it, and it would carry along any change made to
+zerosim.
 
-A second interpreter starts at the same time and judges what the first one left (`judge.py`): the answer never runs in
-it, and it takes nothing from the first but plain data. A verdict that the first one sends is no message of its.
+A second interpreter starts at the same time and judges the first one's results (`judge.py`): the answer never runs in
+it, and it takes only plain data from the first. A verdict sent by the first is not accepted.
 
-What is reported of a process that ended without a verdict is in `crashes.py`.
+Reports on a process that ended without a verdict are in `crashes.py`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from zerosim.grading.pickling import pack
 from zerosim.grading.plain import unpacked
 
 START_S = 60.0
-"""How long a process may take to say its first word: a cold disk, a busy machine."""
+"""How long a process may take to send its first message: a cold disk, a busy machine."""
 
 LINGER_S = 1.0
-"""How long its pipes may stay open once the verdict is there: what it started itself may hold them."""
+"""How long its pipes may stay open after the verdict: processes that it started may hold them."""
 
 MOST_SHOWN = 20_000
-"""Characters of what an answer prints that are shown."""
+"""The most characters of an answer's output that are shown."""
 
 ANSWERS = {"alive": (), "runs": (str,), "borrowed": (str,), "left": (str,), "failed": (str,)}
 JUDGES = {"alive": (), "verdict": (str,), "failed": (str,)}
-"""What each process sends, with which parts: each message is a sign of life."""
+"""The messages of each process, with their parts: each message is a sign of life."""
 
 Messages = Mapping[str, tuple[type, ...]]
 
@@ -64,16 +64,16 @@ sys.path += path
 from zerosim.grading import child
 {0}(pickle.load(sys.stdin.buffer))
 """
-"""This very zerosim first, then what it imports, then the folders of the answer: a queue.py there is the answer's."""
+"""This very zerosim first, then its imports, then the folders of the answer: a queue.py there is the answer's."""
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
-"""Variables that a hand-in's process is given."""
+"""Environment variables that a hand-in's process gets."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def judged_in_process(answer: Any, one: Exercise, seed: int = 0) -> Verdict:
-    """The verdict on an answer, from a process of its own. What it prints is shown as it comes.
+    """Return the verdict on an answer, from its own process. Its output is shown as it comes.
 
-    Raises: ZerosimError where no such process can be had. KeyboardInterrupt ends it.
+    Raises: ZerosimError if no such process can start. KeyboardInterrupt ends it.
     """
     if os.environ.get(_MARK):
         raise InputError("the answer itself calls grade: call it outside the answer")
@@ -89,8 +89,8 @@ def judged_in_process(answer: Any, one: Exercise, seed: int = 0) -> Verdict:
 def judged_source(name: str, source: str, one: Exercise, seed: int = 0) -> Verdict:
     """Return the verdict on an answer in the text of a file, to an exercise as `seed` has it.
 
-    The answer runs in a process, a folder and an environment of its own, with limits of memory, processor time and file
-    sizes (not on Windows).
+    The answer runs in its own process, folder and environment, with limits of memory, processor time and file sizes
+    (not on Windows).
     """
     sent = {"path": [place for place in sys.path if place], "files": {name: source.splitlines(keepends=True)}}
     with tempfile.TemporaryDirectory(prefix="zerosim-") as folder:
@@ -106,7 +106,7 @@ def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: 
             unheard.callback(pipe.close)
         heard = _listen(process, ANSWERS, sent)
         if "left" in heard:
-            unheard.pop_all()  # who listens closes them
+            unheard.pop_all()  # the listener closes them
             borrowed = {name for (name,) in heard["borrowed"]}
             what = {"exercise": exercise, "seed": sent.get("seed", 0), "left": heard["left"][0], "borrowed": borrowed}
             found = _listen(judge, JUDGES, what)
@@ -126,8 +126,9 @@ def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: 
 
 @contextmanager
 def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A fresh interpreter, for one of `child.py`'s functions. When this is left it has ended, and what it may have
-    started too (not on Windows). With a folder, it runs there, and knows no variable of this one's."""
+    """Start a fresh interpreter, for one of `child.py`'s functions. At the block's end it has ended, and so have
+    processes that it started (not on Windows). With a folder, it runs there, and gets no variable of this process's
+    environment."""
     env = dict(os.environ)
     if folder is not None:
         env = {name: env[name] for name in _KEPT if name in env} | {"HOME": folder, "TMPDIR": folder}
@@ -142,7 +143,7 @@ def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[
             stderr=subprocess.PIPE,
             cwd=folder,
             env={**env, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
-            start_new_session=True,  # Ctrl-C reaches this process alone, which ends that one
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
             creationflags=flags,
         )
     except (OSError, TypeError) as error:  # TypeError: this program has no Python to start
@@ -169,10 +170,10 @@ def _send(process: subprocess.Popen[bytes], value: Any) -> None:
 
 
 def _listen(process: subprocess.Popen[bytes], messages: Messages, parcel: dict[str, Any]) -> dict[str, list[Any]]:
-    """Send it its parcel, show what it prints, and listen until it has ended or has been silent for too long.
+    """Send it its parcel, show its output, and listen until it has ended or has been silent for too long.
 
-    Gives its last message of each kind (`child.py`), all of those on what was borrowed, and under 'dump' the lines that
-    faulthandler wrote.
+    Return its last message of each kind (`child.py`), all of those on borrowed functions, and under 'dump'
+    faulthandler's lines.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -214,28 +215,28 @@ def _listen(process: subprocess.Popen[bytes], messages: Messages, parcel: dict[s
 
 
 def _timeout_s(heard: dict[str, list[Any]]) -> float:
-    """How long it may be silent from here on. The process itself takes half of that for a fault."""
+    """Return how long it may be silent from here on. The process itself takes half of that for a fault."""
     if {"left", "verdict", "failed"} & set(heard):
         return LINGER_S
     return 2 * SILENCE_S if "alive" in heard else START_S
 
 
 def _messages(stream: IO[bytes], known: Messages) -> Iterator[list[Any]]:
-    """Its messages of the kinds that it may send; any other line was written by faulthandler."""
+    """Yield its messages of the kinds that it may send; any other line is faulthandler's."""
     with stream:
         for line in stream:
             text = line.decode("utf-8", "replace").rstrip()
             if not text.startswith("["):
                 yield ["dump", text]
                 continue
-            with suppress(ValueError):  # a line that is none of ours
+            with suppress(ValueError):  # not a line of ours
                 message = json.loads(text)
                 if isinstance(message, list) and message and known.get(message[0]) == tuple(map(type, message[1:])):
                     yield message
 
 
 def _printed(stream: IO[bytes]) -> Iterator[list[Any]]:
-    """What may be shown, and a count of the rest."""
+    """Return the part of the output that is shown, and a count of the rest."""
     decode, left, more = codecs.getincrementaldecoder("utf-8")("replace").decode, MOST_SHOWN, 0
     with stream:
         while piece := os.read(stream.fileno(), 1 << 16):

@@ -1,4 +1,4 @@
-"""What a rank's record shows: what was live at an event, its collectives, and where they part from another rank's."""
+"""Readings of a rank's record: live buffers at an event, its collectives, and where they differ from another rank's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerosim.stepper.match import describe
 
 
 class Held(NamedTuple):
-    """One buffer that was live: what for, of which unit, how many bytes, and the event that made it."""
+    """One buffer that was live: its purpose, unit and bytes, and the event that made it."""
 
     name: str
     unit: str
@@ -23,7 +23,7 @@ class Held(NamedTuple):
 
 
 class Where(NamedTuple):
-    """A rank's event, in words, and what the rank held once it had happened."""
+    """A rank's event, in words, and the rank's live buffers after it."""
 
     rank: int
     number: int
@@ -31,7 +31,7 @@ class Where(NamedTuple):
     live: tuple[Held, ...]
 
     def only(self, *kinds: str) -> Where:
-        """Of what was live these kinds alone: a failure shows what it is about."""
+        """Keep only these kinds of the live buffers: a failure shows those that it is about."""
         return self._replace(live=tuple(held for held in self.live if held.kind in kinds))
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Where(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What was found in words, a hint, and where."""
+    """A finding in words, a hint, and where."""
 
     words: str
     hint: str
@@ -47,7 +47,7 @@ class Finding(NamedTuple):
 
 
 def where(rank: int, record: Sequence[Event], number: int) -> Where:
-    """Event `number` of a rank, and what was live after it. Of an empty record: before its first event."""
+    """Return event `number` of a rank, and the live buffers after it. For an empty record: before its first event."""
     if not record:
         return Where(rank, 0, "before its first event", ())
     number = min(number, len(record) - 1)
@@ -64,21 +64,21 @@ def where(rank: int, record: Sequence[Event], number: int) -> Where:
 
 
 def mark_number(record: Sequence[Event], name: str, step: int) -> int:
-    """The number of a mark in a step. Raises: StopIteration where it did not come."""
+    """Return the number of a mark in a step. Raises: StopIteration if it did not come."""
     marks = (n for n, event in enumerate(record) if isinstance(event, Mark) and event.name == name)
     return next(number for number in marks if record[number].scope.step == step)
 
 
 # -- peaks ------------------------------------------------------------------------------------------
 class Peak(NamedTuple):
-    """The most that was live at once, and the first event with so much."""
+    """The most live bytes at once, and the first event with so many."""
 
     amount: int
     number: int
 
 
 def peak(record: Sequence[Event], size: Callable[[Alloc], int] = lambda alloc: alloc.nbytes) -> Peak:
-    """The most that was live at once: bytes, or what `size` makes of a buffer."""
+    """Return the most live bytes at once, or the most of what `size` makes of a buffer."""
     live, total, most = dict[int, Alloc](), 0, Peak(0, 0)
     for number, event in enumerate(record):
         if isinstance(event, Alloc):
@@ -113,12 +113,13 @@ class Call(NamedTuple):
 
 
 def carries_states(call: Launch | TrafficRow) -> bool:
-    """Whatever purpose it names: norms and flags are fp64, and a barrier has no dtype."""
+    """Return whether a call carries model states, whatever purpose it names: norms and flags are fp64, and a barrier
+    has no dtype."""
     return call.purpose == "states" or call.dtype not in ("fp64", "")
 
 
 def calls(record: Sequence[Event], *, control: bool = False) -> list[Call]:
-    """The collectives of model states, in order; with `control` those of norms and flags too."""
+    """Return the collectives of model states, in order; with `control` those of norms and flags too."""
     return [
         Call(number, (*event.scope, event.op, event.payload_bytes))
         for number, event in enumerate(record)
@@ -127,7 +128,7 @@ def calls(record: Sequence[Event], *, control: bool = False) -> list[Call]:
 
 
 class Difference(NamedTuple):
-    """Where a rank's collectives part from those of another: either may have none there."""
+    """Where a rank's collectives differ from those of another: either may have none there."""
 
     mine: Call | None
     other: Call | None
@@ -137,9 +138,9 @@ class Difference(NamedTuple):
 
 
 def first_difference(mine: Sequence[Event], other: Sequence[Event], *, by_unit: bool) -> Difference | None:
-    """The first collective that is not the other's, None where all are alike.
+    """Return the first collective that is not the other's, None if all are alike.
 
-    Without `by_unit` the same call in another unit's turn is alike: a bucket may put it off.
+    Without `by_unit` the same call while another unit runs counts as alike: a bucket may postpone it.
     """
     for a, b in zip_longest(calls(mine), calls(other)):
         if a is None or b is None or (a.what != b.what if by_unit else a.what[4:] != b.what[4:]):
@@ -151,8 +152,8 @@ def first_difference(mine: Sequence[Event], other: Sequence[Event], *, by_unit: 
 def other_kernels(
     mine: Sequence[Event], other: Sequence[Event], step: int, unit: str
 ) -> tuple[str, int, int, int] | None:
-    """The first kernel that one unit's backward runs more or fewer times than the reference's does: its name, both
-    counts, and the number of the last one that is too many or, where some are missing, of what was done without."""
+    """Return the first kernel that one unit's backward runs more or fewer times than the reference's does: its name,
+    both counts, and the number of the last extra one or, if some are missing, of the event that went without."""
     ours, theirs = _kernels(mine, step, unit), _kernels(other, step, unit)
     for name in dict.fromkeys([*ours, *theirs]):
         a, b = ours.get(name, []), theirs.get(name, [])
@@ -166,7 +167,8 @@ def other_kernels(
 
 
 def _kernels(record: Sequence[Event], step: int, unit: str) -> dict[str, list[int]]:
-    """The numbers of a unit's kernels in backward, by name; sums of collectives may be put off and are left out."""
+    """Return the numbers of a unit's kernels in backward, by name; sums of collectives may be postponed and are left
+    out."""
     found: dict[str, list[int]] = {}
     for number, event in enumerate(record):
         is_there = event.scope[:3] == (step, "backward", unit)

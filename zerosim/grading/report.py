@@ -1,4 +1,4 @@
-"""A grade, and how it is shown: as text in a terminal, as a table in a notebook."""
+"""A grade, and its display: as text in a terminal, as a table in a notebook."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _MOST_UNITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What came of an answer: its checks, what is still to be written, or why nothing of it counts.
+    """The result of an answer: its checks, the parts still to write, or why nothing of it counts.
 
-    A check gives one point; none does where one that the exercise names as decisive fails.
+    A check gives one point; if one fails that the exercise names as decisive, none does.
     """
 
     exercise: Exercise
@@ -67,12 +67,12 @@ class Grade:
 
     @property
     def possible(self) -> int:
-        """Points of a solution: one per check, and that its runs end is one."""
+        """Points of a solution: one per check, and one for runs that end."""
         return len(self.exercise.judges) + bool(self.exercise.cases) + (self.exercise.examine is not None)
 
     @property
     def score(self) -> Fraction:
-        """The exercise's weight, as far as its points were reached."""
+        """The exercise's weight, times the share of points reached."""
         return Fraction(self.exercise.weight * self.points, self.possible)
 
     @property
@@ -80,7 +80,7 @@ class Grade:
         return tuple(check for check in self.checks if check.passed is False)
 
     def __getitem__(self, name: str) -> Check:
-        """The check of that name. Raises: InputError where there is none."""
+        """Return the check of that name. Raises: InputError if there is none."""
         for check in self.checks:
             if check.name == name:
                 return check
@@ -90,16 +90,16 @@ class Grade:
     def plot(self, *, theme: str = "light", size: tuple[float, float] | None = None) -> Picture:
         """Draw the answer's run beside the reference's: live bytes and collectives of one rank (`picture.py`).
 
-        Raises: InputError where the answer did not run.
+        Raises: InputError if the answer did not run.
         """
         from zerosim.grading.picture import drawn
 
         return drawn(self, theme=theme, size=size)
 
     def player(self) -> Player:
-        """Play the answer's run beside the reference's, from the event on that the first failure names (`playing.py`).
+        """Play the answer's run beside the reference's, from the event that the first failure names (`playing.py`).
 
-        Raises: InputError where the answer did not run.
+        Raises: InputError if the answer did not run.
         """
         from zerosim.grading.playing import played
 
@@ -127,7 +127,8 @@ class Grade:
 
 
 def brief(grade: Grade) -> str:
-    """A grade with its first failure in full, the root cause, and the names of the checks that failed or wait."""
+    """Return a grade with its first failure in full, the root cause, and the names of the checks that failed or
+    wait."""
     first = next(iter(grade.failures), None)
     lines = [f"{grade.title}: {_verdict(grade)}"]
     if not grade.verdict.void:  # else that is the root cause
@@ -153,7 +154,7 @@ def _verdict(grade: Grade) -> str:
 
 
 def _why_none(grade: Grade) -> str:
-    """Why checks that hold give no point, '' where they do or none holds."""
+    """Return why passed checks give no point, '' if they do or none passed."""
     if grade.verdict.void:
         return f": {grade.verdict.void}"
     failed = [check.name for check in grade.failures if check.name in grade.undecided]
@@ -177,7 +178,7 @@ def _sentence(check: Check) -> str:
 
 
 def _details(check: Check, shown: list[Where]) -> list[str]:
-    """What is known of a failure, one line each. What was live is shown once, and added to `shown`."""
+    """Yield the details of a failure, one line each. Live buffers are shown once, and added to `shown`."""
     if check.passed is not False:
         return []
     lines = [f"found:  {check.counted}"]
@@ -195,7 +196,7 @@ def _details(check: Check, shown: list[Where]) -> list[str]:
 
 
 def live_words(where: Where) -> list[str]:
-    """What was live, by kind: bytes, and of which units."""
+    """Return the live bytes by kind, and of which units."""
     kinds: dict[str, list[Held]] = {}
     for held in where.live:
         kinds.setdefault(held.kind, []).append(held)
@@ -212,7 +213,7 @@ def _units(names: Iterable[str]) -> str:
 
 
 def _row(check: Check, shown: list[Where], is_first: bool) -> str:
-    """A check as a row of a table. What is known of a failure after the first, the root cause, is folded."""
+    """Return a check as a row of a table. Details of failures after the first, the root cause, are folded."""
     details = _details(check, shown)
     style = "margin:0;text-align:left;white-space:pre-wrap"
     more = f'<pre style="{style}">{escape(chr(10).join(details))}</pre>' if details else ""

@@ -11,7 +11,7 @@ from zerosim.grading.report import Grade, brief
 
 
 def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> dict[str, Any]:
-    """What `zerosim grade --json` writes."""
+    """Return the values that `zerosim grade --json` writes."""
     return {
         "schema": 1,
         "file": hand_in.path,
@@ -37,7 +37,8 @@ def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> di
 
 
 def gradescope(grades: list[Grade], path: Path | None = None) -> dict[str, Any]:
-    """The results.json of an autograder: weights, or a path's share of 100. An exercise without an answer brings 0."""
+    """Return the results.json of an autograder: weights, or a path's share of 100. An exercise without an answer counts
+    0."""
     rows = [(one, one.score, Fraction(one.exercise.weight)) for one in grades]
     if path is not None:
         rows = [(one, path.points(one), path.most(one.exercise)) for one in grades if one.exercise.name in path.names]

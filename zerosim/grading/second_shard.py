@@ -1,4 +1,4 @@
-"""The checks of hpZ's exercise: backward's gathers stay in the node, and the second shard is all that is held more."""
+"""The checks of hpZ's exercise: backward's gathers stay in the node, and only the second shard is held in addition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _HELD = ("param", "unsharded_param")
 
 
 def node(run: Comparison) -> Check:
-    """What each rank gathers of parameters in a step, by phase and axis, is the reference's."""
+    """Check that each rank's gathers of parameters in a step, by phase and axis, are the reference's."""
     mine, wanted = _gathered(run.mine), _gathered(run.reference)
     hint = ""
     if mine != wanted:
@@ -19,7 +19,7 @@ def node(run: Comparison) -> Check:
 
 
 def held(run: Comparison) -> Check:
-    """Bytes of parameters when backward ends: the own shard and the second one, to the byte."""
+    """Check the bytes of parameters when backward ends: the local shard and the second one, to the byte."""
     mine, wanted = _param_bytes(result_of(run.mine)), _param_bytes(result_of(run.reference))
     config = run.case.config
     expected = f"2Ψ/{config.mesh.ranks} + 2Ψ/{config.mesh.secondary_shard} = {wanted[0]:,} B of parameters on each rank"
@@ -34,7 +34,7 @@ def _param_bytes(result: RunResult) -> list[int]:
 
 
 def _gathered(trial: Trial) -> dict[tuple[str, str], int]:
-    """Bytes of the first rank's gathers in all steps, by phase and axis."""
+    """Return the bytes of the first rank's gathers in all steps, by phase and axis."""
     found: dict[tuple[str, str], int] = {}
     for row in result_of(trial).traffic[0]:
         if row.op == "all_gather" and row.purpose == "states":

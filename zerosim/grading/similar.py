@@ -1,8 +1,8 @@
-"""How like an answer is to zerosim's own files, to published solutions, and to other hand-ins: for instructors alone.
+"""How similar an answer is to zerosim's own files, to published solutions, and to other hand-ins: for instructors only.
 
 Two definitions are compared as their syntax trees, names, constants and annotations erased: the share of runs of five
-nodes that both have. Answers of up to 40 nodes are not compared, since right ones are alike.
-A likeness costs no points: who reads both files decides what it means.
+nodes that both have. Answers of up to 40 nodes are not compared, since right ones are alike. Similarity costs no
+points: a reader of both files decides what it means.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Part(NamedTuple):
 
 
 def own_parts() -> list[Part]:
-    """The definitions of zerosim's own files, but for those that are given with an exercise."""
+    """Return the definitions of zerosim's own files, except those that are given with an exercise."""
     folder = _HOME / "zerosim"
     files = [path for path in sorted(folder.rglob("*.py")) if path.parent.name != "given"]
     return [part for path in files for part in _of_file(path, str(path.relative_to(_HOME).as_posix()))]
 
 
 def published_parts(folder: str | None) -> list[Part]:
-    """Those of the published solutions: of a folder or, in a checkout, of notebooks/solutions.
+    """Return those of the published solutions: of a folder or, in a checkout, of notebooks/solutions.
 
     Raises: InputError for a folder without a script that can be read.
     """
@@ -58,7 +58,7 @@ def published_parts(folder: str | None) -> list[Part]:
 
 
 def hand_in_parts(source: str, exercises: Iterable[Exercise], place: str) -> list[Part]:
-    """The definitions of a hand-in, without the functions that its exercises gave."""
+    """Return the definitions of a hand-in, without the functions that its exercises gave."""
     skeletons = [node for one in exercises for node in _definitions(ast.parse(one.skeleton))]
     given = {_shape(node) for node in skeletons if isinstance(node, ast.FunctionDef)}
     tree = ast.parse(source)
@@ -68,8 +68,8 @@ def hand_in_parts(source: str, exercises: Iterable[Exercise], place: str) -> lis
 
 
 def likenesses(mine: Iterable[Part], sources: Iterable[Iterable[Part]]) -> list[str]:
-    """What an instructor should look at: for each of a hand-in's definitions the closest part of each source, where it
-    is like enough. 'MyZero2 is 97 % like zerosim/parallel/zero2.py, Zero2'."""
+    """Return what an instructor should look at: for each of a hand-in's definitions the closest part of each source, if
+    it is similar enough. 'MyZero2 is 97 % like zerosim/parallel/zero2.py, Zero2'."""
     mine, found = list(mine), list[str]()
     for source in map(list, sources):
         for top in dict.fromkeys(part.top for part in mine):
@@ -103,7 +103,7 @@ def _definitions(tree: ast.AST) -> list[Definition]:
 
 
 def _shape(node: ast.AST) -> Shape:
-    """The kinds of a tree's nodes, in the order of the text; docstrings and types are left out."""
+    """Return the kinds of a tree's nodes, in the order of the text; docstrings and types are left out."""
     return tuple(_kinds(node))
 
 

@@ -1,4 +1,5 @@
-"""The checks of traffic: how much was sent, in how many calls, by which, and what was under way while a unit computed.
+"""The checks of traffic: the bytes sent, in how many calls, by which, and the collectives in flight while a unit
+computed.
 
 Volumes are the exercises' closed forms, never a run's; the number of calls is that of the reference's run.
 """
@@ -24,7 +25,8 @@ _NO_COMPUTE = ("reduce", "fill", "copy")
 
 
 def volume(run: Comparison) -> Check:
-    """Bytes sent per rank and step (the mean over ranks) are at most the closed form's, and not too few to be all."""
+    """Check that the bytes sent per rank and step (the mean over ranks) are at most the closed form's, and not too
+    few."""
     result, config, (text, elements) = result_of(run.mine), run.case.config, run.exercise.volume
     tied = result.tied_numel
     table = padded_numel([tied], config.mesh.ranks) if tied and run.exercise.stage else tied
@@ -46,8 +48,8 @@ _ASIDE = "Some traffic or memory did not go through `self.comm` and `self.device
 
 
 def _too_few(run: Comparison, expected: str, counted: str) -> Check:
-    """What was left out, and why the run came to its end without it: its weights are wrong for it, or something that
-    had to go stays. Only where neither is so has something gone another way."""
+    """Return what was left out, and why the run came to its end without it: its weights are wrong because of it, or a
+    buffer that should be freed stays. Only if neither is so has data gone another way."""
     found = first_missing(run.mine, run.reference)
     if found is None:
         return _parted(run, "volume", expected, counted, _ASIDE)
@@ -62,10 +64,11 @@ def _too_few(run: Comparison, expected: str, counted: str) -> Check:
 
 
 def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
-    """What no strategy can do without, times N/(N-1): each gradient is reduced and each parameter gathered once.
+    """Return the elements that every strategy must send, times N/(N-1): each gradient is reduced and each parameter
+    gathered once.
 
-    Where parameters are gathered for use, as many units as may be there at once can stay where the direction turns, or
-    at the next micro-batch, and with room for two a tied table all the time.
+    If parameters are gathered for use, as many units as may be gathered at once can stay where the direction turns, or
+    at the next microbatch, and with room for two a tied table all the time.
     """
     info = result_of(run.mine).units
     once = Fraction(2 * sum(unit.numel for unit in info))
@@ -78,7 +81,7 @@ def _least_elements(run: Comparison, most: Fraction, table: int) -> Fraction:
 
 
 def number(run: Comparison) -> Check:
-    """Collectives of model states per rank and step: not more than the reference's."""
+    """Check that a rank and step has at most the reference's collectives of model states."""
     # A call of DDP's may be made of two: only exercises that allow it leave this check out.
     allowed, most = (
         max(max(Counter(call.what[0] for call in calls(record)).values(), default=0) for record in trial.records)
@@ -89,7 +92,7 @@ def number(run: Comparison) -> Check:
 
 
 def overlap(run: Comparison) -> Check:
-    """Gathers that were under way while another unit computed, per step."""
+    """Check the gathers in flight while another unit computed, per step."""
     config, units = run.case.config, len(result_of(run.mine).units)
     wanted, steps = 2 * (units - 1) * config.data.accumulate, config.optim.steps or 1
     counts = [len(_overlapped(record)) / steps for record in run.mine.records]
@@ -108,7 +111,7 @@ def overlap(run: Comparison) -> Check:
 
 
 def _overlapped(record: Sequence[Event]) -> list[int]:
-    """The numbers of gathers that a kernel of the launching unit follows before their wait, in another unit."""
+    """Return the numbers of gathers that a kernel of the launching unit follows before their wait, in another unit."""
     found, computing = [], dict[int, tuple[int, bool]]()
     for index, event in enumerate(record):
         if isinstance(event, Launch) and event.op == "all_gather" and event.purpose == "states":
@@ -124,7 +127,7 @@ def _overlapped(record: Sequence[Event]) -> list[int]:
 
 
 def _late_gather(record: Sequence[Event], rank: int) -> Where | None:
-    """The first gather that its own unit had to wait for, the first of a pass apart."""
+    """Return the first gather that its own unit had to wait for, except the first of a pass."""
     early = set(_overlapped(record))
     seen: set[tuple[str, int]] = set()
     for index, event in enumerate(record):
@@ -137,9 +140,10 @@ def _late_gather(record: Sequence[Event], rank: int) -> Where | None:
 
 
 def halves(run: Comparison) -> Check:
-    """An all_reduce is made of its halves: backward launches both for each unit that launches any, and no other.
+    """Check that an all_reduce is made of its halves: backward launches both for each unit that launches any, and no
+    other.
 
-    A gradient that nothing is launched for does not change: then the run itself fails.
+    A gradient for which nothing is launched does not change: then the run itself fails.
     """
     expected = "gradients reduced only by reduce_scatter and all_gather, by both of them"
     for rank, record in enumerate(run.mine.records):
@@ -162,7 +166,8 @@ def halves(run: Comparison) -> Check:
 
 
 def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str = "") -> Check:
-    """A check that fails, where rank 0's collectives part from the reference's. `hint` replaces words on how."""
+    """Return a failed check where rank 0's collectives differ from the reference's. `hint` replaces the words on
+    how."""
     record = run.mine.records[0]
     difference = first_difference(record, run.reference.records[0], by_unit=run.exercise.stage >= 2)
     if difference is None:
@@ -172,7 +177,7 @@ def _parted(run: Comparison, name: str, expected: str, counted: str, hint: str =
 
 
 def _sent(trial: Trial, config: RunConfig) -> list[list[int]]:
-    """Bytes of model states by step, then by rank."""
+    """Return bytes of model states by step, then by rank."""
     result, steps = result_of(trial), range(config.optim.steps or 1)
     return [
         [sum(row.wire_bytes for row in rows if row.step == step and carries_states(row)) for rows in result.traffic]

@@ -1,7 +1,8 @@
-"""One run of a strategy that may do anything: ended in words, whatever it does, within seconds.
+"""One run of a strategy that may do anything: ended with a reason, whatever it does, within seconds.
 
-Every rank's record is kept, and the gradients that reached the optimizer. What never gives the interpreter back to
-the threads here is ended from outside, by `process.py`; what a failure means to the student is in `blame.py`.
+Every rank's record is stored, and the gradients that reached the optimizer. An answer that never releases the
+interpreter to the threads here is ended from outside, by `process.py`; `blame.py` says what a failure means to the
+student.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from zerosim.train.run import Experiment, RankOutcome
 
 
 class Own(NamedTuple):
-    """What of an answer takes the place of zerosim's: a strategy, the schedule of a pipeline, what hands out each
+    """An answer's replacement for zerosim's part: a strategy, the schedule of a pipeline, the allocator of each
     device's memory, or the optimizer."""
 
     strategy: MakeStrategy = build_strategy
@@ -61,9 +62,9 @@ class Own(NamedTuple):
 
 
 class Update(NamedTuple):
-    """A gradient as it reached the optimizer on a rank, on the host, and what it was multiplied by.
+    """A gradient as it reached the optimizer on a rank, on the host, and its factor.
 
-    `start` and `size` are the own slice's; `grad` should have `size` elements. `number` counts the rank's events.
+    `start` and `size` are the local slice's; `grad` should have `size` elements. `number` counts the rank's events.
     """
 
     rank: int
@@ -77,7 +78,7 @@ class Update(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A run, finished (`result`) or not (`failure`). Records and updates are by rank; `ended`: who finished.
+    """A run, finished (`result`) or not (`failure`). Records and updates are by rank; `ended`: the ranks that finished.
 
     `gathered_bytes` are the sizes of units' whole parameters, by the unit's name; `whole` by rank and unit digests of
     those that a rank held at its end.
@@ -94,14 +95,14 @@ class Trial(NamedTuple):
 
 
 def result_of(trial: Trial) -> RunResult:
-    """Of a run that is known to have finished."""
+    """Return the result of a run that is known to have finished."""
     assert trial.result is not None
     return trial.result
 
 
 class Left(NamedTuple):
-    """What a run left behind: plain data, of which any process makes the trial (`completed`). `lines` are by rank and
-    event places in the rank's `sources`: the answer's own line that led there, -1 for none."""
+    """A run's results: plain data, from which any process makes the trial (`completed`). `lines` are by rank and event
+    indices into the rank's `sources`: the answer's own line that led there, -1 for none."""
 
     failure: Failure | None
     records: list[list[Event]]
@@ -114,19 +115,19 @@ class Left(NamedTuple):
 
 
 def attempt(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Trial:
-    """Run `config`, with what is the student's own, to its end or its first failure.
+    """Run `config`, with the student's part, to its end or its first failure.
 
-    Raises: InputError for a bad configuration; nothing that an answer does is raised.
+    Raises: InputError for a bad configuration; no exception of an answer's is raised.
     """
     return completed(config, left_by(config, own, watch))
 
 
 def left_by(config: RunConfig, own: Own | None = None, watch: Watch | None = None) -> Left:
-    """The same, as what is left behind."""
+    """Return the same, as plain results."""
     before = set(sys._current_frames())
     run = _Run(config, own or Own())
     failure = run.to_the_end(watch or Watch())
-    end_threads(lambda: set(sys._current_frames()) - before, SystemExit)  # of which threading says nothing
+    end_threads(lambda: set(sys._current_frames()) - before, SystemExit)  # threading does not know of them
     failure = failure or run.missing()
     outcomes = [outcome for outcome in run.threads.outcomes if outcome is not None]
     records, ranks = [recorder.history for recorder in run.recorders], run.ranks
@@ -136,7 +137,7 @@ def left_by(config: RunConfig, own: Own | None = None, watch: Watch | None = Non
 
 
 def completed(config: RunConfig, left: Left) -> Trial:
-    """A run's trial: its ledgers are read from the records, its weights put together of the ranks' parts."""
+    """Return a run's trial: its ledgers are read from the records, its weights assembled from the ranks' shards."""
     experiment, failure, result = Experiment(config), left.failure, None
     if failure is None:
         try:
@@ -155,10 +156,10 @@ def completed(config: RunConfig, left: Left) -> Trial:
 
 
 class _WatchedUpdater(Updater):
-    """The run's updater, which keeps what it is given."""
+    """The run's updater, which stores its inputs."""
 
     def __init__(self, inner: Updater, recorder: BoundedRecorder, seen: list[Update]) -> None:
-        vars(self).update(vars(inner))  # the run's own, whatever it holds: its result reads the same reports
+        vars(self).update(vars(inner))  # the run's own attributes: its result reads the same reports
         self._recorder = recorder
         self._seen = seen
 
@@ -180,7 +181,7 @@ class _WatchedUpdater(Updater):
 
 @dataclass(slots=True)
 class _Rank:
-    """What a rank's thread leaves behind for the one that watches."""
+    """A rank's thread's results for the watching thread."""
 
     thread: int = 0
     line: str = ""
@@ -213,7 +214,7 @@ class _Run:
         self._stopped: Failure | None = None
 
     def to_the_end(self, watch: Watch) -> Failure | None:
-        """Run; no thread outlives it that can be ended."""
+        """Run to the end; no thread outlives it that can be ended."""
         scheduler = self.transport.scheduler
         try:
             self.threads.start()
@@ -231,7 +232,7 @@ class _Run:
         return self._failure(scheduler.failure) if scheduler.failure is not None else None
 
     def missing(self) -> Failure | None:
-        """A record of which something is missing counts nothing."""
+        """A record with missing events counts nothing."""
         for rank, (device, recorder) in enumerate(zip(self.devices, self.recorders, strict=True)):
             if device.recorder is not recorder or not recorder.is_whole:
                 words = f"rank {rank}'s record is not whole: events were removed from it"
@@ -255,19 +256,19 @@ class _Run:
             self._raised.append(failure)
             if isinstance(error, ZerosimError | Over):
                 raise
-            raise RankFailed(failure.text, rank=ctx.rank) from None  # nobody else asks a student's error for its words
+            raise RankFailed(failure.text, rank=ctx.rank) from None  # a student's error is asked for words only here
         finally:
             rank.is_running = False  # a thread's number is used again after its end
 
     # -- on the thread of the one that watches ------------------------------------------------------
     def _endless(self) -> Failure | None:
-        """A rank did too much, and its strategy swallowed the error."""
+        """A rank had too many events, and its strategy swallowed the error."""
         if any(recorder.goes_on for recorder in self.recorders):
             return Failure("endless", f"did more than {EVENTS_PER_STEP:,} events a step and goes on")
         return None
 
     def _stop(self, why: Failure) -> None:
-        """End a run that will not end by itself, and note where the rank stands that has the turn."""
+        """End a run that would not end, and note the place of the rank that has the turn."""
         scheduler, frames = self.transport.scheduler, sys._current_frames()
         running = [rank for rank, state in enumerate(scheduler.states) if state is State.RUNNING] or [0]
         for rank in running:
@@ -288,13 +289,13 @@ class _Run:
 
 
 def _digest(flat: Flat, whole: Buffer) -> str:
-    """Of a flat's whole parameters, padding left out."""
+    """Return a digest of a flat's whole parameters, padding left out."""
     values = flat.device.backend.to_host(whole.array)
     return hashlib.sha256(values[: flat.numel].tobytes()).hexdigest()
 
 
 def _in_words(error: BaseException, rank: int, line: str, models: list[Model]) -> Failure:
-    """What a rank raised, put into words on its own thread: they are a student's object's, and may take their time."""
+    """Put a rank's exception into words on its own thread: they come from a student's object, and may take long."""
     if isinstance(error, NotImplementedError):
         return Failure.unsolved(error, line, rank)
     if isinstance(error, Mismatch):
@@ -309,7 +310,7 @@ def _in_words(error: BaseException, rank: int, line: str, models: list[Model]) -
 
 
 def _too_small(models: list[Model]) -> str:
-    """Words on a gathered buffer that is smaller than its flat, or ''."""
+    """Return words on a gathered buffer that is smaller than its flat, or ''."""
     for flat in models[0].flats if models else ():
         if flat.param is not None and flat.param.numel < flat.numel:
             return f" ({flat.name} is used with {flat.param.numel:,} of its {flat.numel:,} elements)"

@@ -1,4 +1,4 @@
-"""Exercises on fine-tuning and compression: functions of arrays, each held against its formula in float64."""
+"""Exercises on fine-tuning and compression: functions of arrays, each compared with its formula in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerosim.units import few
 
 
 def _arrays(pair: Any, shapes: list[tuple[str, tuple[int, ...]]]) -> tuple[list[Any], str]:
-    """What came back as arrays in float64; or what of it is missing, in words."""
+    """Return a reply's arrays in float64; or what is missing, in words."""
     names = ", ".join(name for name, _ in shapes)
     if not isinstance(pair, tuple | list) or len(pair) != len(shapes):
         return [], f"{shown(pair)[:80]}, expected {names}"
@@ -25,7 +25,7 @@ def _arrays(pair: Any, shapes: list[tuple[str, tuple[int, ...]]]) -> tuple[list[
 
 
 def _off(name: str, got: Any, wanted: Any) -> str:
-    """Where two arrays are not within rounding of each other, in words; '' where they are."""
+    """Return where two arrays differ by more than rounding, in words; '' if nowhere."""
     gaps = np.abs(got - wanted)
     if np.isfinite(got).all() and gaps.max(initial=0) <= 1e-5 * max(1.0, np.abs(wanted).max(initial=0)):
         return ""

@@ -1,6 +1,6 @@
-"""Variants of an exercise by seed, for what is graded for credit. Seed 0 is the exercise as it is printed.
+"""Variants of an exercise by seed, for graded credit. Seed 0 is the exercise as it is printed.
 
-A seed draws, where they are not the point of a run:
+A seed draws these, unless they are the point of a run:
 
 - sizes: tokens, vocabulary, layers; of a pipeline how many micro-batches there are
 - which units there are, in which order: GPT's or Llama's
@@ -39,7 +39,7 @@ def variant(one: Exercise, seed: int) -> Exercise:
     if hasattr(other_bugs, one.given.__name__) and draw.random() < 0.5:
         other = {key: tuple(value) if isinstance(value, list) else value for key, value in row.get("other", {}).items()}
         changes |= {"given": getattr(other_bugs, one.given.__name__), **other}
-    # What is given or asked may speak of GPT's units by name.
+    # A skeleton or question may name GPT's units.
     families = ("gpt",) if "wte" in one.skeleton + one.question else tuple(_FAMILIES)
     family, layers = draw.choice(families), draw.choice((2, 3))
     cases = [case(one.stage, **_varied(run, draw, family, layers)) for run in row["runs"]]
@@ -47,16 +47,16 @@ def variant(one: Exercise, seed: int) -> Exercise:
 
 
 def _varied(run: dict[str, Any], draw: random.Random, family: str, layers: int) -> dict[str, Any]:
-    """A run's flags, with what the seed draws and words for it."""
+    """Return a run's flags, with the seed's draws and words for them."""
     if any(key in run for key in _FIXED):
         return run
     seq, vocab = draw.randint(4, 8), draw.choice((240, 256, 272))
     if "pp" in run:
-        rounds = run["accumulate"] + draw.randint(0, 1) * run["pp"]  # whole ones, where a schedule goes in rounds
+        rounds = run["accumulate"] + draw.randint(0, 1) * run["pp"]  # whole rounds, where a schedule goes in rounds
         drawn = {"seq": seq, "vocab": vocab, "accumulate": rounds}
         return {**run, **drawn, "varied": [f"{seq} tokens of {vocab}"]}
     drawn = {"model": family, "layers": run.get("layers", layers), "seq": seq, "vocab": vocab}
-    if "note" not in run and "secondary_shard" not in run:  # whose nodes have to divide them
+    if "note" not in run and "secondary_shard" not in run:  # whose nodes must divide them
         drawn["ranks"] = draw.choice(_RANKS[run["ranks"]])
     words = f"{_FAMILIES[family]}, {drawn['layers']} layers, {seq} tokens of {vocab}"
     return {**run, **drawn, "varied": [words]}

@@ -1,4 +1,4 @@
-"""The exercises on time: how far ahead to gather, and into how many micro-batches a batch is cut.
+"""The exercises on time: how far ahead to gather, and into how many microbatches a batch is cut.
 
 Nothing is trained. The first is judged by the clock (`ledger/clock.py`), the second by the slots of the schedules'
 own lists (`analysis/slots.py`).
@@ -24,13 +24,13 @@ SMALL = (
     ((5,), (3,)), ((2, 2, 2, 2), (1, 1, 1, 1)), ((1, 1, 1, 1), (2, 2, 2, 2)), ((6, 1, 1, 6), (1, 1, 1, 7)),
     ((9, 1, 1, 1, 9), (1, 2, 2, 2, 2)), ((1, 9, 1, 1), (1, 1, 1, 9)),
 )  # fmt: skip
-"""Seconds that units compute, and that their gathers take."""
+"""Seconds in which units compute, and of their gathers."""
 PIPELINES = ((1, 1, 10), (2, 1, 10), (4, 1, 10), (5, 1, 8), (7, 1, 10), (2, 2, 10), (4, 2, 10), (4, 3, 7), (5, 4, 20))
-"""Stages, chunks, and one over the share that the bubble may be."""
+"""Stages, chunks, and the inverse of the allowed bubble."""
 
 
 def _rows(seed: int) -> list[tuple[str, list[int], list[int]]]:
-    """Seconds of units: those on paper, then drawn ones."""
+    """Return seconds of units: those on paper, then drawn ones."""
     draw = random.Random(7 + seed)
     units = [(list(compute), list(gather)) for compute, gather in SMALL]
     for _ in range(20):
@@ -41,7 +41,7 @@ def _rows(seed: int) -> list[tuple[str, list[int], list[int]]]:
 
 
 def _wrong_depth(asked: str, compute: list[int], gather: list[int], depth: Any) -> Wrong | None:
-    """Gathered so many units ahead by the clock."""
+    """Return the error in a depth, from gathers so many units ahead by the clock."""
     waits = [waited(compute, gather, ahead) for ahead in range(len(compute))]
     right = waits.index(waits[-1])
     if type(depth) is not int or not 0 <= depth < len(compute):
@@ -58,7 +58,7 @@ _TURN = (
 
 
 class OnPaper:
-    """Costs of a sum on paper: a byte of a collective takes a second, and nothing else takes any."""
+    """Costs of a sum on paper: a byte of a collective takes a second, and everything else no time."""
 
     graph = 0.0
     chunks = 1
@@ -106,7 +106,7 @@ def _pipelines(seed: int) -> list[tuple[str, int, int, Fraction]]:
 
 
 def _wrong_micro_batches(asked: str, stages: int, chunks: int, share: Fraction, count: Any) -> Wrong | None:
-    """The bubble counted with so many micro-batches, and with the next fewer."""
+    """Return the error in a number of microbatches, from the bubble counted with so many, and with the next fewer."""
     pace = stages if chunks > 1 else 1
     if type(count) is not int or not 1 <= count <= 1000 or count % pace:
         which = f"a multiple of {pace}" if pace > 1 else "at least 1"
@@ -122,7 +122,7 @@ _WHOLE = "round up; for interleaved, up to a multiple of the stages. Shares are 
 
 
 def bubble_of(stages: int, chunks: int, count: int) -> Fraction:
-    """Idle slots over those at work, of 1F1B or, with several chunks, interleaved."""
+    """Return idle slots divided by busy slots, of 1F1B or, with several chunks, interleaved."""
     order = SCHEDULES["1f1b" if chunks == 1 else "interleaved"]
     return counted_bubble(slots_of([order(stages, stage, count, chunks) for stage in range(stages)]))
 

@@ -1,1 +1,1 @@
-"""What an exercise begins with: skeletons to be filled, and strategies with a bug to be found."""
+"""The start of an exercise: skeletons to fill, and strategies with a bug to find."""

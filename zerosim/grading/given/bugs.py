@@ -1,7 +1,7 @@
-"""Strategies, and a schedule, with one bug each, to be found by what the grader reports and repaired.
+"""Strategies, and a schedule, with one bug each, to be found from the grader's report and repaired.
 
-There is one ZeRO-3, `Shared`; the other two are differences from it, which a student reads as whole classes too
-(`source_of`). Nothing here says what the bugs are: the repaired ones are in notebooks/solutions.
+There is one ZeRO-3, `Shared`; the other two are differences from it, which a student also reads as whole classes
+(`source_of`). Nothing here names the bugs: the repaired classes are in notebooks/solutions.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Mean(Strategy):
 
 
 class Patient(Strategy):
-    """ZeRO-1, whose gradients are summed over micro-batches and reduced once."""
+    """ZeRO-1, whose gradients are summed over microbatches and reduced once."""
 
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
@@ -130,7 +130,7 @@ def rounds(
     micro_batches: int,
     chunks: int = 1,
 ) -> list[Action]:
-    """GPipe in rounds of as many micro-batches as may be live here."""
+    """Return GPipe in rounds of as many microbatches as may be live here."""
     size = num_stages - stage
     actions: list[Action] = []
     for first in range(0, micro_batches, size):
@@ -141,7 +141,8 @@ def rounds(
 
 
 def source_of(given: Any) -> str:
-    """The source of a class or function; of a difference from `Shared`, that of one whole class, as `Shared` is."""
+    """Return the source of a class or function; for a difference from `Shared`, that of one whole class like
+    `Shared`."""
     if not (inspect.isclass(given) and Shared in given.__bases__):
         return inspect.getsource(given)
     source = inspect.getsource(Shared).replace("class Shared(", f"class {given.__name__}(")

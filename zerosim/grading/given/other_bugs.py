@@ -1,7 +1,6 @@
 """The strategies and the schedule of `bugs.py`, each with another bug: variants of an exercise are drawn from both.
 
-A class has the name of the one in whose place it stands, and one repair does for both. Nothing here says what the bugs
-are.
+A class has the name of the one that it replaces, and one repair suits both. Nothing here names the bugs.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Hasty(bugs.Shared):
 
 
 class Patient(Strategy):
-    """ZeRO-1, whose gradients are summed over micro-batches and reduced once."""
+    """ZeRO-1, whose gradients are summed over microbatches and reduced once."""
 
     def post_backward(self, unit: Unit) -> None:
         if unit.reduces:
@@ -92,7 +91,7 @@ def rounds(
     micro_batches: int,
     chunks: int = 1,
 ) -> list[Action]:
-    """GPipe in rounds of as many micro-batches as may be live here."""
+    """Return GPipe in rounds of as many microbatches as may be live here."""
     size = num_stages - stage // 2
     actions: list[Action] = []
     for first in range(0, micro_batches, size):

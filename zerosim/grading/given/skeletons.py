@@ -1,6 +1,6 @@
-"""Skeletons: what is to be written raises NotImplementedError. The solutions are in notebooks/solutions.
+"""Skeletons: the parts to write raise NotImplementedError. The solutions are in notebooks/solutions.
 
-Which runs a solution must pass is in `catalogue.py`.
+The runs that a solution must pass are in `catalogue.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from zerosim.tensor.flat import Flat, Slice
 
 
 def slice_of(numel: int, rank: int, world_size: int) -> tuple[int, int]:
-    """(start, stop) of a rank's slice. All slices have one length; the last may reach past numel."""
+    """Return (start, stop) of a rank's slice. All slices have one length; the last may reach past numel."""
     raise NotImplementedError("slice_of: return where the rank's slice starts and stops")
 
 
 def all_reduce(comm: Comm, grad: Buffer) -> None:
-    """Every rank's grad becomes the mean over ranks, in place. N divides grad.numel."""
+    """Replace every rank's grad by the mean over ranks, in place. N divides grad.numel."""
     raise NotImplementedError("all_reduce: call comm.reduce_scatter, then comm.all_gather")
 
 
@@ -83,14 +83,14 @@ class MyZero3(Strategy):
 
 
 class MyTied(Zero3):
-    """ZeRO-3 is there, but for what follows a unit's backward. lm_head and wte share one flat."""
+    """ZeRO-3 is there, except what follows a unit's backward. lm_head and wte share one flat."""
 
     def post_backward(self, unit: Unit) -> None:
         raise NotImplementedError("post_backward: free; reduce the table's gradient once, when it is complete")
 
 
 class MyAccumulation(Zero2):
-    """ZeRO-2 is there, but for what follows a unit's backward. It comes once per micro-batch."""
+    """ZeRO-2 is there, except what follows a unit's backward, which runs once per microbatch."""
 
     def add(self, total: Buffer, more: Buffer) -> None:
         self.device.kernel(more.numel, self.device.backend.add, total.array, more.array, total.array)
@@ -100,7 +100,7 @@ class MyAccumulation(Zero2):
 
 
 class MyClipping(Zero2):
-    """ZeRO-2 is there, but for the norm: a rank has the squares of its own slices only."""
+    """ZeRO-2 is there, except the norm: a rank has the squares of its own slices only."""
 
     def reduce_grad_norm(self) -> float | None:
         squares = norm_partials(self.device, self.flats, self.comm.size)  # (flats, N), 0 where others count
@@ -109,7 +109,7 @@ class MyClipping(Zero2):
 
 
 class MyPrefetch(Zero3):
-    """ZeRO-3 is there, but for the gathers: begin the next unit's before this one computes."""
+    """ZeRO-3 is there, except the gathers: begin the next unit's before this one computes."""
 
     def pre_forward(self, unit: Unit) -> None:
         raise NotImplementedError("pre_forward: wait for this unit's gather, launch the next one's")
@@ -140,7 +140,7 @@ def my_1f1b(
     micro_batches: int,
     chunks: int = 1,
 ) -> list[Action]:
-    """What a stage, from 0, does in a step. chunks is 1."""
+    """Return the actions of a stage, from 0, in a step. chunks is 1."""
     raise NotImplementedError("my_1f1b: return the list of actions")
 
 
@@ -150,7 +150,7 @@ def my_zb_h1(
     micro_batches: int,
     chunks: int = 1,
 ) -> list[Action]:
-    """1F1B with its backwards in two. chunks is 1."""
+    """Return 1F1B with its backwards in two parts. chunks is 1."""
     ahead = num_stages - stage - 1
     actions: list[Action] = [Forward(slot) for slot in range(ahead)]
     for slot in range(ahead, micro_batches):
@@ -165,24 +165,24 @@ class MyArena:
 
     def __init__(self, capacity: int) -> None:
         self.holes = {0: capacity}  # size by address
-        self.live: dict[int, int] = {}  # the same, of what is reserved
+        self.live: dict[int, int] = {}  # the same, of reserved parts
 
     def reserve(self, nbytes: int) -> int | None:
-        """The address of so many bytes (1 at least); None: no hole."""
+        """Return the address of so many bytes (1 at least); None: no hole."""
         raise NotImplementedError("reserve: choose a hole, and split it")
 
     def release(self, address: int) -> None:
-        """What was reserved there is free."""
+        """Free the bytes reserved there."""
         raise NotImplementedError("release: open a hole, and merge it")
 
 
 def my_compaction(live: dict[int, int]) -> list[tuple[int, int, int]]:
-    """Moves (source, target, size). `live` has sizes by address."""
+    """Return moves (source, target, size). `live` has sizes by address."""
     raise NotImplementedError("my_compaction: return the moves")
 
 
 def my_depth(compute: list[int], gather: list[int]) -> int:
-    """How many units to gather ahead. Seconds of each, in order."""
+    """Return how many units to gather ahead. Seconds of each, in order."""
     raise NotImplementedError("my_depth: return a number of units")
 
 
@@ -191,7 +191,7 @@ def my_micro_batches(
     chunks: int,
     share: Fraction,
 ) -> int:
-    """So many that the bubble is `share` of the work at most."""
+    """Return how many microbatches keep the bubble at or below `share` of the work."""
     raise NotImplementedError("my_micro_batches: return a number")
 
 
@@ -210,7 +210,7 @@ class MyAdaGrad(Elementwise):
         now: Now,
         *states: Array,
     ) -> None:
-        """xp is numpy. now has lr, step (from 1) and weight_decay."""
+        """Update w. xp is numpy. now has lr, step (from 1) and weight_decay."""
         raise NotImplementedError("rule: move w and states[0], in place")
 
 
@@ -229,17 +229,17 @@ class MyRAdam(Elementwise):
         now: Now,
         *states: Array,
     ) -> None:
-        """m, v = states."""
+        """Update w. m, v = states."""
         raise NotImplementedError("rule: move m, v and w, in place")
 
 
 def my_quantiser(values: Array, table: Array) -> tuple[Array, float]:
-    """Codes (uint8) and the scale of a block. table is sorted."""
+    """Return codes (uint8) and the scale of a block. table is sorted."""
     raise NotImplementedError("my_quantiser: return codes, scale")
 
 
 def my_rounding(values: Array, drawn: Array) -> Array:
-    """float32 to bf16, kept as float32. drawn: uint32 below 2**16."""
+    """Round float32 to bf16, stored as float32. drawn: uint32 below 2**16."""
     raise NotImplementedError("my_rounding: return the rounded values")
 
 
@@ -251,12 +251,12 @@ def my_adapter(
     scale: float,
     dy: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """y, dx, da, db of y = x Wᵀ + scale (x Aᵀ) Bᵀ. W (O, I) is frozen."""
+    """Return y, dx, da, db of y = x Wᵀ + scale (x Aᵀ) Bᵀ. W (O, I) is frozen."""
     raise NotImplementedError("my_adapter: return y, dx, da, db")
 
 
 def my_nf4(values: Array, table: Array) -> tuple[Array, float]:
-    """Codes, two a byte, the first one high; and absmax. 16 entries."""
+    """Return codes, two a byte, the first one high; and absmax. 16 entries."""
     raise NotImplementedError("my_nf4: return codes, absmax")
 
 
@@ -265,17 +265,17 @@ def my_top_k(
     residual: Array,
     k: int,
 ) -> tuple[Array, Array, Array]:
-    """Places and values that are sent, and the new residual."""
+    """Return the places and values to send, and the new residual."""
     raise NotImplementedError("my_top_k: return places, values, residual")
 
 
 def my_powersgd(m: list[Array], q: Array) -> tuple[Array, Array]:
-    """m: each rank's matrix. The mean's approximation, and the new Q."""
+    """Return the mean's approximation, and the new Q. m: each rank's matrix."""
     raise NotImplementedError("my_powersgd: return approximation, q")
 
 
 class MySecondShard(Zero3):
-    """ZeRO-3 is there, but for the gathers. self.node are the ranks of this node; self.second has a buffer for each
+    """ZeRO-3 is there, except the gathers. self.node are the ranks of this node; self.second has a buffer for each
     flat, by its name, and self.old the names of those that hold old parameters."""
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
@@ -299,19 +299,19 @@ class MySecondShard(Zero3):
 
 
 class MyCpuAdam(Zero2):
-    """ZeRO-2 is there, but for what passes PCIe. flat.master and the moments lie on the host, flat.shard() is a window
-    of the device's parameters."""
+    """ZeRO-2 is there, except the copies over PCIe. flat.master and the moments lie on the host, flat.shard() is a
+    window of the device's parameters."""
 
     tile = 512  # elements that go back at once
 
     def carry(self, source: Buffer, target: Buffer) -> None:
-        """From one memory to the other, waited for on both sides. dtypes may differ; source's bytes are sent."""
+        """Copy from one memory to the other, and wait on both sides. dtypes may differ; source's bytes are sent."""
         copy = launch_copy(source, target, after="cpu" if source.memory == "host" else "compute")
         copy.wait("cpu")
         copy.wait()
 
     def cast(self, source: Buffer, target: Buffer) -> None:
-        """Within one memory."""
+        """Cast within one memory."""
         self.device.kernel(0, self.device.backend.copy, source.array, target.array)
 
     def post_backward(self, unit: Unit) -> None:
@@ -336,6 +336,6 @@ def my_offload(
     compute: int,
     update: dict[str, int],
 ) -> tuple[str, str, str]:
-    """Where optimizer, gradients and parameters lie. psi: billions of parameters. room: GB. links: GB/s, each way.
-    compute, update: seconds."""
+    """Return where optimizer, gradients and parameters lie. psi: billions of parameters. room: GB. links: GB/s, each
+    way. compute, update: seconds."""
     raise NotImplementedError("my_offload: return three of 'device', 'host', 'nvme'")
