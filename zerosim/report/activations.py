@@ -1,9 +1,10 @@
-"""The table of one block's activations: what each op keeps for backward, and the paper's closed form beside it.
+"""The table of one block's activations: the tensors that each op saves for backward, and the paper's closed form beside
+them.
 
-What was kept is read from the record (`ledger.ActivationLedger`); the closed forms are those of 2205.05198 and of the
+Saved bytes are read from the record (`ledger.ActivationLedger`); the closed forms are those of 2205.05198 and of the
 ZeRO paper, section 3.2.
 
-s tokens per row, b rows of a micro-batch, h width, a heads.
+s tokens per row, b rows of a microbatch, h width, a heads.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from zerosim.report.names import counted
 from zerosim.units import format_bytes
 
 _UNITS = {"softmax": "as²b", "dropped softmax": "as²b", "log-sum-exp": "asb", "mean": "sb", "rstd": "sb"}
-"""What tensors are multiples of that are none of sbh."""
+"""Units of tensors whose size is no multiple of sbh."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCheck:
-    """One block's bytes as counted, and the paper's where its premises hold; else `because` says why they do not."""
+    """One block's counted bytes, and the paper's if its assumptions hold; else `because` says why they do not."""
 
     rows: tuple[SavedRow, ...]
     counted: int
@@ -46,7 +47,7 @@ class BlockCheck:
 
 
 def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") -> BlockCheck:
-    """What one block's forward left, beside 2205.05198's count under the same recompute. `unit`: which block."""
+    """Check one block's saved bytes against 2205.05198's count under the same recompute. `unit`: which block."""
     recompute = _of_block(config, unit)
     because = tuple(_other_premises(config, recompute))
     form = block_form(config, int(unit.rpartition(".")[2]))
@@ -56,13 +57,13 @@ def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") 
 
 
 def _of_block(config: RunConfig, unit: str) -> str:
-    """`--recompute` as it is for this block: of every second one `full` or `none`."""
+    """Return `--recompute` for this block: with every second one, `full` or `none`."""
     again = config.memory.again
     return again.of_block(int(unit.rpartition(".")[2])) if again.every else config.memory.recompute
 
 
 def _other_premises(config: RunConfig, recompute: str) -> list[str]:
-    """In what the run differs from the block that the paper counts."""
+    """Return how the run differs from the block that the paper counts."""
     itemsize = dtype(config.precision.stored).itemsize
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
     if recompute == "full":
@@ -86,12 +87,12 @@ def _other_premises(config: RunConfig, recompute: str) -> list[str]:
 
 
 def has_block(saved: Mapping[str, Sequence[SavedRow]]) -> bool:
-    """Whether the first block of a model is among what rank 0 kept. A first pipeline stage may have none."""
+    """Return whether rank 0 saved anything of the first block of a model. A first pipeline stage may have no block."""
     return any(unit in ("h.0", "layers.0") for unit in saved)
 
 
 def block_unit(saved: Mapping[str, Sequence[SavedRow]]) -> str:
-    """The first block of a model, by its unit's name: h.0, layers.0. Raises: InputError where there is none."""
+    """Return the first block of a model, by its unit's name: h.0, layers.0. Raises: InputError if there is none."""
     for unit in saved:
         if unit.endswith(".0"):
             return unit
@@ -103,11 +104,11 @@ def activations_table(
     saved: Mapping[str, Sequence[SavedRow]],
     again: Mapping[str, Sequence[SavedRow]] | None = None,
 ) -> RenderableType:
-    """What one block keeps for one micro-batch, op by op; then the paper's count, and the ZeRO paper's estimate.
+    """Return the table of one block's saved tensors for one microbatch, op by op; then the paper's count, and the ZeRO
+    paper's estimate.
 
-    `saved` and `again` are `ActivationLedger.saved()` and `.saved_again()`; every block keeps the same, or what runs
-    again in every K-th one.
-    Raises: InputError where no unit is a block.
+    `saved` and `again` are `ActivationLedger.saved()` and `.saved_again()`; every block saves the same, or every K-th
+    one is recomputed. Raises: InputError if no unit is a block.
     """
     unit = block_unit(saved)
     check = check_block(config, saved[unit], unit)
@@ -131,7 +132,7 @@ def activations_table(
 
 
 def _others(units: Sequence[str]) -> str:
-    """Some names, of which the first and the last say enough."""
+    """Return some names, of which the first and the last are enough."""
     return " and ".join(units) if len(units) < 3 else f"{units[0]}, {units[1]} to {units[-1]}"
 
 
@@ -148,7 +149,7 @@ def _grid(config: RunConfig, check: BlockCheck) -> Grid:
 
 
 def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
-    """The rows' sum, such as '34sbh + 5as²b'; empty where a factor has more than two decimals."""
+    """Return the rows' sum, such as '34sbh + 5as²b'; empty if a factor has more than two decimals."""
     tokens, heads = config.model.seq * config.data.micro_batch, config.model.heads
     size = {"sbh": tokens * config.model.hidden, "as²b": heads * config.model.seq * tokens, "asb": heads * tokens}
     size["sb"] = tokens
@@ -160,13 +161,13 @@ def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
 
 
 def _unit_of(row: SavedRow) -> str:
-    """What a saved tensor is a multiple of."""
+    """Return the unit of which a saved tensor is a multiple."""
     unit = "as²b" if (row.op, row.what) == ("attention", "mask") else "sbh"
     return _UNITS.get(row.what, unit)
 
 
 def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: str) -> str:
-    """All blocks and all units of a rank as counted, and what the ZeRO paper says of the whole model."""
+    """Return all blocks and all units of a rank as counted, and the ZeRO paper's estimate of the whole model."""
     by_unit = {name: sum(row.nbytes for row in rows) for name, rows in saved.items()}
     blocks = [nbytes for name, nbytes in by_unit.items() if name.startswith(unit.removesuffix("0"))]
     elements = int(zero_paper_elements().at(sizes(config), l=config.model.layers))

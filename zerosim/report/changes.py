@@ -1,4 +1,4 @@
-"""Two plans beside each other: which settings differ and what each moves alone, then what changed, part by part."""
+"""Two plans side by side: the settings that differ and the effect of each alone, then what changed, part by part."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from zerosim.report.warnings import warnings_of, warnings_text
 from zerosim.units import few, format_bytes
 
 MOST_ROWS = 12
-"""Of one table of what changed; the rest is one row."""
+"""The rows of one table of changes; the rest is one row."""
 MOST_SAME = 6
-"""So much of what did not change is named."""
+"""The most unchanged values that are named."""
 
 
 Rows = Mapping[tuple[str, ...], tuple[Any, Any]]
-"""Both values, by what they are of."""
+"""Both values, by their names."""
 
 
 class Side(NamedTuple):
-    """One of two plans: its name in the tables, the file that it is of, and the memory of its device."""
+    """One of two plans: its name in the tables, its file, and the memory of its device."""
 
     name: str
     path: str
@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
 
 class Changes(InNotebook):
-    """A and B, their `settings` that differ and what `each` of those moves when A has it alone."""
+    """A and B, their `settings` that differ, and the effect of `each` when A has it alone."""
 
     def __init__(
         self, a: Side, b: Side, settings: Sequence[Setting], each: Sequence[Alone], cluster: Cluster | None = None
@@ -74,7 +74,7 @@ class Changes(InNotebook):
         ]
 
     def _answer(self) -> str:
-        """How many settings differ, and how far the three figures go apart."""
+        """Return how many settings differ, and by how much the three figures do."""
         if not self.settings:
             return "No setting differs: both plans are the same."
         said = [setting for setting in self.settings if not setting.follows]
@@ -100,7 +100,7 @@ class Changes(InNotebook):
         )
 
     def _settings_table(self) -> RenderableType:
-        """The settings that were said, beside what A's figures become with B's value of that one alone."""
+        """Return the table of given settings, beside A's figures with B's value of that one alone."""
         before, moved = self.before, {one.setting.name: one for one in self.each}
         grid = Grid(Column("setting", overflow="fold"), "A", "B", right("peak"), right("sent"), right("step"))
         for setting in self.settings:
@@ -119,7 +119,7 @@ class Changes(InNotebook):
         return titled("Settings that differ", Adaptive(grid), "\n".join(notes))
 
     def _moved(self, after: Totals | None) -> list[str | None]:
-        """By how much the figures of A change."""
+        """Return by how much A's figures change."""
         if after is None:
             return [None] * 3
         before = self.before
@@ -132,7 +132,7 @@ class Changes(InNotebook):
         return [*figures, _seconds(after.seconds - before.seconds)]
 
     def _trust(self) -> str:
-        """How sure the seconds are, and whether they can be told apart."""
+        """Return how certain the seconds are, and whether they differ for certain."""
         assert self.cluster is not None
         timed = [(side.plan.result.config, side.plan.result.time) for side in (self.a, self.b)]
         known = [(config, time) for config, time in timed if time is not None]
@@ -146,7 +146,7 @@ class Changes(InNotebook):
         return warnings_of(side.plan.result.config, side.limit, self.cluster, taken)
 
     def changes(self) -> dict[str, Any]:
-        """The JSON form of what differs, what each setting moves alone, and what changed."""
+        """Return the JSON form of the differing settings, the effect of each alone, and what changed."""
         return {
             "settings": [setting._asdict() for setting in self.settings],
             "alone": [
@@ -164,13 +164,14 @@ class Changes(InNotebook):
 
 
 def _held(plan: Planned) -> dict[str, int]:
-    """Bytes by kind at the peak of the fullest rank; what an allocator leaves unused is a kind."""
+    """Return bytes by kind at the peak of the fullest rank; memory that an allocator leaves unused is a kind."""
     unused = plan.fullest.reserved_bytes - plan.fullest.peak.total_bytes
     return {**plan.fullest.peak.by_kind, **({UNUSED: unused} if unused else {})}
 
 
 def _table(title: str, names: Sequence[str], rows: Rows, *, is_time: bool = False) -> RenderableType | None:
-    """What changed, the most first, beside both values; what did not is named below. None where nothing is there."""
+    """Return the table of changes, the largest first, beside both values; unchanged ones are named below. None if it is
+    empty."""
     if not rows:
         return None
     changed = {key: both for key, both in rows.items() if both[0] != both[1]}
@@ -189,7 +190,7 @@ def _table(title: str, names: Sequence[str], rows: Rows, *, is_time: bool = Fals
 
 
 def _cells(both: tuple[Any, Any], is_time: bool) -> list[str | None]:
-    """A, B and the change; of what one of them does not have the cell is empty."""
+    """Return A, B and the change; a cell is empty if one side lacks the value."""
     plain, signed = (_plain_seconds, _seconds) if is_time else (_plain_bytes, _bytes)
     return [*(plain(value) if value else None for value in both), signed(both[1] - both[0])]
 
@@ -222,7 +223,7 @@ def _seconds(change: Any) -> str:
 
 
 def _part(a: Any, b: Any, *, is_time: bool = False) -> str:
-    """'45.0 GB → 38.0 GB (-16 %)'."""
+    """Return '45.0 GB → 38.0 GB (-16 %)'."""
     show = _plain_seconds if is_time else _plain_bytes
     if a == b:
         return f"{show(a)} in both"

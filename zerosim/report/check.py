@@ -1,7 +1,7 @@
-"""Printed figures beside what was counted: what `zerosim check` shows.
+"""Printed figures beside counted ones: the output of `zerosim check`.
 
-The verdicts are those of `zerosim/analysis/expect`. A line or a column names which of its numbers is a count and which
-a formula.
+The verdicts are those of `zerosim/analysis/expect`. A line or a column says which of its numbers is a count and which a
+formula.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class CheckedFile:
 
     @property
     def numbers(self) -> dict[str, int]:
-        """How many figures there are, how many of them are compared with what, are from where, are bold, or differ."""
+        """How many figures there are, how many are compared with what, their sources, how many are bold, and how many
+        differ."""
         found = dict.fromkeys((*_COMPARED, *FIGURES), 0)
         found |= {"bold": sum(table.num_bold for table in self.tables), "differ": self.num_failed}
         for table in self.tables:
@@ -79,7 +80,7 @@ class CheckReport(InNotebook):
         return not any(file.num_failed for file in self.files)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form, schema 1. Exact numbers are in base units: bytes, parameters, multiples of Psi."""
+        """Return the JSON form, schema 1. Exact numbers are in base units: bytes, parameters, multiples of Psi."""
         return {
             "schema": 1,
             "passed": self.passed,
@@ -108,7 +109,7 @@ class CheckReport(InNotebook):
 
 
 def _whole(path: str, judged: Judged) -> RenderableType:
-    """One table in full: where it is printed, every figure, what to know about it."""
+    """Return one table in full: its source, every figure, and notes."""
     expectation = judged.expectation
     title = f"{path}: {expectation.title}" if expectation.title else path
     return Stack(
@@ -126,8 +127,8 @@ def _whole(path: str, judged: Judged) -> RenderableType:
 
 
 def _overview(files: Sequence[CheckedFile]) -> RenderableType:
-    """A line for each file: how many figures, how many of them beside a count, the clock, a formula or that alone, how
-    many that no source prints, how many that differ."""
+    """Return a line for each file: its number of figures, how many are compared with a count, the clock, a formula or
+    nothing, how many no source prints, and how many differ."""
     folders = {str(Path(file.path).parent) for file in files}
     folder = next(iter(folders)) if len(folders) == 1 else ""
     title = Column(f"{folder}/" if folder else "scenario", overflow="fold")
@@ -143,7 +144,7 @@ def _overview(files: Sequence[CheckedFile]) -> RenderableType:
 
 
 def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
-    """Every figure that does not agree, one line each."""
+    """Return every figure that does not agree, one line each."""
     lines = []
     for path, table in tables:
         lines += [_line(f"≠ {path}: {failure}", "red") for failure in table.failures]
@@ -157,7 +158,7 @@ def _failures(tables: Sequence[tuple[str, Judged]]) -> RenderableType | None:
 def _noted(
     heading: str, why: Callable[[Expectation], str], tables: Sequence[tuple[str, Judged]], style: str = ""
 ) -> RenderableType | None:
-    """Below a heading the tables of which there is something to say, and what."""
+    """Return below a heading the tables with notes, and the notes."""
     expectations = [(path, table.expectation) for path, table in tables if why(table.expectation)]
     notes = [prose(": ".join(filter(None, (path, one.title, why(one)))), style) for path, one in expectations]
     return Stack(prose(heading, "bold"), *notes, close=True) if notes else None
@@ -185,7 +186,7 @@ def _closing(report: CheckReport) -> RenderableType:
 
 
 def _line(text: str, style: str) -> Adaptive:
-    """As wide as the console: one failure is one line in a pipe."""
+    """Return text as wide as the console: one failure is one line in a pipe."""
     return Adaptive(lambda look: Text(look.text(text), style=style))
 
 
@@ -219,7 +220,7 @@ def _table_dict(judged: Judged) -> dict[str, Any]:
 
 
 def _list_dict(judged: Judged) -> dict[str, Any]:
-    """Of a list of runs: how far off it is as a whole."""
+    """Return the JSON form of a list of runs: its error as a whole."""
     if not judged.expectation.is_list:
         return {}
     errors, mean_within = judged.errors, judged.expectation.mean_within

@@ -1,8 +1,8 @@
-"""Printed figures beside exact numbers: a grid as the source has it, or a list; and what there is to know about them.
+"""Printed figures beside exact numbers: a grid like the source's, or a list; and notes on them.
 
-With two axes or more the first goes down and the others across, and each place shows what is printed, what was
-counted, the formula and the difference below each other; where that is too wide there is one grid for each value of
-the second axis; where that is, a list.
+With two axes or more the first goes down and the others across, and each place shows the printed figure, the count, the
+formula and the difference below each other. If that is too wide there is one grid for each value of the second axis; if
+those are too wide, a list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from zerosim.units import format_bytes
 
 
 def figures_table(judged: Judged) -> Adaptive:
-    """Every figure of a table, for the width at hand."""
+    """Return every figure of a table, for the available width."""
     axes = judged.expectation.axes
     builds: list[Callable[[Look], RenderableType]] = [_listed(judged), _tall(judged)]
     if judged.expectation.is_list:
@@ -41,7 +41,7 @@ def figures_table(judged: Judged) -> Adaptive:
 
 
 def _split(look: Look, judged: Judged) -> RenderableType:
-    """One grid for each value of the second axis."""
+    """Return one grid for each value of the second axis."""
     axis = judged.expectation.axes[1]
     parts: list[RenderableType] = []
     for label in axis.labels:
@@ -50,7 +50,7 @@ def _split(look: Look, judged: Judged) -> RenderableType:
 
 
 def _whole(judged: Judged, *second: str) -> Grid:
-    """Rows of the first axis; columns of the others, or of those after the `second`, which has one value."""
+    """Return rows of the first axis; columns of the others, or of those after the `second`, which has one value."""
     rows, *others = judged.expectation.axes
     across = others[len(second) :]
     columns = [point.labels for point in grid(across)]
@@ -71,7 +71,7 @@ def _whole(judged: Judged, *second: str) -> Grid:
 
 
 def _listed(judged: Judged) -> Grid:
-    """A row for each figure: its place, then what is printed and what is not."""
+    """Return a row for each figure: its place, then the printed number and the others."""
     kinds = _kinds(judged)
     axes = (Column(axis.name, overflow="fold") for axis in judged.expectation.axes)
     table = Grid(*axes, *(right(kind.replace(" ", "\n"), no_wrap=True) for kind in kinds))
@@ -81,7 +81,7 @@ def _listed(judged: Judged) -> Grid:
 
 
 def _tall(judged: Judged) -> Grid:
-    """Where there is little room: a figure's numbers below each other, its place beside them."""
+    """Return a narrow form: a figure's numbers below each other, its place beside them."""
     place = ", ".join(axis.name for axis in judged.expectation.axes)
     table = Grid(Column(place, overflow="fold"), Column("", style="dim", no_wrap=True), right("", no_wrap=True))
     for cell in judged.cells:
@@ -92,7 +92,7 @@ def _tall(judged: Judged) -> Grid:
 
 
 def _kinds(judged: Judged) -> list[str]:
-    """What there is to show of each figure."""
+    """Return which numbers each figure has."""
     expectation = judged.expectation
     has = {
         expectation.figures: True,
@@ -113,7 +113,7 @@ def _beside(expectation: Expectation) -> str:
 
 
 def _entry(cell: JudgedCell | None, kind: str) -> Cell:
-    """One number in the figure's unit; the verdict stands with the figure that is judged."""
+    """Return one number in the figure's unit; the verdict stands with the judged figure."""
     if cell is None:
         return Text("-" if kind in FIGURES else "", style="dim")
     figure, mark = cell.printed, "✓" if cell.passed else "≠"
@@ -137,18 +137,18 @@ def _entry(cell: JudgedCell | None, kind: str) -> Cell:
 
 
 def _four_digits(value: Fraction) -> str:
-    """No more of a model than it knows."""
+    """Return a model's figure with no more digits than it deserves."""
     return f"{float(value):,.0f}" if float(value) >= 1000 else f"{float(value):.4g}"
 
 
 def _header(axis: Axis, label: str) -> str:
-    """'stage 1', but '7.5B' alone."""
+    """Return 'stage 1', but '7.5B' alone."""
     return f"{axis.name} {label}" if label.isdigit() else label
 
 
 # -- in words -----------------------------------------------------------------------------------
 def basis(expectation: Expectation) -> str:
-    """Which numbers are counts, and of what; which are formulas."""
+    """Return which numbers are counts, and of what; which are formulas."""
     parts = []
     where = "on shapes alone" if expectation.counted_on == SHAPES else "while training with real numbers"
     at = f", at {expectation.at}" if expectation.at != "end_of_backward" else ""
@@ -177,7 +177,8 @@ def basis(expectation: Expectation) -> str:
 
 
 def rules(judged: Judged) -> str:
-    """How the source rounded, and what it sets in bold; of what it measured, how far off the count may be and is."""
+    """Return how the source rounded, and what it sets in bold; for its measurements, the allowed and the actual error
+    of the count."""
     expectation = judged.expectation
     if not expectation.rounding:
         added = " with what is outside of it" if expectation.outside else ""
@@ -195,7 +196,7 @@ def rules(judged: Judged) -> str:
 
 
 def _as_a_list(judged: Judged) -> str:
-    """How far off all rows are together, and how well they rank layouts."""
+    """Return the error of all rows together, and how well they rank layouts."""
     text, ranking, ranks = f"All rows: {judged.errors}.", judged.expectation.ranking, judged.ranks
     if judged.expectation.mean_within:
         text += f" The mean may be {within_text(judged.expectation.mean_within)}."
@@ -209,5 +210,5 @@ def _as_a_list(judged: Judged) -> str:
 
 
 def contradiction(expectation: Expectation) -> str:
-    """Why printed figures are not what the source's own rule gives; empty where they are."""
+    """Return why printed figures contradict the source's own rule; empty if they do not."""
     return expectation.note if any(cell.instead for cell in expectation.cells) else ""

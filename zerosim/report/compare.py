@@ -1,4 +1,4 @@
-"""Several runs on the same batches side by side: ZeRO stages, and whether they trained the same weights to the bit;
+"""Several runs on the same batches side by side: ZeRO stages, and whether they trained bit-identical weights;
 optimizers and number formats, with bytes per parameter and loss."""
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class Outcomes(InNotebook, Generic[Name]):
         self.failures = {name: out for name, out in outcomes.items() if isinstance(out, OutOfMemory)}
 
     def runs(self) -> dict[str, Any]:
-        """The JSON form of every run, or the error in its place."""
+        """Return the JSON form of every run, or the error in its place."""
         return {
             str(name): out.to_dict() if isinstance(out, RunResult) else {"error": str(out)}
             for name, out in self.outcomes.items()
         }
 
     def refused(self, what: str) -> list[RenderableType]:
-        """What was too much, for each run that did not fit."""
+        """Return each run that did not fit, with its request."""
         errors = {name: "; ".join(filter(None, (str(error), error.advice))) for name, error in self.failures.items()}
         return [prose(f"{what} {name}: {text}.", "red") for name, text in errors.items()]
 
@@ -76,7 +76,7 @@ class Comparison(Outcomes[int]):
 
     @property
     def contradictions(self) -> list[tuple[int, int]]:
-        """Pairs of stages whose weights should be the same to the bit, and are not."""
+        """Pairs of ZeRO stages whose weights should be bit-identical, and are not."""
         if self.config.world.algorithm not in IN_RANK_ORDER:
             return []
         one_batch, alike = self.config.data.accumulate == 1, self._adds_alike and not self._is_late
@@ -87,18 +87,18 @@ class Comparison(Outcomes[int]):
 
     @property
     def _adds_alike(self) -> bool:
-        """Whether stage 0 adds in the others' order: there are no replicas, and no sums of an optimizer over slices."""
+        """Whether stage 0 adds in the others' order: there are no replicas, and no optimizer sums over slices."""
         is_cut = self.config.parallel.partition == "slices" and self.config.mesh.shards > 1
         has_sums = is_cut and PRESETS[self.config.optim.optimizer].cut == "sums"
         return self.config.mesh.dp_replicate == 1 and not has_sums
 
     @property
     def _is_late(self) -> bool:
-        """Whether an update was delayed, which stage 0 has none of."""
+        """Whether an update was delayed, which stage 0 cannot do."""
         return any(result.config.grads.late for result in self.results.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: every run's own, or the error in its place."""
+        """Return the JSON form: every run's own, or the error in its place."""
         differences = [
             {"stages": list(pair), "max_abs_difference": value if math.isfinite(value) else None}
             for pair, value in self.differences.items()
@@ -163,7 +163,7 @@ class Comparison(Outcomes[int]):
         return Stack(Adaptive(build), None if why is None else prose(why))
 
     def _why(self) -> str | None:
-        """Why weights differ, or why they do not."""
+        """Return why weights differ, or why they do not."""
         algorithm, one_batch = self.config.world.algorithm, self.config.data.accumulate == 1
         if self.contradictions:
             return "They should be the same to the bit. Please report this as a bug, with the command line."
@@ -203,7 +203,8 @@ class Comparison(Outcomes[int]):
 
 
 def _figures(result: RunResult) -> list[tuple[str, Cell]]:
-    """A row of the table each, of one stage: headings and cells. What it sent is of the last whole step."""
+    """Return a row of the table for each ZeRO stage: headings and cells. Sent bytes are those of the last whole
+    step."""
     pipeline, step = range(result.layout.mesh.pp), last_whole_step(result)
     states, own = [check_states(result, stage) for stage in pipeline], words.of_rank(result)
     sent: list[Cell] = [None] * 4
@@ -227,18 +228,18 @@ def _figures(result: RunResult) -> list[tuple[str, Cell]]:
 
 # -- optimizers and number formats ---------------------------------------------------------------
 class OptimizerComparison(Outcomes[str]):
-    """Results by optimizer: bytes per parameter, as counted, and loss."""
+    """Results by optimizer: counted bytes per parameter, and loss."""
 
     what = "optimizer"
     own = "lr"
     about_own = "The learning rate is each optimizer's own; --lr sets one for all."
 
     def own_figure(self, result: RunResult) -> str:
-        """In column `own`."""
+        """The optimizer's own figure, in column `own`."""
         return f"{result.config.optim.lr:g}"
 
     def format_of(self, config: RunConfig) -> str:
-        """What all runs have in common."""
+        """Return the configuration that all runs share."""
         return f"in {config.precision.param_dtype}"
 
     def __init__(self, config: RunConfig, outcomes: Mapping[str, RunResult | OutOfMemory]) -> None:
@@ -246,7 +247,7 @@ class OptimizerComparison(Outcomes[str]):
         self.costs = {name: bytes_per_parameter(result) for name, result in self.results.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: every run's own with its bytes per parameter, or the error in its place."""
+        """Return the JSON form: every run's own with its bytes per parameter, or the error in its place."""
         runs = self.runs()
         for name, costs in self.costs.items():
             runs[name]["bytes_per_parameter"] = {kind: float(cost) for kind, cost in costs.items()}
@@ -290,7 +291,7 @@ class OptimizerComparison(Outcomes[str]):
 
 
 class PrecisionComparison(OptimizerComparison):
-    """Results by precision; of bf16-pure a rounding stands after a colon."""
+    """Results by precision; for bf16-pure a rounding follows after a colon."""
 
     what = "precision"
     own = "stayed"
@@ -313,7 +314,7 @@ LINKS: Mapping[str, float] = MappingProxyType({"1 Gb/s": 0.12e9, "400 Gb/s": 48e
 
 
 class CompressionComparison(OptimizerComparison):
-    """Results by compression: what is sent and kept, and how far it comes. `times`: a step over each of `LINKS`."""
+    """Results by compression: bytes sent and stored, and the loss. `times`: a step over each of `LINKS`."""
 
     what = "compression"
 
@@ -327,7 +328,7 @@ class CompressionComparison(OptimizerComparison):
         self.times = {name: [None if one is None else one.seconds for one in each] for name, each in times.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form: every run's own, with the seconds of a step over each link."""
+        """Return the JSON form: every run's own, with the seconds of a step over each link."""
         values = super().to_dict()
         for name, seconds in self.times.items():
             values["runs"][name]["step_s_over"] = dict(zip(LINKS, seconds, strict=True))
@@ -351,7 +352,7 @@ class CompressionComparison(OptimizerComparison):
 
 # -- weights ------------------------------------------------------------------------------------
 def same_bits(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two sets of weights are the same, to the bit (0 and -0 differ, nan and nan need not)."""
+    """Return whether two sets of weights are bit-identical (0 and -0 differ, nan and nan may be equal)."""
 
     def bits(array: Any) -> Any:
         return np.ascontiguousarray(array).view(np.uint8)
@@ -362,13 +363,13 @@ def same_bits(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def largest_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """Over all weights; nan where one holds nan."""
+    """Return the largest difference over all weights; nan if one is nan."""
     with np.errstate(invalid="ignore"):
         return max(float(np.max(np.abs(a[name].astype(np.float64) - b[name].astype(np.float64)))) for name in a)
 
 
 def _groups(weights: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """The stages, those with the same weights together."""
+    """Return the ZeRO stages, those with the same weights together."""
     groups: list[list[int]] = []
     for stage, own in weights.items():
         alike = next((group for group in groups if same_bits(weights[group[0]], own)), None)

@@ -1,4 +1,4 @@
-"""What `zerosim doctor` found, as tables: what can be used, the commands that mend the rest, GPUs, this machine."""
+"""The findings of `zerosim doctor` as tables: what works, the commands that repair the rest, GPUs, this machine."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROOMS = {
     "nccl": "--collective native",
     "mpi": "--world mpi",
 }
-"""What asks for each of them on a command line."""
+"""The command-line option for each of them."""
 
 
 def doctor_report(found: Diagnosis) -> Stack:
-    """All of it, the commands before the details."""
+    """Return all findings, the commands before the details."""
     return Stack(
         prose(_headline(found), "bold"),
         _standings_table(found),
@@ -67,7 +67,7 @@ def _about(standing: Availability, found: Diagnosis) -> str:
 
 
 def _mending(found: Diagnosis) -> RenderableType | None:
-    """One command for each thing that is missing."""
+    """Return one command for each missing part."""
     commands = [(standing.name, fault.mend) for standing in found.standings for fault in standing.faults]
     commands += [(library.name, library.mend) for library in found.libraries if library.mend is not None]
     lines = [prose(f"{name}: {mend}") for name, mend in commands]
@@ -87,13 +87,13 @@ def _gpus_table(found: Diagnosis) -> RenderableType:
 
 
 def _machine_table(found: Diagnosis) -> RenderableType:
-    """Names and what they are: a line each for what there is, none for what there is not."""
+    """Return names and values: a line for each part that exists, none for the others."""
     machine, cuda, mpi = found.machine, found.cuda, found.mpi
     memory = "unknown" if machine.memory_bytes is None else format_bytes(machine.memory_bytes)
     free = "" if machine.free_bytes is None else f", {format_bytes(machine.free_bytes)} free"
     runtime, driver = (version_text(number or 0) for number in (cuda.runtime_version, cuda.driver_version))
     aware = {None: "does not say whether it is GPU-aware", True: "GPU-aware", False: "not GPU-aware"}
-    # A name, what is None where there is nothing to show, and what is shown.
+    # A name, the value or None if it is absent, and the shown text.
     lines: list[tuple[str, object, str | None]] = [
         ("Python", True, f"{found.python}, {found.executable}"),
         ("system", True, f"{machine.system}, {machine.processor}"),

@@ -1,7 +1,7 @@
-"""A run's closed forms with its numbers put in: what `zerosim explain` prints.
+"""A run's closed forms with its numbers put in: the output of `zerosim explain`.
 
-The forms are those that a plan of the same run is compared with (`analysis/forms.py`), the numbers are the
-configuration's and its layout's. Nothing here was counted.
+The forms are those with which a plan of the same run is compared (`analysis/forms.py`), the numbers are the
+configuration's and its layout's. Nothing here is counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Explanation(InNotebook):
         self.sections = tuple(section for section in found if section is not None)
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON form; `counted` is false, for nothing was run."""
+        """Return the JSON form; `counted` is false, because nothing was run."""
         return {
             "schema": 2,
             "counted": False,
@@ -74,7 +74,7 @@ class Explanation(InNotebook):
 
 
 def plan_command(config: RunConfig) -> str:
-    """The command that counts what these formulas say: every value that was given."""
+    """Return the command that counts what these formulas say: every given value."""
     said, unsaid = ["zerosim plan"], {*WITH_VALUES.split(), *CLOCK}
     for name, value in config.given.items():
         if value == PLAN_DEFAULTS.get(name, ...) or name in unsaid or (name == "steps" and value == 1):
@@ -90,7 +90,7 @@ def plan_command(config: RunConfig) -> str:
 
 
 def _recipe(config: RunConfig) -> RenderableType | None:
-    """What the recipe stands for; the paper's needs no words."""
+    """Return what the recipe stands for; the paper's needs no words."""
     recipe = find_recipe(config.parallel.recipe)
     if recipe.name == "paper":
         return None
@@ -107,7 +107,7 @@ def _recipe(config: RunConfig) -> RenderableType | None:
 def _shown(section: Section) -> RenderableType:
     formula, numbers = Column("formula", style="cyan", no_wrap=True), Column("numbers put in", no_wrap=True)
     wide = Grid(Column("", no_wrap=True), formula, numbers, right("bytes", no_wrap=True), right("", no_wrap=True))
-    # Where there is little room the numbers stand below the formula, and may wrap; bytes never do.
+    # In little room the numbers stand below the formula, and may wrap; bytes never do.
     narrow = Grid("", Column("formula, numbers put in", overflow="fold"), right("bytes", no_wrap=True))
     for term in section.terms:
         style, rounded = "bold" if term.is_sum else "", gigabytes(term.value)
@@ -117,7 +117,7 @@ def _shown(section: Section) -> RenderableType:
     parts: list[RenderableType] = [titled(section.title, Adaptive(wide, narrow))]
     for note in section.notes:
         if section.agrees is not None and note.startswith(PRINTED):
-            # Whether the formula, rounded as the paper rounds, gives what it prints.
+            # Whether the formula, rounded as the paper rounds, gives the printed figure.
             parts.append(prose(f"✓ {note}", "bold green") if section.agrees else prose(f"≠ {note}", "bold red"))
         else:
             parts.append(prose(note, "dim"))

@@ -1,4 +1,4 @@
-"""Which lines explain a run: its closed forms, section by section, with the sources in the notes."""
+"""The lines that explain a run: its closed forms, section by section, with the sources in the notes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zerosim.report.words import SCHEDULES, by_stage
 from zerosim.units import format_bytes
 
 PRINTED = "The paper prints"
-"""How the note begins that `Section.agrees` is about."""
+"""The beginning of the note to which `Section.agrees` refers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Term:
     is_sum: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Bytes are exact where they are whole; else 'exact' has the fraction."""
+        """Return the JSON form. Bytes are exact if they are whole; else 'exact' has the fraction."""
         whole = self.value.denominator == 1
         exact = {} if whole else {"exact": str(self.value)}
         value = int(self.value) if whole else float(self.value)
@@ -54,11 +54,11 @@ class Section:
     terms: tuple[Term, ...]
     notes: tuple[str, ...]
     agrees: bool | None = None
-    """Whether the total is what the paper prints; None where it prints nothing."""
+    """Whether the total is the paper's printed figure; None if it prints none."""
 
 
 class Asked:
-    """What is explained: a configuration's closed forms, and the numbers of the first pipeline stage's ranks."""
+    """The question: a configuration's closed forms, and the numbers of the first pipeline stage's ranks."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.placed = config, laid_out(config)
@@ -68,17 +68,17 @@ class Asked:
         self.is_part = self.held["Ψ"] != self.placed.num_parameters
 
     def term(self, name: str, form: Form, *, is_sum: bool = False) -> Term:
-        """A form in bytes as a line: its elements as text, with the numbers put in, and its value."""
+        """Return a form in bytes as a line: its elements as text, with the numbers put in, and its value."""
         put_in = form.where({x: value for x, value in self.held.items() if value == 0 or x in COUNTS})
         return Term(name, self.text(form), "" if is_sum else put_in.numbers(self.held), form.at(self.held), is_sum)
 
     def text(self, form: Form) -> str:
-        """In the letters that are printed; Ψ_r where a rank holds a part of the model."""
+        """Return a form in the printed letters; Ψ_r if a rank holds a part of the model."""
         found = shown(form, self.held)
         return str(found.where(Ψ=symbol("Ψ_r")) if self.is_part else found)
 
     def says(self, *letters: str) -> str:
-        """'bsh = 1,024 elements, the activation between two layers of one microbatch'."""
+        """Return 'bsh = 1,024 elements, the activation between two layers of one microbatch'."""
         said = []
         for letter in letters:
             unit = f" {LETTERS[letter].unit}" if LETTERS[letter].unit else ""
@@ -131,7 +131,7 @@ def _kept(config: RunConfig) -> str:
 
 
 def _part(asked: Asked) -> list[str]:
-    """What a rank holds of the model, where it is not all of it."""
+    """Return which part of the model a rank holds, if not all of it."""
     if not asked.is_part:
         return []
     config, held = asked.config, [share.num_parameters for share in shares_of(asked.placed)]
@@ -146,7 +146,7 @@ def _part(asked: Asked) -> list[str]:
 
 
 def _beside(asked: Asked, total: Fraction) -> list[str]:
-    """The paper's own rule, where a recipe has another; else DDP's."""
+    """Return the paper's own rule if a recipe has another; else DDP's."""
     config, param = asked.config, asked.held["w"]
     moments = formulas.num_moments(config.optim.optimizer, config.optim.momentum)
     if config.optim.optimizer not in formulas.UNIFORM:
@@ -237,7 +237,7 @@ def _nodes(asked: Asked) -> Section | None:
 
 
 def _gathered(asked: Asked) -> Section | None:
-    """How many parameters are there in full at a time, where stage 3 divides them."""
+    """Return how many parameters are gathered at a time, if stage 3 divides them."""
     config, gathering = asked.config, asked.config.gathering
     if config.parallel.zero_stage < 3:
         return None
@@ -376,5 +376,5 @@ def _sources(found: Mapping[tuple[str, str], Form]) -> list[str]:
 
 
 def gigabytes(value: Fraction) -> str:
-    """Three figures, such as '16.6 GB'."""
+    """Return three digits, such as '16.6 GB'."""
     return format_bytes(round(value))

@@ -1,4 +1,4 @@
-"""What is printed below an out-of-memory error: what was live, what was asked for, and what would fit."""
+"""The text below an out-of-memory error: the live bytes, the request, and what would fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_HOLDERS = 3
 
 
 def out_of_memory(error: OutOfMemory) -> RenderableType:
-    """The bytes behind the error, and the advice that came with it."""
+    """Return the bytes behind the error, and the advice that came with it."""
     live = sum(error.live.values())
     room = error.capacity - live
     request = (
@@ -38,7 +38,7 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
 
 
 def _held(held: Mapping[int, int]) -> RenderableType:
-    """What each rank of a node holds of its memory at the most; ranks that hold as much share a line."""
+    """Return the most that each rank of a node holds of its memory; ranks with the same bytes share a line."""
     alike: dict[int, list[int]] = {}
     for rank, nbytes in sorted(held.items()):
         alike.setdefault(nbytes, []).append(rank)
@@ -49,7 +49,8 @@ def _held(held: Mapping[int, int]) -> RenderableType:
 
 
 def room_text(error: OutOfMemory) -> RenderableType | None:
-    """What the allocator had left, who held the most, and what would help; None where the capacity alone says it."""
+    """Return the allocator's free memory, the largest holders, and a remedy; None if the capacity alone explains the
+    error."""
     room = error.room
     if room is None:
         return None

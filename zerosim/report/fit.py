@@ -1,4 +1,4 @@
-"""What a search found: the answer first, then the rows that matter, and with `all` everything that was run."""
+"""The result of a search: the answer first, then the rows that matter, and with `all` every run."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 
 FEW = 3
-"""So many rows are on the first page."""
+"""The number of rows on the first page."""
 TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
-"""What a rank needs whose share of its node's other memories is too small."""
+"""What a rank needs if its share of its node's other memories is too small."""
 _LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
 
 
 class Search(NamedTuple):
-    """What is looked for, of which configuration, on which device, by which clock; `all`: every row is shown."""
+    """What is searched, for which configuration, on which device, by which clock; `all`: every row is shown."""
 
     find: str
     config: RunConfig
@@ -48,7 +48,7 @@ class Search(NamedTuple):
     all: bool = False
 
     def room(self, tried: RunConfig) -> int:
-        """Bytes of the device that the reserve leaves."""
+        """Return the device's bytes that the reserve leaves."""
         return self.limit.nbytes - self.limit.reserve(tried)
 
     def page(
@@ -60,7 +60,7 @@ class Search(NamedTuple):
         *tables: RenderableType | None,
         taken: int | None = None,
     ) -> Stack:
-        """The answer and what it is about, what is assumed, warnings, tables, what the device holds outside the
+        """Return the answer and its subject, assumptions, warnings, tables, and the device's memory outside the
         program. `taken`: bytes of the best."""
         shown = self.config if best is None else best
         style = "bold red" if best is None else "bold green"
@@ -75,15 +75,15 @@ class Search(NamedTuple):
         )
 
     def warnings(self, best: RunConfig | None, taken: int | None) -> list[str]:
-        """Of the best, where there is one."""
+        """Return warnings on the best, if there is one."""
         return [] if best is None else warnings_of(best, self.limit, self.cluster, taken)
 
     def title(self, text: str, rows: Sequence[object]) -> str:
-        """The title of a table, which says so where rows are left out."""
+        """Return the title of a table, which says so if rows are left out."""
         return text if self.all or len(rows) <= FEW else f"{text}: {FEW} of {len(rows)}"
 
     def grid(self, rows: Sequence[dict[str, Cell]]) -> Grid:
-        """A row for each thing that was found, the best first; on the first page a few of them, in three figures."""
+        """Return a row for each result, the best first; on the first page a few of them, with three digits."""
         grid = Grid(*(name if name in _LEFT else right(name) for name in rows[0]))
         for row in rows if self.all else rows[:FEW]:
             grid.add(*row.values(), style="bold" if row is rows[0] else "")
@@ -91,7 +91,7 @@ class Search(NamedTuple):
 
 
 def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> Stack:
-    """The largest value that fits, or the fewest ranks. `timed` is a plan of it, where there is a clock."""
+    """Return the largest value that fits, or the fewest ranks. `timed` is a plan of it, if there is a clock."""
     config, what, limit = search.config, search.find, search.limit
     on = ""
     if is_mesh(config):
@@ -111,7 +111,7 @@ def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> 
 
 
 def models_report(search: Search, tried: Sequence[TriedModel], best: RunConfig | None) -> Stack:
-    """The largest named models that fit, and those above them."""
+    """Return the largest named models that fit, and those above them."""
     limit = search.limit
     grid = Grid("model", right("parameters"), right("needs"), "fits")
     shown = [*[one for one in tried if not one.fits][-FEW:], *(one for one in tried if one.fits)]
@@ -141,7 +141,7 @@ def _answer(search: Search, found: Found) -> str:
     shown = with_value(config, field, best.value)
     text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
     if beyond is not None:
-        least_of_it = "" if config.memory.allocator == "exact" else "at least "  # it was refused there, and not run on
+        least_of_it = "" if config.memory.allocator == "exact" else "at least "  # the run ended at the refusal
         short = f"{least_of_it}{format_bytes(beyond.taken_bytes - limit.nbytes)} short"
         need = TOO_SMALL[beyond.too_small]
         text += f" --{what} {beyond.value} does not fit: {f'needs {need} than the node has' if need else short}."
@@ -163,7 +163,7 @@ def _answer(search: Search, found: Found) -> str:
 
 
 def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
-    """The fewest ranks that fill nodes, and what they leave free."""
+    """Return the fewest ranks that fill nodes, and the memory that they leave free."""
     text = f" In whole nodes of {node}: --ranks {whole.value}, {counted(whole.value // node, 'node')}, "
     free = limit.nbytes - whole.taken_bytes
     if whole.too_small:
@@ -172,7 +172,7 @@ def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
 
 
 def _what_to_try(config: RunConfig) -> str:
-    """Flags that were not given and take less; none of what the model does not have."""
+    """Return flags that were not given and need less memory, without those that the model does not have."""
     flags = ["a higher --stage"] if config.parallel.zero_stage < 3 else []
     if config.model.has_blocks:
         flags += ["--recompute full"] if config.memory.recompute != "full" else []
@@ -182,7 +182,7 @@ def _what_to_try(config: RunConfig) -> str:
 
 # -- meshes ---------------------------------------------------------------------------------------
 def mesh_report(search: Search, batch: int, result: Meshes) -> Stack:
-    """The flags of the best, its speed and memory, then the best ten."""
+    """Return the flags of the best, its speed and memory, then the best ten."""
     config, limit, cluster = search.config, search.limit, search.cluster
     ranks = counted(config.mesh.ranks, "rank")
     on = f"{ranks} of {limit.name or format_bytes(limit.nbytes)}"
@@ -222,7 +222,7 @@ def mesh_report(search: Search, batch: int, result: Meshes) -> Stack:
 
 
 def mesh_flags(config: RunConfig) -> str:
-    """What is passed to run or plan it."""
+    """Return the flags that run or plan it."""
     mesh, parallel, data = config.mesh, config.parallel, config.data
     flags = [f"--ranks {mesh.ranks}"]
     flags += [
@@ -245,7 +245,7 @@ def _trust(found: Sequence[Fitting], cluster: Cluster) -> str:
 
 
 def _told_apart(result: Meshes, cluster: Cluster) -> str:
-    """How many of the best are no slower than the first, as far as anybody can tell."""
+    """Return how many of the best are no slower than the first, within the uncertainty."""
     bands = [band(one.config, one.time, cluster) for one in result.found if one.time is not None]
     if bands[0] is None or not (alike := not_ranked(bands)):
         return ""

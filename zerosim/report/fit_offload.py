@@ -1,4 +1,4 @@
-"""Should I offload? Every way to offload at one stage: whether it fits, what it takes of each memory, its seconds."""
+"""Should I offload? Every way to offload at one ZeRO stage: whether it fits, its bytes in each memory, its seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN_WORDS = {DEVICE: "device", HOST: "host memory", NVME: "NVMe"}
 
 
 def offload_report(search: Search, found: Sequence[Way], has: Mapping[str, int | None]) -> Stack:
-    """The fastest way that fits, beside all others. `has`: what a node has of its other memories."""
+    """Return the fastest way that fits, beside all others. `has`: a node's bytes of its other memories."""
     config, limit = search.config, search.limit
     stage, ranks = STAGES[config.parallel.zero_stage], counted(config.mesh.ranks, "rank")
     node = " and ".join(f"{format_bytes(has[one] or 0)} of {IN_WORDS[one]}" for one in (HOST, NVME) if has[one])
@@ -43,7 +43,7 @@ def offload_report(search: Search, found: Sequence[Way], has: Mapping[str, int |
 
 
 def flags(way: Way) -> str:
-    """What is passed to run or plan it."""
+    """Return the flags that run or plan it."""
     late = way.config.grads.late
     return f"--stage {way.config.parallel.zero_stage} --offload {way.where}" + f" --delayed-update {late}" * bool(late)
 

@@ -1,6 +1,7 @@
-"""How sure a modelled step is, in words: where eight of ten measured steps of its class lie, or that none was measured.
+"""The certainty of a modelled step, in words: the interval of eight of ten measured steps of its class, or that none
+was measured.
 
-The intervals are those of `analysis/interval.py`. A machine that was measured has its own error, of its file.
+The intervals are those of `analysis/interval.py`. A measured machine has its own error, in its file.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ NEVER = "Modelled, never compared: too few steps like this one were measured"
 
 
 def three_figures(value: float) -> str:
-    """160168 as '160,000', 0.05115 as '0.0512'."""
+    """Return 160168 as '160,000', 0.05115 as '0.0512'."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def band(config: RunConfig, time: StepTime, cluster: Cluster) -> tuple[float, float] | None:
-    """Seconds between which eight of ten measured steps like this one would lie."""
+    """Return the seconds between which eight of ten measured steps like this one would lie."""
     found = step_interval(config, time, cluster)
     return None if found is None else (found.low * time.seconds, found.high * time.seconds)
 
 
 def class_words(of: StepClass, rows: int) -> str:
-    """'14 of FSDP on A100, 2B to 20B'."""
+    """Return '14 of FSDP on A100, 2B to 20B'."""
     framework = _RECIPES.get(of.recipe, of.recipe)
     parts = [f"{rows} of {framework} on {of.gpu.upper()}", of.size, "which the host decides" if of.host_bound else ""]
     return ", ".join(filter(None, parts))
 
 
 def interval_words(found: Interval, seconds: float) -> str:
-    """'2.38 to 3.12 s for 8 of 10 measured steps like this one: 14 of FSDP on A100'."""
+    """Return '2.38 to 3.12 s for 8 of 10 measured steps like this one: 14 of FSDP on A100'."""
     low, high = (three_figures(seconds * end) for end in (found.low, found.high))
     return f"{low} to {high} s for 8 of 10 measured steps like this one: {class_words(found.of, found.rows)}"
 
 
 def interval_values(config: RunConfig, time: StepTime, cluster: Cluster) -> dict[str, Any]:
-    """The JSON form: the ends, the class and how many rows it has; all None where no such step was measured."""
+    """Return the JSON form: the ends, the class and its number of rows; all None if no such step was measured."""
     found = step_interval(config, time, cluster)
     if found is None:
         return dict.fromkeys(("step_s_low", "step_s_high", "interval_class", "interval_rows"))
@@ -60,7 +61,7 @@ def interval_values(config: RunConfig, time: StepTime, cluster: Cluster) -> dict
 
 
 def trust(cluster: Cluster, *found: Interval | None) -> str:
-    """The last sentence under modelled seconds."""
+    """Return the last sentence under modelled seconds."""
     if cluster.machine is not None:
         error = cluster.machine.known_error
         return f"Modelled, not measured. Known error: {error}." + (" Minus: real steps took longer." * ("-" in error))
@@ -71,7 +72,7 @@ def trust(cluster: Cluster, *found: Interval | None) -> str:
 
 
 def implausible(mfu: float, cluster: Cluster) -> str | None:
-    """What there is to say where nobody published as much; None of a machine that was measured."""
+    """Return a warning if no publication reached as much; None for a measured machine."""
     best = None if cluster.machine is not None else best_published(cluster.name)
     if best is None or mfu <= best.mfu:
         return None
@@ -82,6 +83,6 @@ def implausible(mfu: float, cluster: Cluster) -> str | None:
 
 
 def not_ranked(bands: Sequence[tuple[float, float] | None]) -> int:
-    """Of steps in their order: how many after the first cannot be told from it. Without its band: all."""
+    """Return how many steps after the first cannot be distinguished from it. Without its band: all."""
     first, *others = bands
     return sum(other is None or first is None or overlaps(first, other) for other in others)

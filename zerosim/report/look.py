@@ -1,8 +1,8 @@
-"""How things look where they are printed: width, colours, boxes, and letters that can be printed.
+"""The look of printed output: width, colours, boxes, and printable letters.
 
-A report describes its tables (`Grid`) and sentences (`prose`); an `Adaptive` builds them when they are printed, for
-the width and the letters of that console. In a pipe there are no boxes and no 80-column limit; where the encoding is
-not UTF-8, Greek letters and marks have ASCII names.
+A report describes its tables (`Grid`) and sentences (`prose`); an `Adaptive` builds them when they are printed, for the
+width and the letters of that console. In a pipe there are no boxes and no 80-column limit; if the encoding is not
+UTF-8, Greek letters and marks have ASCII names.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ _RULED_BOX = box.Box("    \n    \n ── \n    \n ── \n ── \n    \n    
 
 
 class Look(NamedTuple):
-    """What the console at hand can show."""
+    """The abilities of the console."""
 
     width: int
     ascii: bool
     is_plain: bool
 
     def text(self, text: str) -> str:
-        """`text` in letters that can be printed."""
+        """Return `text` in printable letters."""
         return text.translate(_ASCII) if self.ascii else text
 
     def mark(self, agrees: bool) -> Text:
-        """Whether a count and its formula are the same number."""
+        """Return the mark that says whether a count and its formula are the same number."""
         return Text(self.text("✓" if agrees else "≠"), style="bold green" if agrees else "bold red")
 
     def table(self, *columns: Column) -> Table:
-        """A table without rows: rules are light, and in a pipe they are dashes."""
+        """Return a table without rows: rules are light, and in a pipe they are dashes."""
         return Table(
             *columns,
             box=_PLAIN_BOX if self.is_plain or self.ascii else _RULED_BOX,
@@ -69,7 +69,7 @@ class Look(NamedTuple):
 class Grid:
     """A table as data, columns and rows, built for the console that shows it: every report describes its tables so.
 
-    A cell is a text, a number (shown with thousands apart), a verdict (shown as a mark), or None (left empty).
+    A cell is a text, a number (shown with thousands separators), a verdict (shown as a mark), or None (empty).
     """
 
     def __init__(self, *columns: str | Column, has_header: bool = True) -> None:
@@ -80,15 +80,15 @@ class Grid:
         self._show: Callable[[Fraction | int], str] = show
 
     def add(self, *cells: Cell, style: str = "") -> None:
-        """One row more."""
+        """Add one more row."""
         self._rows.append((cells, style))
 
     def rule(self) -> None:
-        """A rule below the rows so far."""
+        """Add a rule below the rows so far."""
         self._rules.add(len(self._rows))
 
     def without(self, *headers: str) -> Grid:
-        """The same table with fewer columns."""
+        """Return the same table with fewer columns."""
         kept = [at for at, column in enumerate(self._columns) if column.header not in headers]
         fewer = copy(self)
         fewer._columns = [self._columns[at] for at in kept]
@@ -96,13 +96,13 @@ class Grid:
         return fewer
 
     def filled(self) -> Grid:
-        """The same table without columns in which no row has anything."""
+        """Return the same table without empty columns."""
         columns = {column.header: at for at, column in enumerate(self._columns) if column.header}
         seen = {at for cells, _ in self._rows for at, cell in enumerate(cells) if cell not in (None, "")}
         return self.without(*(str(header) for header, at in columns.items() if at not in seen))
 
     def joined(self, first: str, second: str) -> Grid:
-        """The same table with the cells of a column below those of another one, if both are there."""
+        """Return the same table with the cells of a column below those of another one, if both exist."""
         headers = [column.header for column in self._columns]
         if first not in headers or second not in headers:
             return self
@@ -114,7 +114,7 @@ class Grid:
         return tight.without(second)
 
     def stacked(self) -> Grid:
-        """The same table for little room: one term of a sum per line, and long numbers folded."""
+        """Return the same table for little room: one term of a sum per line, and long numbers folded."""
 
         def narrow(cell: Cell) -> Cell:
             return cell.replace(" + ", "\n+ ").replace(" - ", "\n- ") if isinstance(cell, str) else cell
@@ -125,7 +125,7 @@ class Grid:
         return tight
 
     def short(self) -> Grid:
-        """The same table with its numbers as bytes in three figures."""
+        """Return the same table with its numbers as bytes in three digits."""
         shorter = copy(self)
         shorter._show = lambda value: format_bytes(round(value))
         return shorter
@@ -141,7 +141,7 @@ class Grid:
         return table
 
     def _shown(self, look: Look, cell: Cell) -> Text:
-        """As rich's Text, in which brackets are brackets."""
+        """Return rich's Text, in which brackets are brackets."""
         if isinstance(cell, bool):
             return look.mark(cell)
         if isinstance(cell, (int, Fraction)):
@@ -155,7 +155,7 @@ Build = Callable[[Look], RenderableType]
 
 
 class Adaptive(InNotebook):
-    """The first of some ways to show a thing that fits into the console's width, else the last."""
+    """The first of several forms that fits into the console's width, else the last."""
 
     def __init__(self, *builds: Build) -> None:
         self._builds = builds
@@ -165,7 +165,7 @@ class Adaptive(InNotebook):
         look = Look(options.max_width, options.ascii_only, not fancy)
         for build in self._builds:
             shown = build(look)
-            # Measured with room to spare: a table never says that it wants more than there is.
+            # Measured with room to spare: a table never asks for more width than the console has.
             if Measurement.get(console, options.update(width=10_000), shown).maximum <= look.width:
                 break
         yield shown
@@ -175,7 +175,7 @@ class Adaptive(InNotebook):
 
 
 class Stack(InNotebook):
-    """Renderables one below the other, an empty line between them unless they are `close`."""
+    """Renderables one below the other, with an empty line between them unless they are `close`."""
 
     def __init__(self, *parts: RenderableType | None, close: bool = False) -> None:
         self.parts = [part for part in parts if part is not None]
@@ -189,7 +189,7 @@ class Stack(InNotebook):
 
 
 def prose(text: str, style: str = "") -> Adaptive:
-    """Sentences, wrapped at a width that is easy to read."""
+    """Return sentences, wrapped at a readable width."""
 
     def build(look: Look) -> RenderableType:
         return Constrain(Text(look.text(text), style=style), min(look.width, PROSE_WIDTH))
@@ -198,18 +198,18 @@ def prose(text: str, style: str = "") -> Adaptive:
 
 
 def spread(values: Sequence[int], separator: str = " ") -> str:
-    """'12', or '12 to 15' where they differ."""
+    """Return '12', or '12 to 15' if they differ."""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,}{separator}to {high:,}"
 
 
 def titled(title: str, body: RenderableType, note: str = "") -> Stack:
-    """A heading, a body and, if there is one, a note below it."""
+    """Return a heading, a body and, if there is one, a note below it."""
     return Stack(prose(title, "bold"), body, prose(note, "dim") if note else None, close=True)
 
 
 def emit(shown: RenderableType, stream: TextIO) -> None:
-    """Print on a stream. A letter that its encoding lacks becomes '?'; a pipe gets no blanks at the ends of lines."""
+    """Print on a stream. A letter that its encoding lacks becomes '?'; a pipe gets no trailing blanks."""
     console = make_console(stream)
     with console.capture() as captured:
         console.print(shown)
@@ -222,14 +222,15 @@ def emit(shown: RenderableType, stream: TextIO) -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it. Open MPI gives the first process a terminal of its own, whatever mpirun's is."""
+    """Return whether a person reads the stream. Open MPI gives the first process a terminal of its own, whatever
+    mpirun's is."""
     return stream.isatty() and not is_launched()
 
 
 def make_console(stream: TextIO) -> Console:
-    """A console on a stream. A pipe is as wide as COLUMNS says, else wide enough for every table."""
+    """Make a console on a stream. A pipe is as wide as COLUMNS says, else wide enough for every table."""
     if is_terminal(stream):
-        if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):  # rich would take it for 80 wide
+        if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):  # rich would give it 80 columns
             columns, lines = shutil.get_terminal_size()
             return Console(file=stream, highlight=False, width=columns, height=lines)
         return Console(file=stream, highlight=False)

@@ -1,4 +1,4 @@
-"""What things are called and which colour they have, in all reports: stages, optimizers, kinds of memory.
+"""Names and colours in all reports: ZeRO stages, optimizers, kinds of memory.
 
 Light to import: a notebook reads it before it has shown anything.
 """
@@ -17,7 +17,7 @@ OPTIMIZERS = {name: preset.title for name, preset in PRESETS.items()}
 
 
 class KindLook(NamedTuple):
-    """What a kind of memory is, its letter, its tone in HTML, and its paint (light, dark, hatch) in pictures."""
+    """A kind of memory in words, its letter, its tone in HTML, and its paint (light, dark, hatch) in pictures."""
 
     meaning: str
     letter: str
@@ -27,9 +27,9 @@ class KindLook(NamedTuple):
     hatch: str = ""
 
 
-# In the order in which they are stacked: what stays on a rank first, what comes and goes after it. Blue, orange and
-# green for parameters, gradients and optimizer states are those of the ZeRO paper's Figure 1. A tone is the same on
-# light and on dark pages, with a contrast of 3:1 to both; any two are told apart by colour-blind eyes too (tested).
+# In stacking order: permanent kinds first, temporary ones after them. Blue, orange and green for parameters, gradients
+# and optimizer states are those of the ZeRO paper's Figure 1. A tone is the same on light and on dark pages, with a
+# contrast of 3:1 to both; colour-blind eyes can distinguish any two (tested).
 KINDS: Mapping[str, KindLook] = {
     "param": KindLook("parameters that stay on this rank", "P", "#3d5cc1", "#0053ba", "#2f67cf"),
     "grad": KindLook("gradients that stay on this rank", "G", "#ae4708", "#a74006", "#ed833c", "//"),
@@ -62,23 +62,23 @@ KIND_WORDS: Mapping[str, str] = {
 
 
 def kind_words(name: str) -> str:
-    """A kind of memory in plain words; any other name as it is."""
+    """Return a kind of memory in plain words; any other name unchanged."""
     return KIND_WORDS.get(name, name)
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """'1 rank', '4 ranks'."""
+    """Return '1 rank', '4 ranks'."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def listed(names: Sequence[object]) -> str:
-    """'0 and 1', '0, 1 and 2'."""
+    """Return '0 and 1', '0, 1 and 2'."""
     *most, last = map(str, names)
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def show(value: Fraction | int) -> str:
-    """An exact number with thousands apart; a fraction with two digits."""
+    """Return an exact number with thousands separators; a fraction with two digits."""
     if isinstance(value, Fraction) and value.denominator != 1:
         return f"{float(value):,.2f}"
     return f"{int(value):,}"

@@ -1,9 +1,9 @@
-"""How a notebook's cell shows things: reports as text, and memory, traffic and runs as HTML.
+"""Display in a notebook's cell: reports as text, and memory, traffic and runs as HTML.
 
-Reports are as wide as a printed page, for an exported notebook cuts off what is wider. JUPYTER_COLUMNS asks for
+Reports are as wide as a printed page, because an exported notebook cuts off anything wider. JUPYTER_COLUMNS asks for
 another width. HTML is tables and bars with inline style, no script and nothing fetched, every text escaped. Text takes
-the page's own colour, to be legible on light and on dark. A stepped world's pages are made of the same pieces.
-Results and ledgers know nothing of it: `import zerosim` in a notebook gives IPython these functions by type.
+the page's own colour, to be legible on light and on dark. A stepped world's pages are made of the same pieces. Results
+and ledgers do not depend on this file: `import zerosim` in a notebook gives IPython these functions by type.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _LINE = "1px solid rgba(128,128,128,.45)"
 
 # -- text ---------------------------------------------------------------------------------------
 def width_asked(variable: str, default: int) -> int:
-    """The width that an environment variable asks for."""
+    """Return the width that an environment variable asks for."""
     wanted = os.environ.get(variable, "")
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else default
 
 
 class InNotebook:
-    """A rich renderable that a notebook shows by itself."""
+    """A rich renderable that a notebook can show."""
 
     def _repr_mimebundle_(self, *asked: object, **named: object) -> dict[str, str]:
         width = width_asked("JUPYTER_COLUMNS", COLUMNS)
@@ -82,7 +82,8 @@ def table(
     left: Collection[int] = (),
     wide: str = "",
 ) -> str:
-    """A table; cells are text, but HTML in the columns `raw`. Columns are right-aligned, but those in `left`.
+    """Return a table; cells are text, except HTML in the columns `raw`. Columns are right-aligned, except those in
+    `left`.
 
     With `wide`, such as '45%', it is as wide as the page, and the columns `raw` take that share of it.
     """
@@ -104,20 +105,20 @@ def table(
 
 
 def card(title: str, body: str, note: str = "") -> str:
-    """A titled piece of a page."""
+    """Return a titled piece of a page."""
     below = f'<div style="opacity:.75">{escaped(note)}</div>' if note else ""
     return f'<div style="max-width:70em;overflow-x:auto"><div><b>{escaped(title)}</b></div>{body}{below}</div>'
 
 
 def chip(kind: str) -> str:
-    """A kind's letter on its colour, then its name."""
+    """Return a kind's letter on its colour, then its name."""
     tone, letter = TONES.get(kind, OTHER_TONE), escaped(LETTERS.get(kind, "?"))
     letter = f'<span style="background:{tone};color:#fff;font-weight:bold;padding:0 4px">{letter}</span>'
     return f'<span style="white-space:nowrap">{letter} {escaped(kind)}</span>'
 
 
 def bar(by_kind: Mapping[str, int], most: int) -> str:
-    """Bytes by kind as one stacked bar; a bar of `most` bytes is as long as there is room."""
+    """Return bytes by kind as one stacked bar; a bar of `most` bytes fills the width."""
     parts, total = "", sum(by_kind.values())
     for kind, nbytes in ordered(by_kind):
         letter = escaped(LETTERS.get(kind, "?")) if nbytes > _LETTERED * most else "&nbsp;"
@@ -131,7 +132,7 @@ def bar(by_kind: Mapping[str, int], most: int) -> str:
 
 
 def ordered(by_kind: Mapping[str, int]) -> list[tuple[str, int]]:
-    """What stays on a rank first, what comes and goes after it; unknown kinds last. Empty ones are left out."""
+    """Return permanent kinds first, temporary ones after them, unknown kinds last, without empty ones."""
     known = [kind for kind in TONES if kind in by_kind] + sorted(by_kind.keys() - TONES.keys())
     return [(kind, by_kind[kind]) for kind in known if by_kind[kind]]
 
@@ -143,7 +144,7 @@ def legend(kinds: Collection[str]) -> str:
 
 # -- memory -------------------------------------------------------------------------------------
 def memory_html(by_kind: Mapping[str, int], title: str = "Live bytes", padding: Mapping[str, int] | None = None) -> str:
-    """Bytes by kind: a bar, and a table with shares."""
+    """Return bytes by kind: a bar, and a table with shares."""
     total = sum(by_kind.values())
     rows = [
         [chip(kind), f"{nbytes:,}", f"{100 * nbytes / total:.1f} %", bar({kind: nbytes}, total)]
@@ -161,7 +162,7 @@ def bytes_text(nbytes: int) -> str:
 
 # -- traffic ------------------------------------------------------------------------------------
 def traffic_html(rows: Sequence[TrafficRow], title: str = "Traffic of one rank, in bytes") -> str:
-    """One row per step, phase and operation, as one rank saw it; the last ones where they are very many."""
+    """Return one row per step, phase and operation, as one rank saw it; of very many the last ones."""
     shown = rows[-MOST_ROWS:]
     note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
     sent = [row.sent_bytes for row in rows if row.sent_bytes is not None]
@@ -176,10 +177,10 @@ def traffic_html(rows: Sequence[TrafficRow], title: str = "Traffic of one rank, 
 
 # -- a run --------------------------------------------------------------------------------------
 def result_html(result: RunResult) -> str:
-    """What a run or a plan counted: its loss; by rank model states, peak and what the last step sent."""
+    """Return the counts of a run or a plan: its loss; by rank model states, peak and the last step's bytes."""
     config, mesh = result.config, result.config.mesh
     ranks, on_mesh = result.ran, mesh.tp > 1 or mesh.pp > 1
-    if on_mesh:  # a row for what differs, not for each rank
+    if on_mesh:  # a row for each difference, not for each rank
         ranks = sorted({_figures(result, rank): rank for rank in reversed(ranks)}.values())
     peaks = {rank: result.memory[rank].peak for rank in ranks[:MOST_ROWS]}
     most = max([peak.total_bytes for peak in peaks.values()], default=0)
@@ -206,14 +207,14 @@ def result_html(result: RunResult) -> str:
 
 
 def _figures(result: RunResult, rank: int) -> tuple[int, tuple[int, ...], tuple[tuple[str, int], ...]]:
-    """What a row shows of a rank, bytes sent, model states and peak: two ranks with the same need one."""
+    """Return a rank's row: bytes sent, model states and peak. Two ranks with the same need one."""
     memory = result.memory[rank]
     sent, states = result.sent_bytes(rank, len(result.steps) - 1) if result.steps else 0, memory.model_states()
     return sent, tuple(states[kind] for kind in _STATES), tuple(sorted(memory.peak.by_kind.items()))
 
 
 def _loss_html(result: RunResult) -> str:
-    """The mean loss by step as a line, where there is one."""
+    """Return the mean loss by step as a line, if there is one."""
     means = result.mean_losses
     words = escaped(f"loss {means[0]:.4f} to {means[-1]:.4f}" if means else "")
     losses = {step: loss for step, loss in enumerate(means) if math.isfinite(loss)}

@@ -1,6 +1,6 @@
-"""The notes below the tables, in sentences: what the letters of the formulas stand for, and their numbers in this run.
+"""The notes below the tables, in sentences: the meaning of the formulas' letters, and their numbers in this run.
 
-Text only, no layout. A letter has a note where it occurs in the rows, with its number on each pipeline stage.
+Text only, no layout. A letter has a note if it occurs in the rows, with its number on each pipeline stage.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from zerosim.train.check_trained import num_trained
 from zerosim.train.result import RunResult
 
 _RANKS_OF = {"dp_shard": "N", "node": "d", "nodes": "n", "dp_replicate": "H", "tp": "t"}
-"""How formulas call the ranks along an axis."""
+"""The formulas' letters for the ranks along an axis."""
 
 
 def states_note(result: RunResult) -> str:
-    """How to read the formula of the model states, and why ranks hold more than it says, or some more than others."""
+    """Return how to read the formula of the model states, and why ranks hold more than it says, or some more than
+    others."""
     config, cost, shares = result.config, cost_of(result), shares_of(result)
     tp, optim, piece = config.mesh.tp, formulas.figure(cost.optim), config.gathering.piece
     replicated, copied, padding = zip(*(extra_of(result, share.stage) for share in shares), strict=True)
@@ -57,7 +58,7 @@ def _trained(result: RunResult) -> str:
 
 
 def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
-    """Which part of a volume a rank sends, and what the letters of these volumes stand for."""
+    """Return which part of a volume a rank sends, and the meaning of the letters of these volumes."""
     config, mesh = result.config, result.config.mesh.axes
     shares, axes = shares_of(result), {check.axis for check in checks if check.axis}
     volume = f" of {total} elements" if len(axes) == 1 and (total := checks[-1].text) else ""
@@ -78,7 +79,7 @@ def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
 
 
 def nodes_note(config: RunConfig) -> str:
-    """Which ranks' bytes leave a node, and by which way."""
+    """Return which ranks' bytes leave a node, and by which way."""
     if config.mesh.axes.nodes == 1:
         return "Model states are divided within a node; across nodes replicas average their gradients."
     if config.world.algorithm in ("ring", "native"):
@@ -90,13 +91,13 @@ def nodes_note(config: RunConfig) -> str:
 
 
 def sent_of_volume(axes: Collection[str]) -> str:
-    """'×(N-1)/N', the one factor between volumes and what a rank sends; '' where axes have several, or none."""
+    """Return '×(N-1)/N', the one factor between volumes and a rank's sent bytes; '' if axes have several, or none."""
     letters = [_RANKS_OF[axis] for axis in axes if axis in _RANKS_OF]
     return f"×({letters[0]}-1)/{letters[0]}" if len(axes) == len(letters) == 1 else ""
 
 
 def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
-    """'(N-1)/N = 3/4 on dp_shard, (t-1)/t = 1/2 on tp, all on pp'; one axis goes without its name."""
+    """Return '(N-1)/N = 3/4 on dp_shard, (t-1)/t = 1/2 on tp, all on pp'; one axis goes without its name."""
     parts = [
         (axis, f"({letter}-1)/{letter} = {Fraction(config.mesh.axes.size(axis) - 1, config.mesh.axes.size(axis))}")
         for axis, letter in _RANKS_OF.items()
@@ -106,7 +107,7 @@ def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
 
 
 def control(result: RunResult, sent: Sequence[int]) -> str:
-    """What each rank sent for norms and overflow flags."""
+    """Return each rank's bytes for norms and overflow flags."""
     if any(sent):
         return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
     why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
@@ -114,11 +115,11 @@ def control(result: RunResult, sent: Sequence[int]) -> str:
 
 
 def curvature_note(result: RunResult, step: int) -> str | None:
-    """What a step's traffic has in it that most steps have not."""
+    """Return the traffic in this step that most steps do not have."""
     if not result.steps[step].estimated:
         return None
     every = PRESETS[result.config.optim.optimizer].estimates_every
-    what = f"Every {every}th step" if every else "Such a step"  # of an optimizer of one's own nothing is known here
+    what = f"Every {every}th step" if every else "Such a step"  # of a custom optimizer nothing is known here
     return (
         f"{what} is followed by a second forward and backward, on labels that the model draws; they are counted here."
     )

@@ -1,4 +1,4 @@
-"""Where offloaded model states lie, for people: by memory beside the closed forms, and of a node's memories."""
+"""Offloaded model states, for people: by memory beside the closed forms, and of a node's memories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IN = {"device": "on the device", HOST: "in the host's memory", NVME: "on NVMe"}
 
 
 def memories_table(result: RunResult) -> RenderableType | None:
-    """Each model state's bytes of a rank in the memory where it lies; None where all lie on the device."""
+    """Return each model state's bytes of a rank in its memory; None if all lie on the device."""
     if not result.config.offload.is_on:
         return None
     pp = result.layout.mesh.pp
@@ -38,7 +38,8 @@ def memories_table(result: RunResult) -> RenderableType | None:
 
 
 def most_elsewhere(result: RunResult, cluster: Cluster | None) -> Sequence[str]:
-    """What a node's ranks take at the most of its host memory and its drives, together and each, and of how much."""
+    """Return the most that a node's ranks take of its host memory and its drives, together and each, and the memories'
+    sizes."""
     config, lines = result.config, list[str]()
     if not config.offload.is_on:
         return lines

@@ -1,4 +1,4 @@
-"""A plan's first page: whether it fits, what its peak is made of, how long a step takes, and what would help.
+"""A plan's first page: whether it fits, the parts of its peak, the time of a step, and what would help.
 
 Reads a result of `train.plan.plan` (or of a real run). Every table behind the page: `plan_tables.py`.
 """
@@ -39,7 +39,7 @@ from zerosim.units import format_bytes, format_count
 BAR = 16
 """Letters of the longest bar."""
 SMALL = 0.01
-"""Parts of less than this share of what the program takes are one."""
+"""Parts with less than this share of the program's bytes are joined."""
 MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (formulas with numbers)."
 _GATHERED = ("unsharded_param", "prefetched_param", "unsharded_grad")
 _LOGITS = ("lm_head", "loss")  # the units that hold them and their gradients
@@ -56,9 +56,9 @@ def plan_report(
     unlike_run: str = "",
     all: bool = False,
 ) -> Stack:
-    """The first page of a plan, and with `all` every table after it.
+    """Return the first page of a plan, and with `all` every table after it.
 
-    `advice` are the cheapest changes that fit, `refusal` is what an allocator said, `cluster` what the time is of,
+    `advice` are the cheapest changes that fit, `refusal` is the allocator's message, `cluster` the clock's devices,
     `unlike_run` says where a run of the same flags differs.
     """
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
@@ -102,7 +102,7 @@ def plan_report(
 
 
 def _first_step(result: RunResult) -> str:
-    """What the first step takes, beside those after it."""
+    """Return the first step's bytes, beside the later ones'."""
     first = max(memory.first_step_bytes for memory in result.memory)
     later = max(memory.peak.total_bytes for memory in result.memory)
     return (
@@ -112,7 +112,7 @@ def _first_step(result: RunResult) -> str:
 
 
 def _notes(result: RunResult) -> list[RenderableType | None]:
-    """What changes the figures' meaning: what is left out, notes of the model and of the step."""
+    """Return notes that change the figures' meaning: left-out parts, notes on the model and the step."""
     config = result.config
     notes = [f"Model {config.model.name}: {note}" for note in config.model.notes]
     if config.optim.steps is None and result.steps[0].estimated:
@@ -149,7 +149,7 @@ def parts(config: RunConfig, at: Snapshot) -> dict[str, int]:
 
 
 def _gathered(unit: str, kinds: Container[str]) -> str:
-    """Name what of a unit is whole for a while: its parameters, its gradient, or both."""
+    """Name a unit's temporary whole buffers: its parameters, its gradient, or both."""
     noun = "block" if is_block(unit) else "unit"
     if "unsharded_param" not in kinds and "prefetched_param" not in kinds:
         return f"one {noun}'s whole gradient ({unit})"
@@ -157,7 +157,7 @@ def _gathered(unit: str, kinds: Container[str]) -> str:
 
 
 def parts_table(result: RunResult, limit: Limit | None) -> RenderableType:
-    """What the fullest rank holds at its peak, largest first; then what is estimated beside it."""
+    """Return what the fullest rank holds at its peak, largest first; then estimated memory beside it."""
     config = result.config
     rank = max(range(len(result.memory)), key=lambda rank: result.memory[rank].reserved_bytes)
     memory = result.memory[rank]
@@ -185,7 +185,7 @@ def parts_table(result: RunResult, limit: Limit | None) -> RenderableType:
 
 
 def _whose(result: RunResult, rank: int, name: str) -> str:
-    """Which rank's peak, and when it is."""
+    """Return which rank's peak it is, and when."""
     memory = result.memory[rank]
     stage, place = result.layout.mesh.index(rank, "pp"), words.place(result, rank)
     when = words.moment(*memory.peak.scope[:3]).removeprefix("in step 0, ")
@@ -196,7 +196,7 @@ def _whose(result: RunResult, rank: int, name: str) -> str:
 
 
 def _too_much(result: RunResult, limit: Limit) -> str:
-    """Name each item that alone is more than the device has for the program, else the largest: at the peak and at the
+    """Name each item that alone exceeds the device's room for the program, else the largest: at the peak and at the
     marks."""
     memory, room = result.memory[peak_rank(result)], limit.nbytes - limit.reserve(result.config)
     most: dict[str, int] = {}
@@ -214,7 +214,7 @@ def _too_much(result: RunResult, limit: Limit) -> str:
 
 # -- counts beside closed forms ---------------------------------------------------------------------
 def formulas_agree(result: RunResult) -> bool:
-    """Whether every count that the tables mark equals its closed form."""
+    """Return whether every count that the tables mark equals its closed form."""
     step, saved, stages = last_whole_step(result), result.saved, range(result.layout.mesh.pp)
     agreed = [check.agrees for stage in stages for check in check_states(result, stage)]
     agreed += [check.agrees is not False for stage in stages for check in check_memories(result, stage)]

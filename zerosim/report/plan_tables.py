@@ -1,6 +1,6 @@
-"""Every table of a plan: what was run, its time, live bytes at each mark and at the peak, counts beside formulas.
+"""Every table of a plan: the run, its time, live bytes at each mark and at the peak, counts beside formulas.
 
-They follow the first page (`plan.py`) where all is asked for; tables of model states and traffic are those of a run.
+They follow the first page (`plan.py`) with --all; tables of model states and traffic are those of a run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _MARK_NAMES = {
 
 
 def all_tables(result: RunResult, limit: Limit | None, cluster: Cluster | None) -> list[RenderableType | None]:
-    """What stands behind a plan's first page, under headings."""
+    """Return the tables behind a plan's first page, under headings."""
     config = result.config
     recipe = find_recipe(config.parallel.recipe)
     time = time_table(result, cluster)
@@ -79,12 +79,13 @@ def all_tables(result: RunResult, limit: Limit | None, cluster: Cluster | None) 
 
 
 def heading(text: str) -> RenderableType:
-    """A heading above tables that have their own titles."""
+    """Return a heading above tables that have their own titles."""
     return prose(text.upper(), "bold underline")
 
 
 def _what_was_run(result: RunResult) -> str:
-    """How many parameters and ranks there are, and how many of them were run; the batch stands on the first page."""
+    """Return how many parameters and ranks there are, and how many of them were run; the batch stands on the first
+    page."""
     psi, ran, ranks = result.num_parameters, len(result.ran), result.config.mesh.ranks
     kernels = {"lean": "zerosim's", "megatron": "Megatron's"}[result.config.memory.saves]
     saved = f" Forward saves the tensors that {kernels} kernels save." if result.config.model.has_blocks else ""
@@ -97,7 +98,7 @@ def _what_was_run(result: RunResult) -> str:
 
 
 def _room(result: RunResult, limit: Limit) -> str:
-    """What the device has, and what is left of it."""
+    """Return the device's memory, and what is left of it."""
     peak, program = peak_bytes(result), limit.nbytes - limit.reserve(result.config)
     room, left = abs(program - peak), "free" if peak <= program else "short"
     return (
@@ -107,7 +108,7 @@ def _room(result: RunResult, limit: Limit) -> str:
 
 
 def memory_table(result: RunResult) -> RenderableType:
-    """Live bytes by kind at each mark and at the peak, of the rank with the highest peak."""
+    """Return live bytes by kind at each mark and at the peak, of the rank with the highest peak."""
     rank = peak_rank(result)
     memory = result.memory[rank]
     columns: dict[str, Mapping[str, int]] = {
@@ -136,7 +137,7 @@ def memory_table(result: RunResult) -> RenderableType:
 
 
 def _prefetched(peak: Snapshot) -> str:
-    """How much of a peak is parameters whose turn has not come."""
+    """Return how much of a peak is prefetched parameters."""
     ahead = {unit: nbytes for (unit, kind), nbytes in peak.by_unit.items() if kind == Kind.PREFETCHED_PARAM}
     if not ahead:
         return ""
@@ -145,7 +146,7 @@ def _prefetched(peak: Snapshot) -> str:
 
 
 def holders_table(result: RunResult) -> RenderableType:
-    """What the peak was made of: bytes by group of units and kind, the most first."""
+    """Return the parts of the peak: bytes by group of units and kind, the most first."""
     peak = result.memory[peak_rank(result)].peak
     groups: dict[tuple[str, str], int] = {}
     members: dict[tuple[str, str], set[str]] = {}
@@ -167,7 +168,7 @@ def holders_table(result: RunResult) -> RenderableType:
 
 
 def outside_table(config: RunConfig, limit: Limit | None) -> RenderableType | None:
-    """What the device holds beside the program, with sources; None where nothing is known."""
+    """Return the device's memory beside the program, with sources; None if nothing is known."""
     lines = () if limit is None else limit.outside(config)
     if limit is None or not lines:
         return None

@@ -1,4 +1,5 @@
-"""`zerosim run --backend cuda --verify-memory`: the ledger beside CuPy's memory pool, and what lies between them."""
+"""`zerosim run --backend cuda --verify-memory`: the ledger beside CuPy's memory pool, and the difference between
+them."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from zerosim.units import format_bytes
 
 
 def pools_agree(result: RunResult) -> bool:
-    """Whether every mark of every rank is explained to the byte."""
+    """Return whether every mark of every rank is explained to the byte."""
     return all(row.unexplained_bytes == 0 for memory in result.memory for row in memory.pool)
 
 
 def pools_table(result: RunResult) -> RenderableType:
-    """The marks of the last step, ranks that are alike in one line; then whether all marks of all steps are explained.
+    """Return the marks of the last step, equal ranks in one line; then whether all marks of all steps are explained.
 
     Raises: InputError for a run on a backend whose memory is not a pool's.
     """

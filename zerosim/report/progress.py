@@ -1,6 +1,6 @@
-"""Progress of a run: a bar where there is a terminal, a line every few steps where there is none.
+"""Progress of a run: a bar on a terminal, a line every few steps elsewhere.
 
-Each rank reports its own loss on its own thread; a step is shown when all have, with their mean. Steps are
+Each rank reports its own loss on its own thread; a step is shown when all have reported, with their mean. Steps are
 counted from 0, here as in reports, flags, files and the Python API.
 """
 
@@ -23,14 +23,14 @@ LINES = 12
 """About how many lines a whole run prints, if it is short."""
 
 SILENT_S = 10.0
-"""A run that takes long prints a line at least this often, or whenever a step ends."""
+"""A long run prints a line at least this often, or whenever a step ends."""
 
 Reporter = Callable[[int, int, float], None]
-"""Called by every rank as reporter(rank, step, loss)."""
+"""Every rank calls it as reporter(rank, step, loss)."""
 
 
 def mean_over_ranks(ranks: int, show: Callable[[int, float], None]) -> Reporter:
-    """What calls show(step, mean loss) when all ranks have reported a step."""
+    """Return a reporter that calls show(step, mean loss) when all ranks have reported a step."""
     reported: dict[int, list[float]] = defaultdict(list)
     lock = threading.Lock()
 
@@ -47,7 +47,7 @@ def mean_over_ranks(ranks: int, show: Callable[[int, float], None]) -> Reporter:
 def progress_on(
     stream: TextIO, ranks: int, steps: int | None, title: str, *, quiet: bool = False
 ) -> Iterator[Reporter]:
-    """A block in which steps are shown as suits the stream. `steps` is None where it is not known beforehand.
+    """Show steps during a block, as suits the stream. `steps` is None if it is not known beforehand.
 
     A terminal is left as it was, however the block ends.
     """

@@ -1,4 +1,4 @@
-"""ZeRO stages of one configuration side by side, each a plan: what a GPU takes, whether it fits, seconds, traffic."""
+"""ZeRO stages of one configuration side by side, each a plan: a GPU's bytes, whether it fits, seconds, traffic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNUSED = "unused inside the allocator"
 class StagePlans(InNotebook):
     """Plans by ZeRO stage; an InputError stands for a stage that cannot be planned. At least one was planned.
 
-    `why_shapes` says why nothing was trained, where nobody asked for that.
+    `why_shapes` says why nothing was trained, if the user did not ask for that.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StagePlans(InNotebook):
         )
 
     def _answer(self) -> str:
-        """Which stages fit on the device."""
+        """Return which ZeRO stages fit on the device."""
         assert self.limit is not None
         where = f"on {device_text(self.limit)}"
         if not self.fitting:
@@ -77,7 +77,7 @@ class StagePlans(InNotebook):
         return f"{does}, {_named(rest).lower()} {'does' if len(rest) == 1 else 'do'} not." if rest else f"{does}."
 
     def _about(self) -> str:
-        """What was planned, and the recipe, which is one for all stages unless `usual` was asked for."""
+        """Return what was planned, and the recipe, which is one for all stages unless `usual` was asked for."""
         plan = next(iter(self.plans.values())).result
         config, of = plan.config, f" of {self.limit.name}" if self.limit is not None and self.limit.name else ""
         mesh = f": {shape}" if (shape := words.shape(config)) else ""
@@ -92,7 +92,7 @@ class StagePlans(InNotebook):
         )
 
     def _room(self, stage: int) -> str:
-        """How much of the device is free or missing; nothing without a device."""
+        """Return how much of the device is free or missing; nothing without a device."""
         if self.limit is None:
             return ""
         room = self.limit.nbytes - self.plans[stage].total_bytes(self.limit)
@@ -168,7 +168,7 @@ class StagePlans(InNotebook):
         return {stage: time for stage, time in times.items() if time is not None}
 
     def _warnings(self) -> list[str]:
-        """Each once, with the stages that it is of where it is not of all."""
+        """Return each warning once, with its ZeRO stages if it is not for all."""
         found: dict[str, list[int]] = {}
         for stage, config in self.configs.items():
             taken = self.plans[stage].fullest.reserved_bytes if stage in self.fitting else None
@@ -182,10 +182,10 @@ class StagePlans(InNotebook):
 
 
 def _named(stages: Sequence[int]) -> str:
-    """'Stage 3', 'Stages 0, 1 and 2'."""
+    """Return 'Stage 3', 'Stages 0, 1 and 2'."""
     return f"Stage{'s' * (len(stages) > 1)} {listed(stages)}"
 
 
 def _bar(value: float, of: Collection[float]) -> str:
-    """A bar, the longest of which stands for the most of all values."""
+    """Return a bar; the longest stands for the largest of all values."""
     return "█" * round(BAR * value / max(of))

@@ -1,4 +1,4 @@
-"""A run's result as tables: what was counted, what the paper's formula says, and whether the two are the same number.
+"""A run's result as tables: the counts, the paper's formulas, and whether the two are the same number.
 
 `summary` is all of it, for the command line and for a notebook's cells. Every run is a mesh: rows come in groups, one
 for each pipeline stage, and stages that hold and send the same share one. An axis of one rank has no row or column.
@@ -36,18 +36,18 @@ from zerosim.units import format_bytes
 
 Check = TypeVar("Check")
 Groups = Sequence[tuple[str, list[Check]]]
-"""A name and its checks for each group of pipeline stages that are alike; without a pipeline one, without a name."""
+"""A name and its checks for each group of equal pipeline stages; without a pipeline one, without a name."""
 
 EACH_RANK = 8
 """Up to so many ranks have a row each."""
 MOST_OWNED = 8
-"""So many of an owner's units or tensors are named."""
+"""The most units or tensors of an owner that are named."""
 _ACTIVATIONS = ("activation", "activation_grad", "kept")
 _STATES = ("param", "grad", "optim")
 
 
 def summary(result: RunResult) -> Stack:
-    """What a run did, from its loss to its bytes."""
+    """Return a run's summary, from its loss to its bytes."""
     has_learned = result.mean_losses[-1] < result.mean_losses[0]
     return Stack(
         prose(words.headline(result.config), "bold"),
@@ -73,25 +73,25 @@ def summary(result: RunResult) -> Stack:
 
 
 def mesh_text(config: RunConfig) -> RenderableType | None:
-    """How a mesh cuts and runs the model."""
+    """Return how a mesh cuts and runs the model."""
     return prose(text) if (text := words.about(config)) else None
 
 
 def set_aside_text(*configs: RunConfig) -> RenderableType | None:
-    """Which of the recipe's values these configurations go without, and why."""
+    """Return which of the recipe's values these configurations go without, and why."""
     said = dict.fromkeys(text for config in configs for text in config.set_aside.values())
     return prose(f"Left out: {'; '.join(said)}.", "yellow") if said else None
 
 
 def kept_text(config: RunConfig) -> RenderableType | None:
-    """How recomputed blocks keep their inputs; a warning where what was asked for changes nothing."""
+    """Return how recomputed blocks store their inputs; a warning if the given option changes nothing."""
     text = words.kept_inputs(config)
     return prose(text, "bold yellow" if text.startswith("Warning") else "") if text else None
 
 
 # -- memory -------------------------------------------------------------------------------------
 def allocator_text(result: RunResult) -> RenderableType | None:
-    """What the allocator held at the most, on the rank where that was most; None where bytes are exact."""
+    """Return the most that the allocator held, on the rank with the largest amount; None if bytes are exact."""
     rank = max(range(len(result.memory)), key=lambda rank: result.memory[rank].reserved_bytes)
     held = result.memory[rank].allocator
     if held is None:
@@ -107,7 +107,7 @@ def allocator_text(result: RunResult) -> RenderableType | None:
 
 
 def states_table(result: RunResult) -> RenderableType:
-    """Model states per rank at the end of backward beside the paper's formula."""
+    """Return model states per rank at the end of backward beside the paper's formula."""
     groups = _by_stage(result, partial(check_states, result))
     own = words.of_rank(result)
     body = Adaptive(_states_by_rank(groups, own).filled(), _states_by_kind(groups, own).filled())
@@ -115,7 +115,7 @@ def states_table(result: RunResult) -> RenderableType:
 
 
 def _states_by_rank(groups: Groups[StateCheck], own: Callable[[str], str]) -> Grid:
-    """A row per rank (or the least, mean and most), a column per state; then formula and mark."""
+    """Return a row per rank (or the least, mean and most), a column per state; then formula and mark."""
     grid = Grid("pipeline", "", *(right(check.kind) for check in groups[0][1]), right("padding"))
     for stage, checks in groups:
         has_padding = any(checks[-1].padding)
@@ -135,7 +135,7 @@ def _states_by_rank(groups: Groups[StateCheck], own: Callable[[str], str]) -> Gr
 
 
 def _by_rank(checks: Sequence[StateCheck], most: int) -> list[tuple[str, list[Fraction | int], Fraction | int]]:
-    """(name, a value per check, padding) for each of at `most` so many ranks, or for the least, mean and most."""
+    """Yield (name, a value per check, padding) for each of at most `most` ranks, or for the least, mean and most."""
     ranks = len(checks[0].counted)
     padding = checks[-1].padding
     if ranks <= most:
@@ -150,7 +150,7 @@ def _by_rank(checks: Sequence[StateCheck], most: int) -> list[tuple[str, list[Fr
 
 
 def _states_by_kind(groups: Groups[StateCheck], own: Callable[[str], str]) -> Grid:
-    """The same where there is little room: a row per state."""
+    """Return the same for little room: a row per state."""
 
     def cells(check: StateCheck) -> list[Cell]:
         padding = spread(check.padding, "\n") if any(check.padding) else None
@@ -162,7 +162,7 @@ def _states_by_kind(groups: Groups[StateCheck], own: Callable[[str], str]) -> Gr
 
 
 def peak_table(result: RunResult) -> RenderableType:
-    """The moment with the most live bytes, and what they were."""
+    """Return the moment with the most live bytes, and their kinds."""
     rank = peak_rank(result)
     peak = result.memory[rank].peak
     total = peak.total_bytes
@@ -173,7 +173,7 @@ def peak_table(result: RunResult) -> RenderableType:
 
 
 def peaks_table(result: RunResult) -> RenderableType | None:
-    """The peak of each pipeline stage, and what it was made of; None without a pipeline."""
+    """Return the peak of each pipeline stage, and its parts; None without a pipeline."""
 
     def of_stage(stage: int) -> list[list[Cell]]:
         share = share_of(result, stage)
@@ -191,7 +191,7 @@ def peaks_table(result: RunResult) -> RenderableType | None:
 
 
 def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
-    """Bytes by kind, the most first, with what each kind is."""
+    """Return bytes by kind, the most first, with each kind in words."""
     grid = Grid("kind", right("bytes"), right("share"), Column("what it is", style="dim"))
     total = sum(by_kind.values())
     for kind, nbytes in sorted(by_kind.items(), key=lambda item: -item[1]):
@@ -201,7 +201,7 @@ def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
 
 
 def owners_table(result: RunResult) -> RenderableType:
-    """Which rank owns which units or tensors."""
+    """Return which rank owns which units or tensors."""
     pieces = f"{result.config.gathering.piece}s"
     grid = Grid(right("rank"), right("elements"), Column(pieces, overflow="fold"))
     owners = sorted({unit.owner for unit in result.units if unit.owner is not None})
@@ -220,7 +220,8 @@ def owners_table(result: RunResult) -> RenderableType:
 
 # -- traffic ------------------------------------------------------------------------------------
 def traffic_rows(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """What a rank of a pipeline stage sent, by operation and axis, then all. Where nothing is sent or due is no row."""
+    """Return the bytes that a rank of a pipeline stage sent, by operation and axis, then all. There is no row if
+    nothing is sent or due."""
     exchanges = check_exchanges(result, step, stage)
     *states, total = check_traffic(result, step, stage)
     if exchanges:
@@ -241,7 +242,7 @@ def traffic_rows(result: RunResult, step: int, stage: int = 0) -> list[TrafficCh
 
 
 def traffic_table(result: RunResult) -> RenderableType:
-    """What a rank sends in one step beside the closed forms, axis by axis, control traffic below."""
+    """Return a rank's bytes sent in one step beside the closed forms, axis by axis, control traffic below."""
     step = last_whole_step(result)
     if step is None:
         return prose(words.traffic_title(result), "bold")
@@ -249,7 +250,7 @@ def traffic_table(result: RunResult) -> RenderableType:
     said = [notes.traffic_note(result, [check for _, checks in groups for check in checks])]
     said += [note] if (note := notes.curvature_note(result, step)) else []
     said.append(notes.control(result, control_bytes(result, step)))
-    # What each rank copied between its device and the host for messages.
+    # The bytes that each rank copied between its device and the host for messages.
     rows = [[row for row in rank if row.step == step and row.purpose == "staging"] for rank in result.traffic]
     if any(rows):
         staged = [sum(row.payload_bytes for row in rank) for rank in rows]
@@ -260,8 +261,8 @@ def traffic_table(result: RunResult) -> RenderableType:
 
 
 def _sent_beside_formula(result: RunResult, groups: Groups[TrafficCheck]) -> Adaptive:
-    """In full, or with fewer columns where there is little room. Of native collectives what they were given is counted,
-    what they sent is not: so nothing agrees with a formula."""
+    """Return the table in full, or with fewer columns in little room. For native collectives their payload is counted,
+    their messages are not: so nothing agrees with a formula."""
     checks, modelled = [check for _, checks in groups for check in checks], result.is_modelled
     own = words.of_rank(result)
     axes, has_padding = {check.axis for check in checks if check.axis}, any(check.padding for check in checks)
@@ -291,7 +292,7 @@ def _sent_beside_formula(result: RunResult, groups: Groups[TrafficCheck]) -> Ada
 
 
 def nodes_table(result: RunResult) -> RenderableType | None:
-    """What leaves a node in the last whole step beside the closed forms; None where nodes are not known."""
+    """Return the bytes that leave a node in the last whole step beside the closed forms; None if nodes are unknown."""
     step = last_whole_step(result)
     if step is None or not has_nodes(result.config):
         return None
@@ -310,7 +311,7 @@ def nodes_table(result: RunResult) -> RenderableType | None:
 
 
 def copies_table(result: RunResult) -> RenderableType | None:
-    """What moves between a rank's memories in the last whole step, by pipeline stage; None where nothing does."""
+    """Return the bytes between a rank's memories in the last whole step, by pipeline stage; None if there are none."""
     step, keeps, offloads = last_whole_step(result), result.config.memory.cpu_checkpointing, result.config.offload.is_on
     saves = result.config.memory.offload_activations
     if not (keeps or offloads or saves) or step is None:
@@ -339,7 +340,7 @@ def copies_table(result: RunResult) -> RenderableType | None:
 
 # -- groups of pipeline stages --------------------------------------------------------------------
 def _by_stage(result: RunResult, check: Callable[[int], list[Check]]) -> Groups[Check]:
-    """The checks of every pipeline stage, those of stages that are alike together."""
+    """Return the checks of every pipeline stage, those of equal stages together."""
     pp = result.layout.mesh.pp
     checks = [check(stage) for stage in range(pp)]
     return [(words.stage_name(run) if pp > 1 else "", checks[run[0]]) for run in alike_stages(checks)]
@@ -348,7 +349,8 @@ def _by_stage(result: RunResult, check: Callable[[int], list[Check]]) -> Groups[
 def _grouped(
     grid: Grid, groups: Groups[Check], cells: Callable[[Check], Iterable[Cell]], *, has_total: bool = False
 ) -> Grid:
-    """A row per check, the stages' name before the first of a group; a rule below each group and above a total."""
+    """Return a row per check, the stages' name before the first of a group; a rule below each group and above a
+    total."""
     for stage, checks in groups:
         for at, check in enumerate(checks):
             if has_total and check is checks[-1]:
@@ -361,7 +363,7 @@ def _grouped(
 
 # -- what the model wrote -----------------------------------------------------------------------
 def sample_text(result: RunResult) -> RenderableType:
-    """The prompt and what the model made of it. Control characters are shown as a dot."""
+    """Return the prompt and the model's text. Control characters are shown as a dot."""
     prompt, answer = result.config.data.sample or "", (result.sample or b"").decode(errors="replace")
 
     def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How long a step takes by the clock, and what its time is made of. Modelled, and said to be so where it is shown."""
+"""The clock's seconds of a step, and their parts. Modelled, and marked as modelled where they are shown."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _WAITS = {
     "tp": "tensor parallelism's collectives",
     "pp": "the neighbouring pipeline stage",
 }
-"""By what a mesh axis is for (`what_for`)."""
+"""By the purpose of a mesh axis (`what_for`)."""
 
 
 def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
-    """Seconds of a step, their parts on the rank that ends last, and what that makes of the hardware."""
+    """Return the seconds of a step, their parts on the rank that ends last, and the resulting use of the hardware."""
     time, values = result.time, time_values(result, cluster)
     if time is None or cluster is None or values is None:
         return None
@@ -54,8 +54,8 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
 
 
 def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
-    """How long a step takes, what it waits for, and how far such estimates were from measured steps; nothing without
-    a clock."""
+    """Return how long a step takes, what it waits for, and how far such estimates were from measured steps; nothing
+    without a clock."""
     time, values = result.time, time_values(result, cluster)
     if time is None or cluster is None or values is None:
         return []
@@ -88,7 +88,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
 
 
 def speed_text(values: Mapping[str, Any], interval: str) -> str:
-    """`step_values` in three figures: two sentences where there is an interval."""
+    """Return `step_values` in three digits: two sentences if there is an interval."""
     step, tokens = three_figures(values["step_s"]), three_figures(values["tokens_per_s"])
     speed = f"{tokens} tokens/s, MFU {100 * values['mfu']:.1f} %."
     return (
@@ -99,7 +99,7 @@ def speed_text(values: Mapping[str, Any], interval: str) -> str:
 
 
 def _hiding(config: RunConfig, time: StepTime) -> list[str]:
-    """What overlaps more than was asked for, where waiting is more than a twentieth of the step."""
+    """Return what would overlap more than was asked for, if waiting takes more than a twentieth of the step."""
     if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
     most = config.replace(overlap="all").parallel.overlap
@@ -108,7 +108,7 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
 
 
 def _can_delay(config: RunConfig) -> bool:
-    """Whether the CPU's step may go on beside the next step, and does not."""
+    """Return whether the CPU's update could run beside the next step, and does not."""
     try:
         config.replace(delayed_update=1)
     except InputError:
@@ -117,13 +117,13 @@ def _can_delay(config: RunConfig) -> bool:
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
-    """The JSON form. `compute_s`, `slowed_s`, all of `exposed_s`, `bubble_s`, `host_s` and `copies_s` add up to
+    """Return the JSON form. `compute_s`, `slowed_s`, all of `exposed_s`, `bubble_s`, `host_s` and `copies_s` add up to
     `step_s`. `known_error` is a machine file's."""
     return None if result.time is None else step_values(result.config, result.time, cluster)
 
 
 def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> dict[str, Any] | None:
-    """`time_values` of a step of this configuration; None without a cluster, and where nothing is multiplied."""
+    """Return `time_values` of a step of this configuration; None without a cluster, and if nothing is multiplied."""
     if cluster is None or not time.hardware_flops:
         return None
     ranks = config.mesh.ranks
@@ -143,7 +143,7 @@ def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> d
 
 
 def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Cluster | None) -> RenderableType | None:
-    """The parts of this configuration's step at several stages, side by side; None without any."""
+    """Return the parts of this configuration's step at several ZeRO stages, side by side; None without any."""
     if cluster is None or not times:
         return None
     found = {stage: step_interval(config.at_stage(stage), time, cluster) for stage, time in times.items()}
@@ -164,7 +164,7 @@ def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Clust
 
 
 def _milliseconds(found: Interval | None, time: StepTime) -> str | None:
-    """The interval's ends."""
+    """Return the interval's ends."""
     return (
         None
         if found is None
@@ -178,7 +178,7 @@ def _place(cluster: Cluster) -> str:
 
 
 def time_parts(time: StepTime) -> list[tuple[str, float]]:
-    """Those that take any time."""
+    """Return the parts that take any time."""
     waits = defaultdict[str, float](float)
     for axis, seconds in time.exposed.items():
         waits[f"waits for {_WAITS.get(what_for(axis), f'collectives along {axis}')}"] += seconds
@@ -189,12 +189,12 @@ def time_parts(time: StepTime) -> list[tuple[str, float]]:
 
 
 def _tera(flops: int, time: StepTime, ranks: int) -> float:
-    """TFLOP/s of a GPU."""
+    """Return TFLOP/s of a GPU."""
     return flops / time.seconds / ranks / 1e12
 
 
 def track_values(track: Track) -> dict[str, Any]:
-    """The JSON form of one rank's step."""
+    """Return the JSON form of one rank's step."""
     return {"rank": track.rank, "end_s": track.end, **_part_values(track)}
 
 

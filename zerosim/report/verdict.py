@@ -1,6 +1,6 @@
-"""Whether a configuration fits on a device: what it takes and, beside it, what the device holds outside of the program.
+"""Whether a configuration fits on a device: its bytes and, beside them, the device's memory outside of the program.
 
-The peak was counted; what is outside is the preset's (`config/presets/outside.py`) or `--reserve`. The two are compared
+The peak was counted; memory outside is the preset's (`config/presets/outside.py`) or `--reserve`. The two are compared
 with the device together, and the verdict shows both.
 """
 
@@ -25,9 +25,9 @@ from zerosim.units import format_bytes, parse_bytes
 
 
 class Limit(NamedTuple):
-    """A device's memory: what the device is called ('' where only its bytes are known), and its bytes.
+    """A device's memory: the device's name ('' if only its bytes are known), and its bytes.
 
-    `device` says what it holds outside of a program; `kept`, where it is given, is the reserve in its place.
+    `device` gives its memory outside of a program; `kept`, if given, is the reserve in its place.
     """
 
     name: str
@@ -37,19 +37,19 @@ class Limit(NamedTuple):
 
     @property
     def line(self) -> tuple[str, int]:
-        """What a picture draws: name and bytes."""
+        """A picture's label and line: name and bytes."""
         return self.name, self.nbytes
 
     def outside(self, config: RunConfig) -> tuple[Outside, ...]:
-        """What the device holds beside the program, line by line. None of a flat model: the papers' tables, which it is
-        there for, count all of a device for model states."""
+        """Return the device's memory beside the program, line by line. For a flat model none: it exists for the papers'
+        tables, which count all of a device for model states."""
         if self.device is None or config.model.family == "flat":
             return ()
         is_tied = config.model.has_blocks and config.model.tie_embeddings
         return self.device.outside(config.mesh.axes, is_tied=is_tied)
 
     def reserve(self, config: RunConfig) -> int:
-        """Bytes that are kept for it."""
+        """Return the reserved bytes."""
         return sum(one.nbytes for one in self.outside(config)) if self.kept is None else self.kept
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Limit(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A plan, and what its allocator said where that refused it: then the figures are those of exact bytes."""
+    """A plan, and its allocator's refusal, if any: then the figures are those of exact bytes."""
 
     result: RunResult
     refusal: OutOfMemory | None = None
@@ -71,28 +71,28 @@ class Planned(NamedTuple):
         return self.refusal is None and (limit is None or fits(self.result, limit))
 
     def total_bytes(self, limit: Limit | None) -> int:
-        """What is compared with the device: what the fullest rank takes, at least, and the reserve."""
+        """Return the bytes compared with the device: the fullest rank's, at least, and the reserve."""
         room = None if self.refusal is None else self.refusal.room
         taken = max(self.fullest.reserved_bytes, 0 if room is None else room.needed_bytes)
         return taken + (0 if limit is None else limit.reserve(self.result.config))
 
 
 def peak_bytes(result: RunResult) -> int:
-    """The highest peak over ranks."""
+    """Return the highest peak over ranks."""
     return result.memory[peak_rank(result)].peak.total_bytes
 
 
 def fits(result: RunResult, limit: Limit) -> bool:
-    """Whether the peak and the reserve are at most what the device has."""
+    """Return whether the peak and the reserve are at most the device's bytes."""
     return peak_bytes(result) + limit.reserve(result.config) <= limit.nbytes
 
 
 def verdict(config: RunConfig, limit: Limit, taken: int) -> str:
-    """Say whether `taken` bytes and the reserve fit, and by how much: the first words of a page."""
+    """Return whether `taken` bytes and the reserve fit, and by how much: the first words of a page."""
     reserve = limit.reserve(config)
     need, room = format_bytes(taken + reserve), limit.nbytes - taken - reserve
     takes = "peak"
-    if config.memory.allocator != "exact":  # where it was refused, it was not run on
+    if config.memory.allocator != "exact":  # a refused run did not go on
         takes = "the allocator takes" if room >= 0 else "the allocator needs at least"
     what = f"{takes} {need}"
     if reserve:
@@ -103,7 +103,7 @@ def verdict(config: RunConfig, limit: Limit, taken: int) -> str:
 
 
 def alike(value: int, other: str) -> str:
-    """A size in the unit and with the decimals of another one: 418 MB beside '67.4 GB' is '0.4 GB'."""
+    """Return a size in the unit and with the decimals of another one: 418 MB beside '67.4 GB' is '0.4 GB'."""
     number, unit = other.split()
     digits = max(len(number.partition(".")[2]), int(unit != "B"))
     text = f"{value / parse_bytes(f'1{unit}'):.{digits}f}"
@@ -111,7 +111,7 @@ def alike(value: int, other: str) -> str:
 
 
 def device_text(limit: Limit) -> str:
-    """'a 32 GB V100', 'an 85 GB A100', 'a 20 GB device'."""
+    """Return 'a 32 GB V100', 'an 85 GB A100', 'a 20 GB device'."""
     size = re.sub(r"\.0+ ", " ", format_bytes(limit.nbytes))
     name = limit.name or "device"
     if limit.name and limit.device is not None and limit.device.held is not None:  # 'v100-32' says the memory again
@@ -123,12 +123,12 @@ def device_text(limit: Limit) -> str:
 
 
 def taken_column(config: RunConfig) -> str:
-    """The heading in a table of the bytes by which a configuration is judged."""
+    """Return the heading for the bytes by which a configuration is judged."""
     return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
 
 
 def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = None) -> str:
-    """What the verdict and the clock take for granted, and what they leave out."""
+    """Return the assumptions of the verdict and the clock, and what they leave out."""
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
     ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
     rows = f"{counted(data.micro_batch, 'row')} of {config.model.seq:,} tokens"
@@ -152,7 +152,7 @@ def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = No
 
 
 def _why(config: RunConfig, limit: Limit | None, cluster: Cluster | None) -> str:
-    """Whose kernel it is on a device that FlashAttention does not run on, and whose times stand in for a kernel's."""
+    """Return whose kernel runs on a device without FlashAttention, and whose times replace a kernel's."""
     device, said = None if limit is None else limit.device, []
     if config.memory.attention != "flash":
         return ""
@@ -166,7 +166,7 @@ def _why(config: RunConfig, limit: Limit | None, cluster: Cluster | None) -> str
 
 
 def usual_text(config: RunConfig) -> str:
-    """Which recipe was taken because none was given; nothing where one was."""
+    """Return which recipe was chosen because none was given; nothing if one was."""
     if config.given.get("recipe") != USUAL:
         return ""
     stage, cut = config.parallel.zero_stage, " with tp or pp" * (config.mesh.tp * config.mesh.pp > 1)

@@ -1,4 +1,4 @@
-"""What a plan warns of: choices that are slow, that nobody runs, or that leave no room. Each names the better flag."""
+"""A plan's warnings: choices that are slow, unusual, or leave no room. Each names the better flag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LITTLE = 0.02
 
 
 def warnings_of(config: RunConfig, limit: Limit | None, cluster: Cluster | None, taken: int | None) -> list[str]:
-    """One sentence for each. `taken`: bytes of the fullest rank, None where the configuration was refused."""
+    """Return one sentence for each warning. `taken`: bytes of the fullest rank, None if the configuration was
+    refused."""
     return list(_warnings(config, limit, cluster, taken))
 
 
@@ -44,12 +45,12 @@ def _warnings(config: RunConfig, limit: Limit | None, cluster: Cluster | None, t
 
 
 def warnings_text(found: Sequence[str]) -> RenderableType | None:
-    """A line for each; nothing where there is none."""
+    """Return a line for each; nothing if there is none."""
     return Stack(*(prose(f"Warning: {text}.", "yellow") for text in found), close=True) if found else None
 
 
 def _roomier(config: RunConfig) -> str:
-    """The flag that says whether a near miss fits after all, or that makes room."""
+    """Return the flag that decides whether a near miss fits after all, or that makes room."""
     memory = config.memory
     if memory.allocator == "exact":
         return "--allocator caching adds what an allocator leaves unused"

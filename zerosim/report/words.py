@@ -1,8 +1,8 @@
-"""What is said of a run, in sentences: how the model is cut, what was trained, what a ZeRO stage did. How to read the
-tables: `notes.py`.
+"""A run in sentences: how the model is cut, what was trained, what a ZeRO stage did. How to read the tables:
+`notes.py`.
 
-Text only, no layout. Ψ are the whole model's parameters, Ψ_r those that each rank of a pipeline stage holds where that
-is a part of them. Ratios to DDP are of the closed forms, which the tables compare with the count.
+Text only, no layout. Ψ are the whole model's parameters, Ψ_r those of each rank of a pipeline stage if that is a part
+of them. Ratios to DDP are of the closed forms, which the tables compare with the count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B"
 
 # -- ranks, stages, parts ---------------------------------------------------------------------------
 def headline(config: RunConfig, of: str = "") -> str:
-    """The ZeRO stage, the ranks, `of` which device, and the mesh that they form."""
+    """Return the ZeRO stage, the ranks, `of` which device, and their mesh."""
     where = f": {of_mesh}" if (of_mesh := shape(config)) else ""
     if config.world.transport == "mpi":
         processes = config.mesh.ranks // config.world.ranks_per_process
@@ -41,8 +41,8 @@ def headline(config: RunConfig, of: str = "") -> str:
 
 
 def shape(*configs: RunConfig) -> str:
-    """'pp 8 x dp 8 x tp 16': the axes of a mesh that have more than one rank; '' where ZeRO's is the only one. Of runs
-    that differ 'dp 2 to 128 x tp 2'."""
+    """Return 'pp 8 x dp 8 x tp 16': the axes of a mesh that have more than one rank; '' if ZeRO's is the only one. For
+    runs that differ 'dp 2 to 128 x tp 2'."""
     found = {axis: {config.mesh.axes.size(axis) for config in configs} - {1} for axis in configs[0].mesh.axes.sizes}
     sizes = {axis: spread(sorted(several)) for axis, several in found.items() if several}
     names = {} if "dp_replicate" in sizes else {"dp_shard": "dp"}
@@ -51,12 +51,12 @@ def shape(*configs: RunConfig) -> str:
 
 
 def stage_name(run: range) -> str:
-    """'stages 1 to 6', a run of pipeline stages."""
+    """Return 'stages 1 to 6', a run of pipeline stages."""
     return f"stage {run[0]}" if len(run) == 1 else f"stages {run[0]} to {run[-1]}"
 
 
 def by_stage(values: Sequence[int | Fraction]) -> str:
-    """Say '5 on stage 0, 4 on stages 1 to 6'; one number where all stages have the same."""
+    """Return '5 on stage 0, 4 on stages 1 to 6'; one number if all stages have the same."""
     said = [f"{int(value):,}" if value == int(value) else f"{float(value):,.1f}" for value in values]
     if len(set(values)) == 1:
         return said[0]
@@ -64,22 +64,22 @@ def by_stage(values: Sequence[int | Fraction]) -> str:
 
 
 def place(result: RunResult, rank: int) -> str:
-    """' (pp 0, dp_shard 0, tp 0)', where a rank of a mesh stands."""
+    """Return ' (pp 0, dp_shard 0, tp 0)', a rank's place in a mesh."""
     return f" ({result.layout.mesh.place(rank)})" if shape(result.config) else ""
 
 
 def of_rank(result: RunResult) -> Callable[[str], str]:
-    """How a formula of what a rank holds is written: with Ψ_r for Ψ where that is a part of the parameters."""
+    """Return a formula of a rank's bytes: with Ψ_r for Ψ if that is a part of the parameters."""
     return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(result) else str
 
 
 def holds_part(result: RunResult) -> bool:
-    """Whether a rank, before ZeRO divides anything, holds a part of the parameters."""
+    """Return whether a rank, before ZeRO divides anything, holds a part of the parameters."""
     return any(share.num_parameters != result.num_parameters for share in shares_of(result))
 
 
 def about(config: RunConfig) -> str:
-    """How the model is cut and run, and what of it is held twice."""
+    """Return how the model is cut and run, and which parts are held twice."""
     mesh, parallel, said = config.mesh.axes, config.parallel, []
     if mesh.pp > 1:
         said.append(_pipeline(config))
@@ -100,7 +100,7 @@ def about(config: RunConfig) -> str:
 
 
 def kept_inputs(config: RunConfig) -> str:
-    """How recomputed blocks keep their inputs, where it is not whole and on the device."""
+    """Return how recomputed blocks store their inputs, if not whole and on the device."""
     memory, t = config.memory, config.mesh.tp
     if memory.partition_activations and not config.partitions_inputs:
         waits = " They wait on the host." if memory.cpu_checkpointing else ""
@@ -141,7 +141,7 @@ def _pipeline(config: RunConfig) -> str:
 
 
 def _listed(sizes: Sequence[int]) -> str:
-    """'1, 2, 1', or of a long list '0, 126 times 1, 0'."""
+    """Return '1, 2, 1', or of a long list '0, 126 times 1, 0'."""
     if len(sizes) <= 8:
         return ", ".join(map(str, sizes))
     runs = ((size, len(list(same))) for size, same in groupby(sizes))
@@ -149,7 +149,7 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def _weights_later(config: RunConfig, own_span: object) -> str:
-    """What zero bubble means, and what it costs."""
+    """Return what zero bubble means, and its cost."""
     said = (
         f"This is the bubble by makespan, until the last stage is done. By own span, from a stage's first action to "
         f"its last, as the zero-bubble papers count it, it is {own_span}. Weight gradients run later than input "
@@ -162,7 +162,7 @@ def _weights_later(config: RunConfig, own_span: object) -> str:
 
 
 def _zero_in_a_pipeline(config: RunConfig) -> str:
-    """What stages 2 and 3 cost where micro-batches are many."""
+    """Return the cost of stages 2 and 3 with many microbatches."""
     times, stage = config.data.accumulate, config.parallel.zero_stage
     often = f"for each forward and backward, {2 * times:,} times"
     if not config.gathering.reshard_after_forward:
@@ -176,7 +176,7 @@ def _zero_in_a_pipeline(config: RunConfig) -> str:
 
 # -- what was trained ---------------------------------------------------------------------------
 def trained(result: RunResult) -> str:
-    """Which model was trained on what."""
+    """Return which model was trained on what."""
     config = result.config
     steps = len(result.losses)
     source = config.data.tokens or config.data.file or "the packaged primer on ZeRO"
@@ -190,7 +190,7 @@ def trained(result: RunResult) -> str:
 
 
 def trained_of(placed: Placed) -> str:
-    """' (4,096 of them trained, 1.8 %)' where some are frozen."""
+    """Return ' (4,096 of them trained, 1.8 %)' if some are frozen."""
     if not placed.config.tuning.is_on:
         return ""
     trained = num_trained(placed.layout)
@@ -198,7 +198,7 @@ def trained_of(placed: Placed) -> str:
 
 
 def pieces(result: RunResult) -> str:
-    """What the model's flat buffers are: '6 units', or '28 tensors in 16 modules'."""
+    """Return the model's flat buffers: '6 units', or '28 tensors in 16 modules'."""
     flats = result.layout.flats.values()
     if result.config.gathering.gather == "unit":
         return counted(len(flats), "unit")
@@ -206,13 +206,13 @@ def pieces(result: RunResult) -> str:
 
 
 def model_name(config: RunConfig) -> str:
-    """'A GPT', or the name that was asked for."""
+    """Return 'A GPT', or the name that was asked for."""
     families = {"gpt": "A GPT", "llama": "A Llama", "mlp": "An MLP", "flat": "A flat model"}
     return families.get(config.model.name, config.model.name)
 
 
 def learned(result: RunResult) -> str:
-    """From which loss to which, beside that of knowing nothing."""
+    """Return the first and the last loss, beside that of random guessing."""
     vocab, losses = result.config.model.vocab, result.mean_losses
     return (
         f"Loss {losses[0]:.3f} → {losses[-1]:.3f}. To guess evenly among {vocab:,} tokens would be "
@@ -221,7 +221,7 @@ def learned(result: RunResult) -> str:
 
 
 def scaled(result: RunResult) -> str | None:
-    """Loss scale and skipped steps; None where neither plays a part."""
+    """Return loss scale and skipped steps; None if neither occurs."""
     skipped = [step for step, report in enumerate(result.steps) if report.skipped]
     scales = [report.loss_scale for report in result.steps]
     if not skipped and scales[0] == scales[-1] == 1.0:
@@ -238,7 +238,7 @@ def scaled(result: RunResult) -> str | None:
 
 
 def lost(result: RunResult) -> str | None:
-    """How many updates bf16 weights without masters did not feel."""
+    """Return how many updates left bf16 weights without masters unchanged."""
     if not result.lost_updates:
         return None
     share, kind = sum(result.lost_updates) / len(result.lost_updates), result.config.precision.rounding
@@ -265,7 +265,7 @@ def traffic_title(result: RunResult) -> str:
 
 
 def moment(step: int, phase: str, unit: str) -> str:
-    """When something happened, such as 'step 0, backward of h.3'."""
+    """Return a moment in words, such as 'step 0, backward of h.3'."""
     if phase == "init":
         return f"at the start, while {unit or 'the model'} was placed"
     where = phase.replace("_", " ") + (f" of {unit}" if unit else "")
@@ -274,7 +274,7 @@ def moment(step: int, phase: str, unit: str) -> str:
 
 # -- what the stage did -----------------------------------------------------------------------------
 def closing(result: RunResult) -> str:
-    """What the stage did, in a line or two."""
+    """Return what the ZeRO stage did, in a line or two."""
     config, ranks, stage = result.config, result.config.mesh.shards, result.config.parallel.zero_stage
     cost = formulas.figure(cost_of(result).total)
     if config.mesh.ranks == 1:
@@ -311,7 +311,7 @@ def closing(result: RunResult) -> str:
 
 
 def _price(result: RunResult) -> str:
-    """What the stage sends against DDP."""
+    """Return the stage's traffic compared with DDP's."""
     config = result.config
     data_ranks = config.mesh.axes.size(*DATA)
     plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total

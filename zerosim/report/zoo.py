@@ -1,4 +1,4 @@
-"""Tables of what has a name: models with their counted parameters, devices, nodes, recipes."""
+"""Tables of named things: models with their counted parameters, devices, nodes, recipes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "QLoRA": {"lora_rank": 16, "lora_target": "all-linear", "base": "nf4"},
     }
 )
-"""What is trained, by what people call it."""
+"""The trained parts, by their usual names."""
 
 
 def zoo_report(rooms: Sequence[str]) -> Stack:
-    """The tables of `rooms`: models, gpus, nodes, recipes."""
+    """Return the tables of `rooms`: models, gpus, nodes, recipes."""
     tables = {"models": models_table, "gpus": gpus_table, "nodes": nodes_table, "recipes": recipes_list}
     tables["fine-tuning"] = fine_tuning_table
     return Stack(*(tables[room]() for room in rooms))
 
 
 def models_table() -> RenderableType:
-    """Every preset with its sizes and its parameters, counted on its layout."""
+    """Return every preset with its sizes and its parameters, counted on its layout."""
     device = Device(0, make_backend("meta"))
     sizes = {
         "layers": "layers", "hidden": "hidden", "heads": "heads", "kv": "kv_heads", "ffn": "ffn", "context": "seq",
@@ -52,7 +52,7 @@ def models_table() -> RenderableType:
 
 
 def gpus_table() -> RenderableType:
-    """Every device with the figures that a plan and a clock need."""
+    """Return every device with the figures that a plan and a clock need."""
     grid = Grid("gpu", *(right(name) for name in ("memory", "peak, 16 bit", "formats", "memory/s", "links/s, one way")))
     for device in hardware.presets():
         peak = f"{device.peak_flops / 1e12:,.5g} TFLOP/s"
@@ -66,7 +66,7 @@ def gpus_table() -> RenderableType:
 
 
 def nodes_table() -> RenderableType:
-    """Every node with its GPUs, and what they share."""
+    """Return every node with its GPUs, and what they share."""
     grid = Grid("node", "gpus", *(right(name) for name in ("NICs/s", "host", "NVMe", "NVMe/s")))
     for node in nodes.nodes():
         gpus = f"{node.gpus} x {node.gpu}" + (", bridged in pairs" if node.bridged else "")
@@ -79,7 +79,7 @@ def nodes_table() -> RenderableType:
 
 
 def recipes_list() -> RenderableType:
-    """Every recipe: what it models, from where, and where it comes close only."""
+    """Return every recipe: what it models, its source, and where it only comes close."""
     parts = []
     for recipe in recipes.recipes():
         close = "" if recipe.approximations == "none" else f" {recipe.approximations}"
@@ -88,7 +88,8 @@ def recipes_list() -> RenderableType:
 
 
 def fine_tuning_table() -> RenderableType:
-    """What one GPU needs to fine-tune a model, and the smallest GPU that has it; each figure was counted in a plan."""
+    """Return what one GPU needs to fine-tune a model, and the smallest GPU that has it; each figure was counted in a
+    plan."""
     grid = Grid("model", *(name for method in METHODS for name in (right(method), "smallest GPU")))
     narrow = Grid("model", "trained", right("needs"), "smallest GPU")
     devices = [device for device in hardware.presets() if "bf16" in device.formats]

@@ -1,1 +1,1 @@
-"""Files that other programs open; `cli/export.py` has the table of formats. `extents.py` is read by a plot too."""
+"""Files for other programs; `cli/export.py` has the table of formats. A plot reads `extents.py` too."""

@@ -1,6 +1,6 @@
-"""From one rank's events to which addresses were live, and which reserved, over time: numbers only.
+"""Live and reserved addresses over time, from one rank's events: numbers only.
 
-The record's requests go through an allocator again, which says where each was placed. Time is the order of events.
+The record's requests go through an allocator again, which places each one. Time is the order of events.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zerosim.ledger.allocator import AllocatorLedger, AllocatorPeaks, replayed
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """`nbytes` from `address` on, from event `start` to `end`; what is reserved has no kind and unit."""
+    """`nbytes` from `address` on, from event `start` to `end`; reserved memory has no kind and unit."""
 
     address: int
     nbytes: int
@@ -31,9 +31,9 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """What is shown: extents in `num_events` events and `num_bytes` addresses.
+    """The shown extents, in `num_events` events and `num_bytes` addresses.
 
-    `peaks` are those of the whole record. `refusal` is the request that ended it, `room` what was left then.
+    `peaks` are those of the whole record. `refusal` is the request that ended it, `room` the free memory then.
     """
 
     live: tuple[Extent, ...]
@@ -45,7 +45,7 @@ class Addresses:
     room: Room | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         refused = self.refusal and {"nbytes": self.refusal.nbytes, "kind": self.refusal.kind}
         return {
             "num_events": self.num_events,
@@ -58,7 +58,8 @@ class Addresses:
 
 
 def read_addresses(events: Sequence[Event], allocator: CachingAllocator | Arena, step: int | None = None) -> Addresses:
-    """Over one step, or over all events when `step` is None. Addresses that nobody ever had are left out.
+    """Read the addresses over one step, or over all events if `step` is None. Addresses that were never used are left
+    out.
 
     `allocator` is new, `events` begin when the rank does. Raises: InputError for a step that is not in them.
     """
@@ -105,14 +106,15 @@ def read_addresses(events: Sequence[Event], allocator: CachingAllocator | Arena,
 
 
 class Segments:
-    """What an allocator took from the device: extents that it holds, and those that it has given back."""
+    """An allocator's segments of the device: extents that it holds, and those that it has given back."""
 
     def __init__(self) -> None:
         self.held: list[Extent] = []
         self.gone: list[Extent] = []
 
     def read(self, segment: Segment, at: int) -> None:
-        """Taken; or given back, which may cut a piece out of what was taken at once, or several times."""
+        """Read one request: memory taken, or given back, which may cut a piece out of earlier memory, or several
+        times."""
         first, end = segment.address, segment.address + abs(segment.nbytes)
         if segment.nbytes > 0:
             self.held.append(Extent(first, segment.nbytes, at, 0))
@@ -148,14 +150,14 @@ class _Log:
         self.open(move.id, replace(self.close(move.id, at), address=move.target, start=at))
 
     def close_all(self, end: int) -> list[Extent]:
-        """Everything ends; what was reserved, at any time."""
+        """End every extent, reserved ones too."""
         for id in list(self._open):
             self.close(id, end)
         return self.segments.gone + [replace(held, end=end) for held in self.segments.held]
 
 
 def _closed_up(extents: Sequence[Extent], reserved: Sequence[Extent]) -> tuple[list[Extent], int]:
-    """At addresses without the gaps that were never reserved, and how many addresses are left."""
+    """Return addresses without the gaps that were never reserved, and how many addresses are left."""
     ranges: list[list[int]] = []
     for one in sorted(reserved, key=lambda one: one.address):
         if ranges and one.address <= ranges[-1][1]:
@@ -171,7 +173,7 @@ def _closed_up(extents: Sequence[Extent], reserved: Sequence[Extent]) -> tuple[l
 
 
 def _within(extents: Sequence[Extent], first: int, last: int) -> tuple[Extent, ...]:
-    """Those that were there between two moments, which become 0 and their distance."""
+    """Return the extents between two moments, which become 0 and their distance."""
     return tuple(
         replace(one, start=max(one.start, first) - first, end=min(one.end, last) - first)
         for one in extents

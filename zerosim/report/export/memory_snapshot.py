@@ -1,8 +1,8 @@
-"""A rank's memory as a snapshot of PyTorch's: what pytorch.org/memory_viz and torch.cuda._memory_viz open.
+"""A rank's memory as a PyTorch snapshot, which pytorch.org/memory_viz and torch.cuda._memory_viz open.
 
-A rank is a device of the file. The record's requests go through an allocator again, which says where each was placed.
-What stack frames are in PyTorch is here what the buffer is, and where in the step it was asked for. The file holds
-plain lists, dicts, strings and numbers, so that a reader needs no class of zerosim's.
+A rank is a device of the file. The record's requests go through an allocator again, which places each one. In place of
+PyTorch's stack frames stand the buffer's name and the place in the step that requested it. The file holds plain lists,
+dicts, strings and numbers, so that a reader needs no class of zerosim's.
 
 Source of the rules: PyTorch, torch/utils/viz/MemoryViz.js and torch/cuda/_memory_viz.py.
 """
@@ -25,11 +25,12 @@ from zerosim.train.plan import timeline_of
 from zerosim.train.result import RunResult
 
 Entry = dict[str, Any]
-ENTRY_BYTES = {"pickle": 100, "json": 370}  # of one event in the file, about; a buffer has three of them
+ENTRY_BYTES = {"pickle": 100, "json": 370}  # about, of one event in the file; a buffer has three of them
 
 
 def memory_snapshot(devices: Mapping[int, DeviceSnapshot], ranks: int) -> dict[str, Any]:
-    """The file's content. A device's number is its rank's; a rank of `ranks` that is not among them has no events."""
+    """Return the file's content. A device's number is its rank's; a rank of `ranks` that is not among them has no
+    events."""
     return {
         "segments": [segment for rank in sorted(devices) for segment in devices[rank].segments],
         "device_traces": [devices[rank].trace if rank in devices else [] for rank in range(ranks)],
@@ -37,9 +38,10 @@ def memory_snapshot(devices: Mapping[int, DeviceSnapshot], ranks: int) -> dict[s
 
 
 def moments_of(result: RunResult, cluster: Cluster) -> dict[int, list[float]]:
-    """When each buffer of a step is asked for or freed, by rank that ran, in seconds from the first step on.
+    """Return the moments at which each buffer of a step is requested or freed, by rank that ran, in seconds from the
+    first step on.
 
-    Steps follow one another when the last rank has ended. The plan has kept its events.
+    A step begins when the last rank has ended the one before. The plan has kept its events.
     """
     moments: dict[int, list[float]] = {rank: [] for rank in result.ran}
     before = 0.0
@@ -52,18 +54,18 @@ def moments_of(result: RunResult, cluster: Cluster) -> dict[int, list[float]]:
 
 
 def file_bytes(events: Sequence[Event], form: str) -> int:
-    """About how large a file of this record will be, as 'pickle' or 'json'."""
+    """Estimate how large a file of this record will be, as 'pickle' or 'json'."""
     return 3 * sum(isinstance(event, Alloc) for event in events) * ENTRY_BYTES[form]
 
 
 def _until_the_end(events: Sequence[Event]) -> Sequence[Event]:
-    """Without what is freed because the program is over."""
+    """Return events without the frees at the end of the program."""
     ends = [index for index, event in enumerate(events) if isinstance(event, Mark) and event.name == "after_step"]
     return events[: ends[-1] + 1] if ends else events
 
 
 def _names(events: Sequence[Event]) -> dict[int, str]:
-    """What operations call the buffers that they hold, by buffer; of several the first."""
+    """Return operations' names for the buffers that they hold, by buffer; of several the first."""
     names: dict[int, str] = {}
     for event in events:
         if isinstance(event, Save):
@@ -72,7 +74,7 @@ def _names(events: Sequence[Event]) -> dict[int, str]:
 
 
 class _What(NamedTuple):
-    """What a buffer is, and where in the step it was asked for."""
+    """A buffer's name, and the place in the step that requested it."""
 
     kind: str
     scope: Scope
@@ -80,7 +82,7 @@ class _What(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A live buffer: what was asked for, and the bytes that it got."""
+    """A live buffer: the requested bytes, and the granted ones."""
 
     address: int
     nbytes: int
@@ -90,7 +92,7 @@ class _Block(NamedTuple):
 
 class DeviceSnapshot:
     """One rank's part of the file, `trace` and `segments`, from the beginning of its record until its last step ends or
-    a request is refused; and what is said of it: its `peaks`, and the request that ended it, if one did.
+    a request is refused; with its `peaks`, and the request that ended it, if one did.
 
     `allocator` is new. `moments` are `moments_of` the rank, in seconds; without them time is the order of entries.
     """
@@ -122,7 +124,7 @@ class DeviceSnapshot:
         self.segments = self._segments()
 
     def _read(self, event: Event) -> None:
-        """An event as the allocator replayed it. Buffers of no bytes have no block, and are left out."""
+        """Read an event as the allocator replayed it. Buffers of no bytes have no block, and are left out."""
         if isinstance(event, Alloc | Free) and self._moments is not None and event.scope.step >= 0:
             self._now = next(self._moments)
         if isinstance(event, Segment):
@@ -146,7 +148,7 @@ class DeviceSnapshot:
             self._add("oom", event.nbytes, frames, device_free=device_free)
 
     def _segments(self) -> list[Entry]:
-        """What is reserved, each cut into blocks from its first byte to its last."""
+        """Return the reserved segments, each cut into blocks from its first byte to its last."""
         held = sorted(self._reserved.held, key=lambda one: one.address)
         live = sorted(self._live.values(), key=lambda block: block.address)
         starts = [block.address for block in live]
@@ -171,7 +173,7 @@ class DeviceSnapshot:
         return found
 
     def _tiles(self, address: int, end: int, inside: Sequence[_Block]) -> Iterator[Entry]:
-        """The blocks of a segment, those that are free among them."""
+        """Return the blocks of a segment, free ones included."""
         for block in inside:
             if block.address > address:
                 yield _tile(address, block.address - address, 0, "inactive", [])
@@ -201,7 +203,8 @@ class DeviceSnapshot:
         self.trace.append({"action": action, "size": size, "stream": 0, "time_us": now, "frames": frames, **more})
 
     def _make_frames(self, what: _What) -> list[Entry]:
-        """The innermost first, as PyTorch has them. Alike ones are one object, which a pickle holds once."""
+        """Return frames, the innermost first, as PyTorch has them. Equal ones are one object, which a pickle stores
+        once."""
         kind, scope, name = what
         frames = [_frame("kind", 0, f"{kind}, {name}" if name else kind)] if kind else []
         if scope.unit:
@@ -225,7 +228,7 @@ def _frame(filename: str, line: int, name: str) -> Entry:
 
 
 def _joined(held: Sequence[Extent]) -> list[Extent]:
-    """Pages that lie side by side are one expandable segment."""
+    """Join adjacent pages into one expandable segment."""
     found: list[Extent] = []
     for one in held:
         if found and found[-1].address + found[-1].nbytes == one.address:

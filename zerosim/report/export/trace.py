@@ -1,11 +1,12 @@
 """A step by the clock as Chrome trace events, which Perfetto, chrome://tracing and speedscope open.
 
 A rank is a process, a stream a thread. On the compute stream kernels lie in slices of their unit, and those in slices
-of their forward, backward or optimizer; sends and receives are bound by arrows; live bytes are a counter.
+of their forward, backward or optimizer; arrows join sends and receives; live bytes are a counter.
 
-Times are microseconds with three digits, for Perfetto keeps whole nanoseconds. A slice is a beginning and an end (B, E)
-rather than a beginning and a duration (X): a viewer adds those two as floats, and then slices overlap by a rounding.
-Source of the rules: Google, "Trace Event Format"; google/perfetto ec5d16b, its JSON importer; speedscope 1.25.
+Times are microseconds with three digits, because Perfetto keeps whole nanoseconds. A slice is a beginning and an end
+(B, E) rather than a beginning and a duration (X): a viewer adds those two as floats, and then slices overlap by a
+rounding. Source of the rules: Google, "Trace Event Format"; google/perfetto ec5d16b, its JSON importer; speedscope
+1.25.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MODELLED = "modelled by zerosim's clock, not measured"
 
 
 def chrome_trace(timeline: Timeline, device: str) -> dict[str, Any]:
-    """The file's JSON. `device` is what the times are of."""
+    """Return the file's JSON. `device` names the device whose times these are."""
     events: list[dict[str, Any]] = []
     for rank, track in sorted(timeline.tracks.items()):
         events += _names(rank, track)
@@ -34,7 +35,7 @@ def chrome_trace(timeline: Timeline, device: str) -> dict[str, Any]:
 
 
 def _streams(track: Track) -> list[str]:
-    """Compute first, the others in the order in which they begin."""
+    """Return streams, compute first, the others in the order in which they begin."""
     return list(dict.fromkeys([COMPUTE, *(span.stream for span in track.spans)]))
 
 
@@ -62,8 +63,8 @@ def _slices(rank: int, track: Track) -> Iterator[dict[str, Any]]:
 
 
 def _nested(rank: int, thread: int, spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """Kernels in slices of a unit, and those in slices of a phase and micro-batch. No slice repeats in its arguments
-    what is around it, for speedscope makes the arguments a part of the name."""
+    """Return kernels in slices of a unit, and those in slices of a phase and microbatch. No slice repeats its
+    surroundings in its arguments, because speedscope makes the arguments a part of the name."""
     for (phase, slot), of_phase in groupby(spans, lambda span: (span.scope.phase, span.scope.slot)):
         in_phase, units = list(of_phase), list[dict[str, Any]]()
         for unit, of_unit in groupby(in_phase, lambda span: span.scope.unit):
@@ -84,7 +85,8 @@ def _slice(
     inside: Sequence[dict[str, Any]] = (),
     args: dict[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """From the beginning of the first span to the end of the last; nothing where that is less than a nanosecond."""
+    """Return a slice from the beginning of the first span to the end of the last; nothing if it is shorter than a
+    nanosecond."""
     begin, end = round(spans[0].start * NS), round(spans[-1].stop * NS)
     if begin == end:
         return []
@@ -98,8 +100,8 @@ def _us(nanoseconds: int) -> float:
 
 
 def _arrows(rank: int, track: Track) -> Iterator[dict[str, Any]]:
-    """From where a send begins to where its receive ends, which is inside of both. They have the stream's name, which
-    says who sends to whom."""
+    """Return arrows from the beginning of a send to the end of its receive, which is inside of both. They have the
+    stream's name, which names sender and receiver."""
     threads = {stream: thread for thread, stream in enumerate(_streams(track))}
     for span in track.spans:
         if span.name in MESSAGES and span.number >= 0:
@@ -111,7 +113,7 @@ def _arrows(rank: int, track: Track) -> Iterator[dict[str, Any]]:
 
 
 def _counter(rank: int, track: Track) -> Iterator[dict[str, Any]]:
-    """What is live at each moment; of several changes at one moment the last."""
+    """Return the live bytes at each moment; of several changes at one moment the last."""
     for seconds, of_moment in groupby(track.live, lambda pair: pair[0]):
         *_, (_, nbytes) = of_moment
         at = _us(round(seconds * NS))

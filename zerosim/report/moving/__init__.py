@@ -1,5 +1,5 @@
-"""Small pictures that move: SVG files with CSS animations, of what runs counted. They stand still where a reader asks
-for less motion. No script, nothing outside of the file."""
+"""Small moving pictures: SVG files with CSS animations, of counted runs. They stand still where a reader asks for less
+motion. No script, nothing outside of the file."""
 
 from zerosim.report.moving.film import Moving as Moving
 from zerosim.report.moving.ring import Hop as Hop

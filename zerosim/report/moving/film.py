@@ -1,7 +1,7 @@
-"""What moving pictures are made of: shapes and words as SVG, and the moments at which they are seen, as CSS.
+"""Elements of moving pictures: shapes and words as SVG, and the moments at which they are visible, as CSS.
 
-What has no moments stands in every one. What has some also says whether it is part of the still picture, which is shown
-where `prefers-reduced-motion` is set, in print and where CSS does not run.
+A shape without moments is always visible. One with moments also says whether it is part of the still picture, which is
+shown under `prefers-reduced-motion`, in print and where CSS does not run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Span = tuple[float, float]
 
 
 class Moving(NamedTuple):
-    """A finished picture: its file, and what it shows in words."""
+    """A finished picture: its file, and its content in words."""
 
     svg: str
     alt: str
 
     def _repr_html_(self) -> str:
-        """As a notebook shows and keeps it."""
+        """Return HTML, as a notebook shows and stores it."""
         data = base64.b64encode(self.svg.encode()).decode()
         return f'<img alt="{html.escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
 
@@ -34,7 +34,7 @@ class Moving(NamedTuple):
 
 
 class Film:
-    """A sheet of `size` pixels on which shapes are put, in a loop of so many seconds."""
+    """A sheet of `size` pixels for shapes, in a loop of so many seconds."""
 
     def __init__(self, size: tuple[int, int], seconds: float, title: str, alt: str, theme: str) -> None:
         self.size, self.seconds, self.title, self.alt = size, seconds, title, alt
@@ -44,13 +44,13 @@ class Film:
         self._still: set[str] = set()
 
     def put(self, shapes: str | Sequence[str], name: str = "", *, still: bool = True) -> None:
-        """Add shapes as one group that moves as the rule `name` says; `still`: whether the still picture has it."""
+        """Add shapes as one group that moves by the rule `name`; `still`: whether the still picture has it."""
         text = shapes if isinstance(shapes, str) else "".join(shapes)
         hidden = "" if still else " o"
         self._body.append(f'<g class="{name}{hidden}">{text}</g>' if name or hidden else text)
 
     def seen(self, spans: Sequence[Span], *, before: float = 0.0, after: float = 0.0) -> str:
-        """A rule: opaque in these spans, and elsewhere as opaque as said."""
+        """Make a rule: opaque in these spans, and otherwise as opaque as given."""
         opacity = 1.0 if spans and spans[0][0] <= 0 else before
         frames = [(0.0, opacity)]
         for start, stop in spans:
@@ -61,7 +61,7 @@ class Film:
         return self._rule([f"{self._percent(at)}{{opacity:{value:g}}}" for at, value in _stepped(frames)])
 
     def moved(self, span: Span, start: tuple[float, float], end: tuple[float, float]) -> str:
-        """A rule: seen in this span alone, on the way from one place to the other."""
+        """Make a rule: visible in this span only, on the way from one place to the other."""
         first, last = (f"translate({x:g}px,{y:g}px)" for x, y in (start, end))
         begin, done = (self._percent(at) for at in span)
         near = self._percent(span[0] + 0.01)
@@ -72,7 +72,7 @@ class Film:
         ])  # fmt: skip
 
     def slid(self, span: Span, by: float) -> str:
-        """A rule: moved to the right by so many pixels in the course of this span, then kept there."""
+        """Make a rule: moved to the right by so many pixels during this span, then kept there."""
         begin, done = (self._percent(at) for at in span)
         return self._rule([f"0%,{begin}{{transform:none}}", f"{done},to{{transform:translate({by:g}px)}}"])
 
@@ -105,7 +105,7 @@ class Film:
 
 
 def _stepped(frames: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Changes that take a hundredth of a second: two values of one moment are not allowed."""
+    """Return changes that take a hundredth of a second: a moment cannot have two values."""
     found: list[tuple[float, float]] = []
     for at, value in frames:
         if found and at <= found[-1][0]:
@@ -122,7 +122,7 @@ def rect(x: float, y: float, width: float, height: float, fill: str, more: str =
 
 
 def words(text: str, x: float, y: float, looks: str = "", more: str = "") -> str:
-    """`looks`: b bold, m muted, c centred, e ending there."""
+    """Add words. `looks`: b bold, m muted, c centred, e ending there."""
     return f'<text x="{x:g}" y="{y:g}" class="{" ".join(looks)}"{more and " " + more}>{html.escape(text)}</text>'
 
 

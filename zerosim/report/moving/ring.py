@@ -1,6 +1,6 @@
-"""A ring all-reduce, hop by hop: which chunk goes from which rank to which, and what each one then holds.
+"""A ring all-reduce, hop by hop: the chunk that each rank sends and to whom, and the chunks of each.
 
-Rank r's data are 10**r, so that a sum tells by its digits who is in it. Source: Patarasuk and Yuan, "Bandwidth optimal
+Rank r's data are 10**r, so that a sum's digits name its contributors. Source: Patarasuk and Yuan, "Bandwidth optimal
 all-reduce algorithms for clusters of workstations", 2009.
 """
 
@@ -21,7 +21,7 @@ MOST_RANKS = 6
 
 
 class Hop(NamedTuple):
-    """What every rank holds before a hop, chunk by chunk; to whom each sends which chunk; bytes that a rank sends."""
+    """Every rank's chunks before a hop; each one's receiver and chunk; the bytes that a rank sends."""
 
     held: Sequence[Sequence[int]]
     sent: Mapping[tuple[int, int], int]
@@ -29,9 +29,9 @@ class Hop(NamedTuple):
 
 
 def moving_ring(hops: Sequence[Hop], end: Sequence[Sequence[int]], *, theme: str = "light") -> Moving:
-    """All hops, and what the ranks hold at the end. The still picture is half way: a finished chunk each.
+    """Draw all hops, and the ranks' final chunks. The still picture is half way: each has one finished chunk.
 
-    Raises: InputError for more ranks than can be read.
+    Raises: InputError for more ranks than are readable.
     """
     ranks, states = len(end), [*(hop.held for hop in hops), end]
     check_ranks(ranks)
@@ -70,7 +70,7 @@ def moving_ring(hops: Sequence[Hop], end: Sequence[Sequence[int]], *, theme: str
 
 
 def check_ranks(ranks: int) -> None:
-    """Raises: InputError for more ranks than can be read, and for none to send to."""
+    """Check the number of ranks. Raises: InputError for more than are readable, and for one, which sends to nobody."""
     if not 2 <= ranks <= MOST_RANKS:
         raise wrong("ranks", f" {ranks}: expected 2 to {MOST_RANKS} in a drawn ring")
 
@@ -80,7 +80,7 @@ def _begin(hop: int) -> float:
 
 
 def _places(ranks: int, width: int, height: int, high: int) -> list[tuple[float, float]]:
-    """Upper left corners of the ranks' cards, clockwise around the middle."""
+    """Return the upper left corners of the ranks' cards, clockwise around the middle."""
     across, up = width / 2 - _WIDE / 2 - 70, (height - 90) / 2 - high / 2
     middle, turn = (width / 2, 56 + (height - 90) / 2), math.pi / 4 if ranks == 4 else 0.0
     found = []
@@ -94,7 +94,7 @@ def _places(ranks: int, width: int, height: int, high: int) -> list[tuple[float,
 
 
 def _arrow(start: tuple[float, float], end: tuple[float, float], high: float, color: str) -> str:
-    """From one card's middle to another's, its head half way: cards lie on its ends."""
+    """Draw an arrow from one card's middle to another's, its head half way: cards cover its ends."""
     (x0, y0), (x1, y1) = ((x + _WIDE / 2, y + (high - 26) / 2) for x, y in (start, end))
     turn = math.degrees(math.atan2(y1 - y0, x1 - x0))
     at = f"translate({(x0 + x1) / 2:g} {(y0 + y1) / 2:g}) rotate({turn:.4g})"
@@ -102,7 +102,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], high: float, co
 
 
 def _put_cell(film: Film, values: Sequence[int], half: int, full: int, place: tuple[float, float], chunk: int) -> None:
-    """What a rank holds of one chunk: a cell for each value, seen while it is that."""
+    """Draw a rank's value of one chunk: a cell for each value, visible while the rank has it."""
     ends = [_begin(hop) + _TRAVEL for hop in range(len(values) - 1)]
     starts = [0.0, *ends]
     at = 0
@@ -127,7 +127,7 @@ def _shape(film: Film, value: int, fill: str, place: tuple[float, float]) -> str
 
 
 def _put_words(film: Film, hops: Sequence[Hop], half: int, data: int) -> None:
-    """In the middle what happens now, and what a rank has sent."""
+    """Write in the middle what happens now, and the bytes that a rank has sent."""
     x, y = film.size[0] / 2, film.size[1] / 2 + 12
     sent = 0
     for number, hop in enumerate(hops):

@@ -24,7 +24,7 @@ MOST_UNITS = 16
 
 
 class Stay(NamedTuple):
-    """A whole buffer of a unit that was here from event `start` up to `stop`, counted from the step's first."""
+    """A unit's whole buffer on this rank from event `start` up to `stop`, counted from the step's first."""
 
     unit: str
     kind: str
@@ -35,7 +35,7 @@ class Stay(NamedTuple):
 
 
 class Climb(NamedTuple):
-    """One step of one rank: its stays, bytes of parameters after each event, and where the phases begin."""
+    """One step of one rank: its stays, bytes of parameters after each event, and the beginnings of the phases."""
 
     stays: list[Stay]
     param_bytes: list[int]
@@ -75,9 +75,9 @@ def read_climb(events: Sequence[Event], step: int = 0) -> Climb:
 
 
 def moving_staircase(result: RunResult, rank: int = 0, *, theme: str = "light") -> Moving:
-    """The first step of a rank. The result has kept its events.
+    """Draw the first step of a rank. The result has kept its events.
 
-    Raises: InputError for a run without gathered units, and for more units than can be read.
+    Raises: InputError for a run without gathered units, and for more units than are readable.
     """
     config, climb = result.config, read_climb(result.events[rank])
     gathered = [stay for stay in climb.stays if stay.kind != _GRAD]
@@ -113,12 +113,12 @@ def _x(climb: Climb, event: float) -> float:
 
 
 def _at(climb: Climb, event: float) -> float:
-    """Seconds of the film."""
+    """Return an event's seconds in the film."""
     return event / climb.num_events * _PLAY
 
 
 def _put_captions(film: Film, climb: Climb, units: Sequence[str], said: str) -> None:
-    """What happens now, a line at a time; in the still picture the sum of it."""
+    """Write what happens now, a line at a time; in the still picture a summary."""
     lines: list[tuple[float, str]] = []
     for stay in climb.stays:
         size = format_bytes(stay.nbytes)
@@ -160,7 +160,7 @@ def _put_lanes(film: Film, climb: Climb, units: Sequence[str]) -> None:
 
 
 def _put_chart(film: Film, climb: Climb, whole: int, top: float) -> None:
-    """Bytes of parameters, under the line of the whole model's."""
+    """Draw bytes of parameters, under the line of the whole model's."""
     theme, bottom = film.theme, top + _CHART
 
     def y(nbytes: int) -> float:
@@ -181,8 +181,8 @@ def _put_chart(film: Film, climb: Climb, whole: int, top: float) -> None:
 
 
 def _put_cursor(film: Film, height: float) -> None:
-    """A cover that uncovers the step from left to right; none in the still picture. The line of the whole model and the
-    key lie on it."""
+    """Draw a cover that uncovers the step from left to right; none in the still picture. The line of the whole model
+    and the key lie on it."""
     theme, end = film.theme, height - 36
     slid = film.slid((0.0, _PLAY), _RIGHT - _LEFT + 2)
     cover = rect(_LEFT, _TOP - 4, _RIGHT - _LEFT + 2, end - _TOP, theme.background)

@@ -1,4 +1,4 @@
-"""Pictures of what runs counted: functions that return a matplotlib Figure, and one that writes it.
+"""Pictures of counted runs: functions that return a matplotlib Figure, and one that writes it.
 
 Everything that needs matplotlib is in this folder, which nothing imports until a picture is asked for.
 """

@@ -1,4 +1,4 @@
-"""The addresses of a rank's memory over time: where each buffer lay, what was reserved, and the holes between."""
+"""The addresses of a rank's memory over time: each buffer, reserved memory, and the holes between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zerosim.report.plots.page import Page, dress, finish, frame, ground, inches
 from zerosim.report.plots.style import KIND_PAINTS, in_order
 from zerosim.units import format_bytes
 
-_LEAST = 0.12 / 72  # inches: what is thinner than an eighth of a point is not drawn
+_LEAST = 0.12 / 72  # inches: anything thinner than an eighth of a point is not drawn
 
 
 def addresses_figure(
@@ -29,7 +29,8 @@ def addresses_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """One rank's, under the allocator of that name; `step` None: everything recorded. `size` in inches, width first."""
+    """Draw one rank's addresses, under the allocator of that name; `step` None: everything recorded. `size` in inches,
+    width first."""
     page = open_page(size, theme, (9.0, 5.5))
     kinds = in_order(dict.fromkeys(one.kind for one in addresses.live), KIND_PAINTS)
     key = [(kind_words(kind), page.paint(kind, KIND_PAINTS)) for kind in kinds]
@@ -62,7 +63,7 @@ def _notes(addresses: Addresses) -> list[str]:
 
 
 def _draw(page: Page, axes: Axes, extents: Sequence[Extent], gid: str, paint: dict[str, Any]) -> None:
-    """A rectangle for each that can be seen."""
+    """Draw a rectangle for each visible extent."""
     width, height = inches(page, axes)
     wide, high = axes.get_xlim()[1] / width, axes.get_ylim()[1] / height
     seen = [one for one in extents if one.end - one.start >= _LEAST * wide and one.nbytes >= _LEAST * high]
@@ -75,7 +76,7 @@ def _draw(page: Page, axes: Axes, extents: Sequence[Extent], gid: str, paint: di
 
 
 def _mark_refusal(page: Page, axes: Axes, addresses: Addresses) -> None:
-    """A line where it ended; what was asked for and the largest hole are told at the bottom, where model states lie."""
+    """Draw a line at the refusal; the request and the largest hole are named at the bottom, where model states lie."""
     assert addresses.refusal is not None
     axes.axvline(addresses.num_events, color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=4, gid="refusal")
     words = f"out of memory: {format_bytes(addresses.refusal.nbytes)} of {addresses.refusal.kind}"

@@ -1,6 +1,6 @@
-"""Stacked bars that lie, one per run, with totals at their ends and reference lines: for memory and for traffic.
+"""Stacked horizontal bars, one per run, with totals at their ends and reference lines: for memory and for traffic.
 
-What they hold is decided by `by_stage.py`.
+`by_stage.py` decides their content.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FARTHEST = 2.5  # a reference beyond this many times the longest bar would make
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Bytes by part for one run, as counted on `rank`; `alike` when every rank counted the same.
+    """Bytes by part for one run, as counted on `rank`; `alike` if every rank counted the same.
 
-    `beyond` is what else decides whether a device is enough, drawn behind the parts and in no total.
+    `beyond`: other bytes that decide whether a device is enough, drawn behind the parts and in no total.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Bar:
 
     @classmethod
     def of(cls, label: str, by_rank: Mapping[int, Mapping[str, int]]) -> Bar:
-        """Of the rank that has the most, the first of equals."""
+        """Return the bar of the rank that has the most, the first of equals."""
         rank = max(by_rank, key=lambda rank: sum(by_rank[rank].values()))
         parts = dict(by_rank[rank])
         return cls(label, parts, rank, all(others == parts for others in by_rank.values()))
@@ -50,12 +50,12 @@ class Bar:
 
     @property
     def end_bytes(self) -> int:
-        """Where it ends: the total and what is beyond."""
+        """The bar's end: the total and `beyond`."""
         return self.total_bytes + sum(self.beyond.values())
 
     @property
     def words(self) -> str:
-        """What stands at its end."""
+        """The words at its end."""
         total = format_bytes(self.total_bytes)
         return f"{total} ({format_bytes(self.end_bytes)})" if self.beyond else total
 
@@ -72,25 +72,25 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A labelled line: a device's limit, or what a formula says."""
+    """A labelled line: a device's limit, or a formula's value."""
 
     label: str
     nbytes: Fraction | int
 
     def to_dict(self) -> dict[str, Any]:
-        """Exact bytes, as an integer or as 'numerator/denominator'."""
+        """Return exact bytes, as an integer or as 'numerator/denominator'."""
         exact = Fraction(self.nbytes)
         return {"label": self.label, "bytes": int(exact) if exact.denominator == 1 else str(exact)}
 
 
 def key_of(page: Page, bars: Sequence[Bar], paints: Mapping[str, Paint]) -> list[tuple[str, dict[str, Any]]]:
-    """Every part that can be seen in some bar, in the order of the stack."""
+    """Return every part that is visible in some bar, in the order of the stack."""
     seen = {name: nbytes for name, nbytes in _largest(bars).items() if nbytes and name not in _thin(bars)}
     return [(kind_words(name), page.paint(name, paints)) for name in in_order(seen, paints)]
 
 
 def too_thin(bars: Sequence[Bar]) -> list[str]:
-    """A sentence about the parts that no bar is long enough to show; none where there are none."""
+    """Return a sentence about the parts that no bar is long enough to show; none if there are none."""
     thin = ", ".join(f"{kind_words(name)} (at most {format_bytes(nbytes)})" for name, nbytes in _thin(bars).items())
     return [f"Too thin to be seen: {thin}."] if thin else []
 
@@ -101,13 +101,13 @@ def _thin(bars: Sequence[Bar]) -> dict[str, int]:
 
 
 def _largest(bars: Sequence[Bar]) -> dict[str, int]:
-    """The most of each part in any bar."""
+    """Return the most of each part in any bar."""
     every = [{**bar.parts, **bar.beyond} for bar in bars]
     return {name: max(parts.get(name, 0) for parts in every) for name in dict.fromkeys(chain(*every))}
 
 
 def which_rank(bars: Sequence[Bar], what: str) -> str:
-    """Whose bytes the bars are, in a sentence; `what` is 'holds' or 'sends'."""
+    """Return whose bytes the bars are, in a sentence; `what` is 'holds' or 'sends'."""
     if all(bar.alike for bar in bars):
         return f"Every rank {what} the same."
     stages: dict[int, list[str]] = {}
@@ -122,7 +122,7 @@ def which_rank(bars: Sequence[Bar], what: str) -> str:
 def draw_bars(
     page: Page, bars: Sequence[Bar], paints: Mapping[str, Paint], references: Sequence[Reference] = ()
 ) -> Axes:
-    """Draw into what `frame` has left of the page, and finish the page."""
+    """Draw into the room that `frame` has left of the page, and finish the page."""
     axes = dress(page, page.figure.add_subplot(), grid="x")
     axes.spines["left"].set_color(page.theme.text)
     rows_axis(page, axes, [stage_name(bar.label, "\n") for bar in bars])
@@ -153,7 +153,7 @@ def draw_bars(
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """Axes of bars, and where in bytes `lines` run through them."""
+    """Axes of bars, and the bytes at which `lines` cross them."""
 
     page: Page
     axes: Axes
@@ -161,7 +161,7 @@ class _Chart:
     lines: Sequence[float]
 
     def end_of_axis(self, bars: Sequence[Bar]) -> float:
-        """In bytes: every total has room after its bar, and after a line that would run through it."""
+        """Return the axis's end in bytes: every total has room after its bar, and after a line that would cross it."""
         width, end = inches(self.page, self.axes)[0], self.axes.get_xlim()[1]
         ends = [1.0, *(line * 1.02 for line in self.lines)]
         for bar in bars:
@@ -170,7 +170,7 @@ class _Chart:
         return max(ends)
 
     def _beyond(self, start: float, length: float) -> float:
-        """Where a text of `length` bytes begins: at `start`, or further right, so that no line runs through it."""
+        """Return where a text of `length` bytes begins: at `start`, or further right, so that no line crosses it."""
         for line in self.lines:
             if start <= line <= start + length:
                 start = line
@@ -193,9 +193,9 @@ class _Chart:
         return [(name, bar.parts[name]) for name in in_order(bar.parts, self.paints)] + list(bar.beyond.items())
 
     def _label_part(self, span: tuple[int, int], position: int, name: str) -> None:
-        """Name and bytes inside a part, or its bytes alone, or nothing: what fits.
+        """Write name and bytes inside a part, or its bytes alone, or nothing: as much as fits.
 
-        If there is room where no line runs through the part, there; else its bytes stand on the line.
+        They stand where no line crosses the part, if there is room; else its bytes stand on the line.
         """
         page, axes = self.page, self.axes
         scale = inches(page, axes)[0] / axes.get_xlim()[1]
@@ -211,7 +211,8 @@ class _Chart:
                 return
 
     def draw_references(self, references: Sequence[Reference], top: float, row: float) -> None:
-        """Lines, and labels above the bars, each in a row of its own: the smallest highest, over the others' ends."""
+        """Draw lines, and labels above the bars, each in a row of its own: the smallest highest, over the others'
+        ends."""
         page, axes = self.page, self.axes
         end, width, font = axes.get_xlim()[1], inches(page, axes)[0], page.font(scale=0.9)
         for index, reference in enumerate(sorted(references, key=lambda reference: reference.nbytes)):
@@ -220,7 +221,7 @@ class _Chart:
             words = reference.label if inside else f"{reference.label}, beyond this axis \N{RIGHTWARDS ARROW}"
             if inside:
                 ends = [x, x], [axes.get_ylim()[0], y - row / 2]
-                axes.plot(*ends, color=page.theme.background, linewidth=2.8, zorder=3)  # seen on every paint
+                axes.plot(*ends, color=page.theme.background, linewidth=2.8, zorder=3)  # visible on every paint
                 axes.plot(*ends, color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=3, gid=f"reference{index}")
             fits_right = inside and x / end * width + page.width(words, **font) + 0.08 <= width
             (side, away), box = ("left", 4) if fits_right else ("right", -4), ground(page.theme.background)

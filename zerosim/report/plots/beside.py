@@ -93,7 +93,7 @@ def _calls(record: Sequence[Event], step: int) -> Calls:
 
 
 def _draw_calls(page: Page, axes: Axes, calls: Calls, largest: int, shown: int) -> None:
-    """Bars of one width, as high as the payload. A small payload keeps a height that can be seen."""
+    """Draw bars of one width, as high as the payload. A small payload still has a visible height."""
     dress(page, axes, grid="y")
     bytes_axis(axes.yaxis, largest, 2)
     axes.set_ylim(0, 1.25 * largest)
@@ -106,7 +106,7 @@ def _draw_calls(page: Page, axes: Axes, calls: Calls, largest: int, shown: int) 
 
 
 def _mark_event(page: Page, panels: Sequence[Axes], record: Sequence[Event], event: int, step: int) -> None:
-    """Mark where the grade points with a line across both panels of a run."""
+    """Mark the event that the grade names, with a line across both panels of a run."""
     first = next(number for number, one in enumerate(record) if one.scope.step == step)
     at = event - first + 0.5
     for axes in panels:

@@ -1,6 +1,7 @@
-"""Bytes per rank by stage as stacked bars: what is held, as in the ZeRO paper's Figure 1, and what one step sends.
+"""Bytes per rank by ZeRO stage as stacked bars: held bytes, as in the ZeRO paper's Figure 1, and bytes sent in one
+step.
 
-Drawn from what was counted; the closed forms of the traffic stand beside it as lines.
+Drawn from counts; the closed forms of the traffic stand beside them as lines.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MOMENTS = {
 OTHER_MEMORIES = {HOST: "on the host", NVME: "on NVMe"}
 
 Reserve = Callable[[RunConfig], int]
-"""Bytes that are kept for what is outside the program."""
+"""Bytes reserved for memory outside the program."""
 UP_TO_PEAK, OUTSIDE = "up to the peak", "outside the program"
 _PAINTS = {
     **KIND_PAINTS,
@@ -52,10 +53,9 @@ _PAINTS = {
 def memory_bars(
     results: Mapping[str, RunResult], mark: str = "end_of_backward", reserve: Reserve | None = None
 ) -> list[Bar]:
-    """Live bytes by kind at a mark, on the rank that has the most of them there. One bar per result; of one pipeline
-    alone one per pipeline stage, those that hold the same together. With offload one more per other memory. With a
-    `reserve` also what decides whether it fits:
-    how much more the highest peak is, and the reserve.
+    """Return live bytes by kind at a mark, on the rank that has the most of them there. One bar per result; for a
+    single pipeline one per pipeline stage, equal ones together. With offload one more per other memory. With a
+    `reserve` also the bytes that decide whether it fits: the highest peak's excess, and the reserve.
 
     Raises: InputError for a mark that is not one of `MOMENTS`.
     """
@@ -88,7 +88,7 @@ def _other_memories(label: str, result: RunResult, mark: str) -> Iterator[Bar]:
 
 
 def _beyond(bar: Bar, result: RunResult, ranks: Iterable[int], reserve: Reserve) -> dict[str, int]:
-    """What the highest peak of these ranks is more than the bar, and what is kept beside it."""
+    """Return the excess of these ranks' highest peak over the bar, and the reserve."""
     peak = max(result.memory[rank].peak.total_bytes for rank in ranks)
     parts = {UP_TO_PEAK: peak - bar.total_bytes, OUTSIDE: reserve(result.config)}
     return {name: nbytes for name, nbytes in parts.items() if nbytes}
@@ -99,7 +99,7 @@ def _is_one_pipeline(results: Mapping[str, RunResult]) -> bool:
 
 
 def _by_pipeline_stage(result: RunResult, held: Sequence[Mapping[str, int]]) -> Iterator[tuple[Bar, Sequence[int]]]:
-    """Of each pipeline stage the rank that has the most, and its ranks; neighbours that hold the same are one."""
+    """Return of each pipeline stage the rank that has the most, and its ranks; equal neighbours are one."""
     shares = shares_of(result)
     bars = [Bar.of("", {rank: held[rank] for rank in share.ranks}) for share in shares]
     for run in alike_stages([(bar.parts, bar.alike) for bar in bars]):
@@ -116,11 +116,11 @@ def memory_figure(
     size: tuple[float, float] | None = None,
     reserve: Reserve | None = None,
 ) -> Figure:
-    """One bar per result, named by its key, such as 'ZeRO-1 (P_os)'; padding is counted.
+    """Draw one bar per result, named by its key, such as 'ZeRO-1 (P_os)'; padding is counted.
 
     `limit` is a device's name and memory in bytes; with a `reserve` the peak and the reserve, which decide whether it
-    fits, are drawn behind what is held; `size` is in inches, width first.
-    Raises: InputError for no results, and for an unknown mark or theme.
+    fits, are drawn behind the held bytes; `size` is in inches, width first. Raises: InputError for no results, and for
+    an unknown mark or theme.
     """
     bars = memory_bars(results, mark, reserve)
     page = open_page(size, theme)
@@ -141,9 +141,10 @@ def memory_figure(
 
 
 def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
-    """Bytes sent for model states by operation, in the last step that was not skipped, by the rank that sends most.
+    """Return bytes sent for model states by operation, in the last step that was not skipped, by the rank that sends
+    most.
 
-    Raises: InputError when every step of a run was skipped.
+    Raises: InputError if every step of a run was skipped.
     """
     check_results(results)
     bars = []
@@ -162,8 +163,8 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
 
 
 def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
-    """2Ψ (by all pairs NΨ) and 3Ψ times (N-1)/N in bytes, for one micro-batch and no tied table, twice that where
-    curvature is estimated after the step; none where runs differ in Ψ, N or dtype, and none with replicas, tensor
+    """Return 2Ψ (by all pairs NΨ) and 3Ψ times (N-1)/N in bytes, for one microbatch and no tied table, twice that if
+    curvature is estimated after the step; none if runs differ in Ψ, N or dtype, and none with replicas, tensor
     parallelism or a pipeline.
 
     Source: ZeRO paper, section 7, through `formulas.volume`.
@@ -187,7 +188,7 @@ def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
 def traffic_figure(
     results: Mapping[str, RunResult], *, theme: str = "light", size: tuple[float, float] | None = None
 ) -> Figure:
-    """One bar per result, named by its key; `size` is in inches, width first.
+    """Draw one bar per result, named by its key; `size` is in inches, width first.
 
     Raises: InputError for no results, an unknown theme, and a run in which every step was skipped.
     """

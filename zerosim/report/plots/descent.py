@@ -19,10 +19,10 @@ from zerosim.report.plots.page import Page, dress, finish, frame, inches, open_p
 from zerosim.report.plots.style import LINE_PAINTS, mixed, stroke
 
 MOST = len(LINE_PAINTS)
-"""Paths on a surface: as many as there are colours that can be told apart."""
+"""The most paths on a surface: as many as there are distinguishable colours."""
 _NARROWEST = 1.2  # inches of a surface
 _LEVELS = 14
-_GRID = 200  # points along each side at which the loss is worked out
+_GRID = 200  # points along each side at which the loss is computed
 
 
 def descent_figure(
@@ -31,7 +31,7 @@ def descent_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`paths` are those of `analysis.descent.best_paths`: by surface's name, then by what the key calls them.
+    """Draw the paths of `analysis.descent.best_paths`: by surface's name, then by name in the key.
 
     Raises: InputError for no paths, more than `MOST` on a surface, a sheet too small, or an unknown theme.
     """
@@ -65,7 +65,7 @@ def descent_figure(
 
 
 def _check_keys(page: Page) -> None:
-    """Raises: InputError for a sheet on which keys run into one another, or leave paths no room."""
+    """Check the keys' room. Raises: InputError for a sheet on which keys overlap, or leave paths no room."""
     for axes in page.figure.axes:
         key = axes.get_legend()
         low = axes.xaxis.label.get_window_extent(page.renderer).y0
@@ -74,7 +74,7 @@ def _check_keys(page: Page) -> None:
 
 
 def _panel(page: Page, axes: Axes, surface: Surface, paths: Mapping[str, Path], names: list[str]) -> None:
-    """One surface: contours, paths, and the key right of them, where it covers nothing."""
+    """Draw one surface: contours, paths, and the key right of them, where it covers nothing."""
     dress(page, axes, grid="both", x=f"x      loss = {surface.formula}", y="y")
     axes.yaxis.label.set_rotation(0)
     axes.grid(visible=False)
@@ -98,8 +98,8 @@ def _panel(page: Page, axes: Axes, surface: Surface, paths: Mapping[str, Path], 
 
 
 def _contours(page: Page, axes: Axes, surface: Surface) -> None:
-    """Lines of equal loss, and a ground that has the sheet's colour where it is low. Their losses follow from the areas
-    below them, so that surfaces of any scale have as many."""
+    """Draw lines of equal loss, and a ground that has the sheet's colour where the loss is low. Their losses follow
+    from the areas below them, so that surfaces of any scale have as many."""
     xs, ys = (np.linspace(low, high, _GRID) for low, high in zip(surface.low, surface.high, strict=True))
     losses = surface.loss(*np.meshgrid(xs, ys))
     levels = np.unique(np.quantile(losses, np.linspace(0, 1, _LEVELS + 2) ** 1.5))
@@ -113,7 +113,7 @@ def _contours(page: Page, axes: Axes, surface: Surface) -> None:
 
 
 def _line(page: Page, axes: Axes, path: Path, name: str, index: int) -> Line2D:
-    """A path, its mark where it ends; its line in the key."""
+    """Draw a path, its mark at its end; its line in the key."""
     points = np.array(path.points)
     end = "" if path.stays else ", leaves"
     label = f"{plain(name)}\nlr {path.lr:g}, loss {path.losses[-1]:.2g}{end}"

@@ -1,6 +1,6 @@
-"""A slide of where bytes go between ranks: for each phase and collective an arrow from each sender to each receiver.
+"""A slide of the bytes between ranks: for each phase and collective an arrow from each sender to each receiver.
 
-Drawn from the messages of a record: who sent how many bytes to whom.
+Drawn from the messages of a record: sender, receiver and bytes.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Flow(NamedTuple):
 
 
 def check_ranks(ranks: int) -> None:
-    """Raises: InputError for more ranks than can be read."""
+    """Check the number of ranks. Raises: InputError for more than are readable."""
     if ranks > MOST_RANKS:
         raise wrong("ranks", f" {ranks}: one picture holds at most {MOST_RANKS}; choose {MOST_RANKS} or fewer")
 
 
 def read_flows(events: Sequence[Sequence[Event]], step: int = 0, purpose: str = "states") -> list[Flow]:
-    """What all ranks' records have of one step, in the order of its phases. `events` are by rank, every one's own.
+    """Return the messages of one step in all ranks' records, in the order of its phases. `events` are by rank, every
+    one's own.
 
     Raises: InputError for a step without messages.
     """
@@ -83,9 +84,9 @@ def flow_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """A panel for each flow, its ranks in a circle, arrows as thick as the bytes on them.
+    """Draw a panel for each flow, its ranks in a circle, arrows as thick as their bytes.
 
-    Raises: InputError for more ranks or flows than can be read.
+    Raises: InputError for more ranks or flows than are readable.
     """
     check_ranks(result.config.mesh.ranks)
     if len(flows) > MOST_PANELS:
@@ -115,7 +116,7 @@ def flow_figure(
 
 
 def _is_joined(flow: Flow) -> bool:
-    """Whether one arrow with two heads stands for both ways: of many ranks that send as much as they receive."""
+    """Return whether one arrow with two heads stands for both ways: of many ranks that send as much as they receive."""
     pairs = product(range(len(flow.sent)), repeat=2)
     return len(flow.sent) > _FEW and all(flow.sent[a][b] == flow.sent[b][a] for a, b in pairs)
 
@@ -148,7 +149,7 @@ def _draw_ring(slide: Slide, center: tuple[float, float], radius: float, flow: F
 def _apart(
     start: tuple[float, float], end: tuple[float, float], away: float, width: float, high: float
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """An arrow between two boxes, beside the one that goes back: from border to border."""
+    """Draw an arrow between two boxes, beside the one that goes back: from border to border."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = math.hypot(dx, dy)
     across = -dy / length * away, dx / length * away

@@ -1,4 +1,5 @@
-"""The sizes of a run's gradients above what narrow formats hold, and what a cast to each loses at each loss scale.
+"""The sizes of a run's gradients above the ranges of narrow formats, and the losses of a cast to each at each loss
+scale.
 
 After Figure 3 of Micikevicius et al., Mixed Precision Training (arXiv 1710.03740).
 """
@@ -31,16 +32,16 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def power_of_two(power: int) -> str:
-    """'2⁻¹⁴'."""
+    """Return '2⁻¹⁴'."""
     return "2" + str(power).translate(_SUPERSCRIPTS)
 
 
 def gradients_figure(
     gradients: Gradients, *, subtitle: str = "", theme: str = "light", size: tuple[float, float] | None = None
 ) -> Figure:
-    """`size` is in inches, width first.
+    """Draw the picture. `size` is in inches, width first.
 
-    Raises: InputError for an unknown theme, a size that no picture has, and gradients that are all 0.
+    Raises: InputError for an unknown theme, an impossible size, and gradients that are all 0.
     """
     if gradients.num == gradients.zeros:
         raise InputError(
@@ -75,7 +76,8 @@ def gradients_figure(
 
 
 def _bounds(gradients: Gradients) -> tuple[int, int]:
-    """The powers of two along the bottom: all gradients, and both ends of every format but bf16, which goes far on."""
+    """Return the powers of two along the bottom: all gradients, and both ends of every format but bf16, which goes much
+    further."""
     ends = [NARROW[name] for name in FORMATS if name != "bf16"]
     low = min(min(gradients.exponents), *(_power(each.smallest) for each in ends))
     high = max(max(gradients.exponents), *(_power(each.largest) for each in ends))
@@ -83,12 +85,12 @@ def _bounds(gradients: Gradients) -> tuple[int, int]:
 
 
 def _power(value: float) -> int:
-    """Of the power of two that a value begins with."""
+    """Return the power of two at which a value begins."""
     return int(value).bit_length() - 1 if value >= 1 else -int(1 / value).bit_length() + 1
 
 
 def _draw_hills(page: Page, axes: Axes, gradients: Gradients) -> None:
-    """A bar for each power of two."""
+    """Draw a bar for each power of two."""
     dress(page, axes, grid="both", y="share of gradients")
     total = gradients.num - gradients.zeros
     powers = sorted(gradients.exponents)
@@ -103,7 +105,7 @@ def _draw_hills(page: Page, axes: Axes, gradients: Gradients) -> None:
 
 
 def _draw_ranges(page: Page, axes: Axes, gradients: Gradients) -> None:
-    """A bar for each format, from its smallest number to its largest."""
+    """Draw a bar for each format, from its smallest number to its largest."""
     dress(page, axes, grid="x")
     low, high = _bounds(gradients)
     for row, name in enumerate(FORMATS):
@@ -125,7 +127,7 @@ def _draw_ranges(page: Page, axes: Axes, gradients: Gradients) -> None:
 
 
 def _draw_losses(page: Page, axes: Axes, gradients: Gradients, name: str, *, is_first: bool) -> None:
-    """One format: a bar for each loss scale, of what becomes 0 and what overflows."""
+    """Draw one format: a bar for each loss scale, of the values that become 0 and that overflow."""
     dress(page, axes, grid="y", x="loss scale", y="lost" if is_first else "")
     for column, power in enumerate(POWERS):
         share, start = gradients.share(name, power), 0.0
@@ -144,7 +146,7 @@ def _draw_losses(page: Page, axes: Axes, gradients: Gradients, name: str, *, is_
 
 
 def _percent(share: float) -> str:
-    """'84', '0.9', '<.1', '0': percent, with few digits."""
+    """Return '84', '0.9', '<.1', '0': percent, with few digits."""
     percent = 100 * share
     if percent == 0:
         return "0"

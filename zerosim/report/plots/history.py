@@ -1,7 +1,7 @@
-"""From one rank's events to live bytes by kind over time: numbers only, nothing that draws.
+"""Live bytes by kind over time, from one rank's events: numbers only, no drawing.
 
-Time is the order of events. Where there are more moments than a picture can show, each of its columns
-keeps two real ones, that with the most bytes and that with the fewest, so that no peak is lost.
+Time is the order of events. If a picture cannot show all moments, each of its columns keeps two real ones, that with
+the most bytes and that with the fewest, so that no peak is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = 1200
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Events `start` to `end` (exclusive), counted from the first one shown, that happened in one phase or unit."""
+    """Events `start` to `end` (exclusive), counted from the first shown one, in one phase or unit."""
 
     name: str
     start: int
@@ -51,7 +51,7 @@ class History:
     units: tuple[Span, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, those of the moments that are drawn."""
+        """Return plain values, those of the drawn moments."""
         scope = self.peak.scope
         return {
             "num_events": self.num_events,
@@ -71,10 +71,10 @@ class InTime(NamedTuple):
 
 
 def read_history(events: Sequence[Event], step: int | None = None, columns: int = COLUMNS) -> History:
-    """Live bytes over one step, or over all events when `step` is None.
+    """Read live bytes over one step, or over all events if `step` is None.
 
-    `events` begin when the rank does, so that what was placed before the step is counted.
-    Raises: InputError when the step has no events, or the beginning is missing.
+    `events` begin when the rank does, so that buffers allocated before the step count. Raises: InputError if the step
+    has no events, or the beginning is missing.
     """
     inside = [index for index, event in enumerate(events) if step is None or event.scope.step == step]
     if not inside:
@@ -100,7 +100,7 @@ def read_history(events: Sequence[Event], step: int | None = None, columns: int 
 
 
 def live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
-    """Live bytes of each kind (K, E + 1): before the first event, then after each."""
+    """Return live bytes of each kind (K, E + 1): before the first event, then after each."""
     live: dict[int, tuple[str, int]] = {}
     changes: list[tuple[str, int, int]] = []  # kind, event, bytes
     for index, event in enumerate(events):
@@ -123,7 +123,7 @@ def live_after(events: Sequence[Event]) -> tuple[tuple[str, ...], Any]:
 
 
 def in_columns(totals: Any, at: Any, columns: int) -> Any:
-    """Which moments to draw: all, or of each column the highest and the lowest, in their order. `at` rises."""
+    """Return which moments to draw: all, or of each column the highest and the lowest, in their order. `at` rises."""
     if len(totals) <= 2 * columns:
         return np.arange(len(totals))
     edges = np.searchsorted(at, np.linspace(at[0], at[-1] + 1e-12, columns + 1))
@@ -136,8 +136,8 @@ def in_columns(totals: Any, at: Any, columns: int) -> Any:
 
 
 def live_in_time(events: Sequence[Event], seconds: Sequence[float], step: int, columns: int = COLUMNS) -> InTime:
-    """Live bytes by kind over one step in time. `seconds` are the moments of its allocations and frees on the device,
-    in order."""
+    """Return live bytes by kind over one step in time. `seconds` are the moments of its allocations and frees on the
+    device, in order."""
     inside = [
         at
         for at, event in enumerate(events)
@@ -150,6 +150,6 @@ def live_in_time(events: Sequence[Event], seconds: Sequence[float], step: int, c
 
 
 def _spans(names: Sequence[str]) -> tuple[Span, ...]:
-    """Runs of the same name."""
+    """Return runs of the same name."""
     starts = [at for at, name in enumerate(names) if at == 0 or names[at - 1] != name]
     return tuple(Span(names[start], start, end) for start, end in zip(starts, [*starts[1:], len(names)], strict=True))

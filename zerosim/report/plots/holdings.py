@@ -1,7 +1,7 @@
-"""Which part of the model each rank holds at one moment, read from its record and its layout: numbers only.
+"""The part of the model on each rank at one moment, read from its record and its layout: numbers only.
 
-A strip is one state of the whole model, from its first buffer to its last. A piece of it is what a rank holds of one
-buffer. Bytes are those that are live; where in its buffer a piece lies is the layout's.
+A strip is one state of the whole model, from its first buffer to its last. A piece is a rank's part of one buffer.
+Bytes are live ones; a piece's place in its buffer is the layout's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """One rank at one moment: its pieces by strip, its live bytes of each strip, and the unit that was at work."""
+    """One rank at one moment: its pieces by strip, its live bytes of each strip, and the active unit."""
 
     rank: int
     pieces: dict[str, tuple[Piece, ...]]
@@ -45,19 +45,19 @@ class Holding(NamedTuple):
 
 
 def check_one_axis(config: RunConfig) -> None:
-    """Raises: InputError for a mesh in which ranks hold parts of a tensor or of the layers."""
+    """Check the mesh. Raises: InputError for one in which ranks hold parts of a tensor or of the layers."""
     for axis in ("tp", "pp", "dp_replicate"):
         if (size := config.mesh.axes.size(axis)) > 1:
             raise wrong(axis, f" {size}: the picture is of data-parallel ranks alone; leave it out")
 
 
 def shown_ranks(ranks: int) -> list[int]:
-    """The ranks that are drawn: all of a few, else the first two and the last."""
+    """Return the drawn ranks: all of a few, else the first two and the last."""
     return list(range(ranks)) if ranks <= MOST_SHOWN else [0, 1, ranks - 1]
 
 
 def bounds(result: RunResult) -> dict[str, tuple[int, int]]:
-    """Where each buffer lies in the whole model, in elements."""
+    """Return each buffer's place in the whole model, in elements."""
     found, start = {}, 0
     for name, flat in result.layout.flats.items():
         found[name] = start, start + flat.numel
@@ -66,7 +66,7 @@ def bounds(result: RunResult) -> dict[str, tuple[int, int]]:
 
 
 def holdings(result: RunResult, step: int = 0) -> dict[str, list[Holding]]:
-    """What the ranks that are drawn hold at each of the `moments` of their records."""
+    """Return the holdings of the drawn ranks at each of the `moments` of their records."""
     found: dict[str, list[Holding]] = {}
     for rank in shown_ranks(result.config.mesh.ranks):
         for moment, index in moments(result.events[rank], step).items():
@@ -96,11 +96,11 @@ def _holding(result: RunResult, rank: int, index: int) -> Holding:
 
 
 def moments(events: Sequence[Event], step: int = 0) -> dict[str, int]:
-    """Three moments of a step, by name: the number of the event after which they are.
+    """Return three moments of a step, by name: the number of the event before each.
 
-    before and after: the marks around the backward. during: while the middle one of the units is in backward, the
-    first moment at which the most bytes of model states are live.
-    Raises: InputError where nothing is trained, so that there is no backward.
+    before and after: the marks around the backward. during: while the middle one of the units is in backward, the first
+    moment at which the most bytes of model states are live. Raises: InputError if nothing is trained, so that there is
+    no backward.
     """
     of_step = [(at, event) for at, event in enumerate(events) if event.scope.step == step]
     marks = {event.name: at for at, event in of_step if isinstance(event, Mark)}

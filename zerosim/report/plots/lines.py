@@ -1,4 +1,4 @@
-"""What pictures of lines share: a line with its marks, its name beside it, and numbers below that have room."""
+"""Common parts of line pictures: a line with its marks, its name beside it, and numbers below that have room."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BAND = "Band: where 8 of 10 measured steps of this kind lie. Lines whose bands o
 
 
 def log_axes(page: Page, x: str, xs: Sequence[float]) -> Axes:
-    """Axes on the page, logarithmic along the bottom from the least of `xs` to the most; `x` says what they are."""
+    """Return axes on the page, logarithmic along the bottom from the least of `xs` to the most; `x` is their label."""
     axes = dress(page, page.figure.add_subplot(), grid="both", x=x)
     axes.set_xscale("log")
     axes.set_xlim(min(xs) / 1.15, max(xs) * 1.15)
@@ -33,10 +33,10 @@ def log_axes(page: Page, x: str, xs: Sequence[float]) -> Axes:
 def draw_line(
     page: Page, axes: Axes, index: int, name: str, points: Sequence[Mark], words: str, width: float = 1.6, **marks: Any
 ) -> Annotation:
-    """The line of that index through its points, with `words` beside its end; `marks` are keywords of the marks in
-    place of their usual ones."""
+    """Draw the line of that index through its points, with `words` beside its end; `marks` are keywords that replace
+    the usual marks."""
     color = page.theme.color(LINE_PAINTS[index % len(LINE_PAINTS)])
-    size = page.points * max(0.9 - 0.12 * index, 0.5)  # lines that meet: the later marks lie inside the earlier
+    size = page.points * max(0.9 - 0.12 * index, 0.5)  # lines that meet: later marks lie inside earlier ones
     usual = {"s": size**2, "linewidths": 1.3, "clip_on": False}
     xs, ys, is_filled = zip(*points, strict=True)
     axes.plot(xs, ys, color=color, linestyle=DASHES[index % len(DASHES)], linewidth=width, gid=f"line.{name}")
@@ -46,7 +46,7 @@ def draw_line(
 
 
 def draw_band(page: Page, axes: Axes, index: int, name: str, xs: Sequence[float], ends: Sequence[Band | None]) -> None:
-    """Behind the line of that index, where it may lie; nothing where that is not known."""
+    """Draw the range of the line of that index behind it; nothing if it is unknown."""
     known = [(x, *end) for x, end in zip(xs, ends, strict=True) if end is not None]
     if known:
         places, lows, highs = (list(values) for values in zip(*known, strict=True))
@@ -55,7 +55,7 @@ def draw_band(page: Page, axes: Axes, index: int, name: str, xs: Sequence[float]
 
 
 def beside(page: Page, axes: Axes, where: Place, words: str, color: str) -> Annotation:
-    """A label right of the axes, tied to a point on it."""
+    """Return a label right of the axes, tied to a point on it."""
     return axes.annotate(
         words, where, xycoords="data", xytext=(1.03, 0.5), textcoords="axes fraction", color=color, va="center",
         ha="left", annotation_clip=False, **page.font(scale=0.95),
@@ -65,7 +65,7 @@ def beside(page: Page, axes: Axes, where: Place, words: str, color: str) -> Anno
 
 
 def finish_lines(page: Page, axes: Axes, labels: list[Annotation], *, lines: int = 1) -> Figure:
-    """The finished figure, each label, of so many lines, as near to its point's height as the others let it."""
+    """Return the finished figure, each label, of so many lines, as near to its point's height as the others let it."""
     finish(page)
     describe(page, f"Lines: {'; '.join(' '.join(label.get_text().split()) for label in labels)}.")
     height = inches(page, axes)[1]
@@ -78,7 +78,7 @@ def finish_lines(page: Page, axes: Axes, labels: list[Annotation], *, lines: int
 
 
 def spread(wanted: Sequence[float], pitch: float) -> list[float]:
-    """Rising places in [0, 1], at least `pitch` apart, each as near as may be to the wanted one."""
+    """Return rising places in [0, 1], at least `pitch` apart, each as near as possible to the wanted one."""
     groups: list[list[float]] = []  # the wanted places of labels that touch: they stand around their mean
 
     def lowest(group: list[float]) -> float:
@@ -94,11 +94,11 @@ def spread(wanted: Sequence[float], pitch: float) -> list[float]:
 
 
 def number_ticks(page: Page, axes: Axes, numbers: Sequence[int], words: Callable[[int], str]) -> None:
-    """Along the bottom those of the numbers that have room."""
+    """Put those of the numbers along the bottom that have room."""
     width, low = inches(page, axes)[0], axes.get_ylim()[0]
     kept: list[int] = []
     ends: list[float] = []
-    for number in sorted(numbers, reverse=True):  # the last has its label, for the lines' labels stand at it
+    for number in sorted(numbers, reverse=True):  # the last has its label, because the lines' labels stand at it
         x = axes.transAxes.inverted().transform(axes.transData.transform((number, low)))[0] * width
         half = page.width(words(number), **page.font(scale=0.9)) / 2 + 0.05
         if not ends or x + half < ends[-1]:

@@ -1,4 +1,4 @@
-"""The same model trained by several optimizers: loss by step, and beside it what each keeps per parameter, counted."""
+"""The same model trained by several optimizers: loss by step, and beside it the counted bytes of each per parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zerosim.report.plots.words import check_results, run_words
 from zerosim.train.result import RunResult
 
 MOST = len(LINE_PAINTS)
-"""Optimizers in a picture: as many as there are colours that can be told apart."""
+"""The most optimizers in a picture: as many as there are distinguishable colours."""
 
 
 def optimizers_figure(
@@ -30,7 +30,7 @@ def optimizers_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`results` are runs on the same batches, by what each optimizer is to be called.
+    """Draw `results`, runs on the same batches, by the optimizers' names.
 
     Raises: InputError for no results, more than `MOST`, or an unknown theme.
     """
@@ -49,7 +49,7 @@ def optimizers_figure(
 
 
 def _losses(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> list[Annotation]:
-    """A line an optimizer, its name and last loss right of the axes."""
+    """Draw a line an optimizer, its name and last loss right of the axes."""
     dress(page, axes, grid="both", x="step", y="loss")
     labels = []
     for index, (name, result) in enumerate(results.items()):
@@ -61,13 +61,13 @@ def _losses(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> list[An
     lowest = min(min(result.mean_losses) for result in results.values())
     highest = max(max(result.mean_losses) for result in results.values())
     pad = 0.04 * (min(highest, 1.5 * starts) - lowest) or 0.1
-    axes.set_ylim(lowest - pad, min(highest, 1.5 * starts) + pad)  # one that diverges leaves the others their room
+    axes.set_ylim(lowest - pad, min(highest, 1.5 * starts) + pad)  # a diverging one leaves the others their room
     ticks(axes.xaxis, MaxNLocator(6, integer=True))
     return labels
 
 
 def _bars(page: Page, axes: Axes, results: Mapping[str, RunResult]) -> None:
-    """A bar an optimizer, cut where one state ends; its length at its end, the states' names below it."""
+    """Draw a bar an optimizer, cut where one state ends; its length at its end, the states' names below it."""
     dress(page, axes, grid="x", x="K, bytes per parameter")
     kept = {name: float(bytes_per_parameter(result)["optim"]) for name, result in results.items()}
     most = max(kept.values()) or 1

@@ -1,4 +1,4 @@
-"""A step's time by the bandwidth between GPUs, one line per stage: where it comes down to that of its kernels."""
+"""A step's time by the bandwidth between GPUs, one line per ZeRO stage: where it falls to the time of its kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _HIGHEST = 4.0  # times the step with the fastest links: above it a line leaves 
 
 
 class Line(NamedTuple):
-    """A stage's steps by bandwidth, the bytes per second from which on waiting is at most a tenth of a step, and by
-    bandwidth the seconds between which eight of ten measured steps lie."""
+    """A ZeRO stage's steps by bandwidth, the bytes per second from which on waiting is at most a tenth of a step, and
+    by bandwidth the interval of eight of ten measured steps."""
 
     times: Sequence[StepTime]
     hides_from: float | None
@@ -50,7 +50,7 @@ def overlap_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`lines` are by stage's name, their times by `bandwidths`, which are bytes per second of `link`.
+    """Draw `lines` by stage's name, their times by `bandwidths`, which are bytes per second of `link`.
 
     A point is filled where communication hides. Raises: InputError for no lines.
     """

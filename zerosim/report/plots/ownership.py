@@ -1,6 +1,6 @@
-"""Slides of who holds what: one stage before, during and after backward, and stages side by side as in Figure 1.
+"""Slides of ownership: one ZeRO stage before, during and after backward, and stages side by side as in Figure 1.
 
-Source: ZeRO paper (arXiv 1910.02054), Figure 1 and section 5. What is drawn is read by `holdings.py`.
+Source: ZeRO paper (arXiv 1910.02054), Figure 1 and section 5. `holdings.py` reads the drawn pieces.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
 _ELSEWHERE = "not on this GPU"
-_THINNEST = 0.03  # inches of a piece that can still be seen
+_THINNEST = 0.03  # inches of the thinnest visible piece
 _MOMENTS = {"before": "before backward", "during": "during backward", "after": "after backward"}
 
 
@@ -32,7 +32,7 @@ def stage_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """A panel for each moment, a row for each GPU, and in it a strip for each state. `held` is by moment."""
+    """Draw a panel for each moment, a row for each GPU, and in it a strip for each state. `held` is by moment."""
     unit = held["during"][0].unit
     note = f"A strip is the whole model, cut where its units end. During: backward of {unit}."
     kinds = [piece.kind for of in held.values() for one in of for strip in one.pieces.values() for piece in strip]
@@ -59,7 +59,7 @@ def stage_figure(
 def _draw_strips(
     slide: Slide, result: RunResult, one: Holding, where: tuple[float, float], size: tuple[float, float]
 ) -> None:
-    """One GPU's three strips, bytes at their ends."""
+    """Draw one GPU's three strips, bytes at their ends."""
     (x, y), (wide, high), places = where, size, bounds(result)
     length, room = wide - 3.7 * slide.em, 0.88 * high / len(STRIPS)
     whole = max(stop for _, stop in places.values())
@@ -76,7 +76,7 @@ def _draw_strips(
 def _strip(
     slide: Slide, where: tuple[float, float], size: tuple[float, float], whole: int, pieces: Sequence[Piece]
 ) -> None:
-    """An outline, filled where it is held. What is gathered for a while lies above what stays."""
+    """Draw an outline, filled where it is held. Temporarily gathered pieces lie above permanent ones."""
     (x, y), (length, high), theme = where, size, slide.page.theme
     slide.box((x, y), length, high, facecolor=theme.band, edgecolor=theme.muted, linewidth=0.8)
     for piece in sorted(pieces, key=lambda piece: piece.kind in STRIPS):
@@ -93,7 +93,7 @@ def stages_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """Figure 1 with its GPUs: a row for each stage, a column for each GPU that is drawn, when backward ends."""
+    """Draw Figure 1 with its GPUs: a row for each ZeRO stage, a column for each drawn GPU, when backward ends."""
     ranks = next(iter(results.values())).config.mesh.ranks
     some = f"{len(next(iter(held.values())))} of {ranks:,} GPUs are drawn. " if ranks > 4 else ""
     note = f"{some}A bar is as long as the bytes of all model states; filled is what the GPU holds when backward ends."
@@ -122,7 +122,7 @@ def stages_figure(
 
 
 def _whole_bytes(results: Mapping[str, RunResult], held: Mapping[str, Sequence[Holding]]) -> dict[str, float]:
-    """Bytes of each whole state: what a GPU holds of it, by the share of the elements that it holds."""
+    """Return the bytes of each whole state: a GPU's bytes, divided by its share of the elements."""
     found: dict[str, float] = {}
     for label, of in held.items():
         psi = max(stop for _, stop in bounds(results[label]).values())
@@ -141,7 +141,7 @@ def _draw_bar(
     size: tuple[float, float],
     whole: Mapping[str, float],
 ) -> None:
-    """One GPU's states side by side, each as long as its bytes; slices of all buffers drawn as one."""
+    """Draw one GPU's states side by side, each as long as its bytes; slices of all buffers are drawn as one."""
     (x, y), (wide, high), total = where, size, sum(whole.values())
     psi = max(stop for _, stop in bounds(result).values())
     for strip, nbytes in whole.items():
@@ -155,7 +155,7 @@ def _draw_bar(
 
 
 def _before(result: RunResult, rank: int, strip: str) -> int:
-    """Elements of a state that the ranks before this one hold."""
+    """Return the elements of a state on the ranks before this one."""
     layout = result.layout
     return sum(layout.part(rank, name, strip).start for name in layout.flats if strip in layout.rows(name))
 

@@ -1,4 +1,4 @@
-"""The sheet that every picture is drawn on: heading, key, notes, and the room that is left for axes.
+"""The sheet of every picture: heading, key, notes, and the room that is left for axes.
 
 Figures are laid out in inches and built with matplotlib's objects, never with pyplot, and no setting of matplotlib is
 changed while they are built. SVG files are written by `svg.py`.
@@ -25,7 +25,7 @@ from zerosim.report.plots.svg import write_svg
 
 DEFAULT_SIZE = (8.0, 4.5)
 SMALLEST, LARGEST = (5.0, 3.0), (40.0, 40.0)
-DPI = 160  # texts are measured in the dots that they are drawn in
+DPI = 160  # texts are measured in the dots in which they are drawn
 _MARGIN = 0.12  # inches around everything
 _FONT = "DejaVu Sans"  # comes with matplotlib, and has Psi
 
@@ -34,12 +34,12 @@ Place = tuple[float, float]
 
 
 class Picture(Figure):
-    """A figure that a notebook shows by itself, without %matplotlib inline; `alt` is what it shows, in words."""
+    """A figure that a notebook shows without %matplotlib inline; `alt` is its content in words."""
 
     alt: str = ""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, str]]:
-        """The picture, and the metadata that a notebook keeps beside it."""
+        """Return the picture, and the metadata that a notebook keeps beside it."""
         file = io.BytesIO()
         # On paper of its own colour, on a page of any theme and whatever matplotlib's settings are.
         paper = self.get_facecolor()
@@ -62,26 +62,26 @@ class Page:
         return canvas.get_renderer()
 
     def font(self, *, scale: float = 1.0, bold: bool = False) -> dict[str, Any]:
-        """Keywords of a text."""
+        """Return keywords of a text."""
         return {"fontfamily": _FONT, "fontsize": self.points * scale, "fontweight": "bold" if bold else "normal"}
 
     def extent(self, text: Text) -> Bbox:
-        """Where a text is, in pixels."""
+        """Return the place of a text, in pixels."""
         return text.get_window_extent(self.renderer)
 
     def width(self, words: str, **font: Any) -> float:
-        """How wide a text would be, in inches."""
+        """Return the width that a text would have, in inches."""
         return self.extent(Text(0, 0, words, figure=self.figure, **(font or self.font()))).width / self.figure.dpi
 
     def paint(self, name: str, paints: Mapping[str, Paint]) -> dict[str, Any]:
-        """Keywords of the area that stands for `name`, its hatch half as strong as the background."""
+        """Return keywords of the area that stands for `name`, its hatch half as strong as the background."""
         paint = paints.get(name, OTHER_PAINT)
         color = self.theme.color(paint)
         edge = mixed(color, self.theme.background)
         return {"facecolor": color, "edgecolor": edge, "hatch": paint.hatch, "linewidth": 0.6}
 
     def write(self, axes: Axes, words: str, where: Place, offset: Place = (0, 0), **looks: Any) -> Annotation:
-        """Words so many points away from a place on axes: centred and in the body's font, where `looks` do not say
+        """Write words so many points away from a place on axes: centred and in the body's font, unless `looks` say
         otherwise."""
         usual = self.font() | {"ha": "center", "va": "center_baseline", "color": self.theme.text}
         looks = usual | looks
@@ -89,7 +89,7 @@ class Page:
 
 
 def check_size(size: tuple[float, float]) -> tuple[float, float]:
-    """Raises: InputError for a sheet, in inches, on which nothing could be read or that would not fit in memory."""
+    """Check a sheet's size. Raises: InputError for one, in inches, that is unreadable or does not fit in memory."""
     width, height = size
     if not (SMALLEST[0] <= width <= LARGEST[0] and SMALLEST[1] <= height <= LARGEST[1]):
         low, high = (f"{w:g}x{h:g}" for w, h in (SMALLEST, LARGEST))
@@ -103,7 +103,7 @@ def open_page(
     default: tuple[float, float] = DEFAULT_SIZE,
     largest_type: float = 10.0,
 ) -> Page:
-    """An empty sheet, its type as large as it has room for.
+    """Open an empty sheet, its type as large as it has room for.
 
     Raises: InputError for a theme that is not 'light' or 'dark', and a size as `check_size` does.
     """
@@ -122,8 +122,8 @@ def frame(
     key: Sequence[tuple[str, dict[str, Any]]] = (),
     notes: Iterable[str] = (),
 ) -> None:
-    """Write heading, key and notes; what is left of the sheet is the axes'. The title is also the figure's label, and
-    all of it is its text for those who do not see it."""
+    """Write heading, key and notes; the rest of the sheet is for axes. The title is also the figure's label, and all of
+    it is its alternative text."""
     notes = list(notes)
     colours = f"Colours: {', '.join(name for name, _ in key)}." if key else ""
     page.figure.set_label(title)
@@ -141,7 +141,7 @@ def frame(
 
 
 def describe(page: Page, words: str) -> None:
-    """Add a sentence to the text that stands for the picture."""
+    """Add a sentence to the picture's alternative text."""
     page.figure.alt = f"{page.figure.alt} {words}"
 
 
@@ -155,20 +155,20 @@ def settle(page: Page) -> None:
 
 
 def finish(page: Page) -> Picture:
-    """The figure, its axes where they are now."""
+    """Return the figure, its axes where they are now."""
     settle(page)
     page.figure.set_layout_engine("none")
     return page.figure
 
 
 def inches(page: Page, axes: Axes) -> tuple[float, float]:
-    """Width and height of the area inside the axes."""
+    """Return width and height of the area inside the axes."""
     box = axes.get_window_extent(page.renderer)
     return box.width / page.figure.dpi, box.height / page.figure.dpi
 
 
 def _write(page: Page, top: float, lines: Iterable[str], font: dict[str, Any], color: str) -> float:
-    """Write lines downwards from `top`, in inches; where they end."""
+    """Write lines downwards from `top`, in inches; return where they end."""
     width, height = page.size
     for line in lines:
         page.figure.text(_MARGIN / width, top / height, line, va="top", ha="left", color=color, **font)
@@ -177,7 +177,7 @@ def _write(page: Page, top: float, lines: Iterable[str], font: dict[str, Any], c
 
 
 def _wrapped(page: Page, text: str, font: dict[str, Any]) -> list[str]:
-    """Lines that are no wider than the sheet."""
+    """Return lines that are no wider than the sheet."""
     room, lines = page.size[0] - 2 * _MARGIN, [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -189,7 +189,7 @@ def _wrapped(page: Page, text: str, font: dict[str, Any]) -> list[str]:
 
 
 def _key(page: Page, top: float, key: Sequence[tuple[str, dict[str, Any]]]) -> float:
-    """Swatches with their names, left to right in the order of the stack; where they end."""
+    """Draw swatches with their names, left to right in the order of the stack; return where they end."""
     if not key:
         return top
     (width, height), em = page.size, page.points / 72
@@ -209,7 +209,7 @@ def _key(page: Page, top: float, key: Sequence[tuple[str, dict[str, Any]]]) -> f
 
 
 def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> Axes:
-    """The axes in the page's theme, with a light grid along x, y or both; `x` and `y` say what is along them."""
+    """Dress the axes in the page's theme, with a light grid along x, y or both; `x` and `y` are their labels."""
     theme = page.theme
     axes.set_xlabel(x, color=theme.muted, **page.font(scale=0.9))
     axes.set_ylabel(y, color=theme.muted, **page.font(scale=0.9))
@@ -226,22 +226,22 @@ def dress(page: Page, axes: Axes, *, grid: str, x: str = "", y: str = "") -> Axe
 
 
 def ground(color: str, pad: float = 0.1) -> dict[str, Any]:
-    """A box behind a text, so that hatches and lines do not run through its letters; `pad` in its font size."""
+    """Return a box behind a text, so that hatches and lines do not run through its letters; `pad` in its font size."""
     return {"boxstyle": f"square,pad={pad:g}", "facecolor": color, "edgecolor": "none"}
 
 
 def plain(words: str) -> str:
-    """Words for matplotlib that hold no formula."""
+    """Return words for matplotlib without any formula."""
     return words.replace("$", r"\$")
 
 
 def stage_name(name: str, separator: str = " ") -> str:
-    """A name for matplotlib: 'ZeRO-1 (P_os)' with its index below the line, other letters as they are."""
+    """Return a name for matplotlib: 'ZeRO-1 (P_os)' with its index below the line, other letters unchanged."""
     return re.sub(r" ?\(P_(os[+gp]*)\)", lambda match: f"{separator}($P_{{{match[1]}}}$)", plain(name))
 
 
 def write_figure(figure: Figure, file: BinaryIO, form: str) -> None:
-    """Write as 'png' or 'svg': the same bytes for the same picture, and nothing outside the file is named."""
+    """Write as 'png' or 'svg': the same bytes for the same picture, and no name of anything outside the file."""
     if form == "svg":
         write_svg(figure, file)
     else:

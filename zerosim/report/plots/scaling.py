@@ -1,4 +1,4 @@
-"""Bytes per rank against the number of ranks, one line per stage, both axes logarithmic."""
+"""Bytes per rank against the number of ranks, one line per ZeRO stage, both axes logarithmic."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def scaling_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`points` are (ranks, bytes per rank) by stage's name; `mark` is the moment at which they were counted.
+    """Draw `points`, (ranks, bytes per rank) by stage's name; `mark` is the moment at which they were counted.
 
-    With a limit, points that fit are filled and those that do not are hollow. `size` is in inches, width first.
-    Raises: InputError for no points, points that a logarithmic axis does not have, or an unknown theme.
+    With a limit, points that fit are filled and the others are hollow. `size` is in inches, width first. Raises:
+    InputError for no points, points that a logarithmic axis does not have, or an unknown theme.
     """
     lines = {name: sorted(line) for name, line in points.items() if line}
     if not lines:
@@ -65,7 +65,7 @@ def scaling_figure(
 
 
 def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], last: int) -> Annotation:
-    """A line across, or an arrow at the end of the axis that it lies beyond."""
+    """Draw a line across, or an arrow at the end of the axis that it lies beyond."""
     low, high = axes.get_ylim()
     words, nbytes = limit_words(limit), float(limit[1])
     if low < nbytes < high:
@@ -84,7 +84,7 @@ def _set_limits(axes: Axes, lines: Mapping[str, Points], limit: tuple[str, int] 
 
 
 def _set_ticks(page: Page, axes: Axes, ranks: Sequence[int]) -> None:
-    """Bytes with units upwards; along the bottom those numbers of ranks that have room."""
+    """Put bytes with units upwards; along the bottom those numbers of ranks that have room."""
     low, high = axes.get_ylim()
     between = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
     ticks(axes.yaxis, LogLocator(10, subs=between, numticks=12), tick_bytes)

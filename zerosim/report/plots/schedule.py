@@ -1,6 +1,6 @@
-"""A pipeline's schedule as a Gantt picture: a row per stage, forwards and backwards numbered by micro-batch.
+"""A pipeline's schedule as a Gantt picture: a row per stage, forwards and backwards numbered by microbatch.
 
-Along x are slots, not seconds: a forward takes one, a backward two. What stays empty is the bubble, counted.
+Along x are slots, not seconds: a forward takes one, a backward two. Empty slots are the bubble, counted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def schedule_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`slots` are each stage's, of a schedule of that kind or of that name; `size` is in inches, width first."""
+    """Draw `slots` of each stage, of a schedule of that kind or of that name; `size` is in inches, width first."""
     stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
     batches = 1 + max(slot.action.slot for slot in slots[0])
     page = open_page(size, theme, (10.0, min(2.0 + 0.5 * stages, 12.0)))
@@ -64,7 +64,7 @@ def schedule_figure(
 
 
 def bubble_words(slots: Sequence[Sequence[Slot]], kind: str) -> str:
-    """The bubble as counted, beside its closed form; that by own span too, where it is another one."""
+    """Return the bubble as counted, beside its closed form; by own span too, if that differs."""
     stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
     batches = 1 + max(slot.action.slot for slot in slots[0])
     known = kind if kind in ORDERS else "interleaved" if chunks > 1 else "1f1b"
@@ -77,7 +77,7 @@ def bubble_words(slots: Sequence[Sequence[Slot]], kind: str) -> str:
 
 
 def _shade(page: Page, paint: Paint, chunk: int, chunks: int) -> str:
-    """A chunk's colour: the first one's is full, later ones fade towards the background."""
+    """Return a chunk's colour: the first one's is full, later ones fade towards the background."""
     color, ground = page.theme.color(paint), page.theme.background
     part = 0.45 * chunk / max(chunks - 1, 1)
     mixed = (round(int(color[at : at + 2], 16) * (1 - part) + int(ground[at : at + 2], 16) * part) for at in (1, 3, 5))

@@ -38,16 +38,16 @@ class Slide:
         self.em = self.page.points / 72
 
     def box(self, where: Place, width: float, height: float, **looks: Any) -> None:
-        """A rectangle whose lower left corner is there."""
+        """Draw a rectangle with its lower left corner there."""
         self.axes.add_patch(Rectangle(where, width, height, **looks))
 
     def card(self, where: Place, width: float, height: float, **looks: Any) -> None:
-        """A rectangle with round corners around a place."""
+        """Draw a rectangle with round corners around a place."""
         corner = where[0] - width / 2, where[1] - height / 2
         style = f"round,pad=0,rounding_size={0.2 * height:g}"
         self.axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=style, **looks))
 
     def write(self, words: str, where: Place, **looks: Any) -> None:
-        """Words around a place; `scale` and `bold` are of their font."""
+        """Write words around a place; `scale` and `bold` are of their font."""
         font = self.page.font(scale=looks.pop("scale", 1.0), bold=looks.pop("bold", False))
         self.page.write(self.axes, words, where, **font, **looks)

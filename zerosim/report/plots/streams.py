@@ -1,7 +1,7 @@
 """A step in time: for each rank a lane of compute and one of communication, and live bytes below. Modelled seconds.
 
-The clock's (`ledger/clock.py`). What a lane does without a break for one micro-batch is one bar. Hatched: compute waits
-for a rank that is not there yet, which is the bubble. All streams but that of compute share the second lane.
+The clock's seconds (`ledger/clock.py`). A lane's uninterrupted work for one microbatch is one bar. Hatched: compute
+waits for another rank, which is the bubble. All streams but that of compute share the second lane.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _PAINTS = {
 BUBBLE = "waits for other ranks"
 COMMUNICATION = "communication"
 LANES = (COMPUTE, CPU, COMMUNICATION)
-_THINNEST = 0.02  # inches of a bar that can still be seen
+_THINNEST = 0.02  # inches of the thinnest visible bar
 
 
 class Bar(NamedTuple):
-    """What one lane does for a while. `what` names a paint; `words` are written in it where they fit."""
+    """One lane's work for a while. `what` names a paint; `words` are written in it if they fit."""
 
     lane: str
     what: str
@@ -60,8 +60,8 @@ def streams_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """The lanes of these ranks, which were simulated in detail, above the live bytes of the first of them: by kind with
-    its whole record, `events`, and else in all.
+    """Draw the lanes of these ranks, which were simulated in detail, above the live bytes of the first of them: by kind
+    with its whole record, `events`, and else in all.
 
     Raises: InputError for more than 8 ranks, and for one that was not simulated.
     """
@@ -110,7 +110,7 @@ def streams_figure(
 
 
 def bars_of(track: Track, lane: str) -> list[Bar]:
-    """What a lane does, neighbours of one kind and micro-batch put together."""
+    """Return a lane's bars, neighbours of one kind and microbatch joined."""
     bars: list[Bar] = []
     for bar in sorted(_pieces(track, lane), key=lambda bar: bar.start):
         before = bars[-1] if bars else None
@@ -142,7 +142,7 @@ def _pieces(track: Track, lane: str) -> Iterator[Bar]:
 def _draw_lane(page: Page, axes: Axes, row: int, gid: str, bars: Sequence[Bar]) -> None:
     width, seconds = inches(page, axes)[0], axes.get_xlim()[1]
     thinnest = _THINNEST / width * seconds
-    for bar in sorted(bars, key=lambda bar: bar.start - bar.stop):  # of those at one time the shorter lies above
+    for bar in sorted(bars, key=lambda bar: bar.start - bar.stop):  # of simultaneous ones the shorter lies above
         length = bar.stop - bar.start
         if bar.what == BUBBLE:
             axes.barh(row, length, BLOCK, left=bar.start, gid=f"{gid}.{BUBBLE}", **_hatched(page))
@@ -153,7 +153,7 @@ def _draw_lane(page: Page, axes: Axes, row: int, gid: str, bars: Sequence[Bar]) 
 
 
 def _hatched(page: Page) -> dict[str, Any]:
-    """Keywords of the bubble's area."""
+    """Return keywords of the bubble's area."""
     return {"facecolor": page.theme.band, "edgecolor": page.theme.muted, "hatch": "////", "linewidth": 0.0}
 
 
@@ -183,7 +183,7 @@ def _legend_font(page: Page) -> dict[str, Any]:
 
 
 def seconds_words(value: float) -> str:
-    """'1.31 s', '13.4 ms'."""
+    """Return '1.31 s', '13.4 ms'."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= size:
             return f"{value / size:.3g} {unit}"

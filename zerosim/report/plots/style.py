@@ -1,4 +1,4 @@
-"""How the pictures look: two themes, and one paint for every kind, operation and stage, in all pictures.
+"""The look of the pictures: two themes, and one paint for every kind, operation and stage, in all pictures.
 
 Tones were chosen so that each has a contrast of 3:1 with the background (WCAG 2.1, 1.4.11) and any two stay apart for
 colour-blind eyes too (CIEDE2000, at least 12); a test simulates them.
@@ -15,7 +15,7 @@ from zerosim.report.names import KINDS
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """A colour for each theme, and a hatch, so that colour is not all that tells two areas apart."""
+    """A colour for each theme, and a hatch, so that areas differ in more than colour."""
 
     light: str
     dark: str
@@ -71,31 +71,31 @@ DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)
 
 
 def stroke(index: int, theme: Theme) -> dict[str, Any]:
-    """Keywords of a line that is marked where it ends. Where lines run together, the earlier ones show at the edges of
-    the later ones."""
+    """Return keywords of a line with marks at its ends. Where lines overlap, the earlier ones show at the edges of the
+    later ones."""
     looks = {"color": theme.color(LINE_PAINTS[index]), "linestyle": DASHES[index], "linewidth": 2.0 - 0.1 * index}
     return looks | {"marker": MARKERS[index], "markevery": [-1]}
 
 
 def in_order(names: Mapping[str, object], paints: Mapping[str, Paint]) -> list[str]:
-    """The names in the order in which they are stacked; unknown ones come last."""
+    """Return the names in stacking order; unknown ones come last."""
     order = list(paints)
     return sorted(names, key=lambda name: order.index(name) if name in paints else len(order))
 
 
 def mixed(a: str, b: str) -> str:
-    """The colour half way between two."""
+    """Return the colour half way between two."""
     halves = ((int(a[at : at + 2], 16) + int(b[at : at + 2], 16)) // 2 for at in (1, 3, 5))
     return "#" + "".join(f"{half:02x}" for half in halves)
 
 
 def ink_on(fill: str) -> str:
-    """Black or white, whichever is better read on a fill."""
+    """Return black or white, whichever is more readable on a fill."""
     return max(("#ffffff", "#10151b"), key=lambda ink: contrast(ink, fill))
 
 
 def contrast(a: str, b: str) -> float:
-    """How far two '#rrggbb' colours are apart in luminance, 1 to 21 (WCAG 2.1, contrast ratio)."""
+    """Return the contrast ratio of two '#rrggbb' colours, 1 to 21 (WCAG 2.1)."""
     low, high = sorted((_luminance(a), _luminance(b)))
     return (high + 0.05) / (low + 0.05)
 

@@ -1,8 +1,8 @@
 """A figure as a small SVG: its texts are text, its title is the file's, and the same picture is the same bytes.
 
-matplotlib writes a path with six decimals and a line for each point, and a hatch as a tile of many of its periods.
-Here a path has hundredths of a point, as steps from one place to the next, and points that no eye could tell from
-the line through their neighbours are left out. What is drawn does not change. Nothing outside the file is named.
+matplotlib writes a path with six decimals and a line for each point, and a hatch as a tile of many of its periods. Here
+a path has hundredths of a point, as steps from one place to the next, and points that no eye could distinguish from the
+line through their neighbours are left out. The drawing stays the same. Nothing outside the file is named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Command = tuple[str, tuple[Point, ...]]
 
 
 def write_svg(figure: Figure, file: BinaryIO) -> None:
-    """The figure's label becomes the file's title, its text for those who do not see it the description."""
+    """Write the figure. Its label becomes the file's title, its alternative text the description."""
     buffer, nameless = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Type", "Format"))
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", facecolor=figure.get_facecolor(), metadata=nameless)
@@ -46,7 +46,8 @@ def write_svg(figure: Figure, file: BinaryIO) -> None:
 
 
 def _in_order(spans: str) -> str:
-    """A formula's letters from left to right: matplotlib sorts them by their fonts, some versions several to a span."""
+    """Return a formula's letters from left to right: matplotlib sorts them by their fonts, some versions several to a
+    span."""
     letters = []
     for before, places, after, text in re.findall(r'<tspan ([^>]*)x="([^"]*)"([^>]*)>(.*?)</tspan>', spans, re.DOTALL):
         for x, letter in zip(places.split(), html.unescape(text), strict=True):
@@ -55,7 +56,7 @@ def _in_order(spans: str) -> str:
 
 
 def _numbered(text: str) -> str:
-    """With ids that are counted. matplotlib salts them at random."""
+    """Return a file whose ids are numbered; matplotlib salts them at random."""
     numbers: dict[str, str] = {}
     salted = re.compile(r"""(\bid="|#)([A-Za-z0-9_]*?)([0-9a-f]{10})(?=["\)])""")
     return salted.sub(lambda m: f"{m[1]}{m[2]}{numbers.setdefault(m[3], str(len(numbers)))}", text)
@@ -63,7 +64,7 @@ def _numbered(text: str) -> str:
 
 # -- paths --------------------------------------------------------------------------------------
 def _commands(path: str) -> Iterator[Command]:
-    """matplotlib's commands, all of them absolute."""
+    """Return matplotlib's commands, all of them absolute."""
     words = path.split()
     at = 0
     while at < len(words):
@@ -74,7 +75,7 @@ def _commands(path: str) -> Iterator[Command]:
 
 
 def _shorter(path: str) -> str:
-    """The same path, in steps from each point to the next."""
+    """Return the same path, in steps from each point to the next."""
     done: list[tuple[str, list[int]]] = []
     here = start = (0, 0)
     for name, points in _commands(path):
@@ -89,7 +90,7 @@ def _shorter(path: str) -> str:
 
 
 def _line(done: list[tuple[str, list[int]]], dx: int, dy: int) -> None:
-    """One line more; of two in the same direction along an axis the longer one, of none nothing."""
+    """Add one more line; of two in the same direction along an axis the longer one, of none nothing."""
     last, before = done[-1] if done else ("", [0])
     if dx and dy:
         done.append(("l", [dx, dy]))
@@ -102,7 +103,7 @@ def _line(done: list[tuple[str, list[int]]], dx: int, dy: int) -> None:
 
 
 def _numbers(hundredths: list[int]) -> str:
-    """'12.5-.25': no zero that says nothing, no blank where there is a sign."""
+    """Return '12.5-.25': no superfluous zero, no blank before a sign."""
     text = ""
     for number in hundredths:
         digits = f"{abs(number) / 100:.2f}".rstrip("0").rstrip(".").removeprefix("0") or "0"
@@ -113,7 +114,7 @@ def _numbers(hundredths: list[int]) -> str:
 
 # -- hatches ------------------------------------------------------------------------------------
 def _smaller_tile(pattern: str) -> str:
-    """A hatch's tile, cut to the periods that it holds."""
+    """Return a hatch's tile, cut to the periods that it holds."""
     path = re.search(r'(?<= d=")[^"]*', pattern)
     if path is None:
         return pattern
@@ -126,6 +127,6 @@ def _smaller_tile(pattern: str) -> str:
 
 
 def _is_near(stroke: str) -> bool:
-    """Whether it may be seen in the smaller tile: its box, and the width of a line, meet that."""
+    """Return whether it may be visible in the smaller tile: its box, and the width of a line, meet the tile."""
     points = [point for _, of in _commands(stroke) for point in of]
     return all(min(values) <= 100 * (_PERIOD + 1) and max(values) >= -100 for values in zip(*points, strict=True))

@@ -1,4 +1,4 @@
-"""TFLOP/s of a GPU against the model's size or the number of GPUs, a line for each stage. Modelled."""
+"""TFLOP/s of a GPU against the model's size or the number of GPUs, a line for each ZeRO stage. Modelled."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ AXES = {"parameters": "parameters", "ranks": "GPUs"}
 
 
 class Point(NamedTuple):
-    """One step: its place along the bottom, TFLOP/s of the model on a GPU, whether it fits on the device, and between
-    which TFLOP/s eight of ten measured steps like it lie."""
+    """One step: its place along the bottom, TFLOP/s of the model on a GPU, whether it fits on the device, and the
+    TFLOP/s of eight of ten measured steps like it."""
 
     x: int
     tflops: float
@@ -36,8 +36,8 @@ def throughput_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """`lines` are points by stage's name; `along` is 'parameters' or 'ranks'; `trust` says how sure
-    they are. What does not fit is hollow.
+    """Draw `lines` of points by stage's name; `along` is 'parameters' or 'ranks'; `trust` says how certain they are.
+    Points that do not fit are hollow.
 
     Raises: InputError for no points, or an unknown theme.
     """
@@ -62,7 +62,7 @@ def throughput_figure(
         for point in line:
             if not point.fits:
                 near = next((at for at in hollow if at[0] == point.x and abs(at[1] - point.tflops) < most / 12), None)
-                if near is None:  # stages that are as fast share a word
+                if near is None:  # stages of equal speed share a word
                     hollow[point.x, point.tflops] = labels[-1].get_color()
     for where, color in hollow.items():
         below = 0, -page.points * 0.75

@@ -22,7 +22,7 @@ from zerosim.report.words import moment
 from zerosim.units import format_bytes
 
 MOST_PANELS = 8
-_MOST_NAMED = 5  # with more micro-batches their bands may be too narrow for names
+_MOST_NAMED = 5  # with more microbatches their bands may be too narrow for names
 _FARTHEST = 1.6  # a limit beyond this many times the peak is named below the picture, so that the curve keeps its room
 _SHORT = {
     "forward": "fwd",
@@ -45,11 +45,11 @@ def timeline_figure(
     theme: str = "light",
     size: tuple[float, float] | None = None,
 ) -> Figure:
-    """One panel per rank, on the same axes; `histories` are those ranks' whole records, in the order of `ranks`.
+    """Draw one panel per rank, on the same axes; `histories` are those ranks' whole records, in the order of `ranks`.
 
-    To compare runs, give the same rank of each, and the runs' `names`. Along x are a rank's events in their order,
-    not seconds. `step` None shows everything that was recorded.
-    Raises: InputError when the lists do not match, for more than 8 ranks, an unknown step or theme.
+    To compare runs, give the same rank of each, and the runs' `names`. Along x are a rank's events in their order, not
+    seconds. `step` None shows everything that was recorded. Raises: InputError if the lists do not match, for more than
+    8 ranks, an unknown step or theme.
     """
     names = [f"rank {rank}" for rank in ranks] if names is None else names
     if len(names) != len(ranks):
@@ -117,14 +117,14 @@ def draw_panel(page: Page, axes: Axes, history: History, kinds: Sequence[str], m
 
 
 def set_heights(page: Page, axes: Axes, most: int, near: tuple[str, int] | None, num_strips: int) -> None:
-    """Room above the highest peak, and above a limit near it, for a label and the strips."""
+    """Make room above the highest peak, and above a limit near it, for a label and the strips."""
     most = most if near is None else max(most, near[1])
     axes.set_ylim(0, most / max(1 - _row(page, axes) * (num_strips + 1.6), 0.25))
     bytes_axis(axes.yaxis, most, max(2, min(6, int(inches(page, axes)[1] / 0.45))))
 
 
 def strips(page: Page, axes: Axes) -> int:
-    """How many strips of names leave the curve its room. Raises: InputError where there is none for one label."""
+    """Return how many strips of names leave the curve its room. Raises: InputError if one label has none."""
     lines = 1 / _row(page, axes)
     if lines < 3.2:
         width, height = page.size
@@ -133,12 +133,12 @@ def strips(page: Page, axes: Axes) -> int:
 
 
 def _row(page: Page, axes: Axes) -> float:
-    """A line of text as a share of the axes' height."""
+    """Return a line of text as a share of the axes' height."""
     return page.points * 1.3 / 72 / inches(page, axes)[1]
 
 
 def draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, banded: bool) -> None:
-    """Names above the curve, each where its events are; one that does not fit is left out."""
+    """Write names above the curve, each at its events; one that does not fit is left out."""
     pitch, width = _row(page, axes), inches(page, axes)[0]
     low, high = 1 - pitch * (row + 1), 1 - pitch * row
     events = axes.get_xlim()[1]
@@ -160,7 +160,8 @@ def draw_strip(page: Page, axes: Axes, spans: Sequence[Span], row: int, *, bande
 
 
 def mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit: int) -> Annotation:
-    """A dot where the most bytes are live, with how many and where: inside the axes' width, not across the limit."""
+    """Draw a dot where the most bytes are live, with how many and where: inside the axes' width, not across the
+    limit."""
     peak, font = history.peak, page.font(scale=0.9, bold=True)
     events, width = axes.get_xlim()[1], inches(page, axes)[0]
     scope = peak.scope
@@ -184,7 +185,7 @@ def mark_peak(page: Page, axes: Axes, history: History, step: int | None, limit:
 
 
 def _draw_limit(page: Page, axes: Axes, limit: tuple[str, int], peak: Annotation) -> None:
-    """A line across, its label at either end above or below it, one line of text away or two: off the peak's."""
+    """Draw a line across, its label at either end above or below it, one line of text away or two: off the peak's."""
     axes.axhline(limit[1], color=page.theme.background, linewidth=2.8, zorder=4)
     axes.axhline(limit[1], color=page.theme.text, linewidth=1.3, dashes=(4, 2), zorder=4, gid="limit")
     words, font, box = limit_words(limit), page.font(scale=0.9), ground(page.theme.background)

@@ -1,4 +1,4 @@
-"""What the pictures say about the runs they show: which model on how many ranks. Text only, no layout."""
+"""The pictures' words on their runs: which model on how many ranks. Text only, no layout."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PARTITIONED = ("", " (P_os)", " (P_os+g)", " (P_os+g+p)")
 
 
 def stage_label(stage: int) -> str:
-    """'DDP', 'ZeRO-1 (P_os)': the stage's name and what the paper calls it."""
+    """Return 'DDP', 'ZeRO-1 (P_os)': the stage's name, and the paper's name for it."""
     return STAGES[stage] + _PARTITIONED[stage]
 
 
 def check_results(results: Mapping[str, RunResult]) -> None:
-    """Raises: InputError when there is nothing to draw."""
+    """Check results. Raises: InputError if there is nothing to draw."""
     if not results:
         raise InputError("no results: there is nothing to draw; give at least one")
 
 
 def run_words(results: Mapping[str, RunResult]) -> str:
-    """'Ψ = 7.50B parameters on N = 64 ranks, bf16, adam'; what differs between runs as a range or a list, and a recipe
-    that is not the default."""
+    """Return 'Ψ = 7.50B parameters on N = 64 ranks, bf16, adam'; values that differ between runs as a range or a list,
+    and a recipe that is not the default."""
     runs = results.values()
     psi = _range((result.num_parameters for result in runs), format_count)
     ranks = _range((result.config.mesh.ranks for result in runs), lambda count: f"{count:,}")
@@ -43,7 +43,7 @@ def run_words(results: Mapping[str, RunResult]) -> str:
 
 
 def limit_words(limit: tuple[str, int]) -> str:
-    """'V100: 32.0 GB', or 'limit: 32.0 GB' for a device without a name."""
+    """Return 'V100: 32.0 GB', or 'limit: 32.0 GB' for a device without a name."""
     name, nbytes = limit
     name = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
     return f"{name or 'limit'}: {format_bytes(nbytes)}"
