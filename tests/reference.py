@@ -48,7 +48,7 @@ def place(model: Model) -> None:
 
 
 def rank_gradients(config: RunConfig, weights: dict[str, Any], batch: Any, rank: int, step: int, scale: float) -> Any:
-    """One rank's finished gradient of one micro-batch, by flat name, in the gradient's dtype."""
+    """One rank's finished gradient of one microbatch, by flat name, in the gradient's dtype."""
     device = Device(0, NumpyBackend())
     model = build_model(config, device, first_micro_batch=rank)
     place(model)

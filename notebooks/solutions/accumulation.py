@@ -1,4 +1,4 @@
-"""Exercise 8: every micro-batch is reduced, and added onto the slice."""
+"""Exercise 8: every microbatch is reduced, and added onto the slice."""
 
 from zerosim.grading import Buffer, Unit, Zero2
 

@@ -9,7 +9,7 @@ class MyArena:
         self.live: dict[int, int] = {}  # the same, of reserved parts
 
     def reserve(self, nbytes: int) -> int | None:
-        """Return the address of so many bytes (1 at least); None: no hole."""
+        """Return the address of nbytes (1 at least); None: no hole."""
         enough = [(size, address) for address, size in self.holes.items() if size >= nbytes]
         if not enough:
             return None

@@ -1,4 +1,4 @@
-"""Exercise 15: the last micro-batch was added only where there was no sum yet. Add every one."""
+"""Exercise 15: the last microbatch was added only where there was no sum yet. Add every one."""
 
 from zerosim.grading import Flat, Strategy, Unit
 

@@ -1,4 +1,4 @@
-"""Exercise 3: sum over micro-batches, reduce at the last one, update everything."""
+"""Exercise 3: sum over microbatches, reduce at the last one, update everything."""
 
 from zerosim.grading import Flat, Slice, Strategy, Unit
 

@@ -1,4 +1,4 @@
-"""Exercise 28: on stage i weight gradients run i micro-batches behind input gradients; the rest comes at the end."""
+"""Exercise 28: on stage i weight gradients run i microbatches behind input gradients; the rest comes at the end."""
 
 from zerosim.grading import Action, Forward, InputGrad, WeightGrad
 

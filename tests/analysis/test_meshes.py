@@ -116,7 +116,7 @@ def test_a_flat_models_unit_that_is_used_next_again_is_not_gathered_again(gather
 
 
 def assert_gathers_are_those_of_the_text(result: RunResult) -> None:
-    """Two gathers of everything in each micro-batch less U, which is what was counted less."""
+    """Two gathers of everything in each microbatch less U, which is what was counted less."""
     times, ranks = 2 * result.config.data.accumulate, result.config.mesh.shards
     for share in shares_of(result):
         check = next(row for row in check_traffic(result, 0, share.stage) if row.op == "all_gather")
@@ -144,7 +144,7 @@ def test_a_wrong_count_is_seen() -> None:
 
 
 def test_the_loss_is_in_the_form_of_the_last_stage_alone() -> None:
-    """Each of 2 micro-batches: 4 all-reduces in each of 2 layers, 1 at either end of the model, and 3 of the loss."""
+    """Each of 2 microbatches: 4 all-reduces in each of 2 layers, 1 at either end of the model, and 3 of the loss."""
     result = plan(RunConfig(**{**GPT, "ranks": 4, "tp": 2, "pp": 2, "stage": 0, "accumulate": 2}))
     texts = [{check.op: check.text for check in check_exchanges(result, 0, stage)} for stage in (0, 1)]
     bsh, bs = 2 * 2 * (2 * 4 + 1), 2 * 2 * 3  # an all-reduce moves its payload twice

@@ -142,7 +142,7 @@ def test_a_held_run_trains_as_a_free_one(record: bool, tmp_path: Path) -> None:
 def test_meshes_are_measured_on_the_same_losses() -> None:
     case = suite.Case(NUMPY, BUDGETS, {}, print, "tiny", TINY, initial_weights(TINY), text_tokens(TINY))
     had = suite.meshes(case).figures
-    assert [figure.name for figure in had] == ["tp 2, in turn / N = 1", "pp 2, 4 micro-batches, in turn / N = 1"]
+    assert [figure.name for figure in had] == ["tp 2, in turn / N = 1", "pp 2, 4 microbatches, in turn / N = 1"]
     assert {(figure.goal, figure.rounds, figure.note) for figure in had} == {(1.3, 2, "")}
     assert all(figure.value is not None and figure.value > 0 for figure in had)
 

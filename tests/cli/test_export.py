@@ -72,7 +72,7 @@ def test_each_arrow_goes_forward_in_time_from_a_send_to_its_receive(trace: dict[
         if event["ph"] in ("s", "f"):
             assert event["ph"] not in ends[event["id"]]
             ends[event["id"]][event["ph"]] = event
-    assert len(ends) == 2 * 3  # forward and back, for each micro-batch
+    assert len(ends) == 2 * 3  # forward and back, for each microbatch
     slices = slices_by_thread(trace)
     for pair in ends.values():
         assert pair["s"]["pid"] != pair["f"]["pid"]

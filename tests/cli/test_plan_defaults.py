@@ -1,4 +1,4 @@
-"""What plan and fit take where nobody said: recipe, attention, micro-batches of a pipeline; and what they warn of."""
+"""What plan and fit take where nobody said: recipe, attention, microbatches of a pipeline; and what they warn of."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_flat_model_is_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
     assert (flat["recipe"], flat["attention"]) == ("paper", "eager")
 
 
-# -- micro-batches ----------------------------------------------------------------------------------
+# -- microbatches ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("more", ["", "--pipeline interleaved", "--pipeline zb-h1", "--pipeline zb-v"])
 def test_a_pipeline_has_four_micro_batches_a_stage(more: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "--layers", "4", "--pp", "2", "--stage", "1", *more.split())

@@ -189,12 +189,12 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{GPT} --ranks 4 --pp 4 --virtual-stages 2 --pipeline interleaved --accumulate 4", "choose pp 2"),
     (
         f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5 --micro-batch-group 2",
-        "--micro-batch-group 2: of 5 micro-batches, every group (the last too) needs at least pp 2; choose 3",
+        "--micro-batch-group 2: of 5 microbatches, every group (the last too) needs at least pp 2; choose 3",
         f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 5 --micro-batch-group 3",
     ),
     (
         f"{GPT} --ranks 2 --pp 2 --pipeline interleaved --accumulate 1",
-        "--accumulate 1: interleaved needs at least pp 2 micro-batches; choose 2, or --pipeline 1f1b",
+        "--accumulate 1: interleaved needs at least pp 2 microbatches; choose 2, or --pipeline 1f1b",
     ),
     (
         "--micro-batch-group 2",
@@ -202,11 +202,11 @@ REFUSED: list[tuple[str, ...]] = [
     ),
     (
         f"{GPT} --ranks 4 --pp 4 --layers 4 --pipeline zb-h1 --accumulate 3",
-        "--accumulate 3: zb-h1 needs at least pp 4 micro-batches; choose 4, or --pipeline 1f1b",
+        "--accumulate 3: zb-h1 needs at least pp 4 microbatches; choose 4, or --pipeline 1f1b",
     ),
     (
         f"{GPT} --ranks 2 --pp 2 --layers 4 --pipeline zb-v --accumulate 3",
-        "--accumulate 3: zb-v needs at least 2 x pp 2 micro-batches; choose 4, or --pipeline 1f1b",
+        "--accumulate 3: zb-v needs at least 2 x pp 2 microbatches; choose 4, or --pipeline 1f1b",
     ),
     (f"{GPT} --ranks 2 --pp 2 --layers 3 --pipeline zb-v --accumulate 4", "--pp 2 x chunks 2: more than the model's"),
     (f"{GPT} --ranks 2 --pp 2 --pipeline zb-v --virtual-stages 2 --accumulate 4", "pass --pipeline interleaved too"),

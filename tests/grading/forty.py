@@ -249,15 +249,15 @@ MISTAKES = [
     ),
     Row(
         "mistake",
-        "reduces at every micro-batch",
+        "reduces at every microbatch",
         "zero1",
         solution("zero1", ("if self.last", "if True")),
         "0/6",
-        ("weights", "3 micro-batches", "added exactly once"),
+        ("weights", "3 microbatches", "added exactly once"),
     ),
     Row(
         "mistake",
-        "overwrites what earlier micro-batches left",
+        "overwrites what earlier microbatches left",
         "accumulation",
         solution("accumulation", ("self.add(flat.grad_shard, shard)", "flat.grad_shard = shard")),
         "0/6",
@@ -389,7 +389,7 @@ MISTAKES = [
             ("range(micro_batches - stage, micro_batches)", "range(micro_batches)"),
         ),
         "0/4",
-        ("live", "keeps its micro-batch live"),
+        ("live", "keeps its microbatch live"),
     ),
     Row(
         "mistake",

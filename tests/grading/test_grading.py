@@ -181,9 +181,9 @@ def test_hasty_is_shown_where_it_freed_the_table() -> None:
 def test_patient_misses_an_addition_before_it_reduces() -> None:
     found = bug("bug_patient")
     check = found["weights"]
-    assert check.case == "4 ranks, 3 micro-batches"
+    assert check.case == "4 ranks, 3 microbatches"
     assert "runs accumulate 3 times, the reference's 4 times" in check.counted
-    assert "micro-batches" in check.hint
+    assert "microbatches" in check.hint
     event = event_of(check, "bug_patient", Launch)
     assert (event.op, event.scope.unit, event.scope.slot) == ("reduce_scatter", "lm_head", 2)
 

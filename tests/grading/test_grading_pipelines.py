@@ -26,11 +26,11 @@ def test_gpipe_keeps_too_many() -> None:
     found = grade(gpipe, "one_f_one_b")
     assert [check.name for check in found.failures] == ["live"]
     check = found["live"]
-    assert "at most min(m, p-i) micro-batches live: 4, 3, 2, 1 on stages 0 to 3" in check.expected
+    assert "at most min(m, p-i) microbatches live: 4, 3, 2, 1 on stages 0 to 3" in check.expected
     assert check.counted == "8, 8, 8, 8"
     assert "all forwards first is GPipe" in check.hint
     assert check.where is not None
-    assert (check.where.rank, "micro-batch 4" in check.where.text) == (0, True)  # the fifth of four
+    assert (check.where.rank, "microbatch 4" in check.where.text) == (0, True)  # the fifth of four
     assert found.points == 0
 
 
@@ -55,14 +55,14 @@ def test_a_deadlock_is_told_at_once_and_names_the_two_stages() -> None:
     assert time.monotonic() - before < 10
     assert found.points == 0
     check = found["runs"]
-    assert check.case == "3 stages, 6 micro-batches"
+    assert check.case == "3 stages, 6 microbatches"
     assert check.counted == (
-        "deadlock: stage 0 waits for stage 1 to go back with micro-batch 2; "
-        "stage 1 waits for stage 0 to go forward with micro-batch 3"
+        "deadlock: stage 0 waits for stage 1 to go back with microbatch 2; "
+        "stage 1 waits for stage 0 to go forward with microbatch 3"
     )
     assert check.where is not None
     assert check.where.rank == 0
-    assert "micro-batch 2" in check.where.text
+    assert "microbatch 2" in check.where.text
 
 
 def mixed(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> list[Action]:
@@ -80,7 +80,7 @@ def nothing(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) ->
 @pytest.mark.parametrize(
     ("answer", "words", "hint"),
     [
-        (mixed, "to take what it has sent forward with micro-batch", "write both lists down"),
+        (mixed, "to take what it has sent forward with microbatch", "write both lists down"),
         (differing, "recv microbatch 0 back into chunk 0", "in the same order"),
         (nothing, "its schedule gave a NoneType, expected a list of actions", "returns one stage's list"),
     ],

@@ -339,7 +339,7 @@ def test_a_step_frees_everything_by_reference_counts(device: Device, live: Calla
 
 
 def test_dropout_stands_where_it_is_used() -> None:
-    """Masks depend on seed, step, global micro-batch, unit and op; nothing is dropped while evaluating."""
+    """Masks depend on seed, step, global microbatch, unit and op; nothing is dropped while evaluating."""
     device = cpu()
     x = tensor(np.ones((8, 8)), device)
 

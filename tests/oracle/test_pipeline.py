@@ -71,7 +71,7 @@ def test_same_training(pytorch: Results, kind: str, tied: bool, tmp_path: Path) 
 
 @KINDS
 def test_same_bytes_over_the_borders(pytorch: Results, kind: str, tmp_path: Path) -> None:
-    """b s h per micro-batch, border and direction. In its first step PyTorch sends shapes as well."""
+    """b s h per microbatch, border and direction. In its first step PyTorch sends shapes as well."""
     ours = zerosim_run(TASKS[False], tmp_path, kind, lr=worker.LR, steps=2)
     for rank, results in enumerate(pytorch[kind, False]):
         for step, sent in enumerate(results["sent"][:2]):

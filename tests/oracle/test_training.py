@@ -65,7 +65,7 @@ def test_float32(tied: bool, stage: int, ranks: int, traces: dict[bool, Trace], 
 @HEADS
 @ALL_STAGES
 def test_accumulation(tied: bool, stage: int, traces: dict[bool, Trace], tmp_path: Path) -> None:
-    """Two ranks, two micro-batches each: to PyTorch it is the same global batch."""
+    """Two ranks, two microbatches each: to PyTorch it is the same global batch."""
     task, what = tiny(tied), f"stage {stage} x 2, accumulate 2"
     check(what, train_zerosim(task, tmp_path, stage=stage, ranks=2, accumulate=2, lr=LR), traces[tied])
     gradients = first_gradients(task, tmp_path, stage=stage, ranks=2, accumulate=2)

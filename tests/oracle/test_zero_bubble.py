@@ -70,6 +70,6 @@ def test_zb_v_is_pytorchs_list(p: int, m: int) -> None:
     ("p", "m", "v"), [(2, 4, 2), (4, 8, 3), (4, 6, 2), (4, 10, 2), (3, 5, 4), (5, 12, 2), (8, 15, 3)]
 )
 def test_interleaved_is_pytorchs_list(p: int, m: int, v: int) -> None:
-    """In rounds of p micro-batches, and of more where p does not divide them."""
+    """In rounds of p microbatches, and of more where p does not divide them."""
     theirs = pytorch_lists(ScheduleInterleaved1F1B, p, m, Chunks(p, v))
     assert [SCHEDULES["interleaved"](p, stage, m, v) for stage in range(p)] == theirs

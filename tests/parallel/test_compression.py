@@ -48,7 +48,7 @@ def test_casts_send_half_and_plans_count_the_same(compress: str, options: dict[s
         assert results[stage].losses[0] == plain.losses[0]
         assert results[stage].losses != plain.losses
         assert np.allclose(results[stage].losses, plain.losses, atol=2e-3)
-    # Stages 2 and 3 round each micro-batch's sum, 0 and 1 that of all of them.
+    # Stages 2 and 3 round each microbatch's sum, 0 and 1 that of all of them.
     alike = [(2, 3), (0, 1)] if "accumulate" in options else [(stage, 3) for stage in stages if stage < 3]
     for first, second in alike:
         if first not in stages or options.get("collective") == "ring":

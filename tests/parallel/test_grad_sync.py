@@ -46,7 +46,7 @@ def test_counts_are_the_forms(stage: int, more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_bits_are_those_of_stage_0(stage: int) -> None:
-    """Sums over micro-batches come before those over ranks, as in stages 0 and 1."""
+    """Sums over microbatches come before those over ranks, as in stages 0 and 1."""
     held, ddp = run(RunConfig(**SMALL, stage=stage)), run(RunConfig(**{**SMALL, "grad_sync": True}, stage=0))
     assert held.losses == ddp.losses
     for name, value in held.weights.items():
@@ -64,7 +64,7 @@ def test_one_micro_batch_is_as_without() -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> None:
-    """4 Psi bytes are held while the second micro-batch runs its forward; reduced once a step."""
+    """4 Psi bytes are held while the second microbatch runs its forward; reduced once a step."""
     fields = {**SMALL, "recipe": "fsdp2", "stage": stage, "steps": 1}
     held, synced = (plan(plan_config(**{**fields, "grad_sync": on})) for on in (False, True))
     at = held.memory[0].marks["end_of_forward"].by_kind

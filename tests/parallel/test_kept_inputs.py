@@ -1,7 +1,7 @@
 """ZeRO-R's Pa and Pa+cpu: blocks' inputs in parts over tp, and on the host. Same bits; bytes and traffic by closed
 forms written out here, `==` (1910.02054, sections 6.1 and 8).
 
-s tokens, b rows, h width, L layers, t tensor-parallel ranks, A micro-batches. Half types: 2 bytes an element.
+s tokens, b rows, h width, L layers, t tensor-parallel ranks, A microbatches. Half types: 2 bytes an element.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_bits_are_those_of_inputs_kept_whole_and_shapes_leave_the_record(fields:
 
 @pytest.mark.parametrize("t", [2, 4])
 def test_parts_are_kept_and_gathered_once(t: int) -> None:
-    """2sbh/t bytes of a block; bsh (t-1)/t elements more for a block and micro-batch, 1/12 of what blocks send."""
+    """2sbh/t bytes of a block; bsh (t-1)/t elements more for a block and microbatch, 1/12 of what blocks send."""
     whole, parts = (plan(config(ranks=t, tp=t, **how), keep_events=True) for how in ({}, PA))
     assert [row.nbytes for row in whole.saved["h.0"]] == [2 * s * b * h]
     assert [row.nbytes * t for row in parts.saved["h.0"]] == [2 * s * b * h]
@@ -90,7 +90,7 @@ def test_parts_are_kept_and_gathered_once(t: int) -> None:
 
 @pytest.mark.parametrize("t", [1, 2])
 def test_what_waits_on_the_host_takes_no_byte_of_the_device(t: int) -> None:
-    """Out and back 2sbh/t bytes of a block and micro-batch; all blocks' on the host between."""
+    """Out and back 2sbh/t bytes of a block and microbatch; all blocks' on the host between."""
     how = CPU if t == 1 else {**PA, **CPU}
     result = plan(config(ranks=t, tp=t, **how), keep_events=True)
     memory, each = result.memory[0], 2 * s * b * h // t

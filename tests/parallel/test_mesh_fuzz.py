@@ -29,7 +29,7 @@ from zerosim.train.run import run
 SEED = 17
 SECONDS = 240  # of one case, on a machine that has much else to do
 MOST_RANKS = 16
-LONG = 96  # ranks x layers x micro-batches; a few are longer
+LONG = 96  # ranks x layers x microbatches; a few are longer
 CLOSE = 1e-11
 MESH = {
     *(
@@ -138,7 +138,7 @@ def check(config: RunConfig) -> None:
     for rank in range(ranks):
         assert every.events[rank] == real.events[rank], f"events of rank {rank}"
         assert every.memory[rank] == real.memory[rank], f"memory of rank {rank}"
-        # Of many micro-batches few are run: in which of them the peak is, they do not say.
+        # Of many microbatches few are run: in which of them the peak is, they do not say.
         assert few.memory[rank].to_dict() == real.memory[rank].to_dict(), f"memory of rank {rank}, by its class"
         for shapes in (every, few):
             assert shapes.traffic[rank] == real.traffic[rank], f"traffic of rank {rank}"
@@ -150,7 +150,7 @@ def check(config: RunConfig) -> None:
 
 
 def alone(config: RunConfig) -> RunConfig:
-    """The same global batch on one rank, micro-batch by micro-batch."""
+    """The same global batch on one rank, microbatch by microbatch."""
     fields = {name: value for name, value in config.to_dict().items() if name not in MESH}
     count = config.global_batch // config.data.micro_batch
     return RunConfig.from_dict({**fields, "ranks": 1, "stage": 0, "accumulate": count})

@@ -88,7 +88,7 @@ def test_replicas_average_while_backward_goes_on(name: str) -> None:
 
 
 def averaging(events: list[Event]) -> list[bool]:
-    """Of each average over replicas, whether backward's products run meanwhile; it is in the last micro-batch."""
+    """Of each average over replicas, whether backward's products run meanwhile; it is in the last microbatch."""
     found, since = [], dict[int, int]()
     for event in events:
         if isinstance(event, Launch) and event.axis == "dp_replicate" and event.purpose == "states":

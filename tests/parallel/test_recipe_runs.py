@@ -210,7 +210,7 @@ def test_the_root_stays_until_backward_ends() -> None:
     with debug(small(stage=3, keep_root_units=True, tie_embeddings=False, steps=1)) as world:
         world.until(rank=0, phase="backward", unit="h.0")
         assert world.ranks[0].parameters["lm_head.weight"].state == "gathered"
-        assert any(row.name == "lm_head gradient of this micro-batch" for row in world.ranks[0].live())
+        assert any(row.name == "lm_head gradient of this microbatch" for row in world.ranks[0].live())
         assert world.ranks[0].parameters["h.1.mlp.c_fc.weight"].state in ("sharded", "freed")
         world.until("end_of_backward", rank=0)
         assert world.ranks[0].parameters["lm_head.weight"].state == "sharded"

@@ -44,7 +44,7 @@ def test_no_bit_changes_and_shapes_leave_the_same_record(name: str) -> None:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_buffers_are_those_bytes_for_each_backward_or_for_good(stage: int, count: int) -> None:
-    """DeepSpeed's stages 1 and 2 take them for each micro-batch's backward, its stage 3 once."""
+    """DeepSpeed's stages 1 and 2 take them for each microbatch's backward, its stage 3 once."""
     settings = small(ranks=2, stage=stage, accumulate=3, steps=2, reduce_bucket=5000, reduce_buffers=count)
     result = run(settings, keep_events=True)
     opened = [e for e in result.events[0] if isinstance(e, Alloc) and e.kind == "comm" and e.nbytes == 2 * 5000]

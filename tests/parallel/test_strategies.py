@@ -214,7 +214,7 @@ def test_what_stays_gathered_changes_no_bit(train: Any, options: dict[str, Any],
 @pytest.mark.bits
 @pytest.mark.parametrize(("precision", "ranks"), [("fp32", 1), ("bf16", 2), ("fp32", 3), ("bf16", 3)])
 def test_accumulation_pairs_stages(train: Any, precision: str, ranks: int) -> None:
-    """Stages 0 and 1 add over micro-batches, then ranks; 2 and 3 the other way: each pair is equal to the bit."""
+    """Stages 0 and 1 add over microbatches, then ranks; 2 and 3 the other way: each pair is equal to the bit."""
     options = dict(precision=precision, ranks=ranks, accumulate=3)
     results = {(s, p): train(stage=s, partition=p, **options) for s, p in [(0, "slices"), *ZERO]}
     whole, early = results[0, "slices"].weights, results[2, "slices"].weights
@@ -231,7 +231,7 @@ def test_accumulation_pairs_stages(train: Any, precision: str, ranks: int) -> No
 
 @pytest.mark.slow
 def test_in_fp16_the_pairs_may_skip_different_steps() -> None:
-    """A sum over micro-batches overflows where the mean over ranks, taken first, would have been small enough."""
+    """A sum over microbatches overflows where the mean over ranks, taken first, would have been small enough."""
     options = dict(SMALL, hidden=16, ranks=4, accumulate=4, steps=6, lr=1e-3, precision="fp16", loss_scale=2.0**18)
     skipped = [[step.skipped for step in run(RunConfig(stage=stage, **options)).steps] for stage in range(4)]
     assert skipped[0] == skipped[1]
@@ -241,7 +241,7 @@ def test_in_fp16_the_pairs_may_skip_different_steps() -> None:
 
 @pytest.mark.bits
 def test_a_global_batch_gives_the_same_masks_however_it_is_cut(train: Any) -> None:
-    """Dropout is keyed by the global micro-batch: 1 rank with 4 micro-batches sees what 4 ranks see."""
+    """Dropout is keyed by the global microbatch: 1 rank with 4 microbatches sees what 4 ranks see."""
     one = train(stage=0, ranks=1, accumulate=4, dropout=0.3, precision="fp64")
     four = train(stage=0, ranks=4, accumulate=1, dropout=0.3, precision="fp64")
     assert one.losses[0][0] == pytest.approx(sum(four.losses[0]) / 4, rel=1e-14)

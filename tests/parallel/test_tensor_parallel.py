@@ -116,7 +116,7 @@ DROPS = [dict(), dict(attention="flash"), dict(recompute="full"), dict(recompute
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("options", DROPS, ids=str)
 def test_dropout_is_that_of_one_rank(options: dict[str, Any]) -> None:
-    """At the same micro-batches: masks are windows of the whole's, by head, by row."""
+    """At the same microbatches: masks are windows of the whole's, by head, by row."""
     options = {**options, "dropout": 0.3, "seq": 12}
     expected = alone(tuple(options.items()))
     for mesh in (mesh_of(4, tp=4), mesh_of(2, tp=2, **SP)):

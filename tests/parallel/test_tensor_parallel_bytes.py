@@ -1,6 +1,6 @@
 """What tensor and sequence parallelism send and keep, counted, beside closed forms written out here, `==`.
 
-s tokens, b rows, h width, a heads, L layers, t tensor-parallel ranks, A micro-batches. Half types: 2 bytes an element.
+s tokens, b rows, h width, a heads, L layers, t tensor-parallel ranks, A microbatches. Half types: 2 bytes an element.
 Sources: 1909.08053 section 3; 2205.05198 sections 4 and 5 and Table 2.
 """
 
@@ -57,7 +57,7 @@ def sent(result: RunResult, purpose: str = "activations", dtype: str = "bf16") -
 @RECOMPUTES
 @pytest.mark.parametrize("model", [dict(), dict(model="llama", kv_heads=2, dropout=0.0)], ids=["gpt", "llama"])
 def test_tensor_parallelism_sends_its_all_reduces(t: int, recompute: str, model: dict[str, Any]) -> None:
-    """4 of b s h for a layer and micro-batch, 6 with full recompute; 1 for the table, 1 for the head."""
+    """4 of b s h for a layer and microbatch, 6 with full recompute; 1 for the table, 1 for the head."""
     result = counted(t, recompute=recompute, **model)
     each = 6 if recompute == "full" else 4
     number = A * (each * L + 2)
@@ -73,7 +73,7 @@ def test_tensor_parallelism_sends_its_all_reduces(t: int, recompute: str, model:
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("model", [dict(), dict(model="llama", kv_heads=2, dropout=0.0)], ids=["gpt", "llama"])
 def test_sequence_parallelism_gathers_and_scatters(t: int, recompute: str, kept: bool, model: dict[str, Any]) -> None:
-    """6 + 4 for a layer and micro-batch, 10 b s h (t-1)/t elements; 8 + 6 with full recompute. Kept inputs: 4 + 4, and
+    """6 + 4 for a layer and microbatch, 10 b s h (t-1)/t elements; 8 + 6 with full recompute. Kept inputs: 4 + 4, and
     6 + 6. The table is scattered and its gradient gathered; the head's input is gathered, again where it was not kept,
     and its gradient scattered."""
     result = counted(t, recompute=recompute, **model, **(KEEP if kept else SP))
@@ -214,7 +214,7 @@ KOR: dict[str, tuple[int, int, int, int, int, int]] = {
     "530B": (128, 20480, 105, 1, 35, 3),
     "1T": (160, 25600, 128, 1, 64, 1),
 }
-"""Table 3 of 2205.05198: heads, width, layers, micro-batch, p and v; 2,048 tokens, a vocabulary of 51,200, t = 8."""
+"""Table 3 of 2205.05198: heads, width, layers, microbatch, p and v; 2,048 tokens, a vocabulary of 51,200, t = 8."""
 GIB = {
     "22B": (59.25, 9.5625),
     "175B": (66.84375, 12.3515625),

@@ -183,7 +183,7 @@ def test_micro_batches_add_onto_what_is_kept(device: Device) -> None:
 
 
 def test_the_first_kept_gradient_is_not_copied(device: Device, ledger: MemoryLedger) -> None:
-    """DDP and ZeRO-1 add into, reduce in and update from one buffer, that of the first micro-batch; later ones pass."""
+    """DDP and ZeRO-1 add into, reduce in and update from one buffer, that of the first microbatch; later ones pass."""
     flat = declared([(4,)], fp32, device)
     flat.padded_numel, flat.keeps_whole_grad = 4, True
     for later in (False, True, True):

@@ -127,8 +127,8 @@ def test_frames_say_what_a_buffer_is_and_who_asked() -> None:
     ]
     shown = [[f"{one['filename']}:{one['line']}:{one['name']}" for one in entry["frames"]] for entry in snapshot.trace]
     assert shown[1] == ["kind:0:param", "step:0:before the first step", "rank:5:rank 5"]
-    assert shown[3] == ["freed:0:forward, micro-batch 2, h.0", *shown[1]]
-    assert shown[11] == ["kind:0:kept", "unit:0:h.0", "step:0:forward, micro-batch 2", "rank:5:rank 5"]
+    assert shown[3] == ["freed:0:forward, microbatch 2, h.0", *shown[1]]
+    assert shown[11] == ["kind:0:kept", "unit:0:h.0", "step:0:forward, microbatch 2", "rank:5:rank 5"]
 
 
 def test_out_of_memory_is_the_last_thing_that_happens() -> None:

@@ -123,7 +123,7 @@ def test_sequence_parallelism_and_replicas() -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_2_and_3_in_a_pipeline_say_what_they_cost(stage: int) -> None:
     text = about(RunConfig(**SIZES, ranks=4, pp=2, stage=stage, accumulate=4))
-    assert f"ZeRO-{stage} in a pipeline reduces gradients once per micro-batch, 4 times a step" in text
+    assert f"ZeRO-{stage} in a pipeline reduces gradients once per microbatch, 4 times a step" in text
     assert ("8 times" in text) == (stage == 3)
     assert "DeepSpeed refuses" in text
     assert "DeepSpeed" not in about(RunConfig(**SIZES, ranks=4, pp=2, stage=1, accumulate=4))
@@ -144,7 +144,7 @@ def test_a_first_stage_without_layers_is_planned() -> None:
 
 
 def test_units_that_stay_gathered_are_explained() -> None:
-    """GPipe on four micro-batches: the table of stage 0 is gathered once for 4 forwards and a backward."""
+    """GPipe on four microbatches: the table of stage 0 is gathered once for 4 forwards and a backward."""
     sizes: dict[str, Any] = {**SIZES, "vocab": 32, "model": "llama", "ranks": 4, "pp": 2, "stage_layers": "0,4"}
     config = RunConfig(**sizes, stage=3, accumulate=4, pipeline="gpipe", keep_last_unit=True)
     assert "U = 2,048 on stage 0, 512 on stage 1, units" in on_one_line(printed(traffic_table(plan(config))))  # 4Vh, Vh

@@ -48,7 +48,7 @@ def test_bars_of_a_lane_follow_one_another_and_hold_its_time(timeline: Timeline)
         assert all(first.stop <= second.start + 1e-15 for first, second in pairwise(bars))
         assert seconds.keys() == {"forward", "backward", "optimizer"}
         assert {bar.what for bar in bars_of(track, COMMUNICATION)} == {"collective", "message"}
-        assert sum(span.name in ("send", "recv") for span in track.spans) == 2 * 3  # each way, each micro-batch
+        assert sum(span.name in ("send", "recv") for span in track.spans) == 2 * 3  # each way, each microbatch
 
 
 def test_live_bytes_are_drawn_by_kind_and_add_up_to_the_clocks(result: RunResult, timeline: Timeline) -> None:

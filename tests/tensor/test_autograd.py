@@ -323,7 +323,7 @@ def test_an_unused_parameter_gets_zero(device: Device) -> None:
     flat, _a, b = two_parameters(device)
     P.multiply(b, 2.0).sum().backward()
     assert flat.take_grad().array.tolist() == [0, 0, 0, 0, 2, 2]
-    assert flat.take_grad().array.tolist() == [0] * 6  # and each micro-batch begins anew
+    assert flat.take_grad().array.tolist() == [0] * 6  # and each microbatch begins anew
 
 
 def test_a_micro_batch_begins_with_a_gradient_of_its_own(device: Device) -> None:

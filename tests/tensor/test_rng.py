@@ -40,7 +40,7 @@ def test_normals_are_fp32_of_that_spread() -> None:
 
 
 def test_dropout_keys_read_the_scope() -> None:
-    """(seed, attempted step, global micro-batch, unit, op); not the phase, so that recompute draws the same."""
+    """(seed, attempted step, global microbatch, unit, op); not the phase, so that recompute draws the same."""
     device = cpu()
     keys = DropoutKeys(device, 7, 4)
     with device.scope(step=3, unit="h.0", slot=2):

@@ -1,4 +1,4 @@
-"""Plans of many micro-batches: what two short runs are extended to is what running all of them counts."""
+"""Plans of many microbatches: what two short runs are extended to is what running all of them counts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MOVED = [
 
 
 def planned_in_full(config: RunConfig) -> RunResult:
-    return plan(config, keep_events=True)  # with events, all micro-batches are run
+    return plan(config, keep_events=True)  # with events, all microbatches are run
 
 
 def parts(shot: Snapshot) -> tuple[Any, ...]:
@@ -77,7 +77,7 @@ def test_extended_plans_count_what_all_micro_batches_count(fields: dict[str, Any
 
 @pytest.mark.slow
 def test_gpt2_with_128_micro_batches_is_no_smaller_than_its_activations() -> None:
-    """An optimizer's step is the peak of three micro-batches: 1.80 GB came of it."""
+    """An optimizer's step is the peak of three microbatches: 1.80 GB came of it."""
     sizes: dict[str, Any] = dict(**GPIPE, accumulate=128, recipe="fsdp2", stage=0, seq=128)
     config = plan_config(model="gpt2", **sizes)
     short = plan(config)
@@ -87,7 +87,7 @@ def test_gpt2_with_128_micro_batches_is_no_smaller_than_its_activations() -> Non
 
 @st.composite
 def configs(draw: st.DrawFn) -> RunConfig:
-    """A small model on a pipeline or none, with 2 to 128 micro-batches of one or two rows."""
+    """A small model on a pipeline or none, with 2 to 128 microbatches of one or two rows."""
     pp = draw(st.sampled_from((2, 4, 1)))
     model = draw(st.sampled_from(("gpt", "llama", "flat")))
     of_any: dict[str, tuple[Any, ...]] = dict(
@@ -150,7 +150,7 @@ def test_few_micro_batches_are_run_as_they_are() -> None:
 def test_more_micro_batches_are_run_where_few_do_not_tell_the_peak(
     monkeypatch: pytest.MonkeyPatch, silent: int, extended_from: tuple[int, int] | None
 ) -> None:
-    """Plans of fewer than `silent` micro-batches lack all moments but the first."""
+    """Plans of fewer than `silent` microbatches lack all moments but the first."""
     honest = module._plan
 
     def planned(config: RunConfig, *args: Any) -> RunResult:
@@ -167,7 +167,7 @@ def test_more_micro_batches_are_run_where_few_do_not_tell_the_peak(
 
 
 def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
-    """Reductions out of two buffers are waited for in the last backward. The critical path of 4 micro-batches is then
+    """Reductions out of two buffers are waited for in the last backward. The critical path of 4 microbatches is then
     not that of 16: extended, the step would be 3 % shorter."""
     sizes: dict[str, Any] = dict(layers=2, hidden=256, heads=4, vocab=64, seq=64, micro_batch=1)
     reductions: dict[str, Any] = dict(stage=1, reduce_bucket=300_000, reduce_buffers=2)
@@ -184,7 +184,7 @@ def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
 
 
 def test_a_peak_beyond_the_capacity_is_refused_where_it_comes_up() -> None:
-    """Three micro-batches fit, sixteen do not."""
+    """Three microbatches fit, sixteen do not."""
     config = RunConfig(**{**BASE, **MOVED[0], "accumulate": 16})
     peak = max(memory.peak.total_bytes for memory in plan(config).memory)
     assert plan(config.replace(capacity=peak)).extended_from == (3, 4)

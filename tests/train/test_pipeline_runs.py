@@ -1,6 +1,6 @@
 """Runs on pipelines: one stage's bits, what crosses borders, the record of shapes, and what goes wrong on one stage.
 
-A pipeline of p stages with m micro-batches is held against one stage with as many, on the other axes alike.
+A pipeline of p stages with m microbatches is held against one stage with as many, on the other axes alike.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_a_pipeline_of_untied_units_has_the_bits_of_one_stage(fields: dict[str, 
 @pytest.mark.bits
 @pytest.mark.parametrize("accumulate", [2, 1])
 def test_stages_of_one_mesh_are_equal_in_pairs(accumulate: int) -> None:
-    """With accumulation 0 = 1 and 2 = 3, as without a pipeline; with one micro-batch all four. The table is tied."""
+    """With accumulation 0 = 1 and 2 = 3, as without a pipeline; with one microbatch all four. The table is tied."""
     fields = {**GPT, **TRAINING, "ranks": 4, "pp": 2, "clip_norm": 0.5, "accumulate": accumulate}
     ddp, *others = [trained({**fields, "stage": stage}) for stage in range(4)]
     assert_same_training(others[0], ddp)
@@ -145,7 +145,7 @@ TIED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("kind", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fields", TIED, ids=str)
 def test_tied_tables_add_up_across_stages(fields: dict[str, Any], kind: str) -> None:
-    """Both ends add their micro-batches before they add each other's sums: rounding apart."""
+    """Both ends add their microbatches before they add each other's sums: rounding apart."""
     of = GPT if kind == "gpt" else LLAMA
     whole = {**of, **TRAINING, "precision": "fp64", **fields, "tie_embeddings": True}
     result = trained(whole)

@@ -222,7 +222,7 @@ def meshes(case: Case) -> Group:
     """Compare two ranks of each mesh with one rank, on the same global batch."""
     runs = {name: case.run(config) for name, config in {"N=1": case.config, **on_meshes(case.config)}.items()}
     measured = case.race(runs, case.budgets.ranks, "meshes")
-    names = {"tp 2": "tp 2, in turn / N = 1", "pp 2": f"pp 2, {MICRO_BATCHES} micro-batches, in turn / N = 1"}
+    names = {"tp 2": "tp 2, in turn / N = 1", "pp 2": f"pp 2, {MICRO_BATCHES} microbatches, in turn / N = 1"}
     figures = []
     for name, title in names.items():
         note = same_losses([runs["N=1"].first_loss], [runs[name].first_loss], case.suite.same_loss)

@@ -104,7 +104,7 @@ def train_from(
 
 
 def own_rows(ctx: Context, config: RunConfig, tokens: Any) -> list[Any]:
-    """Cut this rank's micro-batches out of a global batch."""
+    """Cut this rank's microbatches out of a global batch."""
     mesh = config.mesh.axes
     return data.micro_batches(tokens, mesh.index(ctx.rank, *DATA), mesh.size(*DATA), config.data.accumulate)
 

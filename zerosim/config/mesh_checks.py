@@ -112,7 +112,7 @@ def check_pipeline(
         times = "" if fewest == pp else f"{fewest // pp} x "
         raise wrong(
             "accumulate",
-            f" {data.accumulate}: {parallel.pipeline} needs at least {times}pp {pp} micro-batches; choose {fewest}, or "
+            f" {data.accumulate}: {parallel.pipeline} needs at least {times}pp {pp} microbatches; choose {fewest}, or "
             "--pipeline 1f1b",
         )
     if (group := parallel.micro_batch_group) is not None and not fits_group(group, pp, data.accumulate):
@@ -120,7 +120,7 @@ def check_pipeline(
         near = min(fitting, key=lambda size: abs(size - group))
         raise wrong(
             "micro_batch_group",
-            f" {group}: of {data.accumulate} micro-batches, every group (the last too) needs at least pp {pp}; "
+            f" {group}: of {data.accumulate} microbatches, every group (the last too) needs at least pp {pp}; "
             f"choose {near}",
         )
     if parallel.partition == "owner" and parallel.zero_stage and model.has_blocks and model.tie_embeddings:

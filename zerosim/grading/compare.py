@@ -129,7 +129,7 @@ def _likeness(ours: Any, theirs: Any, whole: Any, update: Update, config: RunCon
     if update.start and len(start) == len(ours) and np.array_equal(ours, start):
         return "is the gradient of rank 0's slice", "take the slice that starts at flat.own.start"
     if config.data.accumulate > 1:
-        return "differs", f"was every one of the {config.data.accumulate} micro-batches added exactly once?"
+        return "differs", f"was every one of the {config.data.accumulate} microbatches added exactly once?"
     return "differs", "part of it is missing, or comes only from this rank: was it reduced over all ranks?"
 
 

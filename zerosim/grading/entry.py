@@ -44,7 +44,7 @@ def case(
     who = f"{ranks} ranks" if config.mesh.pp == 1 else f"{ranks} stages"
     parts = [who, *(["tied"] if tied else []), *([note] if note else []), *varied]
     if config.data.accumulate > 1:
-        parts.append(f"{config.data.accumulate} micro-batches")
+        parts.append(f"{config.data.accumulate} microbatches")
     if config.optim.clip_norm is not None:
         parts.append(f"clip {config.optim.clip_norm}")
     return Case(", ".join(parts), config)

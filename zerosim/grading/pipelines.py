@@ -22,11 +22,11 @@ from zerosim.train.run import run as train
 from zerosim.verbs import MESSAGES
 
 GPIPE = (
-    "running all forwards first is GPipe, which keeps every micro-batch until the last forward: run the "
+    "running all forwards first is GPipe, which keeps every microbatch until the last forward: run the "
     "first backward as soon as the stage holds as many as it may"
 )
-PENDING = "a waiting weight gradient keeps its micro-batch live: how many may wait on this stage before one must run?"
-ORDER = "neighbours must exchange the same micro-batches in the same order, forward and backward"
+PENDING = "a waiting weight gradient keeps its microbatch live: how many may wait on this stage before one must run?"
+ORDER = "neighbours must exchange the same microbatches in the same order, forward and backward"
 
 
 # -- checks -----------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def losses(run: Comparison) -> Check:
     if mine.losses == alone.losses and same == len(alone.weights):
         return Check("losses", True, expected, "they are")
     hint = (
-        "gradients of micro-batches are added in the order of the backwards: run backwards in the order of the forwards"
+        "gradients of microbatches are added in the order of the backwards: run backwards in the order of the forwards"
     )
     return Check("losses", False, expected, f"losses {ours}, {same} parameters bit-identical", hint=hint)
 
@@ -51,7 +51,7 @@ def live(most: Form, hint: str = GPIPE) -> Judge:
     def check(run: Comparison) -> Check:
         stages, batches = _sizes(run)
         allowed = [int(most.at(p=stages, i=stage, m=batches)) for stage in range(stages)]
-        expected = f"at most {most} micro-batches live: {_listed(allowed)} on stages 0 to {stages - 1}"
+        expected = f"at most {most} microbatches live: {_listed(allowed)} on stages 0 to {stages - 1}"
         counts = [_live_counts(record) for record in run.mine.records]
         found = [max(count) for count in counts]
         wrong = next((stage for stage in range(stages) if found[stage] > allowed[stage]), None)
@@ -72,7 +72,7 @@ def bubble(most: Form) -> Judge:
         allowed = most.at(p=stages, m=batches)
         found = counted_bubble(slots_of([_ran(record) for record in run.mine.records]))
         expected = f"a bubble of at most {most} = {allowed} of a stage's work, in slots"
-        hint = "" if found <= allowed else "a stage waits although its next micro-batch could already be there: draw it"
+        hint = "" if found <= allowed else "a stage waits although its next microbatch could already be there: draw it"
         return Check("bubble", found <= allowed, expected, str(found), hint=hint)
 
     return check
@@ -149,7 +149,7 @@ def _waits(record: Sequence[Event], rank: int) -> tuple[int, str] | None:
     here, way = messages[-1], "forward" if phase == "forward" else "back"
     (other,) = (member for member in here.group if member != rank)
     slot = here.scope.slot
-    return other, f"to {'go' if here.op == 'recv' else 'take what it has sent'} {way} with micro-batch {slot}"
+    return other, f"to {'go' if here.op == 'recv' else 'take what it has sent'} {way} with microbatch {slot}"
 
 
 def _ring(waits_for: dict[int, int]) -> list[int]:

@@ -108,7 +108,7 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         step, phase, unit, slot, op, payload = self.what
-        batch = f", micro-batch {slot}" if slot else ""
+        batch = f", microbatch {slot}" if slot else ""
         return f"{op} of {payload:,} B in step {step}, {phase}{f' of {unit}' if unit else ''}{batch}"
 
 

@@ -2,7 +2,7 @@
 
 A seed draws these, unless they are the point of a run:
 
-- sizes: tokens, vocabulary, layers; of a pipeline how many micro-batches there are
+- sizes: tokens, vocabulary, layers; of a pipeline how many microbatches there are
 - which units there are, in which order: GPT's or Llama's
 - who owns what: the number of ranks, and so every rank's slice
 - which bug: that of `given/bugs.py` or that of `given/other_bugs.py`, with its own hints

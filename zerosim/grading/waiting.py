@@ -136,7 +136,7 @@ DEPTH = by_calls(
 )
 MICRO_BATCHES = by_calls(
     "bubble",
-    "the fewest micro-batches whose bubble is at most the share",
+    "the fewest microbatches whose bubble is at most the share",
     f"{len(PIPELINES)} pipelines, counted in slots",
     _pipelines,
     _wrong_micro_batches,

@@ -173,7 +173,7 @@ def _estimate(config: RunConfig, saved: Mapping[str, Sequence[SavedRow]], unit: 
     elements = int(zero_paper_elements().at(sizes(config), l=config.model.layers))
     nbytes = elements * dtype(config.precision.stored).itemsize
     return (
-        f"Of one micro-batch rank 0 keeps {format_bytes(sum(blocks))} for {counted(len(blocks), 'block')}, "
+        f"Of one microbatch rank 0 keeps {format_bytes(sum(blocks))} for {counted(len(blocks), 'block')}, "
         f"{format_bytes(sum(by_unit.values()))} for all its units. The ZeRO paper estimates 12hbsL = {elements:,} "
         f"elements for the whole model, {format_bytes(nbytes)} in {config.precision.param_dtype}: one number that "
         "names no tensors and has no term in s², where 2205.05198 counts tensor by tensor, scores included."

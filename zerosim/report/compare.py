@@ -195,7 +195,7 @@ class Comparison(Outcomes[int]):
             )
         else:
             how = (
-                "Stages 2 and 3 add a gradient over ranks first and then over micro-batches, stages 0 and 1 the other "
+                "Stages 2 and 3 add a gradient over ranks first and then over microbatches, stages 0 and 1 the other "
                 "way round"
             )
             remedy = f" With --accumulate 1 {'all stages' if self._adds_alike else 'stages 1, 2 and 3'} agree."

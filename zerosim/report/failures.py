@@ -23,7 +23,7 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
         f"Asked for: {error.requested:,} B of {error.kind or 'memory'}; "
         f"{live:,} of {error.capacity:,} B were live, so {room:,} B were left."
     )
-    advice = f"Tried for you: {error.advice or 'no other stage, micro-batch or number of ranks fits'}."
+    advice = f"Tried for you: {error.advice or 'no other stage, microbatch or number of ranks fits'}."
     if error.memory != DEVICE:
         request = f"Asked for: {error.requested:,} B of {error.kind}." if error.requested else ""
         advice = "A node's ranks share it. What helps: fewer ranks on a node, or less that is offloaded there: "

@@ -74,7 +74,7 @@ def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
         said.append(f"{mesh.tp // config.model.kv_heads} ranks hold a copy of each")
     if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
         gathers = " and gathers" if config.parallel.zero_stage == 3 else ""
-        said.append(f"each of {config.data.accumulate} micro-batches is reduced{gathers}")
+        said.append(f"each of {config.data.accumulate} microbatches is reduced{gathers}")
     return "; ".join(said) + "."
 
 

@@ -327,7 +327,7 @@ def copies_table(result: RunResult) -> RenderableType | None:
     grid = _grouped(grid, groups, cells).filled()
     note = ""
     if keeps:
-        note = f"bsh = {sizes(result.config)['bsh']:,} elements, one micro-batch's input of a block. "
+        note = f"bsh = {sizes(result.config)['bsh']:,} elements, one microbatch's input of a block. "
         if not offloads:
             note += "On the host: the most at once; the device's bytes above have none of it. "
     if saves:

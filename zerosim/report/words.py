@@ -127,7 +127,7 @@ def _pipeline(config: RunConfig) -> str:
     each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{_listed(layers_of)} {word}s"
     of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
     bubble, live = formulas.bubble(kind), str(live_micro_batches(config))
-    live += " micro-batches" if chunks == 1 else " chunks"
+    live += " microbatches" if chunks == 1 else " chunks"
     if kind == "zb-h1":
         live += ", and what the weight gradients of i more read"
     said = (
@@ -169,7 +169,7 @@ def _zero_in_a_pipeline(config: RunConfig) -> str:
         often = counted(times, "time")
     gathers = f", and gathers parameters {often}" if stage == 3 else ""
     return (
-        f"{STAGES[stage]} in a pipeline reduces gradients once per micro-batch, {counted(times, 'time')} a step, where "
+        f"{STAGES[stage]} in a pipeline reduces gradients once per microbatch, {counted(times, 'time')} a step, where "
         f"ZeRO-1 does once{gathers}. DeepSpeed refuses ZeRO-2 and 3 with its PipelineEngine; Megatron uses ZeRO-1."
     )
 

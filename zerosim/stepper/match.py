@@ -139,7 +139,7 @@ def where_in_step(scope: Scope) -> str:
     between = scope.step >= 0 and scope.phase == "init"  # the last frees of a step, after its phases
     phase = scope.phase.replace("_", " ")
     where = "between phases" if between else phase + (f" of {scope.unit}" if scope.unit else "")
-    where += f", micro-batch {scope.slot}" if scope.slot else ""
+    where += f", microbatch {scope.slot}" if scope.slot else ""
     return f"step {scope.step}, {where}" if scope.step >= 0 else where
 
 

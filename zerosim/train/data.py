@@ -1,7 +1,7 @@
 """Text as bytes, and the rows of each rank.
 
 A step's global batch is (rows, T + 1) token ids. Row order does not depend on N: rank r takes rows
-r*B/N to (r+1)*B/N and cuts them, in order, into its micro-batches.
+r*B/N to (r+1)*B/N and cuts them, in order, into its microbatches.
 """
 
 from __future__ import annotations

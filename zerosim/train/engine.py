@@ -3,7 +3,7 @@
 An optimizer that estimates curvature has every k-th step followed by a second forward and backward, on labels that the
 model draws, and an `estimate` in place of the update.
 
-B micro-batch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
+B microbatch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
 but the first the targets.
 """
 
@@ -25,7 +25,7 @@ from zerosim.tensor.tensor import Tensor
 
 
 class Pass(NamedTuple):
-    """Forward and backward of a step's micro-batches: how they are recorded, and whether the model draws the labels."""
+    """Forward and backward of a step's microbatches: how they are recorded, and whether the model draws the labels."""
 
     forward: Phase
     backward: Phase
@@ -159,7 +159,7 @@ def train_step(
 def _gradients(
     of: Pass, model: Model, micro_batches: Sequence[Any], strategy: Strategy, pipeline: Pipeline
 ) -> list[tuple[Buffer, Callable[[], Any]]]:
-    """Forward and backward of all micro-batches; every rank holds its part of the averaged gradients. Gives the losses
+    """Forward and backward of all microbatches; every rank holds its part of the averaged gradients. Gives the losses
     as `_run` does."""
     actions = pipeline.actions(len(micro_batches))
     strategy.begin(uses_of(actions, *model.chunks))
@@ -178,12 +178,12 @@ def _run(
     strategy: Strategy,
     pipeline: Pipeline,
 ) -> list[tuple[Buffer, Callable[[], Any]]]:
-    """Every action in its turn; by micro-batch the sum of the losses, and how to read it. On drawn labels nobody asks.
+    """Every action in its turn; by microbatch the sum of the losses, and how to read it. On drawn labels nobody asks.
 
     It is asked for at once and read after the step, which waits for the norm anyway: one wait for the device, not two.
     """
     device, scale = strategy.device, strategy.updater.control.loss_scale
-    # The mean over tokens and micro-batches is one true division, by their product.
+    # The mean over tokens and microbatches is one true division, by their product.
     count = _tokens(micro_batches) * len(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
     grads: dict[int, MakeGrad] = {}
@@ -237,7 +237,7 @@ def _run(
 
 
 def _tokens(micro_batches: Sequence[Any]) -> int:
-    """Targets of one micro-batch."""
+    """Targets of one microbatch."""
     rows, columns = micro_batches[0].shape
     return int(rows * (columns - 1))
 
@@ -250,7 +250,7 @@ def train(
     first_step: int = 0,
     pipeline: Pipeline = ONE_STAGE,
 ) -> Iterator[list[float]]:
-    """Train on each element of `batches` (one rank's micro-batches of one step); yields their losses."""
+    """Train on each element of `batches` (one rank's microbatches of one step); yields their losses."""
     for step, micro_batches in enumerate(batches, first_step):
         with device.scope(step=step):
             losses = train_step(model, micro_batches, strategy, device, pipeline)

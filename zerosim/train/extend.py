@@ -139,7 +139,7 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
 
     def grown(first: int, second: int) -> int:
         growth, left = divmod((second - first) * rest, steps)
-        assert left == 0, "micro-batches add unequal amounts"
+        assert left == 0, "microbatches add unequal amounts"
         return second + growth
 
     def counts(first: Mapping[Key, int], second: Mapping[Key, int]) -> dict[Key, int]:

@@ -89,7 +89,7 @@ def plan(
 
     # Under GPipe, where reductions delay the last backward, another pipeline stage may be the slowest of a long step: a
     # search within a capacity ranks by exact times.
-    # Pending weight gradients are slack, which unequal stages use up over many micro-batches: no short step tells.
+    # Pending weight gradients are slack, which unequal stages use up over many microbatches: no short step tells.
     kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
     timed = cluster is not None and clock and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))
     result = None if keep_events or timed else from_short_plans(config, partial(planned, by_moment=True))

@@ -80,20 +80,20 @@ def activation_share(asked: Asked) -> Fraction:
     return kept / (len(blocks) * block_form(whole).at(sizes(whole)))
 
 
-@quantity("bytes", "the scores of one layer and micro-batch, as²b/t elements")
+@quantity("bytes", "the scores of one layer and microbatch, as²b/t elements")
 def score_bytes(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
     return Fraction(c.data.micro_batch * model.heads * model.seq**2 * _param_bytes(asked), c.mesh.tp)
 
 
-@quantity("bytes", "a causal mask of a micro-batch, bs² of one byte")
+@quantity("bytes", "a causal mask of a microbatch, bs² of one byte")
 def mask_bytes(asked: Asked) -> int:
     return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
 
 
 @quantity(
     "bytes",
-    "the results of the attention cores of all micro-batches that are live at once, sbh L/(t p) elements each",
+    "the results of the attention cores of all microbatches that are live at once, sbh L/(t p) elements each",
     takes=(PIPELINE_STAGE,),
 )
 def attention_output_bytes(asked: Asked) -> Fraction:

@@ -190,7 +190,7 @@ def largest_model(asked: Asked) -> int:
     return asked.runs.once(model_of, c.replace(layers=layers)).num_parameters if layers else 0
 
 
-@quantity("count", "most rows of a micro-batch with which a step fits", needs=("memory",))
+@quantity("count", "most rows of a microbatch with which a step fits", needs=("memory",))
 def largest_batch(asked: Asked) -> int:
     return asked.runs.once(largest_that_fits, asked.config, "micro_batch", asked.memory)
 

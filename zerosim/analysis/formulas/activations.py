@@ -4,7 +4,7 @@ The accounting of "Reducing Activation Recomputation in Large Transformer Models
 2205.05198, section 4) and the ZeRO paper's estimate (arXiv 1910.02054, sections 3.2 and 6.1). Neither
 describes zerosim's own model, whose activations are counted.
 
-s tokens per row, b rows of a micro-batch, h width, f width of the MLP, a heads, l blocks, t tensor-parallel ranks.
+s tokens per row, b rows of a microbatch, h width, f width of the MLP, a heads, l blocks, t tensor-parallel ranks.
 """
 
 from __future__ import annotations

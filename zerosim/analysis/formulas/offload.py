@@ -1,7 +1,7 @@
 """What offloaded model states take of each memory, and what of them moves between memories in a step.
 
 Source: ZeRO-Offload (2101.06840, section 4: 2M bytes of gradients out, 2M of parameters back, divided by N) and
-ZeRO-Infinity (2104.07857, sections 5 and 6); with several micro-batches, and what passes NVMe twice, derived.
+ZeRO-Infinity (2104.07857, sections 5 and 6); with several microbatches, and what passes NVMe twice, derived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def offloaded(
     reductions   how often a reduced gradient leaves the device in a step
     frozen       some parameters are not trained
 
-    On NVMe gradients are read once for the norm and once for the step, and before each later micro-batch's is added.
+    On NVMe gradients are read once for the norm and once for the step, and before each later microbatch's is added.
     """
     own, param, grad, optim = (TRAINED if frozen else PSI) / N, memories["param"], memories["grad"], memories["optim"]
     params, grads, states = (each * own for each in sizes)

@@ -5,7 +5,7 @@ sections 2.2 and 3.2). Not time.
 
 A rank holds l blocks, of which r run again whole (the letters: `letters.py`). `first` is 1 for a rank with the token
 table, `last` for one with the head and the loss, `start` and `end` for the first and the last pipeline stage; each is 0
-for the others. Per micro-batch:
+for the others. Per microbatch:
 
                           in a block                          table    head         loss, of bs numbers
     tensor parallel       4 all-reduces of bsh; recompute 6   1        1            3 all-reduces
@@ -14,7 +14,7 @@ for the others. Per micro-batch:
       inputs kept whole   4 all-gathers; 6                    1        1            3 all-reduces
     recompute, Pa         1 all-gather more (1910.02054, 8)
     parts that run again  g once for attn_proj and op, f once for the mlp
-    pipeline              bsh for each micro-batch, border and direction; bsh/t under sequence parallelism
+    pipeline              bsh for each microbatch, border and direction; bsh/t under sequence parallelism
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def inputs_moved(*, divided: bool = False) -> Form:
 
 def border_sends(schedule: str = "1f1b", *, divided: bool = False, frozen: bool = False) -> Form:
     """Return the bytes that a pipeline rank sends: one message on and one back of each of its v chunks and m
-    micro-batches.
+    microbatches.
 
     The first chunk of all sends nothing back, the last nothing on. zb-v has both on the first stage, and turns on the
     last one without a message (2401.10241, section 6). `divided`: sequence parallelism sends 1/t of each. Where weights

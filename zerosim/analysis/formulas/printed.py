@@ -18,7 +18,7 @@ FIGURE_1 = ("120", "31.4", "16.6", "1.9")
 """GB per device by stage: 7.5B parameters, 64 ranks."""
 
 VOLUME = ("2Ψ", "2Ψ", "2Ψ", "3Ψ")
-"""Elements per rank and step, by stage (section 7): without the factor (N-1)/N, one micro-batch."""
+"""Elements per rank and step, by stage (section 7): without the factor (N-1)/N, one microbatch."""
 
 TABLE_1 = {
     7_500_000_000: {

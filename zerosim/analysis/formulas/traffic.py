@@ -60,17 +60,17 @@ def volume(
     """Return the traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the
     schedule).
 
-    Stages 0 and 1 reduce once a step. Stage 2 reduces every micro-batch. Stage 3 also gathers every
+    Stages 0 and 1 reduce once a step. Stage 2 reduces every microbatch. Stage 3 also gathers every
     parameter in forward and again in backward, a tied buffer (the table at the start is the head at
     the end) once more in each. Keeping the last unit saves its gather in backward, which is one of the
     tied buffer's where there is one: 3 Psi less one unit. Keeping every unit (FSDP's
     reshard_after_forward=False) saves all of backward's: 2 Psi.
 
     `grad_reduction="all_reduce"` (stages 1 and 2) moves whole reduced gradients to every rank, as early
-    and default DeepSpeed do: 3 Psi in stage 1, 2m Psi + Psi in stage 2 with m micro-batches.
+    and default DeepSpeed do: 3 Psi in stage 1, 2m Psi + Psi in stage 2 with m microbatches.
     `all_reduce` is what an all_reduce moves of Psi (`all_reduce_volume`): 2, or N by all pairs.
     `keep_root_units` (stage 3): the units outside the blocks, R elements that hold the tied table once, are
-    gathered once per micro-batch and freed when backward ends (FSDP2's root): R less, and tying is free.
+    gathered once per microbatch and freed when backward ends (FSDP2's root): R less, and tying is free.
     A last unit that is one of them, a head, makes U = 0.
     `persistent` (stage 3): P elements stay gathered through the step and are gathered once, after the
     optimizer step (DeepSpeed's stage3_param_persistence_threshold). R then counts none of them, and
@@ -78,9 +78,9 @@ def volume(
     `again` (stage 3 by leaf module): M elements of modules that recompute runs a second time are gathered for that, too
     (DeepSpeed fetches a module before each of its forwards). By unit, one gather serves the block's second forward and
     its backward.
-    Without `sync` (stages 2 and 3) gradients are reduced once, after the last micro-batch.
+    Without `sync` (stages 2 and 3) gradients are reduced once, after the last microbatch.
     `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
-    micro-batches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
+    microbatches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
     `in_forward` (stages 1 and 2): parameters are gathered in each pass's forward, not after the update: 4 Psi then.
     `casts`: gradients are cast to q bytes before they are sent.
     `frozen`: Psi_t of Psi are trained, and alone reduced and published. Stage 3 gathers all of Psi for forward, and for

@@ -110,7 +110,7 @@ def recipes() -> tuple[Recipe, ...]:
             "fp32. The root's units stay gathered until backward ends, and no 16-bit shard is stored. While a unit "
             "computes, the next unit is gathered and the previous unit's gradient reduced. Stage 2 is "
             "reshard_after_forward=False. The optimizer steps "
-            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every micro-batch is "
+            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every microbatch is "
             "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",

@@ -91,7 +91,7 @@ def rounds(
     micro_batches: int,
     chunks: int = 1,
 ) -> list[Action]:
-    """Return GPipe in rounds of as many microbatches as may be live here."""
+    """Return GPipe in rounds of the microbatches that may be live."""
     size = num_stages - stage // 2
     actions: list[Action] = []
     for first in range(0, micro_batches, size):

@@ -96,7 +96,7 @@ class MyAccumulation(Zero2):
         self.device.kernel(more.numel, self.device.backend.add, total.array, more.array, total.array)
 
     def post_backward(self, unit: Unit) -> None:
-        raise NotImplementedError("post_backward: reduce this micro-batch's gradient, add it onto flat.grad_shard")
+        raise NotImplementedError("post_backward: reduce this microbatch's gradient, add it onto flat.grad_shard")
 
 
 class MyClipping(Zero2):
@@ -168,7 +168,7 @@ class MyArena:
         self.live: dict[int, int] = {}  # the same, of reserved parts
 
     def reserve(self, nbytes: int) -> int | None:
-        """Return the address of so many bytes (1 at least); None: no hole."""
+        """Return the address of nbytes (1 at least); None: no hole."""
         raise NotImplementedError("reserve: choose a hole, and split it")
 
     def release(self, address: int) -> None:
@@ -191,7 +191,7 @@ def my_micro_batches(
     chunks: int,
     share: Fraction,
 ) -> int:
-    """Return how many microbatches keep the bubble at or below `share` of the work."""
+    """Return how many keep the bubble at `share` of the work at most."""
     raise NotImplementedError("my_micro_batches: return a number")
 
 
@@ -210,7 +210,7 @@ class MyAdaGrad(Elementwise):
         now: Now,
         *states: Array,
     ) -> None:
-        """Update w. xp is numpy. now has lr, step (from 1) and weight_decay."""
+        """Update w. xp: numpy. now: lr, step (from 1), weight_decay."""
         raise NotImplementedError("rule: move w and states[0], in place")
 
 
@@ -239,7 +239,7 @@ def my_quantiser(values: Array, table: Array) -> tuple[Array, float]:
 
 
 def my_rounding(values: Array, drawn: Array) -> Array:
-    """Round float32 to bf16, stored as float32. drawn: uint32 below 2**16."""
+    """Round to bf16, stored as float32. drawn: uint32 below 2**16."""
     raise NotImplementedError("my_rounding: return the rounded values")
 
 
@@ -251,12 +251,12 @@ def my_adapter(
     scale: float,
     dy: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Return y, dx, da, db of y = x Wᵀ + scale (x Aᵀ) Bᵀ. W (O, I) is frozen."""
+    """y, dx, da, db of y = x Wᵀ + scale (x Aᵀ) Bᵀ. W (O, I) is frozen."""
     raise NotImplementedError("my_adapter: return y, dx, da, db")
 
 
 def my_nf4(values: Array, table: Array) -> tuple[Array, float]:
-    """Return codes, two a byte, the first one high; and absmax. 16 entries."""
+    """Return codes, two a byte, first one high; and absmax."""
     raise NotImplementedError("my_nf4: return codes, absmax")
 
 
@@ -270,7 +270,7 @@ def my_top_k(
 
 
 def my_powersgd(m: list[Array], q: Array) -> tuple[Array, Array]:
-    """Return the mean's approximation, and the new Q. m: each rank's matrix."""
+    """Return the mean's approximation, and Q. m: ranks' matrices."""
     raise NotImplementedError("my_powersgd: return approximation, q")
 
 

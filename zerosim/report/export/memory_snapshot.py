@@ -219,7 +219,7 @@ class DeviceSnapshot:
 def _where(scope: Scope) -> str:
     if scope.step < 0:
         return "before the first step"
-    where = scope.phase if scope.phase in ("optimizer", "curvature") else f"{scope.phase}, micro-batch {scope.slot}"
+    where = scope.phase if scope.phase in ("optimizer", "curvature") else f"{scope.phase}, microbatch {scope.slot}"
     return f"{where}, {scope.unit}" if scope.unit else where
 
 

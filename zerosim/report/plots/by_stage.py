@@ -197,7 +197,7 @@ def traffic_figure(
     page = open_page(size, theme)
     notes = [which_rank(bars, "sends")]
     if references:
-        notes.append("Dashed: the formulas times bytes per element and (N-1)/N, for one micro-batch and no tied table.")
+        notes.append("Dashed: the formulas times bytes per element and (N-1)/N, for one microbatch and no tied table.")
     elif not any(bar.total_bytes for bar in bars):
         notes = ["One rank has nobody to send to."]
     notes += too_thin(bars)

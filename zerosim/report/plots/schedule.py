@@ -39,7 +39,7 @@ def schedule_figure(
     stages, chunks = len(slots), 1 + max(slot.action.chunk for slot in slots[0])
     batches = 1 + max(slot.action.slot for slot in slots[0])
     page = open_page(size, theme, (10.0, min(2.0 + 0.5 * stages, 12.0)))
-    of = f"{counted(stages, 'stage')}, {counted(batches, 'micro-batch', 'micro-batches')}"
+    of = f"{counted(stages, 'stage')}, {counted(batches, 'microbatch', 'microbatches')}"
     title = f"{SCHEDULES.get(kind, kind)}: {of}" + (f", {chunks} chunks" if chunks > 1 else "")
     key = [
         (f"{way.name}{f', chunk {chunk}' if chunks > 1 else ''}", {"facecolor": _shade(page, paint, chunk, chunks)})
