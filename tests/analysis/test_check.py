@@ -387,7 +387,7 @@ def test_a_folder_says_what_it_does_not_check(tmp_path: Path, capsys: pytest.Cap
     scenario(tmp_path)
     (tmp_path / "plain.toml").write_text(f"{RUN}expect = []\n", "utf-8")
     assert main(["check", str(tmp_path)]) == 0
-    assert f"Not checked, for they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
+    assert f"Not checked, because they expect nothing: {tmp_path}/plain.toml." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["# a comment\n", RUN, RUN + SWEEP])
@@ -415,7 +415,7 @@ def test_a_figure_is_counted_or_says_that_it_is_a_formula(tmp_path: Path, capsys
     path = scenario(tmp_path, expect)
     assert main(["check", path, str(FOLDER / "figure1.toml")]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert f"Formula only, for these figures are no count's: {path}: no moment has it." in said
+    assert f"Formula only, because nothing counts these figures: {path}: no moment has it." in said
     assert "6 printed figures in 2 scenarios: 4 compared with a count, 6 with a formula, 2 with that alone." in said
     assert main(["check", scenario(tmp_path, expect.replace("printed =", "computed =")), "--json", "-"]) == 0
     (table,) = json.loads(capsys.readouterr().out)["scenarios"][0]["tables"]

@@ -252,7 +252,7 @@ def test_all_that_is_there_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_nothing_missing_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     whole = replace(WELL, libraries=(Library("numpy", "2.4.6", None),))
-    assert "To have what is missing" not in printed(whole, capsys)
+    assert "To install what is missing" not in printed(whole, capsys)
 
 
 def test_colours_go_away_where_they_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def terms(values: dict[str, Any], section: str) -> dict[str, Any]:
 def test_the_papers_figure_term_by_term(capsys: pytest.CaptureFixture[str]) -> None:
     text = flat(shown(capsys, ASKED))
     for part in (
-        "Formulas with your numbers put in: nothing was run and nothing was counted.",
+        "Formulas with your numbers put in. Nothing was run or counted.",
         "zerosim plan --stage 2 --params 7500000000 --ranks 64 --model flat",
         "optim 12Ψ/N 12 · 7,500,000,000 / 64 1,406,250,000 1.41 GB",
         "total 2Ψ + 14Ψ/N 16,640,625,000 16.6 GB",

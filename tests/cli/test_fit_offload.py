@@ -80,7 +80,7 @@ def test_the_answer_says_whether_to_offload(capsys: pytest.CaptureFixture[str]) 
     for reserve, code, words in (
         ("0GB", 0, "No need to offload. Fits"),
         ("31.985GB", 0, "--stage 3 --offload optimizer=host. Fits"),
-        ("31.999GB", 3, "Nothing fits. --stage 3 --offload optimizer=host,params=host takes the least of the device."),
+        ("31.999GB", 3, "Nothing fits. --stage 3 --offload optimizer=host,params=host takes the least device memory."),
     ):
         assert main(["fit", "--find", "offload", *FLAGS, "--reserve", reserve]) == code
         assert " ".join(capsys.readouterr().out.split()).startswith(words)

@@ -168,7 +168,7 @@ def first_page(words: str, capsys: pytest.CaptureFixture[str], code: int = 0) ->
             0,
             ["Warning: recipe deepspeed's stage 0 in bf16 divides the optimizer"],
         ),
-        ("plan --ranks 2 --optimizer sophia", 0, ["The step has an estimate of curvature, as every 10th does"]),
+        ("plan --ranks 2 --optimizer sophia", 0, ["The step includes an estimate of curvature, as every 10th does"]),
         ("fit --limit 1MB --ranks 4", 3, ["Nothing fits. --micro-batch 1 takes the least. Does not fit: peak"]),
         ("fit --limit 9MB --ranks 4", 0, ["--micro-batch 13. Fits: peak", "--micro-batch 14 does not fit:"]),
         ("fit --limit 2MB --find ranks", 0, ["--ranks 3. Fits: peak", "--ranks 2 does not fit:"]),

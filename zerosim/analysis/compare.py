@@ -119,7 +119,7 @@ def peak_rank(result: RunResult) -> int:
 
 
 def _expected(result: RunResult, share: Share, kind: str, form: Form, beside: Form) -> tuple[Fraction, ...]:
-    """`beside`: what of the form is the own part's at any stage."""
+    """`beside`: the part of the form that is the local shard's at any stage."""
     config, whole = result.config, Form()
     if not forms.is_owned(config):
         return (form.at(_held(result, share, list(share.whole)), N=config.mesh.shards),) * len(share.ranks)

@@ -351,26 +351,26 @@ def check_products(config: RunConfig, bare: BareProducts) -> None:
 
 _CPU: dict[str, Any] = {"stage": 0, "ranks": 1, "precision": "fp32", "lr": 1e-3}
 _CPU_METHOD = (
-    "contestants take turns in one process after a warm-up; a figure is the median of the ratios of single rounds "
-    "(of two cores: the ratio of minima), the spread is their middle half"
+    "Contestants take turns in one process after a warm-up. A figure is the median of the ratios of single rounds "
+    "(on two cores: the ratio of minima). The spread is their middle half"
 )
 _GPU = RunConfig(
     model="gpt2", stage=0, ranks=1, micro_batch=8, precision="bf16", dropout=0.0, lr=3e-4, initial_scale_power=12,
     backend="cuda",
 )  # fmt: skip
 _GPU_METHOD = (
-    "a step lies between two events on an otherwise idle GPU, with the host's clock beside it; a turn is one step that "
-    "does not count and the median of those that do; contestants take turns in one process after a warm-up, in which "
-    "kernels are compiled, and free their caches after each turn; a figure is the median over turns, a ratio that of "
-    "single rounds, the spread the middle half; flops are those recorded with the kernels of one step (attention over "
-    "all T x T pairs, flash's second product of scores in backward included), shares of a peak are of matrix products "
-    "alone, by the time of the whole step"
+    "A step is timed between two events on an otherwise idle GPU, and by the host's clock. A turn is one uncounted "
+    "step, then the median of the counted ones. Contestants take turns in one process after a warm-up, in which "
+    "kernels are compiled, and free their caches after each turn. A figure is the median over turns, a ratio the "
+    "median of single rounds, and the spread their middle half. Flops are recorded with the kernels of one step: "
+    "attention over all T x T pairs, including flash's second product of scores in backward. Shares of a peak are "
+    "matrix products only, divided by the time of the whole step"
 )
 _GPU_PYTORCH = (
-    "eager nn.Module with the same weights and tokens; parameters and gradients in the half type, fp32 masters, their "
-    "gradients and moments; torch.optim.Adam as it comes (foreach); GradScaler in fp16; loss on half-precision logits; "
-    "attention op by op against zerosim's eager, scaled_dot_product_attention against its flash. zerosim also computes "
-    "the gradients' norm and records every event"
+    "An eager nn.Module with the same weights and tokens. Parameters and gradients are in the half type; masters, "
+    "their gradients and moments are fp32. torch.optim.Adam runs with its defaults (foreach), GradScaler in fp16, and "
+    "the loss on half-precision logits. Attention is op by op against zerosim's eager, and "
+    "scaled_dot_product_attention against its flash. zerosim also computes the gradients' norm and records every event"
 )
 
 SUITES = {

@@ -85,8 +85,8 @@ FIGURES = {
         "paths of optimizers on surfaces of two weights: bowl, Rosenbrock, saddle, Beale",
         on_surfaces, None,
         "The optimizers are those that train, on a flat of two weights in fp32. Each has its own\n"
-        "learning rate: of 1e-4, 2e-4, 5e-4, ..., 5 the one whose loss is lowest after the steps,\n"
-        "among those whose path stays within the picture; of two that are even, the smaller."),
+        "learning rate: out of 1e-4, 2e-4, 5e-4, ..., 5 the one with the lowest loss after the steps.\n"
+        "Rates whose path leaves the picture do not count. Of two equal ones the smaller counts."),
     "optimizers": Figure(optimizers, "optimizers",
         "a model trained by several optimizers: loss by step, bytes of state per parameter", by_each, add_run_flags),
     "schedule": Figure(schedule, "",

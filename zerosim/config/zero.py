@@ -31,9 +31,8 @@ class Reduction(Part):
         follows=OF_RECIPE,
     )  # fmt: skip
     compress: str = option(
-        "none", "how gradients are compressed before they are sent: a cast to a half type, 8 or 4 bits per element, "
-        "the largest or random elements, DGC with the momentum of sgd, products of rank R, or 1-bit "
-        "Adam", choices=COMPRESSIONS,
+        "none", "how gradients are compressed before they are sent: cast to a half type, 8 or 4 bits per element, the "
+        "largest or random elements, DGC with sgd's momentum, products of rank R, or 1-bit Adam", choices=COMPRESSIONS,
     )  # fmt: skip
     block: int = option(
         256,
@@ -224,9 +223,9 @@ class GradMemory(Part):
     )  # fmt: skip
 
     late: int = option(
-        0, "with --offload optimizer=host: from this step on, counted from 1, the CPU's update goes on beside the next "
-        "step's forward and backward, which run on parameters that are late by one update (ZeRO-Offload's delayed "
-        "parameter update); 0: never", low=0, high=10**9, metavar="STEP", flat="delayed_update", stages=(1, 2, 3),
+        0, "with --offload optimizer=host: from this step on, counted from 1, the CPU's update runs beside the next "
+        "step's forward and backward. Their parameters then lag by one update (ZeRO-Offload's delayed parameter "
+        "update). 0: never", low=0, high=10**9, metavar="STEP", flat="delayed_update", stages=(1, 2, 3),
     )  # fmt: skip
 
     @property

@@ -282,7 +282,7 @@ class Recorder:
         self.feed()
 
     def feed(self) -> None:
-        """Drain without the deaths since the last event."""
+        """Feed readers, without the deaths since the last event."""
         events, self._events = self._events, []
         for reader in self.readers:
             reader.read(events)

@@ -45,7 +45,7 @@ class Linear:
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Tensor:
-    """y = x @ weight + bias.
+    """Compute y = x @ weight + bias.
 
     Shapes: x (..., I), weight (I, O) or, transposed, (O, I); bias (O); y (..., O).
 

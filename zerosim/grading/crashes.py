@@ -27,7 +27,7 @@ class _Frame(NamedTuple):
 def lost(one: Exercise, label: str, dump: list[str], code: int | None, files: list[str], silence_s: float) -> Verdict:
     """Return the verdict: the current check fails, and the later ones were not reached.
 
-    label       the case that was under way; '' where none was yet
+    label       the current case; '' if there was none yet
     dump        the lines that faulthandler wrote
     code        the process's exit code; None where it went on until it was ended
     files       those that the student's code comes from

@@ -50,7 +50,7 @@ def pack(answer: Any) -> tuple[bytes, dict[str, list[str]]]:
 def unpack(parcel: bytes) -> Any:
     """Return the packed answer. This makes the student's own objects, and may do anything.
 
-    Raises: InputError for an object that cannot be made again.
+    Raises: InputError for an object that cannot be rebuilt.
     """
     try:
         return pickle.loads(parcel)
@@ -229,7 +229,7 @@ _PARTS: dict[type, Callable[[Any], tuple[Any, tuple[Any, ...]]]] = {
     staticmethod: lambda method: (staticmethod, (method.__func__,)),
     classmethod: lambda method: (classmethod, (method.__func__,)),
     functools._lru_cache_wrapper: lambda cached: (_cached, (cached.__wrapped__, cached.cache_parameters())),
-    type(threading.Lock()): lambda lock: (threading.Lock, ()),  # locks are made again: they have no state to keep
+    type(threading.Lock()): lambda lock: (threading.Lock, ()),  # locks are replaced: they have no state to keep
     type(threading.RLock()): lambda lock: (threading.RLock, ()),
 }
 """The constructor and parts of a value of these types."""

@@ -232,7 +232,7 @@ class _Run:
         return self._failure(scheduler.failure) if scheduler.failure is not None else None
 
     def missing(self) -> Failure | None:
-        """A record with missing events counts nothing."""
+        """Return a failure for a record with missing events."""
         for rank, (device, recorder) in enumerate(zip(self.devices, self.recorders, strict=True)):
             if device.recorder is not recorder or not recorder.is_whole:
                 words = f"rank {rank}'s record is not whole: events were removed from it"

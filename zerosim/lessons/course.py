@@ -101,7 +101,7 @@ def course() -> Course:
 
 
 def exercise_minutes(name: str) -> int:
-    """How long an exercise is planned to take, by its weight. Raises: InputError for an unknown one."""
+    """Return the planned minutes of an exercise, by its weight. Raises: InputError for an unknown one."""
     return int(_rows()["exercise_minutes"][str(find_exercise(name).weight)])
 
 

@@ -64,7 +64,7 @@ class Slices:
     def place(self, flat: Flat, state: str) -> None:
         """Allocate one of `states` for a flat whose rows name it."""
 
-    # -- gradients: of what arrives for each flat this rank keeps its own part --------------------------------------
+    # -- gradients: of each flat's reduced gradient this rank keeps its shard --------------------------------------
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         """Reduce whole gradients in one call."""
         shards = []

@@ -196,11 +196,11 @@ class Pipeline:
         return actions
 
     def is_first(self, chunk: int) -> bool:
-        """Whether this stage receives token ids."""
+        """Return whether this stage receives token ids."""
         return self._number(chunk) == 0
 
     def is_last(self, chunk: int) -> bool:
-        """Whether this stage computes the loss."""
+        """Return whether this stage computes the loss."""
         return self._number(chunk) == self.chunks.last
 
     def receive(self, action: Action, shape: tuple[int, ...], dtype: DType) -> Buffer:

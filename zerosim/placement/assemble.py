@@ -88,8 +88,7 @@ class _Whole:
             rank, first = _holder(parts, offset + at), _holder(first_parts, first_offset + at)
             raise PlacementError(
                 f"rank {rank} and rank {first} hold different values of element {at} of their part of {weight.name}: "
-                "copies of a weight must be the same to the bit; were their gradients added over all ranks that hold "
-                "one?",
+                "copies of a weight must be bit-identical. Were their gradients added over all ranks with a copy?",
                 rank=rank,
             )
 

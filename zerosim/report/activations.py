@@ -120,7 +120,7 @@ def activations_table(
     has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
     note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
     if ":" in _of_block(config, unit):
-        note = "Formula: 2205.05198, section 4.1, without the tensors that are made again."
+        note = "Formula: 2205.05198, section 4.1, without recomputed tensors."
     if check.formula is None:
         note = f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
     if config.memory.again.every > 1:

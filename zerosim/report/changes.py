@@ -109,7 +109,7 @@ class Changes(InNotebook):
                 grid.add(setting.name, _value(setting.a), _value(setting.b), *self._moved(alone and alone.totals))
         grid.rule()
         grid.add("all together", None, None, *self._moved(self.after), style="bold")
-        notes = ["Peak, sent, step: what A's change by with that setting of B's alone."]
+        notes = ["Peak, sent, step: the change of A's figures with that one setting of B."]
         notes += [f"{one.setting.name} cannot stand alone: {one.why_not}." for one in self.each if one.why_not]
         if follows := [setting for setting in self.settings if setting.follows]:
             brought = (f"{one.name} {_value(one.a)} → {_value(one.b)}" for one in follows)
@@ -138,7 +138,7 @@ class Changes(InNotebook):
         known = [(config, time) for config, time in timed if time is not None]
         text = trust(self.cluster, *(step_interval(config, time, self.cluster) for config, time in known))
         if not_ranked([band(config, time, self.cluster) for config, time in known]):
-            text += " Where measured steps like these lie overlaps: which of the two is faster is not known."
+            text += " The ranges of measured steps like these overlap: which of the two is faster is unknown."
         return text
 
     def _warnings(self, side: Side) -> list[str]:

@@ -27,10 +27,10 @@ from zerosim.report.notebook import InNotebook
 SAID_BY = {
     PRINTED: "Printed:",
     MEASURED: "Measured:",
-    COMPUTED: "Computed for these runs, and printed by no source; the rule:",
+    COMPUTED: "Computed for these runs; no source prints them. The rule:",
 }
-_UNCOUNTED = "Formula only, for these figures are no count's:"
-_CONTRADICTED = "Figures that are not what their source's own rule gives:"
+_UNCOUNTED = "Formula only, because nothing counts these figures:"
+_CONTRADICTED = "Figures that differ from their source's own rule:"
 
 
 _COMPARED: Mapping[str, Callable[[Expectation], bool]] = {
@@ -180,7 +180,7 @@ def _closing(report: CheckReport) -> RenderableType:
     )
     failed = sum(file.num_failed for file in report.files)
     text += "All agree." if report.passed else f"{failed} {'do' if failed > 1 else 'does'} not agree."
-    skipped = f"Not checked, for they expect nothing: {', '.join(report.skipped)}." if report.skipped else ""
+    skipped = f"Not checked, because they expect nothing: {', '.join(report.skipped)}." if report.skipped else ""
     verdict = prose(text, "bold green" if report.passed else "bold red")
     return Stack(_line(skipped, "dim") if skipped else None, verdict, close=True)
 

@@ -181,7 +181,7 @@ def rules(judged: Judged) -> str:
     of the count."""
     expectation = judged.expectation
     if not expectation.rounding:
-        added = " with what is outside of it" if expectation.outside else ""
+        added = " with the bytes outside of it" if expectation.outside else ""
         what = "clock" if expectation.is_modelled else "count"
         text = (
             f"Measured: the {what}{added} may be {within_text(expectation.within)} off; the worst is "

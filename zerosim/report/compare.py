@@ -139,11 +139,11 @@ class Comparison(Outcomes[int]):
                 grid.rule()
             if name != "exchanged" or any(cells):
                 grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
-        note = "Memory is that of the rank with the most of it, padding included; sent is the mean over ranks."
+        note = "Memory: of the rank with the most, padding included. Sent: the mean over ranks."
         if any(map(words.holds_part, self.results.values())):
             note += " Ψ_r are the parameters on a rank; exchanged is what tp and pp send of activations."
         if any(outcome.is_modelled for outcome in self.results.values()):
-            note += " Native collectives do not tell what they send: sent is what a ring would, modelled."
+            note += " The bytes of native collectives are not visible: a ring's bytes are modelled in their place."
         title = "Bytes per rank: model states when backward ends, the peak, and what one step sends"
         return titled(title, Adaptive(grid, grid.short()), note)
 
@@ -166,13 +166,13 @@ class Comparison(Outcomes[int]):
         """Return why weights differ, or why they do not."""
         algorithm, one_batch = self.config.world.algorithm, self.config.data.accumulate == 1
         if self.contradictions:
-            return "They should be the same to the bit. Please report this as a bug, with the command line."
+            return "They should be bit-identical. Please report this as a bug, with the command line."
         if not self.differences and algorithm not in IN_RANK_ORDER:
             return None
         if not self.differences:
             return (
-                "The stages add the same numbers in the same order, whoever owns a slice: ZeRO changes where things "
-                "are, not what is computed."
+                "The stages add the same numbers in the same order, whichever rank owns a slice: ZeRO changes where "
+                "states are, not what is computed."
             )
         if algorithm == "ring":
             return (
@@ -199,7 +199,7 @@ class Comparison(Outcomes[int]):
                 "way round"
             )
             remedy = f" With --accumulate 1 {'all stages' if self._adds_alike else 'stages 1, 2 and 3'} agree."
-        return f"{how}: the same numbers in another order, rounded differently.{remedy}"
+        return f"{how}: the same numbers are added in another order, and rounded differently.{remedy}"
 
 
 def _figures(result: RunResult) -> list[tuple[str, Cell]]:
@@ -235,7 +235,7 @@ class OptimizerComparison(Outcomes[str]):
     about_own = "The learning rate is each optimizer's own; --lr sets one for all."
 
     def own_figure(self, result: RunResult) -> str:
-        """The optimizer's own figure, in column `own`."""
+        """Return the optimizer's own figure, in column `own`."""
         return f"{result.config.optim.lr:g}"
 
     def format_of(self, config: RunConfig) -> str:
@@ -296,7 +296,7 @@ class PrecisionComparison(OptimizerComparison):
     what = "precision"
     own = "stayed"
     about_own = (
-        "Stayed: the share of the weights that a step left as they were, on average, although their update was not 0. "
+        "Stayed: the average share of weights that a step did not change although their update was nonzero. "
         "Rounding to the nearest loses such an update, stochastic rounding is right on average, and Kahan's "
         "compensation keeps it."
     )
@@ -346,8 +346,8 @@ class CompressionComparison(OptimizerComparison):
             seconds = [f"{1000 * one:.3g} ms" if one is not None else "-" for one in self.times.get(name, [None] * 2)]
             grid.add(name, f"{sent:,}", f"{states:,}", f"{result.mean_losses[-1]:.4f}", *seconds)
         note = "Sent: for model states in the last step, by the rank that sends most. States: what a rank keeps of the "
-        note += "optimizer's and of what was not sent. Steps are modelled, on A100s with one in each node."
-        return titled("What compression saves, and what it costs", Adaptive(grid, grid.short()), note)
+        note += "optimizer's and of what was not sent. Steps are modelled for nodes of one A100 each."
+        return titled("What compression saves and costs", Adaptive(grid, grid.short()), note)
 
 
 # -- weights ------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def _headline(found: Diagnosis) -> str:
 
 def _standings_table(found: Diagnosis) -> RenderableType:
     grid = Grid(
-        "", Column("asked for by", no_wrap=True), "usable", Column("what is there, or why not", overflow="fold")
+        "", Column("asked for by", no_wrap=True), "usable", Column("what was found, or why nothing", overflow="fold")
     )
     for standing in found.standings:
         usable = Text("yes", style="green") if standing.is_usable else Text("no", style="yellow")
@@ -57,7 +57,7 @@ def _about(standing: Availability, found: Diagnosis) -> str:
         numpy = next(f"{library.name} {library.version}" for library in found.libraries if library.name == "numpy")
         return numpy + "".join(f", {blas.name}" for blas in found.blas[:1])
     if standing.name == "meta":
-        return "shapes alone, of any size"
+        return "shapes only, of any size"
     if standing.name == "cuda":
         package = found.cuda.distributions[0] if found.cuda.distributions else f"CuPy {found.cuda.cupy}"
         return f"{package} on {counted(found.cuda.num_gpus, 'GPU')}"
@@ -71,7 +71,7 @@ def _mending(found: Diagnosis) -> RenderableType | None:
     commands = [(standing.name, fault.mend) for standing in found.standings for fault in standing.faults]
     commands += [(library.name, library.mend) for library in found.libraries if library.mend is not None]
     lines = [prose(f"{name}: {mend}") for name, mend in commands]
-    return Stack(prose("To have what is missing", "bold"), *lines, close=True) if lines else None
+    return Stack(prose("To install what is missing", "bold"), *lines, close=True) if lines else None
 
 
 def _gpus_table(found: Diagnosis) -> RenderableType:

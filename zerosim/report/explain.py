@@ -63,8 +63,8 @@ class Explanation(InNotebook):
         yield Stack(
             Stack(
                 prose(headline, "bold"),
-                prose("Formulas with your numbers put in: nothing was run and nothing was counted.", "yellow"),
-                prose(f"To have the bytes counted: {plan_command(config)}"),
+                prose("Formulas with your numbers put in. Nothing was run or counted.", "yellow"),
+                prose(f"To count the bytes: {plan_command(config)}"),
                 close=True,
             ),
             set_aside_text(config),

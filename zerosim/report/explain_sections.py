@@ -137,7 +137,7 @@ def _part(asked: Asked) -> list[str]:
     config, held = asked.config, [share.num_parameters for share in shares_of(asked.placed)]
     notes = [f"Ψ_r = {by_stage(held)}; the whole model has Ψ parameters."]
     if config.mesh.pp > 1:
-        notes.append("The lines are those of pipeline stage 0.")
+        notes.append("The lines are for pipeline stage 0.")
     if config.mesh.tp > 1 and config.model.has_blocks:
         notes.append("Norms, positions and row-parallel biases are whole on each rank of tp.")
         if padding := vocab_padding(config.model.vocab, config.mesh.tp, padded=config.parallel.pad_vocab):
@@ -203,7 +203,7 @@ def _sent(asked: Asked) -> Section:
         f"{held['g']} of a gradient, {held['w']} of a parameter. {zero.source}."
     ]
     if config.reduction.quantized_gradients or config.gathering.quantized_weights:
-        notes.append("Codes count as the part of an element that their bytes are; of scales each is 4 bytes.")
+        notes.append("A code counts as its fraction of an element's bytes. Each scale is 4 bytes.")
     shown_letters = ("VD", "U", "R", "P", "M", "S", "C", "E", "F", "d", "n", "O", "σ_f", "σ_b", "σ_g")
     letters = [x for x in shown_letters if x in shown(whole, held).symbols]
     notes += [asked.says(letter) for letter in letters]
@@ -287,9 +287,9 @@ def _memories(asked: Asked) -> Section | None:
     if not found:
         return None
     terms = tuple(asked.term(f"{kind}, {memory or 'device'}", form) for (kind, memory), form in found.items())
-    note = "Offloaded states take no byte of the device between uses. The host's CPU steps masters that it holds."
+    note = "Between uses, offloaded states take no device memory. The host's CPU updates the masters in host memory."
     if asked.config.grads.late:
-        note += " With a delayed update the gradients of two steps are there, and new parameters beside the old ones."
+        note += " With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
     return Section("memories", "Where they lie", terms, (note,))
 
 
@@ -323,9 +323,9 @@ def _blocks(asked: Asked) -> Section | None:
         "counts what the model's own kernels keep.",
     ]
     if config.memory.cpu_checkpointing:
-        notes.append("Inputs wait on the host.")
+        notes.append("Inputs wait in host memory.")
     if config.memory.partition_activations and not config.partitions_inputs:
-        notes.append("Pa changes nothing here: under sequence parallelism a rank has 1/t of the input to begin with.")
+        notes.append("Pa changes nothing here: under sequence parallelism a rank already has only 1/t of the input.")
     if held["p"] > 1:
         bubble, own_span = formulas.bubble(kind), formulas.own_span_bubble(kind)
         notes.append(
@@ -342,12 +342,13 @@ def _again(config: RunConfig) -> str:
     memory = config.memory
     if memory.again.every > 1:
         return (
-            f"One block in {memory.again.every} runs again whole and keeps its input alone; the line is of the others."
+            f"One block in {memory.again.every} is recomputed whole and stores only its input. "
+            "The line is for the other blocks."
         )
     if memory.recompute == "none":
-        return "Nothing is computed again."
+        return "Nothing is recomputed."
     if memory.again.every:
-        return "With full recompute a block keeps its input alone; the block that backward is in lives whole besides."
+        return "With full recompute a block stores only its input. Backward also holds one recomputed block at a time."
     return f"Backward computes again: {', '.join(formulas.parts_again(memory.recompute))}."
 
 

@@ -26,8 +26,8 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
     advice = f"Tried for you: {error.advice or 'no other stage, microbatch or number of ranks fits'}."
     if error.memory != DEVICE:
         request = f"Asked for: {error.requested:,} B of {error.kind}." if error.requested else ""
-        advice = "A node's ranks share it. What helps: fewer ranks on a node, or less that is offloaded there: "
-        advice += "zerosim fit --find offload says what each way takes."
+        advice = "A node's ranks share this memory. What helps: fewer ranks on a node, or less offloaded state there: "
+        advice += "zerosim fit --find offload shows the memory of each way."
     return Stack(
         titled(f"Live on rank {error.rank}", kinds_table(error.live)) if error.live else None,
         _held(error.held) if error.held else None,
@@ -45,7 +45,7 @@ def _held(held: Mapping[int, int]) -> RenderableType:
     grid = Grid("ranks", right("each"), right("together"))
     for nbytes, ranks in alike.items():
         grid.add(numbers_text(ranks), f"{nbytes:,}", f"{nbytes * len(ranks):,}")
-    return titled("Held on the node, bytes at the most", Adaptive(grid.filled()))
+    return titled("Most bytes held on the node", Adaptive(grid.filled()))
 
 
 def room_text(error: OutOfMemory) -> RenderableType | None:

@@ -122,7 +122,7 @@ def models_report(search: Search, tried: Sequence[TriedModel], best: RunConfig |
     about = f"{STAGES[search.config.parallel.zero_stage]} on {limit.name or format_bytes(limit.nbytes)}, "
     about += f"{counted(search.config.mesh.ranks, 'rank')}, {SEARCHES['model']}"
     if best is None:
-        return search.page(about, "No model that has a name fits.", None, [], titled("What was run", Adaptive(grid)))
+        return search.page(about, "No named model fits.", None, [], titled("What was run", Adaptive(grid)))
     found = next(one for one in tried if one.fits)
     answer = f"--model {found.name}. {verdict(best, limit, found.peak_bytes)}"
     return search.page(about, answer, best, [], titled("What was run", Adaptive(grid)), taken=found.peak_bytes)
@@ -134,7 +134,7 @@ def _answer(search: Search, found: Found) -> str:
     if best is None:
         if not (known := [tried for tried in found.tried if not tried.too_small]):
             need = TOO_SMALL[found.tried[0].too_small]
-            return f"Nothing fits: all that was tried needs {need} than the node has."
+            return f"Nothing fits: every candidate needs {need} than the node has."
         least = min(known, key=lambda tried: tried.taken_bytes)
         does_not = verdict(with_value(config, field, least.value), limit, least.peak_bytes)
         return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config)}"
@@ -249,9 +249,8 @@ def _told_apart(result: Meshes, cluster: Cluster) -> str:
     bands = [band(one.config, one.time, cluster) for one in result.found if one.time is not None]
     if bands[0] is None or not (alike := not_ranked(bands)):
         return ""
-    return (
-        f"The first cannot be told from {counted(alike, 'other')} of these {len(result.found)}: their ranges overlap."
-    )
+    others = f"{counted(alike, 'other')} of these {len(result.found)}"
+    return f"The first cannot be distinguished from {others}: their ranges overlap."
 
 
 def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:

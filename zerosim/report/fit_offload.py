@@ -31,11 +31,11 @@ def offload_report(search: Search, found: Sequence[Way], has: Mapping[str, int |
     for row in rows:
         grid.add(*row.values(), style="bold" if row is rows[0] and best is not None else "")
     full = grid if search.all else grid.short()
-    note = "Of the host's memory and NVMe: what a node's ranks take together."
+    note = "Host memory and NVMe: the sum of a node's ranks."
     if search.cluster is not None:
-        note += f" copies and CPU: what compute waits for them. {trust(search.cluster, None)}"
+        note += f" copies and CPU: how long compute waits for them. {trust(search.cluster, None)}"
     if search.cluster is not None and has[NVME] and not has_drive_rate(search.cluster):
-        note += " How fast the node's drives are is not known: what lies on NVMe takes longer than this."
+        note += " The speed of the node's drives is unknown: states on NVMe take longer than this."
     shown = (full, full.short(), full.short().without("copies, s", "CPU, s", "tokens/s"))
     table = titled("Ways to offload", Adaptive(*shown), note)
     config_of, taken = (None, None) if best is None else (best.config, best.peak_bytes)
@@ -54,7 +54,7 @@ def _answer(search: Search, found: Sequence[Way]) -> str:
     if best.too_small:
         least = min(found, key=lambda one: one.peak_bytes)
         others = [IN_WORDS[memory] for memory in least.too_small if memory != DEVICE]
-        text = f"Nothing fits. {flags(least) if least.where else 'No offload'} takes the least of the device. "
+        text = f"Nothing fits. {flags(least) if least.where else 'No offload'} takes the least device memory. "
         return text + (f"It needs more {listed(others)}." if others else verdict(least.config, limit, least.peak_bytes))
     if not alone.too_small:
         return f"No need to offload. {verdict(alone.config, limit, alone.peak_bytes)}"

@@ -64,11 +64,13 @@ def trust(cluster: Cluster, *found: Interval | None) -> str:
     """Return the last sentence under modelled seconds."""
     if cluster.machine is not None:
         error = cluster.machine.known_error
-        return f"Modelled, not measured. Known error: {error}." + (" Minus: real steps took longer." * ("-" in error))
+        return f"Modelled, not measured. Known error: {error}." + (
+            " Negative: real steps took longer." * ("-" in error)
+        )
     if None in found:
         return f"{NEVER}."
     classes = dict.fromkeys(class_words(one.of, one.rows) for one in found if one is not None)
-    return f"Modelled, not measured. Held against measured steps: {listed(list(classes))}."
+    return f"Modelled, not measured. Compared with measured steps: {listed(list(classes))}."
 
 
 def implausible(mfu: float, cluster: Cluster) -> str | None:
@@ -77,7 +79,7 @@ def implausible(mfu: float, cluster: Cluster) -> str | None:
     if best is None or mfu <= best.mfu:
         return None
     return (
-        f"Implausible: an MFU of {100 * mfu:.1f} % is above the best that we know to be published for this GPU, "
+        f"Implausible: an MFU of {100 * mfu:.1f} % is above the best published one that we know for this GPU, "
         f"{100 * best.mfu:.1f} % ({best.source})."
     )
 

@@ -200,9 +200,9 @@ def result_html(result: RunResult) -> str:
         f"{STAGES[config.parallel.zero_stage]} on {counted(mesh.ranks, 'rank')}{cut}: {result.num_parameters:,} "
         f"parameters in {config.precision.param_dtype}, {counted(len(result.steps), 'step')}"
     )
-    one = " One rank stands for all that cannot differ from it." if len(result.ran) < mesh.ranks else ""
-    row = " A row stands for all ranks with the same figures; sent is for model states."
-    note = f"Bytes, as counted; model states as they are when backward ends.{row if on_mesh else one}"
+    one = " One rank stands for all identical ranks." if len(result.ran) < mesh.ranks else ""
+    row = " A row stands for all ranks with the same figures. Sent: bytes of model states."
+    note = f"Counted bytes. Model states: when backward ends.{row if on_mesh else one}"
     return card(title, _loss_html(result) + body, note)
 
 

@@ -38,7 +38,7 @@ def states_note(result: RunResult) -> str:
         f"Ψ = {result.num_parameters:,}{_trained(result)}, N = {config.mesh.shards:,}.": True,
         f"Of Ψ each rank holds Ψ_r = {by_stage([share.num_parameters for share in shares])}.": holds_part(result),
         f"Of Ψ_r, {by_stage(replicated)} are whole on all {tp} ranks of tp.": any(replicated),
-        f"{by_stage(copied)} are keys' and values' that several ranks hold.": any(copied),
+        f"{by_stage(copied)} are keys and values that several ranks hold.": any(copied),
         f"Padding for tp, over its ranks: {by_stage(padding)}.": any(padding),
         "The tied table is on the first and on the last stage.": any(share.ends for share in shares),
         f"N ranks hold one of H = {config.mesh.dp_replicate:,} replicas together.": config.mesh.dp_replicate > 1,
@@ -83,9 +83,9 @@ def nodes_note(config: RunConfig) -> str:
     if config.mesh.axes.nodes == 1:
         return "Model states are divided within a node; across nodes replicas average their gradients."
     if config.world.algorithm in ("ring", "native"):
-        return "A ring leaves a node once, whatever the number of ranks in it: (N-1)/N of a volume. So do NCCL's rings."
+        return "A ring leaves a node once, however many ranks are in it: (N-1)/N of a volume. NCCL's rings do the same."
     return (
-        "Every rank sends each other one its part: d (n-1)/n of a volume leave a node. On a ring, as NCCL's are, it is "
+        "Every rank sends each other one its part: d (n-1)/n of a volume leave a node. On a ring like NCCL's it is "
         "(N-1)/N; see --collective ring."
     )
 

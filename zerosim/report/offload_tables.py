@@ -30,11 +30,11 @@ def memories_table(result: RunResult) -> RenderableType | None:
             name = "" if at or pp == 1 else f"stage {stage}"
             grid.add(name, state, IN[memory], spread(check.counted), check.text, check.formula, check.agrees)
     grid = grid.filled()
-    note = "What lies elsewhere takes no byte of the device between uses. "
+    note = "Between uses, offloaded states take no device memory. "
     if has_late(result):
-        note += "The gradients of two steps are there, and new parameters beside the old ones: the update is delayed. "
+        note += "The update is delayed: the host holds gradients of two steps, and new parameters beside the old ones. "
     note += " ".join(most_elsewhere(result, None))
-    return titled("Where they lie when backward ends, bytes per rank", Adaptive(grid, grid.without("in bytes")), note)
+    return titled("Their memories when backward ends, bytes per rank", Adaptive(grid, grid.without("in bytes")), note)
 
 
 def most_elsewhere(result: RunResult, cluster: Cluster | None) -> Sequence[str]:

@@ -106,7 +106,7 @@ def _first_step(result: RunResult) -> str:
     first = max(memory.first_step_bytes for memory in result.memory)
     later = max(memory.peak.total_bytes for memory in result.memory)
     return (
-        f"Step 1, which makes the optimizer's states when it ends, peaks at {format_bytes(first)}; step 2 at "
+        f"Step 1, which creates the optimizer's states at its end, peaks at {format_bytes(first)}; step 2 at "
         f"{format_bytes(later)}."
     )
 
@@ -118,8 +118,8 @@ def _notes(result: RunResult) -> list[RenderableType | None]:
     if config.optim.steps is None and result.steps[0].estimated:
         every = PRESETS[config.optim.optimizer].estimates_every
         notes.append(
-            f"The step has an estimate of curvature, as every {every}th does: memory and traffic include it, and its "
-            f"time is the mean of {every} steps"
+            f"The step includes an estimate of curvature, as every {every}th does: memory and traffic include it, "
+            f"and its time is the mean of {every} steps"
         )
     return [
         set_aside_text(config),

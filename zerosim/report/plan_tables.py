@@ -128,8 +128,8 @@ def memory_table(result: RunResult) -> RenderableType:
     peak = memory.peak
     note = (
         f"Peak: {peak.total_bytes:,} B, {words.moment(*peak.scope[:3])}. "
-        "start: all is placed; forward, backward, step: when each ends."
-        + (" upcast: gradients are there in fp32 too." if "upcast" in columns else "")
+        "Columns: after initialization, then at the end of forward, backward and the optimizer step."
+        + (" upcast: with fp32 copies of gradients." if "upcast" in columns else "")
         + _prefetched(peak)
     )
     body = Adaptive(grid, grid.short(), fewer, fewer.without("start", "backward"))
@@ -177,8 +177,8 @@ def outside_table(config: RunConfig, limit: Limit | None) -> RenderableType | No
         grid.add(one.name, one.nbytes, one.source, one.assumed)
     grid.rule()
     grid.add("total", sum(one.nbytes for one in lines), None, None, style="bold")
-    note = "Not counted, and in no peak; --reserve SIZE is kept in its place."
+    note = "Not counted, and not in any peak. --reserve SIZE replaces these lines."
     if limit.kept is not None:
-        note = f"Not counted, and in no peak. --reserve: {format_bytes(limit.kept)} are kept in its place."
+        note = f"Not counted, and not in any peak. --reserve: {format_bytes(limit.kept)} are kept in its place."
     less = grid.without("assumed")
     return titled("Outside the program", Adaptive(grid, less, less.without("read in")), note)

@@ -40,7 +40,7 @@ def pools_table(result: RunResult) -> RenderableType:
         alike.setdefault(row, []).append(rank)
     grid = _grid(alike)
     body = Adaptive(grid, grid.without("held"), grid.without("rounding", "unexplained", "held"))
-    return titled("The ledger and CuPy's memory pool, in bytes", body, _note(result, rows, wrong))
+    return titled("The ledger beside CuPy's memory pool, in bytes", body, _note(result, rows, wrong))
 
 
 def _grid(alike: Mapping[PoolRow, list[int]]) -> Grid:

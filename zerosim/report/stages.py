@@ -157,7 +157,7 @@ class StagePlans(InNotebook):
         grid.add("total", None, *(sum(own.values()) or None for own in found.values()), style="bold")
         axes = {axis for own in found.values() for _, axis in own}
         body = grid.short() if len(axes) > 1 else grid.short().without("axis")
-        note = "Counted, the mean over ranks, less norms and overflow flags."
+        note = "Counted: the mean over ranks, without norms and overflow flags."
         return titled("What each GPU sends in a step", Adaptive(body, body.joined("operation", "axis")), note)
 
     def _grid(self, *names: str) -> Grid:

@@ -186,7 +186,7 @@ def peaks_table(result: RunResult) -> RenderableType | None:
         return None
     numbers = (right(name) for name in ("layers", "model states", "activations", "the rest", "peak"))
     grid = _grouped(Grid("pipeline", *numbers, "in"), _by_stage(result, of_stage), list)
-    note = "Of the rank with the highest peak on each stage; activations with their gradients and inputs that are kept."
+    note = "For the rank with the highest peak on each stage. Activations include their gradients and stored inputs."
     return titled("Peak by pipeline stage, in bytes", Adaptive(grid, grid.short()), note)
 
 
@@ -211,10 +211,8 @@ def owners_table(result: RunResult) -> RenderableType:
         names += [f"{more:,} more"] if more > 0 else []
         grid.add(str(rank), sum(unit.numel for unit in own), ", ".join(names))
     if idle := result.config.mesh.shards - len(owners):
-        grid.add(f"{idle:,} more", 0, f"nothing: there are fewer {pieces} than ranks")
-    note = (
-        f"{pieces.capitalize()} are dealt out by size: the largest first, each to the rank that has the least so far."
-    )
+        grid.add(f"{idle:,} more", 0, f"nothing, because there are fewer {pieces} than ranks")
+    note = f"{pieces.capitalize()} are assigned by size: the largest first, each to the rank with the least so far."
     return titled("Who owns what", Adaptive(grid), note)
 
 
@@ -256,7 +254,7 @@ def traffic_table(result: RunResult) -> RenderableType:
         staged = [sum(row.payload_bytes for row in rank) for rank in rows]
         said.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
     if result.is_modelled:
-        said.append("Native collectives do not tell what they send: payload is counted, a ring's bytes are modelled.")
+        said.append("The bytes of native collectives are not visible: payload is counted, a ring's bytes are modelled.")
     return titled(words.traffic_title(result), _sent_beside_formula(result, groups), "\n".join(said))
 
 
@@ -329,7 +327,7 @@ def copies_table(result: RunResult) -> RenderableType | None:
     if keeps:
         note = f"bsh = {sizes(result.config)['bsh']:,} elements, one microbatch's input of a block. "
         if not offloads:
-            note += "On the host: the most at once; the device's bytes above have none of it. "
+            note += "On the host: the most at once. The device's bytes above do not include it. "
     if saves:
         note += "What blocks save for backward is counted, without a formula. "
     note += "Copies pass over PCIe or to the drives, and are" if offloads else "Copies pass over PCIe, and are"

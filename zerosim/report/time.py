@@ -65,11 +65,11 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         lines.append(warning)
     shares = [(name, seconds / time.seconds) for name, seconds in time_parts(time)[1:]]
     waits = [f"{100 * share:.1f} % {name}" for name, share in shares if share >= _WORTH_SAYING]
-    wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of it waits for communication."
+    wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of the step waits for communication."
     if flags := _hiding(result.config, time):
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
     if time.cpu > _WORTH_IT * time.seconds and _can_delay(result.config):
-        wait += " --delayed-update 1 hides the CPU's step, for weights that are late by one update."
+        wait += " --delayed-update 1 hides the CPU's step, but the weights lag by one update."
     lines.append(wait)
     precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
@@ -156,10 +156,10 @@ def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Clust
     if any(found.values()):
         ends = {stage: _milliseconds(one, times[stage]) for stage, one in found.items()}
         grid.add("8 of 10 measured", *(ends[stage] for stage in times), style="dim")
-    note = f"On {_place(cluster)}, from the same program on shapes; on the rank that ends last. "
+    note = f"On {_place(cluster)}, from the same program on shapes. On the rank that ends last. "
     note += trust(cluster, *found.values())
     if any(found.values()):
-        note += " Stages whose ranges overlap are not ranked."
+        note += " Stages with overlapping ranges are not ranked."
     return titled("Time of a step", Adaptive(grid), note)
 
 

@@ -147,7 +147,7 @@ def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = No
         flag = "--gpu NAME" if limit is None or limit.device is None else "--reserve SIZE"
         missing.append(f"CUDA and its libraries ({flag} adds them)")
     if config.memory.allocator == "exact":
-        missing.append("what an allocator leaves unused between buffers (--allocator caching adds it)")
+        missing.append("memory that an allocator leaves unused between buffers (--allocator caching adds it)")
     return f"Assumed: {', '.join(parts)}." + (f" Not counted: {listed(missing)}." if missing else "")
 
 

@@ -116,7 +116,7 @@ def kept_inputs(config: RunConfig) -> str:
         )
     if memory.offload_activations:
         return "The buffers that blocks save for backward wait in host memory."
-    return "Blocks' inputs wait in the host's memory until backward." if memory.cpu_checkpointing else ""
+    return "Blocks' inputs wait in host memory until backward." if memory.cpu_checkpointing else ""
 
 
 def _pipeline(config: RunConfig) -> str:
@@ -132,7 +132,7 @@ def _pipeline(config: RunConfig) -> str:
         live += ", and what the weight gradients of i more read"
     said = (
         f"{SCHEDULES[kind]} over {of} of {each}: stage i from 0 holds the activations of up to "
-        f"{live}, and waits {bubble} = {bubble.at(sizes(config))} of the time that its slots take "
+        f"{live}, and waits {bubble} = {bubble.at(sizes(config))} of its busy time "
         f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if kind == 'interleaved' else ''})."
     )
     if kind not in ("zb-h1", "zb-v"):
@@ -151,13 +151,13 @@ def _listed(sizes: Sequence[int]) -> str:
 def _weights_later(config: RunConfig, own_span: object) -> str:
     """Return what zero bubble means, and its cost."""
     said = (
-        f"This is the bubble by makespan, until the last stage is done. By own span, from a stage's first action to "
+        f"This is the bubble by makespan: until the last stage is done. By own span, from a stage's first action to "
         f"its last, as the zero-bubble papers count it, it is {own_span}. Weight gradients run later than input "
-        "gradients, and keep inputs and output gradients of linear maps until then. The head's runs at once: no "
+        "gradients, so inputs and output gradients of linear maps are stored until then. The head's runs at once: no "
         "logits' gradient is kept."
     )
     if config.memory.recompute != "none":
-        said += " A pending weight gradient keeps what was recomputed: recompute saves little here."
+        said += " A pending weight gradient stores the recomputed tensors, so recompute saves little here."
     return said
 
 
@@ -215,7 +215,7 @@ def learned(result: RunResult) -> str:
     """Return the first and the last loss, beside that of random guessing."""
     vocab, losses = result.config.model.vocab, result.mean_losses
     return (
-        f"Loss {losses[0]:.3f} → {losses[-1]:.3f}. To guess evenly among {vocab:,} tokens would be "
+        f"Loss {losses[0]:.3f} → {losses[-1]:.3f}. Random guessing over {vocab:,} tokens would score "
         f"ln {vocab:,} = {math.log(vocab):.3f}."
     )
 
@@ -245,12 +245,12 @@ def lost(result: RunResult) -> str | None:
     first, last = (f"{100 * float(result.lost_updates[step]):.3g} %" for step in (0, -1))
     after = {
         "nearest": "Such an update is lost: it is less than half a unit in the weight's last place",
-        "stochastic": "On average none is lost: a weight moves by a whole unit as often as its updates add up to one",
-        "kahan": "None is lost: what a weight does not feel is in its compensation",
+        "stochastic": "On average none is lost: a weight moves by one unit as often as its updates add up to one unit",
+        "kahan": "None is lost: the compensation holds each weight's remainder",
     }[kind or "nearest"]
     return (
         f"No fp32 masters, rounding {kind}: {100 * float(share):.3g} % of the weights stayed as they were in a step on "
-        f"average ({first} in the first, {last} in the last) although their update was not 0. {after}."
+        f"average ({first} in the first, {last} in the last) although their update was nonzero. {after}."
     )
 
 
@@ -258,7 +258,7 @@ def lost(result: RunResult) -> str | None:
 def traffic_title(result: RunResult) -> str:
     step = last_whole_step(result)
     if step is None:
-        return "Traffic: every step was skipped, so there is no whole one to show"
+        return "Traffic: every step was skipped, so there is no complete step to show"
     last = "the last" if step == len(result.steps) - 1 else "the last that was not skipped"
     with_it = ", with the estimate of curvature after it" if result.steps[step].estimated else ""
     return f"Bytes sent per rank in step {step}, {last}{with_it}"
@@ -278,7 +278,9 @@ def closing(result: RunResult) -> str:
     config, ranks, stage = result.config, result.config.mesh.shards, result.config.parallel.zero_stage
     cost = formulas.figure(cost_of(result).total)
     if config.mesh.ranks == 1:
-        return "With one rank there is nothing to divide and nothing to send: every stage is the same. Try --ranks 4."
+        return (
+            "With one rank there is nothing to divide and nothing to send: every ZeRO stage is the same. Try --ranks 4."
+        )
     mesh, of_part = config.mesh, ", of its part of the model," if holds_part(result) else ""
     sizes = {"--dp-replicate": mesh.dp_replicate, "--tp": mesh.tp, "--pp": mesh.pp}
     flags = {flag: size for flag, size in sizes.items() if size > 1}
@@ -290,7 +292,7 @@ def closing(result: RunResult) -> str:
         )
     if ranks == 1:
         larger = f"More --ranks, or a lower {' or '.join(flags)}, make N larger."
-        return f"N = 1: ZeRO has nothing to divide, and every stage is the same. {larger}"
+        return f"N = 1: ZeRO has nothing to divide, and every ZeRO stage is the same. {larger}"
     shares = shares_of(result)
     ddp = sum((cost_of(result, share.stage).total * share.num_parameters for share in shares), Fraction(0))
     mine = sum((check_states(result, share.stage)[-1].formula for share in shares), Fraction(0))
@@ -305,7 +307,7 @@ def closing(result: RunResult) -> str:
     less = (
         f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(result)('Ψ')}"
         if mine < ddp
-        else "as many bytes as DDP, for this optimizer keeps nothing that could be divided"
+        else "as many bytes as DDP, because this optimizer has no states to divide"
     )
     return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(result)}"
 

@@ -60,7 +60,7 @@ def gpus_table() -> RenderableType:
         links += f" (pair {format_bytes(device.pair_bytes_per_s)})" if device.pair_bytes_per_s else ""
         speeds = format_bytes(device.hbm_bytes_per_s), links
         grid.add(device.name, format_bytes(device.memory_bytes), peak, ", ".join(device.formats), *speeds)
-    note = "Memory is what drivers report, of the 32 GB V100 what the ZeRO paper counts. "
+    note = "Memory is the drivers' figure, except for the 32 GB V100, where it is the ZeRO paper's. "
     note += "Peaks are dense, with fp32 accumulation. Or a TOML file of your own. Sources: --json -."
     return titled("GPUs", Adaptive(grid, grid.without("formats")), note)
 
@@ -73,8 +73,8 @@ def nodes_table() -> RenderableType:
         host = (node.host_bytes, node.nvme_bytes, node.nvme_bytes_per_s)
         sizes = ("" if size is None else format_bytes(size) for size in host)
         grid.add(node.name, gpus, format_bytes(round(node.nic)), *sizes)
-    note = "NICs as NCCL counts them, 12 GB/s for each 100 Gb/s. Empty where no source says. --node-gpus and --nic "
-    note += "given beside --node win. Sources: --json -."
+    note = "NICs as NCCL counts them, 12 GB/s for each 100 Gb/s. Empty where no source is known. --node-gpus and --nic "
+    note += "override --node. Sources: --json -."
     return titled("Nodes", Adaptive(grid), note)
 
 

@@ -1,6 +1,6 @@
 """One unit's gradients on one rank: collected weight by weight in a microbatch, then stored, whole or as a slice.
 
-    grad         the gradient of the microbatch under way, all of it
+    grad         the whole gradient of the current microbatch
     grad_whole   gradients kept whole (DDP, ZeRO-1), summed over microbatches
     grad_held    the same before it is reduced, in stages that keep a slice (ZeRO-2 and 3 without sync)
     grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over microbatches)

@@ -1,8 +1,8 @@
 """Model states outside the device: ZeRO-Offload (2101.06840) and ZeRO-Infinity (2104.07857).
 
-    gradients     a reduced own part goes to its memory as backward goes, one copy in flight (`Outgoing`)
-    parameters    an own part comes to the device before each gather, from NVMe through the host (`Incoming`); what the
-                  optimizer step left goes back (`store_params`)
+    gradients     a reduced local shard goes to its memory during backward, one copy in flight (`Outgoing`)
+    parameters    a local shard comes to the device before each gather, from NVMe through the host (`Incoming`); the
+                  optimizer step's result goes back (`store_params`)
     optimizer     states on NVMe pass through the host, some flats at a time: read, step and write overlap (`tiles`)
 
 Nothing computes on NVMe, and the device computes nothing on the host: the host's CPU updates the states that are there.

@@ -35,8 +35,8 @@ NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
 whole, and of the 24 that it divides, for ffn = 4h."""
 
 WHY_ESTIMATES_DIFFER = (
-    "The ZeRO paper gives 12 elements per token, width and block in one sentence, without naming them, and nothing "
-    "that grows with the square of the sequence. 2205.05198 counts tensor by tensor: 34 bytes (2-byte tensors and "
+    "The ZeRO paper gives 12 elements per token, width and block in one sentence, without naming them. Nothing in it "
+    "grows with the square of the sequence. 2205.05198 counts tensor by tensor: 34 bytes (2-byte tensors and "
     "1-byte dropout masks) and 5 bytes for every attention score, a*s*s*b of them, which a fused attention kernel "
     "never stores. Without the scores it is 34 bytes against 24; with them it depends on the number of heads."
 )

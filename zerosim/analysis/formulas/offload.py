@@ -21,7 +21,7 @@ def offloaded(
     """Yield the bytes that a rank copies in a step, by direction ('device to host'), in the order of their first copy.
 
     memories     of 'param', 'grad' and 'optim'
-    gathers      bytes that all gathers of a step bring together, of which each rank has its own part
+    gathers      bytes that all gathers of a step bring together, of which each rank holds its own shard
     sizes        bytes of a parameter, of its gradient, and of its master and states
     reductions   how often a reduced gradient leaves the device in a step
     frozen       some parameters are not trained

@@ -9,7 +9,7 @@ What one rank sends (c elements per chunk, L per payload):
     reduce_scatter   (N-1) c     to each owner its chunk
     all_gather       (N-1) c     its chunk to everybody
     all_reduce     2 (N-1) c     both, in place; c = ceil(L/N), fewer where chunks are uneven
-    all_to_all       (N-1) c     to each its part; uneven: all of L but the own part
+    all_to_all       (N-1) c     to each its part; uneven: all of L but the local part
     broadcast        (N-1) L     by the source alone
     reduce               L       by everybody but the destination
 """

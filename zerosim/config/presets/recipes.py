@@ -94,9 +94,10 @@ def recipes() -> tuple[Recipe, ...]:
             "stage3_max_live_parameters 1e9), zero/partitioned_param_coordinator.py (fetch_sub_module)",
             "In stage 3 zerosim gathers each tensor in its own call, DeepSpeed all tensors of a turn in one. A "
             "Llama's q|k|v and gate|up are one module each in zerosim, three and two in DeepSpeed. zerosim "
-            "prefetches from the first step, within a forward or backward; DeepSpeed from the second step, and from "
-            "forward into backward. allgather_bucket_size has no effect where PyTorch has all_gather_into_tensor "
-            "(since 1.13): parameters are gathered in place. --allgather-bucket is the older behaviour. "
+            "prefetches from the first step, within a forward or backward. DeepSpeed prefetches from the second step "
+            "on, and from forward into backward. allgather_bucket_size has no effect where PyTorch has "
+            "all_gather_into_tensor (since 1.13): parameters are gathered in place. --allgather-bucket is the older "
+            "behaviour. "
             "stage3_max_reuse_distance is not modelled: DeepSpeed does not free parameters between forward and "
             "backward if they recur within 1e9 others. So a smaller model stays gathered and sends about 2 Psi, "
             "and recompute gathers no module of a block a third time. Its stage 3 estimator "
@@ -124,11 +125,11 @@ def recipes() -> tuple[Recipe, ...]:
         ),
         Recipe(
             "megatron",
-            "Megatron-LM: a permanent gradient buffer, fp32 in bf16 (18 bytes per parameter; stage 1, "
-            "its distributed optimizer, 6 + 12/N), 2 bytes in fp16 (plus an fp32 slice that lives from step to step, "
-            "4 + 16/N). A weight's gradient is computed in the parameters' dtype and added to the buffer at once. In "
-            "a block with Transformer Engine and fused accumulation (its defaults) it is computed in a dummy, which "
-            "stays for each shape of weight. "
+            "Megatron-LM: a permanent gradient buffer. In bf16 it is fp32 (18 bytes per parameter; stage 1, "
+            "its distributed optimizer, 6 + 12/N). In fp16 it has 2 bytes (plus an fp32 slice that lives from step to "
+            "step, 4 + 16/N). A weight's gradient is computed in the parameters' dtype and added to the buffer at "
+            "once. Blocks with Transformer Engine and fused accumulation (its defaults) compute it in a permanent "
+            "dummy, one for each shape of weight. "
             "--no-transformer-engine is Megatron's own blocks, which keep eager attention's softmax in fp32 unless a "
             "fused kernel runs (--no-fp32-softmax). In a pipeline each chunk's last input and its gradient stay from "
             "one step to the next.",

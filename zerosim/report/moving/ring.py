@@ -139,7 +139,7 @@ def _put_words(film: Film, hops: Sequence[Hop], half: int, data: int) -> None:
         lines = [
             (f"{name}: hop {number % half + 1} of {half}", "bc"),
             ("each GPU sends one chunk to the next,", "c"),
-            ("which adds its own" if is_adding else "which keeps it as it is", "c"),
+            ("which adds its own" if is_adding else "which stores it", "c"),
             (f"sent by each so far: {format_bytes(sent)} for {format_bytes(data)}", "mc"),
         ]
         film.put([words(text, x, y + 22 * (row - 1.5), looks) for row, (text, looks) in enumerate(lines)],

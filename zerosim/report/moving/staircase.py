@@ -91,7 +91,7 @@ def moving_staircase(result: RunResult, rank: int = 0, *, theme: str = "light") 
     ranks, most = config.mesh.ranks, max(climb.param_bytes)
     whole = sum(memory.marks["after_init"].by_kind.get("param", 0) for memory in result.memory)
     own = result.memory[rank].marks["after_init"].by_kind.get("param", 0)
-    said = f"At most {format_bytes(most)} of {format_bytes(whole)} of parameters are here at once."
+    said = f"At most {format_bytes(most)} of {format_bytes(whole)} of parameters are gathered at once."
     title = f"ZeRO-3: one step on one of {ranks} GPUs"
     alt = (
         f"{title}. In forward each unit from {units[0]} to {units[-1]} is gathered, used and freed; in backward the "
@@ -129,7 +129,9 @@ def _put_captions(film: Film, climb: Climb, units: Sequence[str], said: str) -> 
             lines.append((_at(climb, stay.start), again))
     for phase, first in climb.phases:
         if phase == Phase.OPTIMIZER:
-            lines.append((_at(climb, first), "optimizer step: each GPU updates its own part, nothing is gathered"))
+            lines.append(
+                (_at(climb, first), "optimizer step: each GPU updates its local shard, and nothing is gathered")
+            )
     stops = [start for start, _ in lines[1:]] + [_PLAY]
     for (start, text), stop in zip(lines, stops, strict=True):
         film.put(words(text, 16, 52), film.seen([(start, stop)]), still=False)

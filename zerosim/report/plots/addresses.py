@@ -59,7 +59,7 @@ def _notes(addresses: Addresses) -> list[str]:
     )
     if peaks.moves:
         note += f" {format_bytes(peaks.moved_bytes)} were moved in {peaks.moves:,} moves."
-    return [note + " Addresses that nobody had are left out; so are buffers thinner than a line."]
+    return [note + " Unused addresses are left out, and so are buffers thinner than a line."]
 
 
 def _draw(page: Page, axes: Axes, extents: Sequence[Extent], gid: str, paint: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ def key_of(page: Page, bars: Sequence[Bar], paints: Mapping[str, Paint]) -> list
 def too_thin(bars: Sequence[Bar]) -> list[str]:
     """Return a sentence about the parts that no bar is long enough to show; none if there are none."""
     thin = ", ".join(f"{kind_words(name)} (at most {format_bytes(nbytes)})" for name, nbytes in _thin(bars).items())
-    return [f"Too thin to be seen: {thin}."] if thin else []
+    return [f"Too thin to see: {thin}."] if thin else []
 
 
 def _thin(bars: Sequence[Bar]) -> dict[str, int]:
@@ -115,7 +115,7 @@ def which_rank(bars: Sequence[Bar], what: str) -> str:
         if not bar.alike:
             stages.setdefault(bar.rank, []).append(bar.label.split(" (")[0])
     which = "; ".join(f"rank {rank} in {', '.join(names)}" for rank, names in stages.items())
-    others = "; elsewhere all are alike." if any(bar.alike for bar in bars) else "."
+    others = "; elsewhere all ranks are identical." if any(bar.alike for bar in bars) else "."
     return f"Drawn is the rank that {what} most: {which}{others}"
 
 

@@ -132,7 +132,7 @@ def memory_figure(
         notes = [f"Ranks of one stage {'hold the same' if is_alike else 'differ: drawn is the one that holds most'}."]
     if any(bar.beyond for bar in bars):
         notes.append(
-            "In brackets what decides whether it fits: the highest peak, and what is kept outside the program."
+            "In brackets, the bytes that decide whether it fits: the highest peak, and the reserve outside the program."
         )
     frame(page, title, subtitle, key_of(page, bars, _PAINTS), [*notes, *too_thin(bars)])
     references = [] if limit is None else [Reference(limit_words(limit), limit[1])]
@@ -151,7 +151,7 @@ def traffic_bars(results: Mapping[str, RunResult]) -> list[Bar]:
     for label, result in results.items():
         step = last_whole_step(result)
         if step is None:
-            raise InputError(f"{label}: every step was skipped, so there is no whole one to draw; run more steps")
+            raise InputError(f"{label}: every step was skipped, so there is no complete step to draw; run more steps")
         sent: dict[int, dict[str, int]] = {}
         for rank, rows in enumerate(result.traffic):
             sent[rank] = Counter()
@@ -199,10 +199,10 @@ def traffic_figure(
     if references:
         notes.append("Dashed: the formulas times bytes per element and (N-1)/N, for one microbatch and no tied table.")
     elif not any(bar.total_bytes for bar in bars):
-        notes = ["One rank has nobody to send to."]
+        notes = ["One rank sends nothing."]
     notes += too_thin(bars)
     if any(result.is_modelled for result in results.values()):
-        notes.append("Native collectives do not tell what they send: their bars are what a ring would, modelled.")
+        notes.append("The bytes of native collectives are not visible: their bars are a ring's bytes, modelled.")
     control = max(max(control_bytes(result, last_whole_step(result) or 0)) for result in results.values())
     if control:
         notes.append(f"Norms and overflow flags, at most {format_bytes(control)} per rank, are not drawn.")

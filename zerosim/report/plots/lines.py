@@ -19,7 +19,7 @@ Mark = tuple[float, float, bool]
 
 Band = tuple[float, float]
 """The lowest and the highest value of a line at one place."""
-BAND = "Band: where 8 of 10 measured steps of this kind lie. Lines whose bands overlap are not ranked."
+BAND = "Band: the range of 8 of 10 measured steps of this kind. Lines whose bands overlap are not ranked."
 
 
 def log_axes(page: Page, x: str, xs: Sequence[float]) -> Axes:

@@ -39,9 +39,11 @@ def optimizers_figure(
         raise InputError(f"{len(results)} optimizers are more than the {MOST} that one picture holds")
     page = open_page(size, theme, (11.5, max(4.5, 1.9 + 0.5 * len(results))))
     stages = "/".join(dict.fromkeys(STAGES[result.config.parallel.zero_stage] for result in results.values()))
-    own = "Learning rates are the runs' own. K: bytes of optimizer states per parameter when backward ends, as counted."
+    own = (
+        "Each run has its own learning rate. K: bytes of optimizer states per parameter when backward ends, as counted."
+    )
     subtitle = f"{run_words(results).rpartition(' with ')[0]}, {stages}; the same batches"
-    frame(page, "Loss by step, and what each optimizer keeps", subtitle, notes=[own, *notes])
+    frame(page, "Loss by step, and the bytes that each optimizer stores", subtitle, notes=[own, *notes])
     left, right = page.figure.subplots(1, 2, width_ratios=(5, 4))
     labels = _losses(page, left, results)
     _bars(page, right, results)

@@ -34,7 +34,7 @@ def stage_figure(
 ) -> Figure:
     """Draw a panel for each moment, a row for each GPU, and in it a strip for each state. `held` is by moment."""
     unit = held["during"][0].unit
-    note = f"A strip is the whole model, cut where its units end. During: backward of {unit}."
+    note = f"A strip is the whole model, cut between its units. During: backward of {unit}."
     kinds = [piece.kind for of in held.values() for one in of for strip in one.pieces.values() for piece in strip]
     slide = _slide(f"{stage}: who holds what", run_words({"": result}), kinds, [note], theme, size)
     left, gap, panel_top = 3.2 * slide.em, 1.1 * slide.em, slide.height - 1.6 * slide.em

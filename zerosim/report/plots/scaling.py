@@ -46,7 +46,7 @@ def scaling_figure(
     whose = "the peak" if mark == "peak" else f"what is held {MOMENTS[mark]}"
     notes = [f"Filled: {whose} is within the limit. Hollow: it is not."] if limit else []
     if limit and mark != "peak":
-        notes.append("Whether a run fits is decided by its peak: --mark peak.")
+        notes.append("The peak decides whether a run fits: --mark peak.")
     frame(page, f"Bytes per rank {MOMENTS[mark]}, by number of ranks", subtitle, notes=notes)
     sizes = sorted({ranks for line in lines.values() for ranks, _ in line})
     axes = log_axes(page, "data-parallel ranks N", sizes)

@@ -72,7 +72,7 @@ def bubble_words(slots: Sequence[Sequence[Slot]], kind: str) -> str:
     form = formulas.bubble(known)
     formula = form.at(p=stages, m=batches, v=chunks)
     verdict = f"{form} = {formula}" + ("" if formula == share else ", which it is not")
-    words = f"Every stage waits {share} of the time that its slots take (the bubble): {verdict}"
+    words = f"Each stage idles for {share} of its busy time (the bubble): {verdict}"
     return words if own_span == share else f"{words}. By own span: {own_span}"
 
 

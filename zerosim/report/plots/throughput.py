@@ -48,7 +48,7 @@ def throughput_figure(
     every = [point for line in lines.values() for point in line]
     notes = [BAND] * any(point.band for point in every) + [trust or "Modelled, not measured."]
     if not all(point.fits for point in every):
-        notes.insert(0, "Hollow, OOM: it does not fit. The speed is what it would have.")
+        notes.insert(0, "Hollow, OOM: does not fit. The speed is hypothetical.")
     what = {"parameters": "model size", "ranks": "number of GPUs"}[along]
     frame(page, f"Model TFLOP/s per GPU, by {what}", subtitle, notes=notes)
     xs = sorted({point.x for point in every})

@@ -92,7 +92,7 @@ def timeline_figure(
 def _notes(shown: Sequence[History], limit: tuple[str, int] | None) -> list[str]:
     notes = []
     if any(history.num_events >= len(history.at) for history in shown):
-        notes.append("Where events are closer than dots, the highest and the lowest moment of each column are drawn.")
+        notes.append("Each pixel column shows its minimum and maximum.")
     turns = max(sum(span.name == "forward" for span in history.phases) for history in shown)
     if turns > _MOST_NAMED:
         notes.append(f"Bands: forward and backward in turn, {turns} times, then the optimizer.")
