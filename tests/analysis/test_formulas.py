@@ -280,8 +280,8 @@ def test_traffic_of_parallel_layers_in_letters() -> None:
     assert str(tensor["all_reduce"].elements.where(blocks)) == "584bsh + 12bs"
     assert [str(form.elements.where(blocks)) for form in cut.values()] == ["342bsh", "196bsh", "12bs"]
     assert tensor["all_reduce"].at(blocks, t=4, bsh=80, bs=10, w=2, c=4) == Fraction(3, 4) * (584 * 160 + 12 * 40)
-    assert str(formulas.border_sends("1f1b", divided=True).elements.where(blocks)) == "6bsh/t"
-    assert str(formulas.border_sends("zb-v").elements.where(blocks)) == "4bsh"
+    assert str(formulas.boundary_sends("1f1b", divided=True).elements.where(blocks)) == "6bsh/t"
+    assert str(formulas.boundary_sends("zb-v").elements.where(blocks)) == "4bsh"
     assert str(formulas.shared_grads(copies=2).elements) == "2S/N + 2C/N"
     assert str(formulas.tied_grads(passes=2, divided=False).elements) == "4E"
     assert str(formulas.inputs_moved(divided=True).elements) == "rmbsh/t"

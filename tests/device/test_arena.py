@@ -47,14 +47,14 @@ def test_without_defragmentation_a_request_fails_with_free_bytes_left() -> None:
 def test_defragmentation_moves_what_lives_to_the_start() -> None:
     arena = holed("defragment:True")
     assert arena.reserve(9, 31) == 31
-    assert arena.news == [(Move, (1, 10, 0, 20)), (Move, (3, 60, 20, 20))]
+    assert arena.changes == [(Move, (1, 10, 0, 20)), (Move, (3, 60, 20, 20))]
     assert [arena.address_of(id) for id in (1, 3, 9)] == [0, 20, 40]
     assert arena.reserve(10, 30) is None  # there are 29: that is no fragmentation
     assert (arena.room(30).needed_bytes, arena.room(30).remedy) == (101, "")
 
 
 def test_an_arena_needs_a_size() -> None:
-    assert make_allocator("arena", 7).news == [(Segment, (0, 7))]
+    assert make_allocator("arena", 7).changes == [(Segment, (0, 7))]
     with pytest.raises(InputError, match="--capacity"):
         make_allocator("arena", None)
 
@@ -74,7 +74,7 @@ def test_random_requests_keep_what_they_wrote(conf: str) -> None:
         nbytes = draw.choice((0, 1, 7, 40, 160, 400))
         free = 2000 - sum(live.values())
         granted = arena.reserve(id, nbytes)
-        for event, numbers in arena.news:
+        for event, numbers in arena.changes:
             if event is Move:
                 _, source, target, size = numbers
                 memory[target : target + size] = memory[source : source + size]

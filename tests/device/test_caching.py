@@ -388,7 +388,7 @@ def test_random_requests_never_overlap_and_all_come_back(conf: str | None, capac
         if id % 5 == 0:
             check(allocator, asked)
     assert (refused > 0) == (capacity is not None)
-    reserved += [numbers[1] for _, numbers in allocator.news]
+    reserved += [numbers[1] for _, numbers in allocator.changes]
     assert sum(reserved) == allocator.reserved_bytes
     for id in asked:
         allocator.release(id)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_prefetch import under_way
+from test_prefetch import in_flight
 from test_shapes import assert_same_record
 
 from zerosim.analysis.compare import check_states, control_bytes
@@ -114,7 +114,7 @@ def test_elements_are_gathered_ahead_and_one_tensor_goes_beyond() -> None:
     events = plan(small(ranks=2, steps=1, prefetch_elements=H + 1), keep_events=True).events[0]
     names = gathered(events)
     assert names[:7] == ["wte", "wpe", "h.0.ln_1", "h.0.ln_1", "h.0.attn.c_attn", "h.0.attn.c_attn", "h.0.attn.c_proj"]
-    ahead = dict.fromkeys(unit for _, unit, _ in under_way(events, "all_gather"))
+    ahead = dict.fromkeys(unit for _, unit, _ in in_flight(events, "all_gather"))
     assert list(ahead)[:3] == ["wpe", "h.0.ln_1", "h.0.attn.c_attn"]
     turns = [(call.scope.unit, at) for at, call in enumerate(events) if isinstance(call, Launch)]
     first = next(at for unit, at in turns if unit == "h.0.attn.c_proj")
@@ -136,8 +136,8 @@ def test_a_limit_holds_back_what_is_ahead_alone() -> None:
         )
     )
     assert gathered(none.events[0]) == gathered(plain.events[0])
-    assert not under_way(none.events[0], "all_gather")
-    assert under_way(held.events[0], "all_gather")
+    assert not in_flight(none.events[0], "all_gather")
+    assert in_flight(held.events[0], "all_gather")
     peaks = [result.memory[0].peak.total_bytes for result in (none, held, free)]
     assert peaks == sorted(set(peaks))
     for result in (free, held, none):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from test_prefetch import four_units, under_way
+from test_prefetch import four_units, in_flight
 from test_shapes import assert_same_record, small
 
 from zerosim.cli.main import main
@@ -50,12 +50,12 @@ UNITS = ["wte", "wpe", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
 def test_what_computes_while_a_gradient_is_reduced(stage: int, op: str) -> None:
     """Stages 0 and 1: all that follows in backward. Stage 2: the unit that follows."""
     settings = dict(steps=1, stage=stage, layers=3, bucket_bytes=None, tie_embeddings=False)
-    found = under_way(run(small(**settings, overlap_reduction=True), keep_events=True).events[0], op)
+    found = in_flight(run(small(**settings, overlap_reduction=True), keep_events=True).events[0], op)
     found = [one for one in found if one[1]]  # not the norm's
     back = UNITS[::-1]
     following = {unit: set(back[at + 1 :]) if stage < 2 else {back[at + 1]} for at, unit in enumerate(back[:-1])}
     assert {unit: computed for _, unit, computed in found} == following
-    assert not [one for one in under_way(run(small(**settings), keep_events=True).events[0], op) if one[1]]
+    assert not [one for one in in_flight(run(small(**settings), keep_events=True).events[0], op) if one[1]]
 
 
 HYBRIDS: dict[str, dict[str, Any]] = {

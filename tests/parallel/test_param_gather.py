@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_prefetch import under_way
+from test_prefetch import in_flight
 from test_shapes import assert_same_record, small
 
 from zerosim.analysis.traffic import check_traffic
@@ -76,7 +76,7 @@ def test_a_unit_waits_for_its_own_parameters_while_those_behind_it_are_in_flight
     config = small(steps=1, stage=1, layers=3, tie_embeddings=False, bucket_bytes=None, overlap="gather")
     events = run(config, keep_events=True).events[0]
     units = ["wte", "wpe", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
-    found = under_way(events, "all_gather")
+    found = in_flight(events, "all_gather")
     assert found == [("forward", unit, set(units[:at])) for at, unit in enumerate(units) if at]
     last = max(at for at, event in enumerate(events) if isinstance(event, Launch) and event in gathers(events))
     assert not any(isinstance(event, Wait) for event in events[:last])

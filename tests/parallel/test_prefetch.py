@@ -47,7 +47,7 @@ def test_prefetch_changes_no_bit_and_no_volume(case: dict[str, Any]) -> None:
         np.testing.assert_array_equal(values, ahead.weights[name], err_msg=name)
     assert [sorted(rows) for rows in ahead.traffic] == [sorted(rows) for rows in plain.traffic]
     assert ahead.live_bytes_after == [0] * ahead.config.mesh.ranks
-    assert all(under_way(events) for events in ahead.events)
+    assert all(in_flight(events) for events in ahead.events)
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=str)
@@ -56,7 +56,7 @@ def test_shapes_leave_the_record_of_a_real_run(case: dict[str, Any]) -> None:
 
 
 # -- the record -------------------------------------------------------------------------------------
-def under_way(events: list[Event], op: str = "") -> list[tuple[str, str, set[str]]]:
+def in_flight(events: list[Event], op: str = "") -> list[tuple[str, str, set[str]]]:
     """Of each call that kernels came between launch and wait of: its phase, its unit, and the units that computed."""
     found, units = [], {}
     for event in events:
@@ -79,7 +79,7 @@ def test_a_gather_is_under_way_while_the_units_before_compute() -> None:
     back = order[::-1]
     again = [("backward", unit, set(back[max(0, at - 2) : at])) for at, unit in enumerate(back) if at]
     there[-1] = ("forward", "lm_head", {"h.2", "ln_f"})
-    assert under_way(events, "all_gather") == there + again
+    assert in_flight(events, "all_gather") == there + again
 
 
 def test_fsdp2_gathers_the_next_block_and_reduces_the_last_one_while_one_computes() -> None:
@@ -88,9 +88,9 @@ def test_fsdp2_gathers_the_next_block_and_reduces_the_last_one_while_one_compute
     The root's units stay gathered, and are reduced when all blocks have been.
     """
     events = run(small(steps=1, recipe="fsdp2"), keep_events=True).events[0]
-    gathers = [(unit, computed) for phase, unit, computed in under_way(events, "all_gather") if phase == "backward"]
+    gathers = [(unit, computed) for phase, unit, computed in in_flight(events, "all_gather") if phase == "backward"]
     assert gathers == [("h.2", {"lm_head", "ln_f"}), ("h.1", {"h.2"}), ("h.0", {"h.1"})]
-    reduced = [(unit, computed) for _, unit, computed in under_way(events, "reduce_scatter")]
+    reduced = [(unit, computed) for _, unit, computed in in_flight(events, "reduce_scatter")]
     assert reduced[:3] == [("h.2", {"h.1"}), ("h.1", {"h.0"}), ("h.0", {"wpe", "wte"})]
     calls = [event for event in events if isinstance(event, Launch) and event.op == "reduce_scatter"]
     waits = [event.work for event in events if isinstance(event, Wait)]

@@ -68,14 +68,14 @@ def test_with_two_buffers_one_is_reduced_while_the_other_is_filled() -> None:
         events = run(
             small(ranks=2, stage=2, steps=1, layers=4, reduce_bucket=1000, reduce_buffers=count), keep_events=True
         )
-        under_way, most = set(), 0
+        in_flight, most = set(), 0
         for event in events.events[0]:
             if isinstance(event, Launch) and event.op == "reduce_scatter":
-                under_way.add(event.work)
+                in_flight.add(event.work)
             elif isinstance(event, Wait):
-                under_way.discard(event.work)
+                in_flight.discard(event.work)
             elif isinstance(event, Kernel) and event.name.startswith("linear_"):  # backward goes on
-                most = max(most, len(under_way))
+                most = max(most, len(in_flight))
         return most
 
     assert (most_under_way(1), most_under_way(2)) == (0, 1)

@@ -217,7 +217,7 @@ def _tensor(config: RunConfig, passes: int) -> Forms:
 def _pipeline(config: RunConfig, passes: int) -> Forms:
     if config.mesh.pp > 1:
         parallel = config.parallel
-        form = formulas.border_sends(
+        form = formulas.boundary_sends(
             parallel.pipeline_schedule, divided=parallel.sequence_parallel, frozen=config.tuning.is_on
         )
         yield Key("exchanged", "send", "pp"), passes * form

@@ -18,7 +18,7 @@ from zerosim.config.offload import OffloadConfig
 from zerosim.config.optim import OptimConfig
 from zerosim.config.option import OF_RECIPE, Option, Part, option
 from zerosim.config.parallel import MeshConfig, ParallelConfig
-from zerosim.config.recompute import FORMS, Again, read_recompute
+from zerosim.config.recompute import FORMS, Recomputed, read_recompute
 from zerosim.config.recompute import PARTS as PARTS_OF_BLOCK
 from zerosim.config.tuning import TuningConfig
 from zerosim.config.zero import Gathering, GradMemory, Reduction
@@ -196,7 +196,7 @@ class MemoryConfig(Part):
         read_recompute(self.recompute)
 
     @property
-    def again(self) -> Again:
+    def again(self) -> Recomputed:
         """The value of `recompute`, parsed."""
         return read_recompute(self.recompute, self.attention)
 

@@ -34,7 +34,7 @@ PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Recomputed:
     """What backward recomputes: `parts` of every block, or every `every`-th block whole (0: none)."""
 
     parts: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class Again:
         return "full" if self.wraps(block) else "none"
 
 
-def read_recompute(text: str, attention: str = "eager") -> Again:
+def read_recompute(text: str, attention: str = "eager") -> Recomputed:
     """Parse the value of `--recompute`. Under `op` a flash kernel's result is saved, and eager attention is recomputed.
 
     Raises: InputError for any other form.
@@ -62,9 +62,9 @@ def read_recompute(text: str, attention: str = "eager") -> Again:
     if form == "full":
         if colon and not (given.isdecimal() and len(given) < 10 and int(given) >= 1):
             raise wrong("recompute", f" {text!r}: K of full:K must be a whole number of at least 1, as in full:2")
-        return Again(every=int(given) if colon else 1)
+        return Recomputed(every=int(given) if colon else 1)
     if form == "none":
-        return Again()
+        return Recomputed()
     found: dict[str, str] = {}
     for name in given.split(",") if colon else ["core_attn"]:
         if name not in PARTS:
@@ -76,4 +76,4 @@ def read_recompute(text: str, attention: str = "eager") -> Again:
                 raise wrong("recompute", f" {text!r}: names {what}; leave one out")
             found[part] = name
     keeps_core = found.get("core_attn") == "op" and attention == "flash"
-    return Again(frozenset(part for part in found if not (keeps_core and part == "core_attn")))
+    return Recomputed(frozenset(part for part in found if not (keeps_core and part == "core_attn")))

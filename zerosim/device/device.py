@@ -201,7 +201,7 @@ class Device:
         if self.recorder.dead:
             self.recorder.settle()
         reserved = self.memories.allocators[memory].reserve(id, nbytes)
-        if self._allocator.news:
+        if self._allocator.changes:
             self._record_news()
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value, memory))
@@ -333,7 +333,7 @@ class Device:
 
     def _record_news(self) -> None:
         """Record the allocator's actions for a request: segments taken and given back, bytes moved."""
-        for event, numbers in self._allocator.news:
+        for event, numbers in self._allocator.changes:
             self.recorder.add(event(self.where, *numbers))
         self._allocator.forget()
 

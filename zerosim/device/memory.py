@@ -15,7 +15,7 @@ from zerosim.dtypes import DType
 from zerosim.errors import Room
 from zerosim.placement.memories import DEVICE, MEMORIES
 
-News = tuple[type[Segment], tuple[int, int]] | tuple[type[Move], tuple[int, int, int, int]]
+Change = tuple[type[Segment], tuple[int, int]] | tuple[type[Move], tuple[int, int, int, int]]
 """An event without its scope: an allocator's action for a request."""
 
 
@@ -26,11 +26,11 @@ class Allocator(Protocol):
     capacity: int | None
 
     @property
-    def news(self) -> Sequence[News]:
+    def changes(self) -> Sequence[Change]:
         """Its actions besides granting since the last `forget`."""
 
     def forget(self) -> None:
-        """Forget the news, after they were recorded."""
+        """Forget the changes, after they were recorded."""
 
     def reserve(self, id: int, nbytes: int) -> int | None:
         """Reserve bytes for a request of `nbytes`, and return their number; None if it does not fit."""
@@ -45,7 +45,7 @@ class Allocator(Protocol):
 class Exact:
     """Reserves exactly the requested bytes while they fit into the capacity."""
 
-    news: Sequence[News] = ()
+    changes: Sequence[Change] = ()
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
@@ -53,7 +53,7 @@ class Exact:
         self._granted: dict[int, int] = {}
 
     def forget(self) -> None:
-        """Do nothing: this allocator has no news."""
+        """Do nothing: this allocator has no changes."""
 
     def reserve(self, id: int, nbytes: int) -> int | None:
         if self.capacity is not None and self.used_bytes + nbytes > self.capacity:

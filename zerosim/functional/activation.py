@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like, rows_of
-from zerosim.tensor.discarded import Held, held
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Tensor, apply
 
 
@@ -15,7 +15,7 @@ from zerosim.tensor.tensor import Tensor, apply
 class Gelu:
     """Saves x; backward recomputes the tanh, as fused GPU kernels do."""
 
-    x: Held
+    x: Readable
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
@@ -37,7 +37,7 @@ def gelu(x: Tensor) -> Tensor:
 class SwiGLU:
     """Saves x; backward recomputes the sigmoid."""
 
-    x: Held
+    x: Readable
 
     def backward(self, grad: Buffer) -> Grads:
         dx = self.x.new_grad()

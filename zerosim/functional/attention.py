@@ -213,7 +213,7 @@ CORES = {"eager": eager, "flash": flash}
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RecomputedCore:
     """Saves qkv; backward runs the core a second time (2205.05198, section 5)."""
 
     qkv: Tensor
@@ -261,8 +261,8 @@ def attention(
         )
     check_chance(dropout)
     core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads), dropout, key, policy)
-    rule: CoreRule | Again
+    rule: CoreRule | RecomputedCore
     out, rule = CORES[policy.attention](qkv, core)
     if "core_attn" in policy.again.parts:
-        rule = Again(qkv, core)
+        rule = RecomputedCore(qkv, core)
     return apply(rule, out, qkv, op="attention", saved=rule.saved())

@@ -19,7 +19,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, rows_of
 from zerosim.functional.linear import linear_result
 from zerosim.functional.loss import LogitsGrad
-from zerosim.tensor.discarded import Held
+from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Operand, Tensor
 
 CHUNKS = 8
@@ -51,24 +51,24 @@ class ChunkedLoss:
             self.lse.append(lse)
         return total
 
-    def _sums(self, x: Held, rows: slice) -> tuple[Buffer, Buffer]:
+    def _sums(self, x: Readable, rows: slice) -> tuple[Buffer, Buffer]:
         logits, targets = self._logits(x, rows), self._targets(rows)
         if self.draw is not None:
             self.draw(logits, targets, rows.start)
         return self.sums_of(logits, targets)
 
-    def rule(self, x: Held) -> ChunkedLossRule:
+    def rule(self, x: Readable) -> ChunkedLossRule:
         """Return the backward rule for the same x."""
         return ChunkedLossRule(x, self)
 
-    def _logits(self, x: Held, rows: slice) -> Buffer:
+    def _logits(self, x: Readable, rows: slice) -> Buffer:
         flat = x.buffer.reshape(-1, x.shape[-1])
         return linear_result(Tensor(flat[rows]), self.weight, transposed=True)
 
     def _targets(self, rows: slice) -> Buffer:
         return self.grad_of.targets.reshape(-1)[rows]
 
-    def logits_grad(self, x: Held, rows: slice) -> Buffer:
+    def logits_grad(self, x: Readable, rows: slice) -> Buffer:
         """Recompute a chunk's logits, and overwrite them with their gradient."""
         logits = self._logits(x, rows)
         logits.device.retag(logits, Kind.ACTIVATION_GRAD)
@@ -79,7 +79,7 @@ class ChunkedLoss:
 class ChunkedLossRule:
     """Saves x and the handle of the head's weight. The incoming gradient is 1, because scale and count were given."""
 
-    x: Held
+    x: Readable
     loss: ChunkedLoss
 
     def backward(self, grad: Buffer) -> Grads:
@@ -101,7 +101,7 @@ class ChunkedLossRule:
         return dx, dweight
 
 
-def chunks_of(x: Held) -> list[slice]:
+def chunks_of(x: Readable) -> list[slice]:
     """Return the rows of each chunk: equally many, except for fewer in the last ones."""
     count = x.buffer.numel // x.shape[-1]
     each = -(-count // CHUNKS)

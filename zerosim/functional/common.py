@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
-from zerosim.tensor.discarded import Held, held
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Parameter, Tensor, outline
 
 Grads = tuple[Buffer | None, ...]
@@ -24,7 +24,7 @@ def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
     return make()
 
 
-def kept_for(weights: Sequence[Operand], x: Tensor) -> Held | Outline:
+def kept_for(weights: Sequence[Operand], x: Tensor) -> Readable | Outline:
     """Return what a map's rule saves of its input for the weights' gradients, if any of the weights is trained."""
     return held(x) if any(weight.requires_grad for weight in weights) else outline(x)
 

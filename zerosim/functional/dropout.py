@@ -27,7 +27,7 @@ class Dropout:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RecomputedMask:
     """Saves nothing: the mask is a function of its key, and backward recomputes it."""
 
     probability: float
@@ -85,5 +85,5 @@ def dropout(
     keep = 1.0 - probability
     x.device.kernel(2 * out.numel, x.device.backend.dropout, x.array, mask.array, keep, out.array)
     if not keep_mask:
-        return apply(Again(probability, key, window), out, x, op=op)
+        return apply(RecomputedMask(probability, key, window), out, x, op=op)
     return apply(Dropout(mask, keep), out, x, op=op, saved={"mask": mask})

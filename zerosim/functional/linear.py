@@ -11,7 +11,7 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, bias_grad, kept_for, like, map_grad, ready_map_grads, rows_of, weight_grad
-from zerosim.tensor.discarded import Held
+from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, layer_of
 
 
@@ -19,7 +19,7 @@ from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, layer_
 class Linear:
     """Saves x, if the weight is trained, and the handles of weight and bias."""
 
-    x: Held | Outline
+    x: Readable | Outline
     weight: Operand
     bias: Operand | None
     transposed: bool = False
@@ -81,7 +81,7 @@ class PackedLinear:
     map's share of x's gradient, before it is added.
     """
 
-    x: Held | Outline
+    x: Readable | Outline
     weights: Sequence[Operand]
 
     def backward(self, grad: Buffer) -> Grads:

@@ -18,7 +18,7 @@ from zerosim.device.work import DGRAD, LINEAR, WGRAD
 from zerosim.functional.common import Grads, rows_of, weight_grad
 from zerosim.functional.dropout import dropout_mask
 from zerosim.tensor.autograd import Rule
-from zerosim.tensor.discarded import Held
+from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Operand, Outline, Tensor
 
 
@@ -95,7 +95,7 @@ class Adapted:
     """A linear map with adapters: the map's own rule, then theirs. Saves x, t and dropout's masks."""
 
     rule: Rule
-    x: Held | Outline
+    x: Readable | Outline
     downs: Sequence[Down]
 
     def backward(self, grad: Buffer) -> Grads:

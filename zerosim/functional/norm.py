@@ -16,7 +16,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.tensor.discarded import Held, held
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 
@@ -41,7 +41,7 @@ class Norm:
     """Saves x and, depending on `saves`, its statistics."""
 
     form: Form
-    x: Held
+    x: Readable
     params: tuple[Operand, ...]
     eps: float
     stats: tuple[Buffer, ...] | None
@@ -100,7 +100,7 @@ def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
 
 
-def _statistics(form: Form, x: Held, kind: Kind) -> dict[str, Buffer]:
+def _statistics(form: Form, x: Readable, kind: Kind) -> dict[str, Buffer]:
     """Allocate one number a row for each statistic."""
     shape, dtype = (math.prod(x.shape[:-1]),), compute_dtype(x.dtype)
     return {name: x.device.alloc(shape, dtype, kind) for name in form.stats}

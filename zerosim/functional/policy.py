@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zerosim.config.recompute import Again, read_recompute
+from zerosim.config.recompute import Recomputed, read_recompute
 from zerosim.errors import InputError, did_you_mean
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Tensor
@@ -39,7 +39,7 @@ class ActivationPolicy:
     recompute: str = "none"
     fp32_softmax: bool = False
     offloads: bool = False
-    again: Again = field(init=False, repr=False)
+    again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, known in (("saves", SAVES), ("attention", ATTENTIONS)):

@@ -21,7 +21,7 @@ from zerosim.grading.exercise import Check as Check
 from zerosim.grading.exercise import Exercise as Exercise
 from zerosim.grading.judge import grade as grade
 from zerosim.grading.judge import step_into as step_into
-from zerosim.grading.record import Held as Held
+from zerosim.grading.record import LiveBytes as LiveBytes
 from zerosim.grading.record import Where as Where
 from zerosim.grading.report import Grade as Grade
 from zerosim.nn import Unit as Unit

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from zerosim.device.memory import News
+from zerosim.device.memory import Change
 from zerosim.errors import InputError, Room
 from zerosim.grading.adapting import name_of
 from zerosim.grading.asking import Examination, Keep, Wrong
@@ -83,7 +83,7 @@ class _Handed:
 
     def __init__(self, made: Callable[[int], Any], capacity: int) -> None:
         self.capacity: int | None = capacity
-        self.news: tuple[News, ...] = ()
+        self.changes: tuple[Change, ...] = ()
         self._arena, self._book = made(capacity), Book(capacity)
         self._addresses: dict[int, int] = {}
         self._raised: Exception | None = None

@@ -16,7 +16,7 @@ from zerosim.errors import InputError
 from zerosim.grading.given.bugs import source_of
 from zerosim.grading.limits import Failure
 from zerosim.grading.own_code import OwnLine
-from zerosim.grading.record import Held, Where
+from zerosim.grading.record import LiveBytes, Where
 from zerosim.grading.trial import Own, Trial
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Verdict(NamedTuple):
     recorded: Recorded | None = None
 
 
-VERDICTS = (Verdict, Check, Where, Held, Recorded, OwnLine)
+VERDICTS = (Verdict, Check, Where, LiveBytes, Recorded, OwnLine)
 """The records of a verdict (`plain.py`)."""
 
 

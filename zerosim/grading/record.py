@@ -12,7 +12,7 @@ from zerosim.ledger.traffic import TrafficRow
 from zerosim.stepper.match import describe
 
 
-class Held(NamedTuple):
+class LiveBytes(NamedTuple):
     """One buffer that was live: its purpose, unit and bytes, and the event that made it."""
 
     name: str
@@ -28,7 +28,7 @@ class Where(NamedTuple):
     rank: int
     number: int
     text: str
-    live: tuple[Held, ...]
+    live: tuple[LiveBytes, ...]
 
     def only(self, *kinds: str) -> Where:
         """Keep only these kinds of the live buffers: a failure shows those that it is about."""
@@ -57,7 +57,9 @@ def where(rank: int, record: Sequence[Event], number: int) -> Where:
     ledger.read([event])
     born = {alloc.id: index for index, alloc in enumerate(record[: number + 1]) if isinstance(alloc, Alloc)}
     live = (
-        Held(f"{alloc.scope.unit} {alloc.kind}".strip(), alloc.scope.unit, alloc.kind, alloc.nbytes, born[alloc.id])
+        LiveBytes(
+            f"{alloc.scope.unit} {alloc.kind}".strip(), alloc.scope.unit, alloc.kind, alloc.nbytes, born[alloc.id]
+        )
         for alloc in ledger.live.values()
     )
     return Where(rank, number, text, tuple(live))

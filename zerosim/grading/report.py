@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from zerosim.errors import InputError
 from zerosim.grading.exercise import Check, Exercise, Verdict
 from zerosim.grading.limits import Failure
-from zerosim.grading.record import Held, Where
+from zerosim.grading.record import LiveBytes, Where
 from zerosim.units import few
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _details(check: Check, shown: list[Where]) -> list[str]:
 
 def live_words(where: Where) -> list[str]:
     """Return the live bytes by kind, and of which units."""
-    kinds: dict[str, list[Held]] = {}
+    kinds: dict[str, list[LiveBytes]] = {}
     for held in where.live:
         kinds.setdefault(held.kind, []).append(held)
     width = max((len(kind) for kind in kinds), default=0)

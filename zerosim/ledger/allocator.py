@@ -97,7 +97,7 @@ def replayed(events: Sequence[Event], allocator: Allocator) -> Iterator[Event]:
     for event in on_device(events):
         if isinstance(event, Alloc):
             reserved = allocator.reserve(event.id, event.nbytes)
-            for what, numbers in allocator.news:
+            for what, numbers in allocator.changes:
                 yield what(event.scope, *numbers)
             allocator.forget()
             if reserved is None:

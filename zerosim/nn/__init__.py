@@ -2,7 +2,7 @@
 
 from zerosim.functional.policy import ActivationPolicy as ActivationPolicy
 from zerosim.nn.group import Group as Group
-from zerosim.nn.kept_inputs import KeptInputs as KeptInputs
+from zerosim.nn.kept_inputs import StoredInputs as StoredInputs
 from zerosim.nn.layers import Attention as Attention
 from zerosim.nn.layers import Block as Block
 from zerosim.nn.layers import Dropout as Dropout

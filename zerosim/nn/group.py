@@ -17,7 +17,7 @@ from zerosim.functional.common import kept_for
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
-from zerosim.tensor.discarded import Held, held
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, apply
 
 
@@ -56,7 +56,7 @@ class WholeMaps:
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Held], Rule],
+        rule_of: Callable[[Readable], Rule],
         op: str,
     ) -> Tensor:
         """Apply any map with weights cut by outputs: `run` computes its result from all rows of x, `rule_of` returns
@@ -68,7 +68,7 @@ class WholeMaps:
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Held | Outline], Rule],
+        rule_of: Callable[[Readable | Outline], Rule],
         op: str,
         saved: Mapping[str, Buffer] = MappingProxyType({}),
     ) -> Tensor:
@@ -83,7 +83,7 @@ class WholeMaps:
         weight: Operand,
         bias: Operand | None,
         run: Callable[[Tensor, Operand | None], Buffer],
-        rule_of: Callable[[Held | Outline, Operand | None], Rule],
+        rule_of: Callable[[Readable | Outline, Operand | None], Rule],
         op: str,
         more: Sequence[Operand] = (),
         saved: Mapping[str, Buffer] = MappingProxyType({}),

@@ -27,11 +27,11 @@ from zerosim.tensor.tensor import Tensor, record_saved
 
 PURPOSE = "activations"
 
-Again = Callable[[], Buffer]
+Recompute = Callable[[], Buffer]
 """Gives the whole input back, once. What was kept of it is gone with this function."""
 
 
-class KeptInputs:
+class StoredInputs:
     """Keeps inputs whole or, with a tensor-parallel `comm`, this rank's part of each; on the device, or `on_host`.
 
     With a `window` copies to the host and back run beside compute.
@@ -42,7 +42,7 @@ class KeptInputs:
         self.on_host = on_host
         self.stash = Stash(window) if window else None
 
-    def keep(self, x: Buffer) -> Again:
+    def keep(self, x: Buffer) -> Recompute:
         """Keep x, and say how it comes back."""
         device, shape, dtype = x.device, x.shape, x.dtype
         if self.comm is None and not self.on_host:

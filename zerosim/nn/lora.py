@@ -25,7 +25,7 @@ from zerosim.nn.context import LayerContext
 from zerosim.placement.spec import unit_of
 from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
-from zerosim.tensor.discarded import Held
+from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Operand, Outline, Tensor, layer_of
 
 WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -109,7 +109,7 @@ class Adapters:
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Held | Outline], Rule],
+        rule_of: Callable[[Readable | Outline], Rule],
     ) -> Tensor:
         """Apply a column-parallel map of `weights` and its adapters. `run` and `rule_of` are the map's."""
         downs, saved = list[Down](), dict[str, Buffer]()
@@ -119,7 +119,7 @@ class Adapters:
             downs.extend(self._add(whole, out, saved))
             return out
 
-        def rule(kept: Held | Outline) -> Rule:
+        def rule(kept: Readable | Outline) -> Rule:
             return Adapted(rule_of(kept), kept, downs)
 
         op = layer_of(weights[0], "linear")
@@ -134,7 +134,7 @@ class Adapters:
             downs.extend(self._add(x, out, saved))
             return out
 
-        def rule(kept: Held | Outline, bias: Operand | None) -> Rule:
+        def rule(kept: Readable | Outline, bias: Operand | None) -> Rule:
             return Adapted(Linear(kept, weight, bias, transposed), kept, downs)
 
         op = layer_of(weight, "linear")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from zerosim.device.device import Buffer
-from zerosim.nn.kept_inputs import Again, KeptInputs
+from zerosim.nn.kept_inputs import Recompute, StoredInputs
 from zerosim.nn.unit import Unit
 from zerosim.tensor.tensor import Tensor
 
@@ -24,8 +24,8 @@ class Recompute(Unit):
     def __init__(self, unit: Unit) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
         self.unit = unit
-        self.inputs = KeptInputs()
-        self._kept: dict[int, Again] = {}
+        self.inputs = StoredInputs()
+        self._kept: dict[int, Recompute] = {}
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
         super().reach(sends_back, trained)

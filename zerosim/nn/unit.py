@@ -46,7 +46,7 @@ class Unit:
         self.ends = True  # no other unit's backward reaches a flat that it shares
         self.goes_back = self.sends_back = True  # backward runs through it; its input's gradient is needed
         self.defers = True  # a pipeline's schedule may compute its weights' gradients separately from its input's
-        self._under_way: dict[int, tuple[Leaf | None, Node | Sink]] = {}
+        self._in_flight: dict[int, tuple[Leaf | None, Node | Sink]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}
 
     @property
@@ -90,7 +90,7 @@ class Unit:
         y = (function or self.function)(Tensor(x.buffer, leaf))
         if x.device.grad_enabled and self.goes_back:
             assert y.node is not None
-            self._under_way[slot] = (leaf, y.node)
+            self._in_flight[slot] = (leaf, y.node)
         return Tensor(y.buffer)
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
@@ -99,7 +99,7 @@ class Unit:
         (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.) `defers`: leave
         parameters' gradients to `backward_weights`.
         """
-        leaf, node = self._under_way.pop(slot)
+        leaf, node = self._in_flight.pop(slot)
         self.walk(node, grads, slot, defers=defers)
         if leaf is not None:
             grads.append(leaf.take())
@@ -122,4 +122,4 @@ class Unit:
 
     def forget(self) -> None:
         """Drop graphs that no backward will use."""
-        self._under_way.clear()
+        self._in_flight.clear()

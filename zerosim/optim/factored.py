@@ -26,7 +26,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, fp64
 from zerosim.optim.optimizer import Add, StateArray, Step
-from zerosim.optim.pieces import Held, held_of, rectangles, sums_of
+from zerosim.optim.pieces import LocalPiece, local_pieces, rectangles, sums_of
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.flat import Flat
@@ -89,7 +89,7 @@ class Factored:
 
     # -- its states -------------------------------------------------------------------------------
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
-        held = held_of(spec, own)
+        held = local_pieces(spec, own)
         matrices = [one.weight.shape for one in held if one.is_matrix]
         sizes = {
             self.of_rows: sum(rows for rows, _ in matrices),
@@ -102,7 +102,7 @@ class Factored:
     # -- a step ---------------------------------------------------------------------------------------
     def step(self, flat: Flat, now: Step, add: Add) -> None:
         device, dtype, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
-        held, fresh = held_of(flat.spec, flat.own), float(now.number) ** -0.8
+        held, fresh = local_pieces(flat.spec, flat.own), float(now.number) ** -0.8
         exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 for tensors on other ranks
         sums = _zeros(device, count + sum(map(sums_of, flat.spec.weights)), dtype)
         for one in held:
@@ -122,10 +122,10 @@ class Factored:
             rates = self.rates(now, *map(sqrt, of_all), decays=now.decays(one.weight))
             self._apply(flat, one, now.grad_scale, mean, rates)
 
-    def _room(self, flat: Flat, one: Held) -> list[Buffer]:
+    def _room(self, flat: Flat, one: LocalPiece) -> list[Buffer]:
         return [flat.device.alloc((one.numel,), flat.weights().dtype, Kind.TEMP) for _ in range(self.temporaries)]
 
-    def _add_up(self, flat: Flat, one: Held, scale: float, fresh: float, sums: Buffer, exact: Buffer) -> None:
+    def _add_up(self, flat: Flat, one: LocalPiece, scale: float, fresh: float, sums: Buffer, exact: Buffer) -> None:
         """Compute the sums of one tensor's slice. A tensor with a number for each weight needs no exchange, and updates
         its average."""
         grad, w, room = _part(flat.grad_shard, one), _part(flat.weights(), one), self._room(flat, one)
@@ -140,7 +140,7 @@ class Factored:
         else:
             self._average(device, room[0], self._own(flat, one)[0], Average(fresh, 1.0))
 
-    def _take_in(self, flat: Flat, one: Held, fresh: float, sums: Buffer, exact: Buffer) -> None:
+    def _take_in(self, flat: Flat, one: LocalPiece, fresh: float, sums: Buffer, exact: Buffer) -> None:
         """Update R and C of one matrix, and return the sum of R."""
         device, (rows, columns) = flat.device, one.weight.shape
         (by_row, by_column), (kept_rows, kept_columns) = _sums_of(sums, one), self._own(flat, one)
@@ -152,7 +152,7 @@ class Factored:
         work = self._work("average", 3 * kept.numel, sums.nbytes + kept.nbytes, kept.nbytes)
         device.kernels(work, device.backend.elementwise, Rule(self.average, now, 1.0), sums.array, kept.array)
 
-    def _update(self, flat: Flat, one: Held, scale: float, mean: float) -> list[Buffer]:
+    def _update(self, flat: Flat, one: LocalPiece, scale: float, mean: float) -> list[Buffer]:
         """Compute U of one tensor's slice, in the first of its temporaries."""
         device, grad, kept, room = flat.device, _part(flat.grad_shard, one), self._own(flat, one), self._room(flat, one)
         u, dtype = room[0], flat.weights().dtype
@@ -167,11 +167,11 @@ class Factored:
         device.kernels(work, device.backend.elementwise, Rule(self.direction, now, scale), grad.array, u.array)
         return room
 
-    def _square_update(self, flat: Flat, one: Held, scale: float, mean: float, exact: Buffer) -> None:
+    def _square_update(self, flat: Flat, one: LocalPiece, scale: float, mean: float, exact: Buffer) -> None:
         u = self._update(flat, one, scale, mean)[0]
         flat.device.kernel(2 * one.numel, flat.device.backend.sum_squares, u.array, one.numel, one_of(exact, one))
 
-    def _apply(self, flat: Flat, one: Held, scale: float, mean: float, rates: Any) -> None:
+    def _apply(self, flat: Flat, one: LocalPiece, scale: float, mean: float, rates: Any) -> None:
         device, w, room = flat.device, _part(flat.weights(), one), self._update(flat, one, scale, mean)
         moments = [_part(flat.states[name], one) for name in self.moments]
         moved = w.nbytes + sum(each.nbytes for each in moments)
@@ -179,7 +179,7 @@ class Factored:
         arrays = [each.array for each in (room[0], w, *moments)]
         device.kernels(work, device.backend.elementwise, Rule(self.move, rates, 1.0), *arrays)
 
-    def _own(self, flat: Flat, one: Held) -> list[Buffer]:
+    def _own(self, flat: Flat, one: LocalPiece) -> list[Buffer]:
         """Return R and C of a matrix, or the single average of another tensor's slice."""
         if not one.is_matrix:
             return [flat.states[self.of_numbers][one.numbers : one.numbers + one.numel]]
@@ -198,7 +198,7 @@ def square(xp: Any, out: Array, x: Array, tiny: float) -> None:
     out[...] = x * x + tiny if tiny else x * x
 
 
-def add_to(backend: Backend, one: Held, squares: Array, by_row: Array, by_column: Array) -> None:
+def add_to(backend: Backend, one: LocalPiece, squares: Array, by_row: Array, by_column: Array) -> None:
     """Add the sums of a slice's squares to those of the whole matrix's rows and columns, which start at 0."""
     for at, row in enumerate(rectangles(one)):
         values = row.of(squares)
@@ -210,7 +210,7 @@ def add_to(backend: Backend, one: Held, squares: Array, by_row: Array, by_column
             backend.sum_to(values, columns)
 
 
-def outer(backend: Backend, one: Held, rows: Array, columns: Array, out: Array) -> None:
+def outer(backend: Backend, one: LocalPiece, rows: Array, columns: Array, out: Array) -> None:
     """Return a matrix slice's share of the product of a column of `rows` and a row of `columns`."""
     for row in rectangles(one):
         down = rows[row.row : row.row + row.rows].reshape(row.rows, 1)
@@ -231,17 +231,17 @@ def _exchange(exact: Buffer, sums: Buffer, add: Add) -> Any:
     return device.backend.to_host(own.array)
 
 
-def one_of(exact: Buffer, one: Held) -> Array:
+def one_of(exact: Buffer, one: LocalPiece) -> Array:
     """Return one tensor's number among all."""
     return exact[one.which : one.which + 1].array
 
 
-def _part(buffer: Buffer | None, one: Held) -> Buffer:
+def _part(buffer: Buffer | None, one: LocalPiece) -> Buffer:
     assert buffer is not None
     return buffer[one.at : one.at + one.numel]
 
 
-def _sums_of(sums: Buffer, one: Held) -> list[Buffer]:
+def _sums_of(sums: Buffer, one: LocalPiece) -> list[Buffer]:
     """Return a matrix's sums of rows, and of columns."""
     rows, columns = one.weight.shape
     return [sums[one.sums : one.sums + rows], sums[one.sums + rows : one.sums + rows + columns]]

@@ -13,7 +13,7 @@ from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
-class Held(NamedTuple):
+class LocalPiece(NamedTuple):
     """A tensor whose elements [start, stop) are in the local slice, at `at`.
 
     `sums` is the start of its rows' sums in the exchanged buffer; `rows`, `columns` and `numbers` are its starts
@@ -53,7 +53,7 @@ class Rectangle(NamedTuple):
         return part[self.at : self.at + self.rows * self.columns].reshape(self.rows, self.columns)
 
 
-def rectangles(one: Held) -> list[Rectangle]:
+def rectangles(one: LocalPiece) -> list[Rectangle]:
     """Yield the slice's rectangles of the matrix: whole rows first, then the pieces of the rows before and after."""
     width = one.weight.shape[1]
     first, last = -(-one.start // width), one.stop // width
@@ -74,15 +74,15 @@ def sums_of(weight: WeightSpec) -> int:
     return sum(weight.shape) if len(weight.shape) == 2 else 0
 
 
-def held_of(spec: FlatSpec, own: Slice) -> list[Held]:
+def local_pieces(spec: FlatSpec, own: Slice) -> list[LocalPiece]:
     """Return the tensors with elements in a slice."""
     begin = [len(spec.weights)]
     for weight in spec.weights:
         begin.append(begin[-1] + sums_of(weight))
-    found: list[Held] = []
+    found: list[LocalPiece] = []
     rows = columns = numbers = 0
     for which, weight, start, stop, at in spec.within(own):
-        found.append(Held(which, weight, start, stop, at, begin[which], rows, columns, numbers))
+        found.append(LocalPiece(which, weight, start, stop, at, begin[which], rows, columns, numbers))
         if found[-1].is_matrix:
             rows, columns = rows + weight.shape[0], columns + weight.shape[1]
         else:

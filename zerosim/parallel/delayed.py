@@ -55,12 +55,12 @@ class Delayed:
             update.step(self.updater, flats, self._scale, self.memory, self.groups, lambda flat: None, _store)
         self._scale = None
 
-    def land(self, publish: Callable[[Flat], None]) -> None:
+    def replace_params(self, publish: Callable[[Flat], None]) -> None:
         """Replace the old parameters by the new ones, if there are any. Called when backward ends."""
         for flat in self.flats if self._grads else ():
             if flat.outgoing is not None and (late := flat.outgoing.late.pop(flat.name, None)) is not None:
                 with flat.device.scope(unit=flat.module):
-                    late.land()
+                    late.replace()
                     del late
                     publish(flat)
         self._grads = []
@@ -70,7 +70,7 @@ class Delayed:
         if self._scale is not None and self.flats:
             with self.flats[0].device.scope(step=step, phase=Phase.OPTIMIZER):
                 self.launch()
-                self.land(publish)
+                self.replace_params(publish)
 
 
 def _store(flat: Flat) -> None:

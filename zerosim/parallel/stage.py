@@ -88,5 +88,5 @@ class Stage(Strategy):
                     flat.keep_own_grad()
 
     def reduce_grad_norm(self) -> float | None:
-        self.delayed.land(self.publish_params)
+        self.delayed.replace_params(self.publish_params)
         return self.delayed.hold(super().reduce_grad_norm())

@@ -33,7 +33,7 @@ from zerosim.functional.linear import Linear, PackedLinear, linear_result, packe
 from zerosim.nn.group import WholeMaps
 from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
-from zerosim.tensor.discarded import Held, held
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Leaf, Operand, Outline, Saved, Tensor, apply, layer_of, outline
 
 PURPOSE = "activations"
@@ -124,7 +124,7 @@ class TensorParallel(WholeMaps):
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Held], Rule],
+        rule_of: Callable[[Readable], Rule],
         op: str,
     ) -> Tensor:
         whole = self.entered(x)
@@ -135,12 +135,12 @@ class TensorParallel(WholeMaps):
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Held | Outline], Rule],
+        rule_of: Callable[[Readable | Outline], Rule],
         op: str,
         saved: Mapping[str, Buffer] = MappingProxyType({}),
     ) -> Tensor:
         whole = self.entered(x)
-        kept: Held | Outline = outline(whole)
+        kept: Readable | Outline = outline(whole)
         if any(weight.requires_grad for weight in weights):
             kept = held(whole if self.keeps_gathered else x)
         return self._behind_f(x, run(whole), weights, kept, rule_of, op, saved)
@@ -150,14 +150,14 @@ class TensorParallel(WholeMaps):
         x: Tensor,
         out: Buffer,
         weights: Sequence[Operand],
-        kept: Held | Outline,
+        kept: Readable | Outline,
         rule_of: Callable[..., Rule],
         op: str,
         saved: Mapping[str, Buffer] = MappingProxyType({}),
     ) -> Tensor:
         return apply(F(kept, self, rule_of), out, x, *weights, op=op, saved={"input": kept, **saved})
 
-    def entered(self, x: Held) -> Tensor:
+    def entered(self, x: Readable) -> Tensor:
         """Return x after f."""
         whole = self.borders.f_forward(self.comm, x.buffer)
         return x if isinstance(x, Tensor) and whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
@@ -180,7 +180,7 @@ class TensorParallel(WholeMaps):
         weight: Operand,
         bias: Operand | None,
         run: Callable[[Tensor, Operand | None], Buffer],
-        rule_of: Callable[[Held | Outline, Operand | None], Rule],
+        rule_of: Callable[[Readable | Outline, Operand | None], Rule],
         op: str,
         more: Sequence[Operand] = (),
         saved: Mapping[str, Buffer] = MappingProxyType({}),
@@ -259,7 +259,7 @@ class F:
     """f and the column-parallel map after it. Saves the map's whole input or, where f gathers it again, this rank's
     rows; nothing where no weight is trained."""
 
-    held: Held | Outline
+    held: Readable | Outline
     group: TensorParallel
     rule_of: Callable[..., Rule]
 

@@ -27,7 +27,7 @@ from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
 
 
-class Held(NamedTuple):
+class HandedOut(NamedTuple):
     """A buffer that a device handed out under an id; `born` is the number of its alloc in the rank's record."""
 
     shape: tuple[int, ...]
@@ -40,14 +40,14 @@ class SteppedDevice(Device):
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HandedOut] = {}
 
     def alloc(self, shape: tuple[int, ...], dtype: DType, kind: Kind, **more: Any) -> Buffer:
         buffer = super().alloc(shape, dtype, kind, **more)
         # Contents are undefined in a run; here a moment that is reached again must look the same. A fill of the backend
         # is no event.
         self.backend.fill(buffer.array, 0.0)
-        self.held[buffer.storage.id] = Held(tuple(shape), dtype.name, len(self.recorder.history) - 1)
+        self.held[buffer.storage.id] = HandedOut(tuple(shape), dtype.name, len(self.recorder.history) - 1)
         return buffer
 
 

@@ -230,7 +230,7 @@ class PendingCollective(NamedTuple):
 
 def pending_collectives(session: Session) -> list[PendingCollective]:
     found = []
-    for round in session.transport.under_way():
+    for round in session.transport.in_flight():
         joined = [
             (rank, sum(int(array.nbytes) for array in exchange.posted))
             for rank, exchange in zip(round.group, round.exchanges, strict=True)

@@ -26,7 +26,7 @@ class Discarded:
 
     __slots__ = ("_buffer", "_inputs", "_run", "_unit", "device", "dtype", "part", "requires_grad", "shape")
 
-    def __init__(self, part: str, of: Tensor, run: Callable[..., Tensor], inputs: tuple[Held, ...]) -> None:
+    def __init__(self, part: str, of: Tensor, run: Callable[..., Tensor], inputs: tuple[Readable, ...]) -> None:
         self.part = part
         self.device: Device = of.device
         self.shape: tuple[int, ...] = of.shape
@@ -57,11 +57,11 @@ class Discarded:
         return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
 
 
-Held = Tensor | Discarded
+Readable = Tensor | Discarded
 """A rule's reference to a tensor whose values it reads."""
 
 
-def held(x: Tensor) -> Held:
+def held(x: Tensor) -> Readable:
     """Return what a rule saves of x."""
     return x.discarded or x
 

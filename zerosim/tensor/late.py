@@ -34,7 +34,7 @@ class LateParams:
             device.recorder.add(Wait(device.where, self._stepped, TO_DEVICE))
             self._copy.append(launch_copy(self.values, shard))
 
-    def land(self) -> None:
+    def replace(self) -> None:
         """Make the new parameters the flat's."""
         self.launch()
         for copy in self._copy:

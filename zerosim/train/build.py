@@ -23,7 +23,7 @@ from zerosim.models.gpt import build_gpt
 from zerosim.models.llama import build_llama
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
-from zerosim.nn import Group, KeptInputs, OffloadsSaves, Recompute, SavesOnHost, Unit
+from zerosim.nn import Group, OffloadsSaves, Recompute, SavesOnHost, StoredInputs, Unit
 from zerosim.nn.group import ONE_RANK
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.optim.updater import Updater
@@ -188,7 +188,7 @@ def _keep_inputs(model: Model, config: RunConfig, groups: Groups) -> None:
     whose saved buffers wait on the host."""
     comm = groups("tp") if config.partitions_inputs else None
     memory = config.memory
-    inputs = KeptInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
+    inputs = StoredInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
     saves = SavesOnHost(memory.stash_window)
     for unit in model.units:
         if isinstance(unit, Recompute):

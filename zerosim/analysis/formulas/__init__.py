@@ -44,9 +44,8 @@ from zerosim.analysis.formulas.optimizers import exchanged as exchanged
 from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
 from zerosim.analysis.formulas.optimizers import state_bytes as state_bytes
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
-from zerosim.analysis.formulas.parallel import Again as Again
-from zerosim.analysis.formulas.parallel import border_sends as border_sends
-from zerosim.analysis.formulas.parallel import borders_again as borders_again
+from zerosim.analysis.formulas.parallel import RecomputedBoundaries as RecomputedBoundaries
+from zerosim.analysis.formulas.parallel import boundary_sends as boundary_sends
 from zerosim.analysis.formulas.parallel import bubble as bubble
 from zerosim.analysis.formulas.parallel import flat_parallel as flat_parallel
 from zerosim.analysis.formulas.parallel import input_gathers as input_gathers
@@ -55,6 +54,7 @@ from zerosim.analysis.formulas.parallel import live_micro_batches as live_micro_
 from zerosim.analysis.formulas.parallel import live_weights as live_weights
 from zerosim.analysis.formulas.parallel import own_span_bubble as own_span_bubble
 from zerosim.analysis.formulas.parallel import partition_share as partition_share
+from zerosim.analysis.formulas.parallel import recomputed_boundaries as recomputed_boundaries
 from zerosim.analysis.formulas.parallel import sequence_parallel as sequence_parallel
 from zerosim.analysis.formulas.parallel import shared_grads as shared_grads
 from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_parallel

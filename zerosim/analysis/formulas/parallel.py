@@ -36,20 +36,20 @@ _TENSOR, _SEQUENCE, _PIPELINE = "arXiv 1909.08053, section 3", "arXiv 2205.05198
 _ZERO_BUBBLE, _ZERO_R = "arXiv 2401.10241", "arXiv 1910.02054"
 
 
-class Again(NamedTuple):
+class RecomputedBoundaries(NamedTuple):
     """How often the blocks of a rank run f and g, forward, once more for recompute."""
 
     f: Form
     g: Form
 
 
-def borders_again(recompute: str, *, frozen: bool = False) -> Again:
+def recomputed_boundaries(recompute: str, *, frozen: bool = False) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
     `selective`."""
     if recompute.partition(":")[0] == "full":
-        return Again(2 * _r, 2 * _r)
+        return RecomputedBoundaries(2 * _r, 2 * _r)
     parts, blocks = parts_again(recompute), _k if frozen else _l
-    return Again(parts.count("mlp") * blocks, (parts.count("attn_proj") + parts.count("op")) * blocks)
+    return RecomputedBoundaries(parts.count("mlp") * blocks, (parts.count("attn_proj") + parts.count("op")) * blocks)
 
 
 def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False) -> dict[str, Form]:
@@ -58,9 +58,9 @@ def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: boo
     `all_reduce` is what an all_reduce moves of its payload (`traffic.all_reduce_volume`). Where weights are `frozen`, f
     reduces for those maps alone whose input's gradient is wanted.
     """
-    calls = 4 * _l + borders_again(recompute).g + _first + _last
+    calls = 4 * _l + recomputed_boundaries(recompute).g + _first + _last
     if frozen:
-        calls = 2 * _l + borders_again(recompute, frozen=True).g + _first + _x
+        calls = 2 * _l + recomputed_boundaries(recompute, frozen=True).g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
 
 
@@ -72,7 +72,7 @@ def sequence_parallel(
     Unless they are kept, inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block
     and 1 of the head.
     """
-    twice, again = 0 if keep_gathered else 1, borders_again(recompute, frozen=frozen)
+    twice, again = 0 if keep_gathered else 1, recomputed_boundaries(recompute, frozen=frozen)
     each = ring(_t) * _w * _m * _bsh
     gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice) * _last
     scatters = 4 * _l + again.g + _first + _last
@@ -114,7 +114,7 @@ def inputs_moved(*, divided: bool = False) -> Form:
     return (_w * _r * _m * (_bsh / _t if divided else _bsh)).by(f"{_ZERO_R}, section 6.1")
 
 
-def border_sends(schedule: str = "1f1b", *, divided: bool = False, frozen: bool = False) -> Form:
+def boundary_sends(schedule: str = "1f1b", *, divided: bool = False, frozen: bool = False) -> Form:
     """Return the bytes that a pipeline rank sends: one message on and one back of each of its v chunks and m
     microbatches.
 

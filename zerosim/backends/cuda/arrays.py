@@ -1,7 +1,7 @@
 """Arrays on GPUs: allocation, copies and casts, within a GPU and between two; uploads and downloads are host.py's.
 
 Elementwise kernels accept strided arrays and mixed types. Row kernels need contiguous arrays of
-certain types: `dense` makes such an operand, and `landing` makes room for such a result.
+certain types: `dense` makes such an operand, and `result_for` makes room for such a result.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def room_like(out: Array, dtype: np.dtype[Any] | None = None) -> Array:
 
 
 @contextmanager
-def landing(out: Array, dtype: np.dtype[Any] | None = None) -> Iterator[Array]:
+def result_for(out: Array, dtype: np.dtype[Any] | None = None) -> Iterator[Array]:
     """Yield `room_like(out, dtype)` for a result, and cast the result into `out` at the end if necessary."""
     result = room_like(out, dtype)
     yield result

@@ -20,7 +20,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import cast, dense, landing, room_like
+from zerosim.backends.cuda.arrays import cast, dense, result_for, room_like
 from zerosim.backends.cuda.products import product
 from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows
 from zerosim.backends.kernels import Array, Heads, Probs
@@ -90,8 +90,8 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
     compute, stored = wide(qkv), common(qkv, out, probs, *([] if dropped is None else [dropped]))
     q, k, v = split(dense(qkv, stored), heads)
     masks = None if mask is None else by_heads(dense(mask), heads)
-    last = nullcontext() if dropped is None else landing(dropped, stored)
-    with landing(out, stored) as result, landing(probs, stored) as softmaxed, last as left:
+    last = nullcontext() if dropped is None else result_for(dropped, stored)
+    with result_for(out, stored) as result, result_for(probs, stored) as softmaxed, last as left:
         y, whole = by_group(result, heads), by_heads(softmaxed, heads)
         cuts = list(parts(whole.shape, stored != compute or (mask is not None and left is None)))
         room = whole[cuts[0]].size  # no other part is larger
@@ -126,7 +126,7 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
         after = ds if dropped is None else by_heads(dense(dropped, stored), heads)
         if dropped is None:
             _apply_mask(p, masks, ds)
-    with landing(dqkv, stored) as result:
+    with result_for(dqkv, stored) as result:
         dq, dk, dv = split(result, heads)
         _multiply_shared(after, g, dv, chance, compute)
         cuts = list(parts(p.shape, stored != compute))

@@ -23,7 +23,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import cast, dense, landing
+from zerosim.backends.cuda.arrays import cast, dense, result_for
 from zerosim.backends.cuda.attention import by_group, common, softmax, split, within
 from zerosim.backends.cuda.fused import mask_rows
 from zerosim.backends.cuda.products import product
@@ -82,7 +82,7 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
     stored, compute = common(qkv, out), wide(qkv)
     q, k, v = split(dense(qkv, stored), heads)
     blocks, rooms = _blocks(q.shape), _rooms(q.shape, 1, compute, stored, dropout.chance > 0)
-    with landing(out, stored) as result, landing(lse, compute) as sums:
+    with result_for(out, stored) as result, result_for(lse, compute) as sums:
         y = by_group(result, heads)
         for b, group in _heads(q.shape):
             own = slice(group.start * heads.sharing, group.stop * heads.sharing)
@@ -107,7 +107,7 @@ def flash_attention_backward(
     q, k, v = split(dense(qkv, stored), heads)
     g, chance, scale = by_group(gradient, heads), 1.0 / (1.0 - dropout.chance), q.shape[-1] ** -0.5
     blocks, rooms = _blocks(q.shape), _rooms(q.shape, 2, compute, stored, dropout.chance > 0)
-    with landing(dqkv, stored) as result, landing(delta, compute) as deltas:
+    with result_for(dqkv, stored) as result, result_for(delta, compute) as deltas:
         width = gradient.shape[2] // heads.queries
         kernel = raw(_DELTA, "delta_rows", (compute, stored))
         run_rows(kernel, deltas.size, width, gradient, y, deltas, deltas.size, tokens, heads.queries, width)

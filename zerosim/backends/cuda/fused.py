@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.cuda.arrays import landing
+from zerosim.backends.cuda.arrays import result_for
 from zerosim.backends.cuda.types import elementwise, raw, run_threads
 from zerosim.backends.kernels import Array, Dropout, Window
 from zerosim.backends.numpy.fused import GELU_CUBIC, GELU_SCALE
@@ -120,12 +120,12 @@ def dropout_mask(key: tuple[int, int], probability: float, out: Array, window: W
     if not out.size:
         return
     if window is not None:
-        with landing(out) as target:
+        with result_for(out) as target:
             rows = target.reshape(-1, 1, window.run)
             mask_rows(Dropout(key, probability), rows, window.first, window.stride, 0)
         return
     words, kernel = map(np.uint64, key), raw(MASKS, "dropout_mask", (out.dtype,))
-    with landing(out) as target:
+    with result_for(out) as target:
         run_threads(kernel, -(-out.size // 8), *words, round(probability * 2**32), target, out.size)
 
 

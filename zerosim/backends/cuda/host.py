@@ -16,7 +16,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.arrays import dense, result_for
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import raised, store
 
@@ -39,7 +39,7 @@ class Transfers:
         rounded = _as_array(block, out.shape, out.dtype)
         with np.errstate(all="ignore"):  # inf and nan are ordinary results here
             store(np.asarray(values), rounded)
-        with landing(out) as target:
+        with result_for(out) as target:
             stream = cp.cuda.get_current_stream()
             kind = cp.cuda.runtime.memcpyHostToDevice
             cp.cuda.runtime.memcpyAsync(target.data.ptr, block.ptr, out.nbytes, kind, stream.ptr)
@@ -74,11 +74,11 @@ class Transfers:
 
     def _pinned(self, nbytes: int) -> Any:
         """Return a block of pinned memory, after giving blocks whose copies are done back to CuPy's pool."""
-        under_way = tuple(self._held)
-        if nbytes + sum(held for _, _, held in under_way) > self._most_bytes:
-            for event, _, _ in under_way:
+        in_flight = tuple(self._held)
+        if nbytes + sum(held for _, _, held in in_flight) > self._most_bytes:
+            for event, _, _ in in_flight:
                 event.synchronize()
-        for _ in under_way:
+        for _ in in_flight:
             try:
                 entry = self._held.popleft()
             except IndexError:  # another thread was faster

@@ -9,7 +9,7 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.arrays import dense, result_for
 from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows, run_threads
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import wide
@@ -135,7 +135,7 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> No
     if not x.size:
         return
     kernel = raw(_NORM, "rms_norm", (x.dtype, weight.dtype, out.dtype))
-    with landing(out) as result, landing(rstd, wide(x)) as stats:
+    with result_for(out) as result, result_for(rstd, wide(x)) as stats:
         run_rows(kernel, *x.shape, dense(x), dense(weight), result, stats, *x.shape, float(eps))
 
 
@@ -143,7 +143,7 @@ def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
     if not x.size:
         return
     kernel = raw(_NORM, "rms_norm", (x.dtype, x.dtype, x.dtype))
-    with landing(rstd, wide(x)) as stats:
+    with result_for(rstd, wide(x)) as stats:
         run_rows(kernel, *x.shape, dense(x), NULL, NULL, stats, *x.shape, float(eps))
 
 
@@ -157,7 +157,7 @@ def rms_norm_backward(
     gradient, source, scales, stats = dense(grad), dense(x), dense(weight), dense(rstd, compute)
     if dx is not None and rows:
         kernel = raw(_BACKWARD, "rms_norm_dx", (grad.dtype, x.dtype, weight.dtype, dx.dtype))
-        with landing(dx) as result:
+        with result_for(dx) as result:
             run_rows(kernel, rows, columns, gradient, source, scales, stats, result, rows, columns)
     if dweight is None:
         return
@@ -166,7 +166,7 @@ def rms_norm_backward(
     partial = cp.empty((parts, columns), compute)
     kernel = raw(_BACKWARD, "rms_norm_partial", (grad.dtype, x.dtype))
     kernel((-(-columns // 32), parts), (32, 8), (gradient, source, stats, partial, rows, columns, run))
-    with landing(dweight) as total:
+    with result_for(dweight) as total:
         run_threads(raw(_BACKWARD, "add_partials", (compute, dweight.dtype)), columns, partial, total, parts, columns)
 
 
@@ -177,7 +177,7 @@ def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out:
         return
     rows, half, kernel = batch * tokens, head_dim // 2, raw(_ROTARY, "rotary", (x.dtype, out.dtype))
     numbers = tokens, rows, columns, heads, half, float(base), np.int32(inverse)
-    with landing(out) as result:
+    with result_for(out) as result:
         run_threads(kernel, rows * half, dense(x), result, *numbers)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.arrays import dense, result_for
 from zerosim.backends.cuda.types import raw, run_threads
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.nf4 import NF4
@@ -45,7 +45,7 @@ __global__ void dequantize_nf4(const unsigned char* stored, T* out, int mean, in
 
 def dequantize_nf4(stored: Array, out: Array) -> None:
     numel = out.size
-    with landing(out) as target:
+    with result_for(out) as target:
         parts = nf4_parts(numel)
         kernel = raw(DEQUANTIZE, "dequantize_nf4", (target.dtype,))
         places = (np.int32(at) for at in (parts.mean, parts.absmax, parts.codes))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import dense, landing
+from zerosim.backends.cuda.arrays import dense, result_for
 from zerosim.backends.cuda.types import NULL, raw, run_rows
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import wide
@@ -49,7 +49,7 @@ def column_sum(grad: Array, out: Array) -> None:
         return
     height, stages = stages_of(rows)
     source = dense(grad)
-    with landing(out) as target:
+    with result_for(out) as target:
         if stages == 1:
             add_rows(source, target, height)
         else:
@@ -169,7 +169,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mea
         return
     (rows, columns), sources = x.shape, (dense(x), dense(weight), dense(bias))
     kernel = raw(LAYER_NORM, "layer_norm", (x.dtype, weight.dtype, out.dtype, mean.dtype))
-    with landing(out) as y, landing(mean) as means, landing(rstd) as rstds:
+    with result_for(out) as y, result_for(mean) as means, result_for(rstd) as rstds:
         run_rows(kernel, rows, columns, *sources, float(eps), y, means, rstds, rows, np.int32(columns))
 
 
@@ -177,7 +177,7 @@ def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
     if not x.size:
         return
     (rows, columns), kernel = x.shape, raw(LAYER_NORM, "layer_norm", (x.dtype, x.dtype, x.dtype, mean.dtype))
-    with landing(mean) as means, landing(rstd) as rstds:
+    with result_for(mean) as means, result_for(rstd) as rstds:
         run_rows(kernel, rows, columns, dense(x), NULL, NULL, float(eps), NULL, means, rstds, rows, np.int32(columns))
 
 
@@ -198,7 +198,7 @@ def layer_norm_backward(
     grad, x, weight, mean, rstd = (dense(array) for array in (grad, x, weight, mean, rstd))
     if dx is not None and dx.size:
         kernel = raw(LAYER_NORM, "layer_norm_dx", (grad.dtype, x.dtype, weight.dtype, compute, dx.dtype))
-        with landing(dx) as target:
+        with result_for(dx) as target:
             run_rows(kernel, rows, columns, grad, x, weight, mean, rstd, target, rows, np.int32(columns))
     if dweight is None and dbias is None:
         return
@@ -209,5 +209,5 @@ def layer_norm_backward(
     kernel((-(-columns // 32), stages), (32, 8), (grad, x, mean, rstd, weights, biases, *sizes))
     for partial, out in ((weights, dweight), (biases, dbias)):
         if out is not None:
-            with landing(out) as target:
+            with result_for(out) as target:
                 add_rows(partial, target, stages)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import cupy as cp
 
-from zerosim.backends.cuda.arrays import copy, dense, fill, landing
+from zerosim.backends.cuda.arrays import copy, dense, fill, result_for
 from zerosim.backends.cuda.types import elementwise, raw, run_rows
 from zerosim.backends.kernels import Array
 
@@ -94,7 +94,7 @@ def _reduce_to(a: Array, out: Array, largest: bool) -> None:
     gone = [*range(lacking), *(lacking + d for d, size in enumerate(out.shape) if size == 1)]
     kept = [d for d in range(a.ndim) if d not in gone]
     rows, run = dense(a.transpose(*kept, *gone)), a.size // out.size
-    with landing(out) as target:
+    with result_for(out) as target:
         kernel = raw(ROWS_TO_ONE, "rows_to_one", (a.dtype, out.dtype))
         run_rows(kernel, out.size, run, rows, target, out.size, run, int(largest))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import dense, fill, landing
+from zerosim.backends.cuda.arrays import dense, fill, result_for
 from zerosim.backends.cuda.fused import PHILOX
 from zerosim.backends.cuda.types import raw, run_rows
 from zerosim.backends.kernels import Array
@@ -176,7 +176,7 @@ def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
         return
     height, columns = weight.shape
     kernel = raw(EMBEDDING, "embedding", (ids.dtype, weight.dtype, out.dtype))
-    with landing(out) as target:
+    with result_for(out) as target:
         sizes = ids.size, np.int32(columns), first, height
         run_rows(kernel, ids.size, columns, dense(ids), dense(weight), target, *sizes)
 
@@ -188,7 +188,7 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) 
     their number (67 million comparisons for 8,192). Unlike a library's sort it never waits for the device.
     """
     tokens, (height, columns) = ids.size, dweight.shape
-    with landing(dweight) as target:
+    with result_for(dweight) as target:
         fill(target, 0.0)
         if not tokens or not columns:
             return
@@ -205,7 +205,7 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> N
     if not rows:
         return
     kernel = raw(CROSS_ENTROPY, "cross_entropy", (logits.dtype, targets.dtype, lse.dtype))
-    with landing(losses) as each, landing(lse) as sums:
+    with result_for(losses) as each, result_for(lse) as sums:
         run_rows(kernel, rows, columns, dense(logits), dense(targets), each, sums, rows, np.int32(columns))
 
 
@@ -214,7 +214,7 @@ def cross_entropy_shares(logits: Array, targets: Array, first: int, top: Array, 
     if not rows:
         return
     kernel = raw(CROSS_ENTROPY, "cross_entropy_shares", (logits.dtype, targets.dtype, top.dtype))
-    with landing(sums) as totals, landing(picked) as found:
+    with result_for(sums) as totals, result_for(picked) as found:
         sources = dense(logits), dense(targets), dense(top)
         run_rows(kernel, rows, columns, *sources, totals, found, rows, np.int32(columns), first)
 
@@ -227,7 +227,7 @@ def cross_entropy_backward(
         return
     kernel = raw(CROSS_ENTROPY, "cross_entropy_backward", (logits.dtype, targets.dtype, lse.dtype, dlogits.dtype))
     sources = dense(logits), dense(targets), dense(lse)
-    with landing(dlogits) as target:
+    with result_for(dlogits) as target:
         run_rows(kernel, rows, columns, *sources, float(scale), float(count), target, rows, np.int32(columns), first)
 
 
@@ -236,5 +236,5 @@ def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array
     if not rows:
         return
     kernel, words = raw(LABELS, "sample_labels", (logits.dtype, labels.dtype)), map(np.uint64, key)
-    with landing(labels) as target:
+    with result_for(labels) as target:
         run_rows(kernel, rows, columns, dense(logits), *words, first, target, rows, np.int32(columns))

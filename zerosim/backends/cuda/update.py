@@ -12,7 +12,7 @@ from typing import Any
 
 import cupy as cp
 
-from zerosim.backends.cuda.arrays import dense, fill, landing, local
+from zerosim.backends.cuda.arrays import dense, fill, local, result_for
 from zerosim.backends.cuda.ops import ROWS_TO_ONE, multiply
 from zerosim.backends.cuda.types import elementwise, raw
 from zerosim.backends.kernels import AdamStep, Array
@@ -101,7 +101,7 @@ def sum_squares(a: Array, run: int, out: Array) -> None:
     sizes = a.size, run, pieces, PIECE
     raw(SQUARES, "squares", (a.dtype,))((out.size * pieces,), (256,), (dense(a), partial, *sizes))
     # Always 256 threads, whatever the number of pieces: pieces past a run's end are zeros and change nothing.
-    with landing(out) as target:
+    with result_for(out) as target:
         add = raw(ROWS_TO_ONE, "rows_to_one", (FLOAT64, FLOAT64))
         add((out.size,), (256, 1), (partial, target, out.size, pieces, 0))
 

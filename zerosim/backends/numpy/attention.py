@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.kernels import Array, Heads, Probs
-from zerosim.backends.numpy.cast import land, landing, raised, store, wide
+from zerosim.backends.numpy.cast import raised, result_for, round_into, store, wide
 from zerosim.backends.numpy.products import product
 
 QUERIES = 64
@@ -37,7 +37,7 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
         q, k, v = split_qkv(qkv, heads, batch, group)
         q = q * q.shape[-1] ** -0.5  # here the scale costs d products a query; on the scores it would cost T
         target = by_group(out, heads)[batch, :, group]
-        result = landing(target, compute)
+        result = result_for(target, compute)
         y = heads_first(result)
         stored = _scores(kept.probs, heads, batch, group)
         mask, left = (None if a is None else _scores(a, heads, batch, group) for a in (kept.mask, kept.dropped))
@@ -56,7 +56,7 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
             product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
         if mask is not None:
             result /= kept.keep
-        land(result, target)
+        round_into(result, target)
 
 
 def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
@@ -83,16 +83,16 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
             ds -= np.einsum("...k,...k->...", ds, p)[..., None]
             ds *= p
             totals.add(rows, ds, after, q, k, g)
-        totals.land()
+        totals.round_into()
 
 
 class Totals:
-    """dq, dk and dv of one group of heads in the compute type, until `land` rounds them once into dqkv."""
+    """dq, dk and dv of one group of heads in the compute type, until `round_into` rounds them once into dqkv."""
 
     def __init__(self, dqkv: Array, heads: Heads, batch: slice, group: slice, compute: np.dtype[Any]) -> None:
         queries, pairs = _parts(dqkv, heads)
         self.targets = queries[batch, :, group], pairs[batch, :, :, group]
-        self.results = tuple(landing(target, compute) for target in self.targets)
+        self.results = tuple(result_for(target, compute) for target in self.targets)
         self.dq = heads_first(self.results[0])
         self.dk, self.dv = (self.results[1][:, :, part].swapaxes(1, 2) for part in (0, 1))  # (B, K, T, d)
         self.tokens = dqkv.shape[1]
@@ -108,12 +108,12 @@ class Totals:
             else:
                 total[:, :, : rows.stop] += part
 
-    def land(self) -> None:
+    def round_into(self) -> None:
         scale = self.dq.shape[-1] ** -0.5
         self.dq *= scale
         self.dk *= scale
         for result, target in zip(self.results, self.targets, strict=True):
-            land(result, target)
+            round_into(result, target)
 
 
 def causal_scores(q: Array, k: Array, rows: slice, future: Array) -> Array:

@@ -51,13 +51,13 @@ def raised(a: Array) -> Array:
     return values
 
 
-def landing(out: Array, compute: np.dtype[Any]) -> Array:
-    """Return the array for a result in the `compute` type, before `land`: `out` itself if it has that type."""
+def result_for(out: Array, compute: np.dtype[Any]) -> Array:
+    """Return the array for a result in the `compute` type, before `round_into`: `out` itself if it has that type."""
     return out if out.dtype == compute else np.empty_like(out, dtype=compute)
 
 
-def land(values: Array, out: Array) -> None:
-    """Round what was computed in `landing(out, ...)` into `out`."""
+def round_into(values: Array, out: Array) -> None:
+    """Round what was computed in `result_for(out, ...)` into `out`."""
     if values is not out:
         store(values, out)
 

@@ -23,7 +23,7 @@ from zerosim.backends.numpy.attention import (
     heads_first,
     split_qkv,
 )
-from zerosim.backends.numpy.cast import land, landing, raised, wide
+from zerosim.backends.numpy.cast import raised, result_for, round_into, wide
 from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
 
@@ -37,7 +37,7 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
         q, k, v = split_qkv(qkv, heads, batch, group)
         q = q * q.shape[-1] ** -0.5
         target = by_group(out, heads)[batch, :, group]
-        result = landing(target, compute)
+        result = result_for(target, compute)
         y = heads_first(result)
         for rows in blocks(tokens):
             scores = causal_scores(q, k, rows, future)
@@ -52,7 +52,7 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
             product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
         if dropout.chance:
             result /= 1.0 - dropout.chance
-        land(result, target)
+        round_into(result, target)
 
 
 def flash_attention_backward(
@@ -83,7 +83,7 @@ def flash_attention_backward(
             ds -= deltas[batch, group, :, rows, None]
             ds *= p
             totals.add(rows, ds, dropped, q, k, g)
-        totals.land()
+        totals.round_into()
 
 
 def _mask(dropout: Dropout, heads: Heads, tokens: int, batches: int, batch: slice, group: slice, rows: slice) -> Array:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from zerosim.backends.kernels import Array, Window
-from zerosim.backends.numpy.cast import land, landing, raised, row_blocks, store, wide, windows
+from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, store, wide, windows
 from zerosim.backends.numpy.products import product
 
 # Python floats: they take an array's type, where NumPy's own float64 numbers would raise it.
@@ -22,11 +22,11 @@ PHILOX_WORDS = 64 * 1024
 
 
 def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
-    y = landing(out, wide(x, weight))
+    y = result_for(out, wide(x, weight))
     product(raised(x), raised(weight), out=y)
     if bias is not None:
         y += raised(bias)
-    land(y, out)
+    round_into(y, out)
 
 
 def column_sum(grad: Array, out: Array) -> None:
@@ -47,12 +47,12 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mea
     weight, bias = raised(weight), raised(bias)
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
-        y = landing(out[rows], compute)
+        y = result_for(out[rows], compute)
         _center(block, ones, eps, mean[rows], rstd[rows], y)
         y *= rstd[rows, None]
         y *= weight
         y += bias
-        land(y, out[rows])
+        round_into(y, out[rows])
 
 
 def layer_norm_stats(x: Array, eps: float, mean: Array, rstd: Array) -> None:
@@ -98,12 +98,12 @@ def layer_norm_backward(
         # Averages of g * weight and of g * weight * normed, as products with the vector `weight`.
         average, slope = product(g, weight) / columns, product(scaled, weight) / columns
         normed *= slope[:, None]
-        result = landing(dx[rows], compute)
+        result = result_for(dx[rows], compute)
         np.multiply(g, weight, out=result)
         result -= normed
         result -= average[:, None]
         result *= scale
-        land(result, dx[rows])
+        round_into(result, dx[rows])
     for total, into in ((weight_sum, dweight), (bias_sum, dbias)):
         if into is not None:
             store(total, into)
@@ -123,9 +123,9 @@ def _gelu_gate(x: Array) -> Array:
 def gelu(x: Array, out: Array) -> None:
     for piece, target in windows(x, out):
         values = raised(piece)
-        y = landing(target, values.dtype)
+        y = result_for(target, values.dtype)
         np.multiply(values, _gelu_gate(values), out=y)
-        land(y, target)
+        round_into(y, target)
 
 
 def gelu_backward(grad: Array, x: Array, dx: Array) -> None:
@@ -140,18 +140,18 @@ def gelu_backward(grad: Array, x: Array, dx: Array) -> None:
         slope *= 1.0 - gate
         slope += 1.0
         slope *= gate
-        result = landing(target, values.dtype)
+        result = result_for(target, values.dtype)
         np.multiply(slope, raised(grad_piece), out=result)
-        land(result, target)
+        round_into(result, target)
 
 
 def dropout(x: Array, mask: Array, keep: float, out: Array) -> None:
     for piece, kept, target in windows(x, mask, out):
         values = raised(piece)
-        y = landing(target, values.dtype)
+        y = result_for(target, values.dtype)
         np.multiply(values, kept, out=y)
         y /= keep
-        land(y, target)
+        round_into(y, target)
 
 
 def dropout_mask(key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy.cast import land, landing, raised, row_blocks, store, wide, windows
+from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, store, wide, windows
 from zerosim.backends.numpy.products import product
 
 
@@ -18,10 +18,10 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> No
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
         _rstd(block, eps, rstd[rows])
-        y = landing(out[rows], compute)
+        y = result_for(out[rows], compute)
         np.multiply(block, rstd[rows, None], out=y)
         y *= weight
-        land(y, out[rows])
+        round_into(y, out[rows])
 
 
 def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
@@ -50,11 +50,11 @@ def rms_norm_backward(
         if dx is None:
             continue
         normed *= (product(scaled, weight) / columns)[:, None]
-        result = landing(dx[rows], compute)
+        result = result_for(dx[rows], compute)
         np.multiply(g, weight, out=result)
         result -= normed
         result *= scale
-        land(result, dx[rows])
+        round_into(result, dx[rows])
     if dweight is not None:
         store(weight_sum, dweight)
 
@@ -68,7 +68,7 @@ def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out:
     if inverse:
         np.negative(sin, out=sin)
     for row in range(batch):
-        values, y = raised(x[row]), landing(out[row], compute)
+        values, y = raised(x[row]), result_for(out[row], compute)
         y[:, turned:] = values[:, turned:]
         pairs = values[:, :turned].reshape(tokens, heads, 2, half)
         result = y[:, :turned].reshape(tokens, heads, 2, half)  # a view: only the last dim is split
@@ -77,17 +77,17 @@ def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out:
         np.multiply(second, cos, out=result[:, :, 1])
         result[:, :, 0] -= second * sin
         result[:, :, 1] += first * sin
-        land(y, out[row])
+        round_into(y, out[row])
 
 
 def swiglu(x: Array, out: Array) -> None:
     width = out.shape[1]
     for gate, up, target in windows(x[:, :width], x[:, width:], out):
         values = raised(gate)
-        y = landing(target, values.dtype)
+        y = result_for(target, values.dtype)
         np.multiply(values, _sigmoid(values), out=y)
         y *= raised(up)
-        land(y, target)
+        round_into(y, target)
 
 
 def swiglu_backward(grad: Array, x: Array, dx: Array) -> None:
@@ -104,9 +104,9 @@ def swiglu_backward(grad: Array, x: Array, dx: Array) -> None:
         slope *= raised(up)
         s *= values
         for factor, target in ((slope, dgate), (s, dup)):
-            result = landing(target, values.dtype)
+            result = result_for(target, values.dtype)
             np.multiply(factor, g, out=result)
-            land(result, target)
+            round_into(result, target)
 
 
 def _sigmoid(x: Array) -> Array:

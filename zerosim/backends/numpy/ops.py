@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, land, landing, raised, store, wide, windows
+from zerosim.backends.numpy.cast import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    raised,
+    result_for,
+    round_into,
+    store,
+    wide,
+    windows,
+)
 from zerosim.backends.numpy.products import product
 from zerosim.dtypes import DType
 
@@ -76,9 +87,9 @@ def _apply(ufunc: np.ufunc, *operands: Array | float, out: Array) -> None:
         return
     pieces = windows(*arrays, out) if all(x.shape == out.shape for x in arrays) else [(*arrays, out)]
     for *parts, target in pieces:
-        result = landing(target, compute)
+        result = result_for(target, compute)
         ufunc(*(raised(part) for part in parts), *numbers, out=result)
-        land(result, target)
+        round_into(result, target)
 
 
 def _binary(name: str) -> Callable[[Array, Array | float, Array], None]:
@@ -134,9 +145,9 @@ def mask_future(scores: Array, value: float, out: Array) -> None:
 
 
 def matmul(a: Array, b: Array, out: Array) -> None:
-    result = landing(out, wide(a, b)) if _blas_reads(out) else np.empty(out.shape, wide(a, b))
+    result = result_for(out, wide(a, b)) if _blas_reads(out) else np.empty(out.shape, wide(a, b))
     product(_for_blas(raised(a)), _for_blas(raised(b)), out=result)
-    land(result, out)
+    round_into(result, out)
 
 
 def _for_blas(a: Array) -> Array:

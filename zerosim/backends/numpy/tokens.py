@@ -7,17 +7,17 @@ from itertools import pairwise
 import numpy as np
 
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy.cast import land, landing, raised, row_blocks, wide
+from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, wide
 from zerosim.backends.numpy.products import product
 
 
 def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
-    rows = landing(out, weight.dtype)
+    rows = result_for(out, weight.dtype)
     if first:
         ids = ids - first
     np.take(weight, ids, axis=0, out=rows, mode="clip")  # "raise" would copy `out` to be safe
     rows[(ids < 0) | (ids >= len(weight))] = 0
-    land(rows, out)
+    round_into(rows, out)
 
 
 def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
@@ -35,8 +35,8 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) 
     sums = np.empty((found.size, dweight.shape[1]), rows.dtype)
     for i, (start, end) in enumerate(pairwise([*starts.tolist(), order.size])):
         product(ones[start:end], rows[start:end], out=sums[i])
-    rounded = landing(sums, dweight.dtype)
-    land(sums, rounded)
+    rounded = result_for(sums, dweight.dtype)
+    round_into(sums, rounded)
     dweight[found] = rounded
 
 
@@ -68,7 +68,7 @@ def cross_entropy_backward(
 ) -> None:
     compute = wide(logits)
     for rows in row_blocks(*logits.shape):
-        result = landing(dlogits[rows], compute)
+        result = result_for(dlogits[rows], compute)
         np.subtract(raised(logits[rows]), lse[rows, None], out=result)
         np.exp(result, out=result)
         columns = targets[rows] - first
@@ -76,7 +76,7 @@ def cross_entropy_backward(
         result[here, columns[here]] -= 1.0
         result *= scale
         result /= count
-        land(result, dlogits[rows])
+        round_into(result, dlogits[rows])
 
 
 def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:

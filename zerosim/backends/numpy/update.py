@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Coded, Rule, Storing
-from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, land, raised, store, wide, windows
+from zerosim.backends.numpy.cast import BFLOAT16, FLOAT16, FLOAT64, raised, round_into, store, wide, windows
 from zerosim.backends.numpy.quantize import dequantize, dynamic_map, quantize
 from zerosim.backends.numpy.rounding import stored_step
 
@@ -113,4 +113,4 @@ def elementwise(rule: Rule, grad: Array, param: Array, *states: Array, storing: 
         scaled = np.multiply(raised(half), rule.grad_scale, dtype=values[0].dtype)
         rule.run(np, values[0], scaled, rule.now, *values[1:])
         for value, array in zip(values, stored, strict=True):
-            land(value, array)
+            round_into(value, array)

@@ -157,7 +157,7 @@ class ThreadTransport:
         if self.scheduler.finish(rank):
             self._deadlock()
 
-    def under_way(self) -> list[ThreadRound]:
+    def in_flight(self) -> list[ThreadRound]:
         """Return the rounds that some ranks have joined and others have not, oldest first."""
         with self.scheduler.mutex:
             return list(self._rounds.values())

@@ -20,7 +20,7 @@ from zerosim.config.inputs import read_toml
 from zerosim.config.presets.collective_tables import CollectiveTables, read_collectives
 from zerosim.config.presets.kernel_tables import FLASH_KERNELS, KernelTables, packaged_tables, read_tables
 from zerosim.config.presets.machine_file import Machine, read_machine
-from zerosim.config.presets.outside import HELD, Held, Outside, communicators
+from zerosim.config.presets.outside import HELD, Outside, OutsideMemory, communicators
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import Mesh
 from zerosim.units import parse_bytes
@@ -75,7 +75,7 @@ class Hardware:
     hbm_bytes_per_s: int
     link_bytes_per_s: int
     sources: Sources
-    held: Held | None = None
+    held: OutsideMemory | None = None
     flash: bool | None = None
     kernels: KernelTables | None = None
     collectives: CollectiveTables | None = None

@@ -40,7 +40,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OutsideMemory:
     """What one generation of GPUs holds outside. `nccl`: bytes of a communicator of two ranks and of one of more; None
     without a source."""
 
@@ -85,29 +85,31 @@ def _cublas(each: int) -> Outside:
 
 _OLDER = (2 * 4096 + 8 * 16) * 1024  # PyTorch's CUBLAS_WORKSPACE_CONFIG, :4096:2:16:8
 # On an A100 the context is measured by processes that hold nothing else there.
-VOLTA = Held(
+VOLTA = OutsideMemory(
     _context(400 * 10**6, "pytorch/pytorch#20532, on V100", "the upper end of 300 to 400 MB"),
     (_cublas(_OLDER), Outside("cuBLASLt workspace", MIB, _TORCH)),
 )
-AMPERE = Held(
+AMPERE = OutsideMemory(
     _context(414 * MIB, "awslabs/keys_values#92, on A100"),
     (_cublas(_OLDER), Outside("cuBLASLt workspace", 4 * MIB, f"{_TORCH}; Transformer Engine")),
     _nccl(_PER_GROUP),
 )
-ADA = Held(
+ADA = OutsideMemory(
     _context(414 * MIB, "awslabs/keys_values#92, on A100", _AS_ON_A100),
     (_cublas(_OLDER), Outside("cuBLASLt workspace", 4 * MIB, f"{_TORCH}; Transformer Engine")),
     _nccl(f"{_PER_GROUP}; {_AS_ON_A100}"),
 )
 """Cards of Ampere, Ada and Blackwell."""
-TURING = Held(_context(400 * 10**6, "pytorch/pytorch#20532, on V100", "the same as on a V100"), VOLTA.workspaces)
-HOPPER = Held(
+TURING = OutsideMemory(
+    _context(400 * 10**6, "pytorch/pytorch#20532, on V100", "the same as on a V100"), VOLTA.workspaces
+)
+HOPPER = OutsideMemory(
     _context(414 * MIB, "awslabs/keys_values#92, on A100", _AS_ON_A100),
     (_cublas(32 * MIB), Outside("cuBLASLt workspace", 32 * MIB, f"{_TORCH}; Transformer Engine")),
     _nccl(f"{_PER_GROUP}; {_AS_ON_A100}"),
 )
 """Hopper and Blackwell."""
-HELD: Mapping[str, Held] = MappingProxyType(
+HELD: Mapping[str, OutsideMemory] = MappingProxyType(
     {"volta": VOLTA, "turing": TURING, "ampere": AMPERE, "ada": ADA, "hopper": HOPPER}
 )
 """By the name in a row of `gpus.toml`."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 from zerosim.config.allocator import ArenaKnobs
 from zerosim.device.events import Move, Segment
-from zerosim.device.memory import News
+from zerosim.device.memory import Change
 from zerosim.errors import Room
 
 Moves = list[tuple[int, int, int]]
@@ -47,7 +47,7 @@ class Arena:
         self.knobs = knobs
         self.compact = compact
         self.free_bytes = capacity
-        self.news: list[News] = [(Segment, (0, capacity))]
+        self.changes: list[Change] = [(Segment, (0, capacity))]
         self._live: dict[int, tuple[int, int]] = {}  # address and size by id
         self._starts: dict[int, int] = {}  # holes: size by address
         self._ends: dict[int, int] = {}  # holes: address by end
@@ -55,7 +55,7 @@ class Arena:
         self._open(0, capacity)
 
     def forget(self) -> None:
-        self.news.clear()
+        self.changes.clear()
 
     def reserve(self, id: int, nbytes: int) -> int | None:
         """Reserve `nbytes`. Return None if there are not enough bytes, or no hole is large enough."""
@@ -126,7 +126,7 @@ class Arena:
         for source, target, size in self.compact({address: self._live[id][1] for address, id in ids.items()}):
             id = ids[source]
             self._live[id] = target, size
-            self.news.append((Move, (id, source, target, size)))
+            self.changes.append((Move, (id, source, target, size)))
         self._starts.clear()
         self._ends.clear()
         self._holes.clear()

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from zerosim.device.events import Segment
-from zerosim.device.memory import News
+from zerosim.device.memory import Change
 
 MIB = 2**20
 UNLIMITED = 2**62
@@ -114,13 +114,13 @@ class DeviceMemory:
     """The driver's memory: it grants any addresses as long as there are bytes (its memory is paged and does not
     fragment).
 
-    `reserved_bytes` are granted now; `news` lists each change.
+    `reserved_bytes` are granted now; `changes` lists each change.
     """
 
     def __init__(self, capacity: int | None) -> None:
         self.capacity = capacity
         self.reserved_bytes = 0
-        self.news: list[News] = []
+        self.changes: list[Change] = []
         self._ranges: list[tuple[int, int]] = []  # addresses in use: start, end
 
     def has(self, nbytes: int) -> bool:
@@ -143,4 +143,4 @@ class DeviceMemory:
     def take(self, address: int, nbytes: int) -> None:
         """Map memory behind addresses; a negative number gives it back."""
         self.reserved_bytes += nbytes
-        self.news.append((Segment, (address, nbytes)))
+        self.changes.append((Segment, (address, nbytes)))

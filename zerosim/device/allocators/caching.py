@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from zerosim.config.allocator import INTERVALS, CachingKnobs
 from zerosim.device.allocators.blocks import MIB, UNLIMITED, Block, BlockPool, DeviceMemory
 from zerosim.device.allocators.expandable import ExpandableSegments
-from zerosim.device.memory import News
+from zerosim.device.memory import Change
 from zerosim.errors import Room
 
 MIN_BLOCK = 512
@@ -58,11 +58,11 @@ class CachingAllocator:
         return self.memory.reserved_bytes
 
     @property
-    def news(self) -> Sequence[News]:
-        return self.memory.news
+    def changes(self) -> Sequence[Change]:
+        return self.memory.changes
 
     def forget(self) -> None:
-        self.memory.news.clear()
+        self.memory.changes.clear()
 
     def reserve(self, id: int, nbytes: int, stream: str = COMPUTE) -> int | None:
         """Reserve a block for a request and return its size; None if out of memory."""

@@ -64,7 +64,7 @@ class Stepper:
         self._most: dict[str, int] = {}  # by kind, of everything drawn so far: the scale of the bars
         self._last_until = "all_gather"
         self._drawn = 0.0
-        self._under_way = ""
+        self._in_flight = ""
         self._actions: dict[str, Callable[[], None]] = {
             "n": self.next,
             "space": self.next,
@@ -124,7 +124,7 @@ class Stepper:
 
     # -- going on -------------------------------------------------------------------------------
     def next(self, rank: int | None = None) -> None:
-        self._under_way = "the next event"
+        self._in_flight = "the next event"
         self.status = f"rank {self.world.next(rank).rank} performed one event"
 
     def next_collective(self) -> None:
@@ -143,7 +143,7 @@ class Stepper:
         self._go(self.world.finish_step, f"to the end of {step}", f"every rank has ended {step}")
 
     def finish(self) -> None:
-        self._under_way = "to the end of the run"
+        self._in_flight = "to the end of the run"
         losses = self.world.finish().mean_losses
         self.status = f"the run is over: loss {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
 
@@ -151,18 +151,18 @@ class Stepper:
         words = f"back by {count}"
         self._go(lambda: self.world.back(count), f"{words}: running again from the start", words)
 
-    def _go(self, step: Callable[[], object], under_way: str, done: str) -> None:
+    def _go(self, step: Callable[[], object], doing: str, done: str) -> None:
         """Let the world take a step, with the status line's words for the meantime and for the end."""
-        self._under_way = under_way
+        self._in_flight = doing
         step()
         self.status = done
 
     def _look_for_ctrl_c(self) -> None:
         """Show progress now and then, after an event. Raises: Stopped if Ctrl-C was pressed."""
         if self.terminal.take_interrupt():
-            raise Stopped(f"stopped early ({self._under_way})")
+            raise Stopped(f"stopped early ({self._in_flight})")
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
-            self.status = f"{self._under_way} ... Ctrl-C stops here"
+            self.status = f"{self._in_flight} ... Ctrl-C stops here"
             self.draw()
 
     # -- asking ---------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def frame(world: DebugWorld, most: Mapping[str, int], status: str, width: int, h
     said = _wrapped(" ".join(status.split()), width, 1 if height < 16 else 3, " … e: all of it")
     foot = [
         *_legend(most, width),
-        *_under_way(world, rounds, 2 if height < 30 else 4),
+        *_in_flight(world, rounds, 2 if height < 30 else 4),
         *(Text(line, style="bold") for line in said or [""]),
         keys_line(width, SHORT_KEYS[:-2], SHORT_KEYS[-2:]),
     ]
@@ -111,7 +111,7 @@ def _legend(most: Mapping[str, int], width: int) -> list[Text]:
     return filled(lines, 2 if width < 100 else 1)
 
 
-def _under_way(world: DebugWorld, rounds: Sequence[PendingCollective], height: int) -> list[Text]:
+def _in_flight(world: DebugWorld, rounds: Sequence[PendingCollective], height: int) -> list[Text]:
     """Return the collectives in flight and each rank's bytes, always as many lines, so that nothing jumps."""
     lines, last = [], world.last
     if last and isinstance(last.event, Message) and not any(_has_joined(last.rank, round) for round in rounds):

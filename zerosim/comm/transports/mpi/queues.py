@@ -152,7 +152,7 @@ class Queues:
         """Run the moves, in rank order. Return False if one failed, which ends the run."""
         own = [self._devices[round.group[member]].stream for member in round.local]
         streams = [stream for stream in own if stream is not None]
-        round.land()
+        round.take_arrived()
         if streams:
             meet(streams, round.events)
         for index, member in enumerate(round.local):

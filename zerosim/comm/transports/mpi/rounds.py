@@ -58,7 +58,7 @@ class RemoteRound(ThreadRound):
         self.native: NativeCall | None = None  # once all members have arrived
         self.awaited: set[tuple[int, int]] = set()  # (source, target) of parts that no header has announced yet
         self.inbox: dict[tuple[int, int], Parts] = {}
-        self._landing: list[tuple[tuple[int, int], list[Any]]] = []
+        self._arriving: list[tuple[tuple[int, int], list[Any]]] = []
         self._outgoing: list[Any] = []  # requests
         self._incoming: list[Any] = []
         self._sending: set[int] = set()  # ranks that large parts are sent to
@@ -131,7 +131,7 @@ class RemoteRound(ThreadRound):
                 else:
                     memoryview(data)[:] = part.inline[start : start + data.nbytes]
                     start += data.nbytes
-            self._landing.append((pair, kept))
+            self._arriving.append((pair, kept))
 
     def is_complete(self) -> bool:
         """Return whether everything has arrived, and everything sent may be written again."""
@@ -148,16 +148,16 @@ class RemoteRound(ThreadRound):
         ranks = self._sending | {self.group[source] for source, _ in self.awaited}
         return any(self._remote.process_of(rank) == process for rank in ranks)
 
-    def land(self) -> None:
+    def take_arrived(self) -> None:
         """Return the inbox that the moves read."""
         staging = self._remote.staging
-        for (source, target), kept in self._landing:
+        for (source, target), kept in self._arriving:
             rank = self.group[target]
-            arrays = [staging.landed(array, rank) for array in kept]
+            arrays = [staging.arrived(array, rank) for array in kept]
             if staging.is_copy:
                 self._copy(rank, ("host", "device"), sum(array.nbytes for array in arrays))
             self.inbox[source, target] = arrays
-        self._landing = []
+        self._arriving = []
 
     def posted_for(self, member: int, source: int) -> Parts:
         """Return the arrays that `source` posted for `member`, an index of this process."""
@@ -170,6 +170,6 @@ class RemoteRound(ThreadRound):
         return bool(self._incoming or self._outgoing or self.native)
 
     @property
-    def is_landing(self) -> bool:
+    def is_arriving(self) -> bool:
         """Whether bytes are arriving here."""
         return bool(self._incoming or self.native)

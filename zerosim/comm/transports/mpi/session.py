@@ -114,30 +114,30 @@ class MpiSession:
             tag = self.wire.new_tag()  # a new tag: messages left over after a failure must not be taken for others
             self.tell(process, "object", (tag, len(data)))
             requests += self.wire.send(process, tag, data)
-        landing: dict[int, tuple[bytearray, list[Any]]] = {}
+        arriving: dict[int, tuple[bytearray, list[Any]]] = {}
         awaited, pause, late = set(self.wire.others), Pause(), time.monotonic() + LATE_S
-        while awaited or landing or not self.wire.are_done(requests) or not self.wire.is_quiet():
+        while awaited or arriving or not self.wire.are_done(requests) or not self.wire.is_quiet():
             heard = self.hear()
             if heard is not None:
                 source, note = heard
                 if note.kind == "ended" and note.body is not None:
-                    self._unfinished.append((requests, data, landing))  # MPI may still read and write them
+                    self._unfinished.append((requests, data, arriving))  # MPI may still read and write them
                     failure = self.settle(None, {source: unpack(note.body)})
                     assert failure is not None
                     raise failure
                 if note.kind == "object":
                     tag, size = note.body
                     into = bytearray(size)
-                    landing[source] = into, self.wire.receive(source, tag, into)
+                    arriving[source] = into, self.wire.receive(source, tag, into)
                     awaited.discard(source)
             if awaited and time.monotonic() > late:
                 if awaited.issuperset(range(self.process)):  # the first of the waiting processes says so
                     _say_who_is_late(self.process, awaited)
                 late = float("inf")
-            landed = [source for source, (_, under_way) in landing.items() if self.wire.are_done(under_way)]
-            for source in landed:
-                values[source] = pickle.loads(landing.pop(source)[0])
-            pause.rest(heard is not None or bool(landed), expecting=True)
+            arrived = [source for source, (_, in_flight) in arriving.items() if self.wire.are_done(in_flight)]
+            for source in arrived:
+                values[source] = pickle.loads(arriving.pop(source)[0])
+            pause.rest(heard is not None or bool(arrived), expecting=True)
         return values
 
     # -- how it ends ------------------------------------------------------------------------------

@@ -30,11 +30,11 @@ class Staging:
         return bytes_of(array)
 
     def incoming(self, shape: tuple[int, ...], dtype: DType, rank: int) -> tuple[Any, Any]:
-        """Return a landing place for `rank`, and the bytes in it to fill."""
+        """Return a arriving place for `rank`, and the bytes in it to fill."""
         array = self._devices[rank].backend.empty(shape, dtype)
         return array, bytes_of(array)
 
-    def landed(self, kept: Any, rank: int) -> Array:
+    def arrived(self, kept: Any, rank: int) -> Array:
         """Return the array that `rank`'s moves read, once the bytes are filled."""
         return kept
 
@@ -56,7 +56,7 @@ class ThroughHost(Staging):
         data = memoryview(bytearray(prod(shape) * dtype.itemsize))
         return (data, shape, dtype), data
 
-    def landed(self, kept: Any, rank: int) -> Array:
+    def arrived(self, kept: Any, rank: int) -> Array:
         return self._stream(rank).upload(*kept)
 
 

@@ -217,7 +217,7 @@ class MpiTransport(ThreadTransport):
             rounds = self._queues.open.values()
             return ProcessStatus(
                 progress=self.progress(),
-                is_stuck=not (self._outbox or self._is_busy() or any(round.is_landing for round in rounds)),
+                is_stuck=not (self._outbox or self._is_busy() or any(round.is_arriving for round in rounds)),
                 num_waiting=[self.scheduler.states[rank] for rank in self.local].count(State.WAITING),
                 num_sent=self._queues.num_sent,
                 num_received=self._queues.num_received,

@@ -48,7 +48,7 @@ class Wire:
         self._bytes: Any = self.world.Dup()
         self.collective: Any = self.world.Dup()
         self._status: Any = MPI.Status()
-        self._under_way: list[tuple[Any, bytes]] = []
+        self._in_flight: list[tuple[Any, bytes]] = []
         tags: Any = self._bytes.Get_attr(MPI.TAG_UB)
         self._num_tags = int(tags)
         self._tag = NO_TAG
@@ -60,12 +60,12 @@ class Wire:
     def tell(self, process: int, note: Note) -> None:
         """Send a note; it leaves without further calls, as long as `hear` is called now and then."""
         data = pickle.dumps(tuple(note), protocol=5)
-        self._under_way.append((self._notes.Isend([data, self.mpi.BYTE], process, 0), data))
+        self._in_flight.append((self._notes.Isend([data, self.mpi.BYTE], process, 0), data))
 
     def hear(self) -> tuple[int, Note] | None:
         """Return the next note, and the process that sent it."""
-        if self._under_way:
-            self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
+        if self._in_flight:
+            self._in_flight = [pair for pair in self._in_flight if not pair[0].Test()]
         message = self._notes.Improbe(self.mpi.ANY_SOURCE, 0, self._status)
         if message is None:
             return None
@@ -92,8 +92,8 @@ class Wire:
 
     def is_quiet(self) -> bool:
         """Return whether every note has left."""
-        self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
-        return not self._under_way
+        self._in_flight = [pair for pair in self._in_flight if not pair[0].Test()]
+        return not self._in_flight
 
 
 def _runs(data: Any) -> list[Any]:
