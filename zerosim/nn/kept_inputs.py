@@ -27,7 +27,7 @@ from zerosim.tensor.tensor import Tensor, record_saved
 
 PURPOSE = "activations"
 
-Recompute = Callable[[], Buffer]
+Restore = Callable[[], Buffer]
 """Gives the whole input back, once. What was kept of it is gone with this function."""
 
 
@@ -42,7 +42,7 @@ class StoredInputs:
         self.on_host = on_host
         self.stash = Stash(window) if window else None
 
-    def keep(self, x: Buffer) -> Recompute:
+    def keep(self, x: Buffer) -> Restore:
         """Keep x, and say how it comes back."""
         device, shape, dtype = x.device, x.shape, x.dtype
         if self.comm is None and not self.on_host:

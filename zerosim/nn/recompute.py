@@ -13,19 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from zerosim.device.device import Buffer
-from zerosim.nn.kept_inputs import Recompute, StoredInputs
+from zerosim.nn.kept_inputs import Restore, StoredInputs
 from zerosim.nn.unit import Unit
 from zerosim.tensor.tensor import Tensor
 
 
 class Recompute(Unit):
-    """A unit around a unit. Its input stays, as `inputs` keeps it; backward makes everything else again."""
+    """A unit around a unit. `inputs` stores its input; backward recomputes everything else."""
 
     def __init__(self, unit: Unit) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
         self.unit = unit
         self.inputs = StoredInputs()
-        self._kept: dict[int, Recompute] = {}
+        self._kept: dict[int, Restore] = {}
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
         super().reach(sends_back, trained)
