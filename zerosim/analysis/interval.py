@@ -147,8 +147,8 @@ class Coverage:
 
 
 def coverage(steps: Sequence[MeasuredStep], *, by_scenario: bool = False) -> Coverage:
-    """Compare each row with the interval of all other rows, or of all other scenarios' rows, as for a framework
-    that nobody measured."""
+    """Compare each row with the interval of all other rows, or of all other scenarios' rows, which is how an unmeasured
+    framework is judged."""
     inside, ratios = 0, []
     for at, step in enumerate(steps):
         others = [*steps[:at], *steps[at + 1 :]]

@@ -254,7 +254,7 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
     if config.parallel.zero_stage == 3 and mesh.dp_replicate == 1 and 1 < shards < mesh.axes.dp_shard:
         tried.append({"dp_replicate": mesh.axes.dp_shard // shards})
     for values in tried:
-        with suppress(InputError):  # a schedule may not have so many microbatches
+        with suppress(InputError):  # a schedule may not accept this number of microbatches
             changed = config.replace(**values)
             if changed != config:
                 yield changed

@@ -33,7 +33,7 @@ def offloads(config: RunConfig, memories: Collection[str]) -> Iterator[RunConfig
     for where, stage in (*tried, ("optimizer=host,params=host", 3), ("optimizer=nvme,params=nvme", 3)):
         if HOST not in memories or ("nvme" in where and NVME not in memories):
             continue
-        with suppress(InputError):  # what else was said may not go with it
+        with suppress(InputError):  # other given options may not go with it
             changed = config.replace(stage=stage, offload=where) if stage != own else config.replace(offload=where)
             if _further(changed) > _further(config) and all(_is_further(changed, config)):
                 yield changed
@@ -92,7 +92,7 @@ def planned_way(
     config: RunConfig, capacity: int, reserve: int, has: Mapping[str, int | None], cluster: Cluster | None
 ) -> Way:
     """Plan a configuration in nodes without limits, on devices of `capacity` bytes, of which `reserve` are kept; then
-    say what is too small. `has`: what a node has of its other memories, None where nobody knows."""
+    name the memory that is too small. `has`: a node's bytes of its other memories, None if unknown."""
     free, room = cluster and cluster.without_limits(), capacity - reserve
     asked = config.replace(host_memory=None)
     try:

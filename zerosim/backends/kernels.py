@@ -209,7 +209,7 @@ class Backend(Protocol):
         """Return each member's share of one collective of a vendor's library (NCCL), for all members of a group at
         once.
 
-        Raises: InputError where there is no such library or verb, or a member has no GPU of its own.
+        Raises: InputError if the library or verb does not exist, or a member shares its GPU.
         """
 
     # -- arrays -------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ NEAR = 1.25
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes to measure. `programs`: models that ranks train alone. `host`: a model with large activations, so that
-    the host's caches are cold, and almost no parameters, which a single rank would send to itself. Sides of
-    square products; bytes of copies and of collectives' payloads; parameters that a rank's Adam steps."""
+    the host's caches are cold, and almost no parameters, which a single rank would send to itself. Sides of square
+    products; bytes of copies and of collectives' payloads; the number of parameters in a rank's Adam step."""
 
     programs: tuple[RunConfig, ...]
     host: RunConfig

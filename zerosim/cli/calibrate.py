@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure and print. Return 0 whatever the clock's error is: it is a figure, not a check.
+    """Measure and print. Return 0 for any error of the clock: it is a figure, not a check.
 
     Raises: InputError for files that cannot be written and for less than two ranks, before anything is measured.
     """

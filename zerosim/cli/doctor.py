@@ -13,7 +13,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Report. Return 0 whatever is missing. Raises: InputError for a file that cannot be written."""
+    """Report. Always return 0. Raises: InputError for a file that cannot be written."""
     figures = output(args, "json")
     from zerosim.report.doctor import doctor_report
     from zerosim.train.diagnosis import diagnose

@@ -57,7 +57,7 @@ GROUPS: Mapping[str, str] = {
 _PLANNED = {
     "accumulate": "1; with --pp P 4P",
     "attention": "eager; with --gpu or --limit flash",
-    "recipe": "paper; with --gpu usual, of several stages paper",
+    "recipe": "paper; usual with --gpu, paper with several stages",
 }
 """Defaults of a plan that depend on other flags, as text."""
 

@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
             if action is None or action.dest not in typed or match[0] != action.option_strings[0]:
                 return match[0]
             flag = typed[action.dest]
-            # Advice in a message keeps its meaning: --no-x appears only where the message is about it.
+            # A flag in a message keeps its meaning: --no-x appears only if the message is about --no-x.
             return flag if match.start() == 0 or not flag.startswith("--no-") else match[0]
 
         return re.sub(r"--[a-z][\w-]*", spelled, message)

@@ -73,7 +73,7 @@ def mark_number(record: Sequence[Event], name: str, step: int) -> int:
 
 # -- peaks ------------------------------------------------------------------------------------------
 class Peak(NamedTuple):
-    """The most live bytes at once, and the first event with so many."""
+    """The most live bytes at once, and the first event with this many."""
 
     amount: int
     number: int

@@ -31,7 +31,7 @@ def volume(run: Comparison) -> Check:
     tied = result.tied_numel
     table = padded_numel([tied], config.mesh.ranks) if tied and run.exercise.stage else tied
     most = elements(config, psi_of(result, run.exercise.stage), table)
-    # Bytes of an element, for those of the N slices that travel.
+    # Bytes of an element, for the N slices that travel.
     each = 2 * Fraction(config.mesh.ranks - 1, config.mesh.ranks)
     per_step = [Fraction(sum(step), config.mesh.ranks) for step in _sent(run.mine, config)]
     expected = f"at most {text} (N-1)/N elements = {bytes_text(most * each)} B sent per rank and step"

@@ -10,8 +10,8 @@ time of a curve is its latency, and the rest is its transfer.
     a strided group           no faster than the measured rate of such groups, if the box has such a row. An
                               all-reduce sends half of its bytes as a reduce-scatter does, and half as an all-gather
 
-Between nodes NCCL's formula holds, and a call takes no less than its members on one node would take for the same
-payload alone.
+Between nodes NCCL's formula holds. A call takes at least as long as its members on one node would take for the same
+payload.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class MemoryLedger:
         return _snapshot(scope, self._by_unit, self._padding)
 
     def read(self, events: list[Event]) -> None:
-        """Fold events in order; the peak is kept where it first occurs."""
+        """Fold events in order; the peak stands where it first occurs."""
         for event in events:
             if isinstance(event, Kernel):  # the most frequent first: this loop is the cost of recording
                 continue

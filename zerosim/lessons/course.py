@@ -110,9 +110,9 @@ def _rows() -> dict[str, Any]:
 
 
 def project_url() -> str | None:
-    """Look up where the project lives: `Repository` of pyproject.toml's `[project.urls]`, None where none is set.
+    """Look up the project's address: `Repository` of pyproject.toml's `[project.urls]`, None if it is not set.
 
-    It is the one setting from which badges and links to source files follow. Install again after changing it.
+    Badges and links to source files follow from this one setting. Install again after changing it.
     """
     try:
         urls = importlib.metadata.metadata("zerosim").get_all("Project-URL") or []

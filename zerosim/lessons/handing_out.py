@@ -15,7 +15,7 @@ _WORDS = {"hour": "one hour", "day": "one day", "weeks": "two weeks"}
 
 
 def write_course(folder: Path) -> list[Path]:
-    """Write all files of the course, and return their paths. Nothing is written over.
+    """Write all files of the course, and return their paths. No file is overwritten.
 
     Raises: InputError for a folder that holds something already; OutputError where a file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""How the input of a unit that runs again is kept from forward to backward: ZeRO-R's Pa and Pa+cpu (1910.02054, 6.1).
+"""Storage of a recomputed unit's input from forward to backward: ZeRO-R's Pa and Pa+cpu (1910.02054, 6.1).
 
 b rows, s tokens, h width; t tensor-parallel ranks, which all have the same input. Elements of each input:
 
@@ -28,7 +28,7 @@ from zerosim.tensor.tensor import Tensor, record_saved
 PURPOSE = "activations"
 
 Restore = Callable[[], Buffer]
-"""Gives the whole input back, once. What was kept of it is gone with this function."""
+"""Returns the whole input, once. The stored part is freed with this function."""
 
 
 class StoredInputs:
@@ -74,7 +74,7 @@ class StoredInputs:
             self.stash.forget()
 
     def _put_away(self, part: Buffer) -> Callable[[Buffer], None]:
-        """Copy a part to where it is kept; what copies it from there into a buffer like it."""
+        """Copy a part to its storage. Return a function that copies it from there into a buffer like it."""
         device = part.device
         if self.on_host:
             host = HostBuffer(part, Kind.KEPT)

@@ -1,4 +1,4 @@
-"""Recompute: a unit that keeps its input only, and runs forward again when backward needs the rest.
+"""Recompute: a unit that stores only its input, and runs forward again when backward needs the rest.
 
 (Chen et al. 1604.06174; "activation checkpointing" in ZeRO's paper, section 3.2, and in PyTorch.) Between
 forward and backward one input per slot is kept (`kept_inputs.py` says how). A strategy's hooks are the same:
@@ -53,7 +53,7 @@ class Recompute(Unit):
         self.unit.backward_weights(slot)
 
     def forget(self) -> None:
-        """Drop kept inputs, and graphs, that no backward will want."""
+        """Drop stored inputs, and graphs, that no backward will need."""
         self._kept.clear()
         self.inputs.forget()
         self.unit.forget()

@@ -1,4 +1,4 @@
-"""What a block saves for backward, in the host's memory: torchtune's activation offloading without recompute.
+"""A block's saved buffers in the host's memory: torchtune's activation offloading without recompute.
 
 A buffer leaves for the host when an op saves it, in a stream beside compute. Its bytes on the device live until the
 copy is waited for and the block's forward is over: the stash window says how many copies may be in flight, and one more

@@ -3,7 +3,7 @@
     AdaGrad  sum = sum + g^2;                    w = w - lr * g / (sqrt(sum) + eps)
     RMSProp  v = alpha v + (1 - alpha) g^2;      w = w - lr * g / (sqrt(v) + eps)
 
-eps stands outside the root. AdaGrad's steps only ever shrink; RMSProp forgets.
+eps is added outside the root. AdaGrad's steps only ever shrink; RMSProp forgets.
 """
 
 from __future__ import annotations

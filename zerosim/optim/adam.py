@@ -5,7 +5,7 @@
     v = beta2 v + (1 - beta2) g^2
     w = w - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-eps stands outside the root, after bias correction. The kernel is `backend.adam`; the rule is the same.
+eps is added outside the root, after bias correction. The kernel is `backend.adam`; the rule is the same.
 """
 
 from __future__ import annotations

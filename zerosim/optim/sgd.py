@@ -17,7 +17,7 @@ from zerosim.optim.elementwise import Elementwise, Now
 
 @dataclass(frozen=True)
 class SGD(Elementwise):
-    """Without momentum it has no state: K is the master alone. `Optimizer` documents its members."""
+    """Without momentum it has no state: K is only the master. `Optimizer` documents its members."""
 
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -1,4 +1,4 @@
-"""What other axes of a mesh do to each rank's shard of gradients after backward.
+"""The other mesh axes' work on each rank's shard of gradients after backward.
 
 dp_replicate   hybrid sharding (HSDP, MiCS): the ranks that hold the same part average it
 tp             ranks that work out shares of one gradient add them up

@@ -23,7 +23,7 @@ class Strategy:
     """The hooks, all empty. `comm` is the group of N ranks that divides the model states; all its members call the same
     collectives in the same order. The run's ZeRO stage and the attributes below decide who holds what."""
 
-    stage: int | None = None  # the ZeRO stage whose rows it has, whatever the run's
+    stage: int | None = None  # the ZeRO stage whose rows it has, at any ZeRO stage of the run
     keeps_params: bool | None = None  # whether every rank holds all parameters between uses; None: by ZeRO stage
     keeps_grads: bool | None = None  # whether every rank holds all gradients until the step
     sees_all_grads = False  # every rank sees every reduced gradient, so that the norm needs no exchange

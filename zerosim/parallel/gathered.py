@@ -26,7 +26,7 @@ from zerosim.tensor.flat import Flat
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What stays gathered, units and flats by name. In the paper: nothing.
+    """The units and flats that stay gathered, by name. In the paper: none.
 
     kept        units that stay from forward to backward (all of them: FSDP's reshard_after_forward=False, 2 Psi, and
                 ZeRO-2's peak)
@@ -44,7 +44,7 @@ class Residency:
 
 
 class Prefetch:
-    """Which gathers are launched before their turn: none."""
+    """The gathers that are launched early: none."""
 
     def begin(self, timetable: Timetable) -> None:
         """Begin a step."""

@@ -28,7 +28,7 @@ from zerosim.tensor.flat import Flat
 
 
 class Reducer:
-    """What all reducers share: reductions in flight, and storing what arrives.
+    """Common parts of all reducers: reductions in flight, and storing their results.
 
     averages   when own parts are averaged over the ranks that hold the same ones (HSDP): what arrives in "each"
                microbatch; the sum of all in the "last" backward, in flight until it is over (FSDP2's all-reduce

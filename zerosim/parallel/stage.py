@@ -1,5 +1,5 @@
-"""What the four stages share: when gradients are reduced (`reducer.py`) and parameters gathered (`published.py`,
-`gathered.py`), and by which collectives (`exchange.py`)."""
+"""Common parts of the four ZeRO stages: when gradients are reduced (`reducer.py`) and parameters gathered
+(`published.py`, `gathered.py`), and by which collectives (`exchange.py`)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DATA = ("dp_replicate", "dp_shard")
 """The axes over which the rows of a batch are distributed."""
 STATES = ("dp_shard",)
-"""The axes that cut model states: ZeRO's. Along the other axes of DATA slices have copies."""
+"""The axes that cut model states: ZeRO's. Ranks along the other axes of DATA hold copies of the slices."""
 MODEL = ("pp", "tp")
 """The axes that cut the model itself: a rank has some of its layers, and pieces of their weights."""
 FINER: Mapping[str, tuple[str, str]] = MappingProxyType({"dp_shard": ("nodes", "node")})
@@ -106,7 +106,7 @@ class Mesh:
         return ", ".join(f"{axis} {self.index(rank, axis)}" for axis in axes) if len(axes) > 1 else ""
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Return the ranks, ascending, that differ from this one along these axes alone; itself included."""
+        """Return the ranks, ascending, that differ from this one only along these axes; itself included."""
         finest = _finest(axes)
         first = rank - sum(self.index(rank, axis) * self._stride(axis) for axis in finest)
         steps = [range(0, self.size(axis) * self._stride(axis), self._stride(axis)) for axis in finest]

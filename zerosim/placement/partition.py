@@ -67,7 +67,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class EvenSlices:
-    """Every buffer is cut into slices of one length, one for each member in turn."""
+    """Every buffer is cut into slices of one length, one for each member in order."""
 
     def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
         return slice_of(numels[which], index, size)

@@ -76,7 +76,7 @@ def _hash(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return JSON that cannot end a block of the page, whatever its texts contain."""
+    """Return JSON that cannot end a block of the page, with any text in it."""
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

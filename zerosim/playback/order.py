@@ -13,7 +13,7 @@ from zerosim.device.events import Event, Launch, Mark, Wait
 from zerosim.verbs import MESSAGES
 
 Call = tuple[str, str, tuple[int, ...], int]
-"""What identifies a collective on all its ranks: verb, axis, group, and its number in that group."""
+"""A collective's identity on all its ranks: verb, axis, group, and its number in that group."""
 
 
 def call_of(launch: Launch) -> Call:

@@ -162,7 +162,7 @@ def bytes_text(nbytes: int) -> str:
 
 # -- traffic ------------------------------------------------------------------------------------
 def traffic_html(rows: Sequence[TrafficRow], title: str = "Traffic of one rank, in bytes") -> str:
-    """Return one row per step, phase and operation, as one rank saw it; of very many the last ones."""
+    """Return one row per step, phase and operation, as one rank saw it. A long history shows its last rows."""
     shown = rows[-MOST_ROWS:]
     note = f"The last {len(shown):,} of {len(rows):,} rows." if len(shown) < len(rows) else ""
     sent = [row.sent_bytes for row in rows if row.sent_bytes is not None]

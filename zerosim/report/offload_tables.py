@@ -34,7 +34,9 @@ def memories_table(result: RunResult) -> RenderableType | None:
     if has_late(result):
         note += "The update is delayed: the host holds gradients of two steps, and new parameters beside the old ones. "
     note += " ".join(most_elsewhere(result, None))
-    return titled("Their memories when backward ends, bytes per rank", Adaptive(grid, grid.without("in bytes")), note)
+    return titled(
+        "Where model states lie when backward ends, bytes per rank", Adaptive(grid, grid.without("in bytes")), note
+    )
 
 
 def most_elsewhere(result: RunResult, cluster: Cluster | None) -> Sequence[str]:

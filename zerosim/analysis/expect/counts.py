@@ -53,7 +53,7 @@ def peak_bytes(asked: Asked) -> int:
 
 @quantity(
     "bytes",
-    "the most at once of the blocks that the allocator gave, rounding and unsplit rests included",
+    "the most bytes at once in the allocator's blocks, rounding and unsplit remainders included",
     takes=(PIPELINE_STAGE,),
 )
 def allocated_bytes(asked: Asked) -> int:

@@ -1,4 +1,4 @@
-"""What offloaded model states take of each memory, and what of them moves between memories in a step.
+"""Offloaded model states: their bytes in each memory, and the bytes that move between memories in a step.
 
 Source: ZeRO-Offload (2101.06840, section 4: 2M bytes of gradients out, 2M of parameters back, divided by N) and
 ZeRO-Infinity (2104.07857, sections 5 and 6); with several microbatches, and what passes NVMe twice, derived.

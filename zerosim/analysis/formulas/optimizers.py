@@ -1,4 +1,4 @@
-"""What optimizers keep: bytes of states by the shape of a tensor, where they are not so many for each parameter.
+"""Optimizer states whose bytes depend on the shape of a tensor.
 
 Element-wise optimizers keep `num_moments` numbers per parameter (`states.py`). Master weights are not counted here.
 """
@@ -11,7 +11,7 @@ from math import prod
 from zerosim.analysis.formulas.states import num_moments
 
 UNIFORM = ("adam", "adamw", "radam", "adam-sage", "lion", "sophia", "adagrad", "rmsprop", "sgd")
-"""They keep as many bytes for each parameter, whatever tensor it is in."""
+"""The other optimizers keep the same number of bytes for each parameter of any tensor."""
 
 FACTORED = ("adafactor", "adafactor-hf")
 """Of a matrix (r, c) they keep r + c numbers, which each rank with a part of it has all of (1804.04235, section 3)."""

@@ -55,8 +55,8 @@ def recomputed_boundaries(recompute: str, *, frozen: bool = False) -> Recomputed
 def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
-    `all_reduce` is what an all_reduce moves of its payload (`traffic.all_reduce_volume`). Where weights are `frozen`, f
-    reduces for those maps alone whose input's gradient is wanted.
+    `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
+    `frozen`, f reduces only for maps whose input's gradient is wanted.
     """
     calls = 4 * _l + recomputed_boundaries(recompute).g + _first + _last
     if frozen:
@@ -69,8 +69,8 @@ def sequence_parallel(
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
-    Unless they are kept, inputs of column-parallel maps are gathered again for their weights' gradients, 2 in a block
-    and 1 of the head.
+    Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
+    block and 1 in the head.
     """
     twice, again = 0 if keep_gathered else 1, recomputed_boundaries(recompute, frozen=frozen)
     each = ring(_t) * _w * _m * _bsh

@@ -1,4 +1,4 @@
-"""What the ZeRO paper prints, and how it rounds: Figure 1 and Tables 1 and 2 (arXiv 1910.02054).
+"""The ZeRO paper's printed figures, and its rounding: Figure 1 and Tables 1 and 2 (arXiv 1910.02054).
 
 GB is 1e9 bytes.
 """
@@ -82,8 +82,7 @@ def printed(value: Fraction, like: str, *, cut_from: int | None = 100) -> str:
 
 
 def largest_model(memory_bytes: int, stage: int, ranks: int, cost: BytesPerParameter, mp: int = 1) -> Fraction:
-    """Return how many parameters' model states alone fill `mp` devices' memory (Table 2): memory * mp / bytes per
-    parameter.
+    """Return how many parameters' model states fill `mp` devices' memory (Table 2): memory * mp / bytes per parameter.
 
     The paper's rows of mp > 1 are multiples of its rounded first row, so that they lie a little lower.
     """

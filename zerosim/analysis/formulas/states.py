@@ -24,7 +24,7 @@ MASTER_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class BytesPerParameter:
-    """What one parameter costs: 2 + 2 + 12 in mixed precision with Adam (ZeRO paper, section 3.1).
+    """The cost of one parameter: 2 + 2 + 12 in mixed precision with Adam (ZeRO paper, section 3.1).
 
     `optim` is a mean where it depends on the tensor that the parameter is in (`optimizers.py`).
     """
@@ -80,8 +80,8 @@ class Frozen(NamedTuple):
 def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
     """Return bytes per rank of each model state when backward ends, in Psi and N (ZeRO paper, section 5 and Figure 1).
 
-    Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters. What is `frozen`
-    has parameters alone: of Psi, Psi_t are trained (arXiv 2106.09685, section 4.2).
+    Stage 1 divides the optimizer states by N, stage 2 also the gradients, stage 3 also the parameters. `frozen` weights
+    have no gradients and no optimizer states: of Psi, Psi_t are trained (arXiv 2106.09685, section 4.2).
     """
     whole = {"param": cost.param * PSI, "grad": cost.grad * PSI, "optim": cost.optim * PSI}
     if frozen is not None:
@@ -106,7 +106,7 @@ def optimizer_step_states(
 ) -> dict[str, Form]:
     """Return bytes per rank while the optimizer steps: `model_states` and, under 'upcast', fp32 copies of gradients.
 
-    Of those no more than of `sub_group` elements are there at once, and of what the last tensor has beyond; 0: of all.
+    At most `sub_group` elements of these exist at once, plus the rest of the last tensor; 0: all of them.
 
     DeepSpeed casts the reduced 2-byte gradients of a rank's partition to fp32 before the step. With both
     alive stage 2 is 2Psi + 18Psi/N, which is what its estimator counts (stage_1_and_2.py, edaa722: 2 grads

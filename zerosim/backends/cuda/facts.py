@@ -118,7 +118,7 @@ def _cupy() -> Any:
 
 
 def _cublas() -> Any:
-    # Use this form: CuPy finds the library, in a wheel too, on access to the attribute. `import a.b` skips that.
+    # Import it this way: accessing the attribute makes CuPy find the library, in a wheel too. `import a.b` skips that.
     from cupy_backends.cuda.libs import cublas
 
     return cublas

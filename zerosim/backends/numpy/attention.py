@@ -98,7 +98,7 @@ class Totals:
         self.tokens = dqkv.shape[1]
 
     def add(self, rows: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
-        """What one block of queries adds; blocks come from the last to the first."""
+        """The contribution of one block of queries; blocks come from the last to the first."""
         product(ds, k[..., : rows.stop, :], out=self.dq[..., rows, :])
         for total, left, right in ((self.dk, ds, q), (self.dv, dropped, g)):
             part = product(left.swapaxes(-1, -2), right[..., rows, :])

@@ -1,7 +1,7 @@
 """The NumPy backend: the contract of `kernels.py`, and in which file each kernel is.
 
-Every kernel runs with floating-point warnings off: inf and nan are results like others here, as they
-are on a GPU. What looks for them (a loss scaler, a norm) does so in the values.
+Every kernel runs with floating-point warnings off: inf and nan are ordinary results here, as on a GPU. A loss scaler or
+a norm finds them in the values.
 """
 
 from __future__ import annotations

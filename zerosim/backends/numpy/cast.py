@@ -128,7 +128,7 @@ def _to_float16(values: Array, out: Array) -> None:
         np.copyto(out, values, casting="unsafe")
     else:
         _round_to_float16(values, half)
-    np.copyto(half, 0x7E00, where=np.isnan(values))  # one nan for both ways
+    np.copyto(half, 0x7E00, where=np.isnan(values))  # both branches give the same nan
 
 
 def _round_to_float16(values: Array, half: Array) -> None:
@@ -141,7 +141,7 @@ def _round_to_float16(values: Array, half: Array) -> None:
     subnormals (e = -14), for a carry into the next exponent, and for 65536, which reads as inf.
     """
     size = np.abs(values)
-    np.clip(size, 0.0, 65536.0, out=size)  # whatever overflows becomes 65536
+    np.clip(size, 0.0, 65536.0, out=size)  # overflowing values become 65536
     power = np.bitwise_and(size.view(np.uint32), 0x7F800000)  # 2**e
     np.clip(power, 113 << 23, 0x7F800000, out=power)  # at least 2**-14, whose exponent field is 113
     np.add(power, 13 << 23, out=power)  # 2**(e + 13)

@@ -31,7 +31,7 @@ def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
 
 def column_sum(grad: Array, out: Array) -> None:
     compute = wide(grad)
-    if grad.dtype == compute:  # nothing to raise: one product reads it where it stands
+    if grad.dtype == compute:  # nothing to convert: one product reads it in place
         store(product(np.ones(len(grad), compute), grad), out)
         return
     total = np.zeros(out.shape, compute)

@@ -11,7 +11,7 @@ from zerosim.backends.numpy.cast import BFLOAT16, BLOCK, raised, store
 
 
 def stored_step(rule: Rule, grad: Array, param: Array, states: Sequence[Array], storing: Storing) -> None:
-    """One step, in fp32, of bf16 arrays; `storing.lost` counts updates that left the stored weight as it was."""
+    """Run one step, in fp32, of bf16 arrays; `storing.lost` counts updates that did not change the stored weight."""
     for start in range(0, param.size, BLOCK):
         here = slice(start, min(start + BLOCK, param.size))
         old, kept = raised(param[here]), [raised(state[here]) for state in states]

@@ -35,7 +35,7 @@ class ThreadRound:
         self._transport = transport
         self.key = key
         self.call = call
-        self.first = first  # who fixed the call, and the place in its program
+        self.first = first  # the rank that fixed the call, and the place in its program
         self.exchanges: list[Exchange | None] = [None] * len(key.group)
         self.events: list[StreamEvent] = []  # the ends of the members' queues when they joined
         self.num_missing = len(key.group)

@@ -151,7 +151,7 @@ def _preset(name: str, row: Mapping[str, Any]) -> Hardware:
 
 
 def nics_carry(gigabits: int) -> float:
-    """Return the bytes per second of so many Gb/s of NICs, as NCCL counts them."""
+    """Return the bytes per second of this many Gb/s of NICs, as NCCL counts them."""
     return gigabits * 120_000_000
 
 

@@ -41,8 +41,8 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class OutsideMemory:
-    """What one generation of GPUs holds outside. `nccl`: bytes of a communicator of two ranks and of one of more; None
-    without a source."""
+    """The memory that one generation of GPUs holds outside of programs. `nccl`: bytes of a communicator of two ranks
+    and of one of more; None without a source."""
 
     context: Outside
     workspaces: tuple[Outside, ...]
