@@ -116,7 +116,7 @@ def test_sequence_parallelism_and_replicas() -> None:
     assert "≠" not in text
     assert "2S/N" in text
     assert "27bsh" in text
-    assert "S = 544, weights whose gradients all t ranks hold shares of" in on_one_line(text)
+    assert "S = 544, weights of whose gradients each of the t ranks holds a share" in on_one_line(text)
     assert "stage 0" not in text  # without a pipeline every rank is alike
 
 
