@@ -65,10 +65,10 @@ def start() -> str:
         "folder: notebooks, scenarios, and every exercise as a file in `homework`.",
         "",
         "An answer is graded in the notebook that asks for it, or as a file: `zerosim grade homework/03_ddp.py`.",
-        "`zerosim homework ddp > hw.py` writes one alone. On Windows take the file in `homework`: a shell's `>` may",
-        "write another encoding. Windows and macOS: the code is guarded for both, and was tried on Linux alone.",
+        "`zerosim homework ddp > hw.py` writes one alone. On Windows use the file in `homework`: a shell's `>` may",
+        "write another encoding. The code has guards for Windows and macOS, but was tried on Linux only.",
         "",
-        "Minutes are planned. They were not measured with students.",
+        "Minutes are estimates. They were not measured with students.",
         "",
     ]
     for way in course().ways:
