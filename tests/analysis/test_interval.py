@@ -173,7 +173,7 @@ def test_an_mfu_that_nobody_published_is_implausible() -> None:
         assert best is not None
         assert best.source
         assert implausible(best.mfu, cluster) is None
-        said = f"above the best that we know to be published for this GPU, {100 * best.mfu:.1f} %"
+        said = f"above the best published one that we know for this GPU, {100 * best.mfu:.1f} %"
         assert said in str(implausible(best.mfu + 0.001, cluster))
     assert best_published("my-card") is None
 

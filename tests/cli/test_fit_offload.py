@@ -100,7 +100,7 @@ def test_drives_of_unknown_speed_come_last(capsys: pytest.CaptureFixture[str]) -
     for node, is_known in (("dgx-h100", False), ("dgx-2", True)):
         assert main([*words, node]) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert ("How fast the node's drives are is not known" in said) != is_known
+        assert ("The speed of the node's drives is unknown" in said) != is_known
     ways = [way["offload"] for way in values(capsys, *words, "dgx-h100")["ways"]]
     assert ways[0] == ""
     assert ["nvme" in where for where in ways] == [False] * 4 + [True] * 5

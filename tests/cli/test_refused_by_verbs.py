@@ -62,7 +62,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--ranks-list 1 --model flat --params 1K --units 1", "computes no matrix products"),
     ],
     "fit": [
-        ("--find fastest --gpu a100-80", "expected one of microbatch"),
+        ("--find fastest --gpu a100-80", "expected one of micro-batch"),
         ("--find mesh --gpu a100-80 --tp 2", "--tp 2: the search varies it"),
         ("--find mesh --gpu a100-80 --sequence-parallel", "--sequence-parallel: the search varies it"),
         ("--find mesh --gpu a100-80 --pipeline zbh", "did you mean 'zb-h1'"),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from zerosim.config import RunConfig
-from zerosim.config.recompute import Again, read_recompute
+from zerosim.config.recompute import Recomputed, read_recompute
 
 
 def test_lists_and_every_second_block_are_read() -> None:
-    assert read_recompute("none") == Again()
-    assert read_recompute("selective") == read_recompute("selective:core_attn") == Again(frozenset({"core_attn"}))
+    assert read_recompute("none") == Recomputed()
+    assert read_recompute("selective") == read_recompute("selective:core_attn") == Recomputed(frozenset({"core_attn"}))
     assert read_recompute("selective:mlp,layernorm").parts == {"fc1", "mlp_act", "layernorm"}
     assert read_recompute("selective:op").parts - read_recompute("selective:op", "flash").parts == {"core_attn"}
     assert "core_attn" in read_recompute("selective:core_attn,mlp", "flash").parts
-    assert read_recompute("full") == read_recompute("full:1") == Again(every=1)
+    assert read_recompute("full") == read_recompute("full:1") == Recomputed(every=1)
     assert [read_recompute("full:2").wraps(block) for block in range(5)] == [False, True, False, True, False]
     assert RunConfig(layers=3, recompute="full:3").memory.again.every == 3

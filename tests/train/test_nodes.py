@@ -98,7 +98,7 @@ def test_a_node_that_is_too_small_is_said_with_what_each_rank_holds(capsys: pyte
         first, *table = shown.splitlines()
         assert "node 0 is out of host memory" in first
         assert "50.0 KB" in first
-        assert any(line.startswith("Held on the node") for line in table)
+        assert any(line.startswith("Most bytes held on the node") for line in table)
 
 
 def test_a_node_that_is_too_small_fits_on_no_device() -> None:

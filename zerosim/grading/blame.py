@@ -32,7 +32,7 @@ _HINTS = (
     (r"grad (was unchanged when|is not what)", "change `grad` in place: the return value of all_reduce is ignored, "
      "and assigning to the name grad changes nothing. Where may a collective write?"),
     (r"waits twice", "wait for each Work only once: remove it where you store it (pop)"),
-    (r"is not kept whole", "call flat.add_grad_whole(flat.take_grad()) first"),
+    (r"is not stored whole", "call flat.add_grad_whole(flat.take_grad()) first"),
     (r"no gradient", "every unit whose .reduces is true must leave a grad_shard before the step, on every rank"),
     (r"elements of gradient", "whole buffers have flat.padded_numel elements, slices flat.own.size"),
     (r"unexpected keyword|positional argument", "keep the arguments that the hooks have in the skeleton"),
@@ -71,7 +71,7 @@ def blame(trial: Trial, reference: Callable[[], Trial]) -> Finding:
         return pipelines.parted(trial, failure)
     if failure.reason in ("deadlock", "mismatch"):
         return _parted(trial, failure, reference)
-    if trial.config.mesh.tp > 1 and "copies of a weight must be the same" in failure.text:
+    if trial.config.mesh.tp > 1 and "copies of a weight must be" in failure.text:
         return Finding(failure.text, f"{_COPIES}: {places(trial.records[0])}", None)
     hint = _NO_END.get(failure.reason) or _hint(failure.text, failure.line)
     at = _freed(trial, failure) or _last(trial, failure.rank)

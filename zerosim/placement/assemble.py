@@ -117,7 +117,7 @@ def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:
             first = next(writer for limit, writer in writers if at < limit)
             raise PlacementError(
                 f"rank {rank} and rank {first} hold different values of {_where(flat, at)}: copies of a weight must be "
-                "the same to the bit; were their gradients reduced over all ranks that hold one?",
+                "bit-identical. Were their gradients reduced over all ranks with a copy?",
                 rank=rank,
             )
         if stop > end:
