@@ -98,8 +98,8 @@ def cold_starts(budget: Budget, progress: Progress) -> Iterator[Figure]:
     """Time `zerosim --help` and plans from a cold start, minus Python's own start, and a plan of 1,000 ranks over one
     of eight.
 
-    A plan is of ZeRO-3 with full recompute, without a device or for one that is too small (then the plan searches for a
-    change that fits).
+    The plans use ZeRO-3 with full recompute, without a device or on one that is too small. On the latter the plan also
+    searches for a change that fits.
     """
 
     def over_python(title: str, name: str, goal: float, contestants: dict[str, Processes]) -> Figure:

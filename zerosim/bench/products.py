@@ -46,7 +46,7 @@ def watch(step: Callable[[], object]) -> list[Product]:
     matmul: Callable[..., Any] = np.matmul
 
     def noting(left: Any, right: Any, out: Any = None) -> Any:
-        if min(left.ndim, right.ndim) >= 2:  # kernels add rows as a product with ones, which is no product of the model
+        if min(left.ndim, right.ndim) >= 2:  # a sum of rows is a product with ones, not the model's
             seen.append(Product(_layout(left), _layout(right), None if out is None else _layout(out)))
         return matmul(left, right, out=out)
 

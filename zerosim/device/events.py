@@ -244,7 +244,7 @@ class Recorder:
         self.release: Callable[[int, str], None] = lambda id, memory: None  # its allocator takes back dead bytes
         self._events: list[Event] = []
         self.owners: dict[ref[object], tuple[int, str]] = {}  # and the id and memory of each owner's bytes
-        self.dead: deque[ref[object]] = deque()  # deaths of those, in order
+        self.dead: deque[ref[object]] = deque()  # owners that have died, in order
         self.bury = self.dead.append
 
     @property

@@ -1,8 +1,8 @@
 """The group of ranks that divide a layer's work, and each rank's share: linear maps, rows, attention.
 
 A layer does not know that it is cut. It asks its group for a map, for a row's position, for attention. `Group()` is the
-group of one rank. Larger groups replace `WholeMaps` by `parallel/tensor.py`, and all rows by some of
-them.
+group of one rank. Larger groups use the maps of `parallel/tensor.py`, and hold some of the rows instead of
+all.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Block:
         self.allocated = False
         self.before: Block | None = None
         self.after: Block | None = None
-        self.since = 0  # the number of its pool's searches when it became free
+        self.since = 0  # its pool's count of searches when it became free
         self.uses: set[int] = set()  # unfinished works on other streams
 
     @property

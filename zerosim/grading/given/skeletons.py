@@ -256,7 +256,7 @@ def my_adapter(
 
 
 def my_nf4(values: Array, table: Array) -> tuple[Array, float]:
-    """Return codes, two a byte, first one high; and absmax."""
+    """Codes, two a byte, first one high; and absmax. 16 entries."""
     raise NotImplementedError("my_nf4: return codes, absmax")
 
 
