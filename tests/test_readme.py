@@ -4,6 +4,7 @@ that the README shows are those of a run."""
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import shlex
 import xml.etree.ElementTree as ET
@@ -195,6 +196,12 @@ def anchors(page: Path) -> set[str]:
     """How GitHub calls a page's headings in links."""
     headings = re.findall(r"^#+ (.*)$", read(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_primer_stays_as_it_is() -> None:
+    """Toys train on it: a letter changed changes every loss that the course and the pages show."""
+    digest = hashlib.sha256((ROOT / "zerosim" / "primer.md").read_bytes()).hexdigest()
+    assert digest == "d173734f802294fe6128afef4cbbd091d84be56fa91ba1beba00cd24397c12ac"
 
 
 def test_the_primer_is_prose_of_at_least_30_kb() -> None:
