@@ -58,7 +58,7 @@ def cross_entropy_sum(logits: Buffer, targets: Buffer) -> tuple[Buffer, Buffer]:
 class LogitsGrad:
     """The inputs, besides logits, of `scale / count` times the gradient of the summed losses.
 
-    The logits are the whole's columns from `first` on. Only `columns` of them are no padding.
+    The logits are the whole's columns from `first` on. `columns` of them are words; the rest is padding.
     """
 
     targets: Buffer

@@ -70,7 +70,7 @@ class FileArray:
 def failed(folder: Path, error: OSError) -> OutputError:
     """Return the error for a failure on the drive under `--nvme`."""
     why = error.strerror or str(error)
-    return OutputError(f"--nvme {folder}: {why}: the run's files could not be written or read; nothing of them is left")
+    return OutputError(f"--nvme {folder}: {why}: the run's files could not be written or read, and are removed")
 
 
 def new_file(path: Path, shape: tuple[int, ...], dtype: DType) -> FileArray:
