@@ -1,7 +1,7 @@
 """A training run that stops between its steps, so that a benchmark can let it take one step at a time.
 
 The run is zerosim's own: `engine.train` over ranks that `launch` starts, as in `train/run.py`. But its batches come
-through a gate. There every rank first meets the others in a barrier, so the step of all is over. Then it waits until
+through a gate. There every rank first meets the others in a barrier, so all have ended their step. Then it waits until
 the benchmark asks for one more step. The timed interval goes from there to the next barrier: all ranks' forward,
 backward, optimizer, and the reading of their events.
 

@@ -1,4 +1,4 @@
-"""The main loop: a step's actions, then the update. The strategy is called at its points; nothing else happens.
+"""The main loop: a step's actions, then the update. It calls the strategy's hooks, and does nothing else.
 
 An optimizer that estimates curvature has every k-th step followed by a second forward and backward, on labels that the
 model draws, and an `estimate` in place of the update.
