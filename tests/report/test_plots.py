@@ -711,7 +711,7 @@ def test_beside_the_states_stands_what_decides(tmp_path: Path, capsys: pytest.Ca
         beyond = bar["beyond"]
         assert beyond["outside the program"] == 500
         assert bar["total_bytes"] + beyond["up to the peak"] == peaks[bar["label"]]
-    assert "In brackets what decides" in (tmp_path / "x.svg").read_text("utf-8")
+    assert "In brackets, the bytes that decide" in (tmp_path / "x.svg").read_text("utf-8")
     assert all("beyond" not in bar for bar in bars(*sizes))
     flat = ("--model", "flat", "--params", "1K", "--units", "1", "--ranks", "2", "--gpu", "a100-80")
     assert all("beyond" not in bar for bar in bars(*flat))
