@@ -22,7 +22,7 @@ class Verb:
                of it, along a chain or to one other member
     has_root   one member sends to all, or receives from all
     pairwise   each member sends a part to each other one, not round a ring
-    curve      the verb whose measured times it takes (`zerosim calibrate`): usually its own, '' for none
+    curve      the verb whose measured times it uses (`zerosim calibrate`): usually its own, '' for none
     """
 
     name: str

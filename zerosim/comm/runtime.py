@@ -63,17 +63,17 @@ class World:
     """How many ranks, and how they run.
 
     ranks          how many
-    max_running    how many run side by side; 1: they take turns, in an order that never changes
-    backend        which array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes alone)
+    max_running    how many run side by side; 1: they take turns, always in the same order
+    backend        the array library: 'numpy', 'cuda' (CuPy), 'meta' (shapes only)
     transport      'threads', or 'mpi': ranks in several processes that mpirun started
     per_process    of transport mpi: ranks in each process, as threads; ranks = processes x per_process
     algorithm      'direct', 'ring', 'pairs' or 'native': a file each in `comm/algorithms/`
     bucket_bytes   the most a collective moves per call, None for no limit
     capacity       bytes of memory per device, None for no limit
-    allocator      how they are handed out, and `allocator_conf` its knobs: `device/allocators/`
+    allocator      hands out these bytes, with the knobs `allocator_conf`: `device/allocators/`
     node_ranks     how many neighbours share a node, None for all
     others         bytes of a node's host memory and drives, None for no limit; over mpi each rank has an equal part
-    folder         where what lies on NVMe is files; None on shapes
+    folder         the folder of the files that stand for NVMe; None on shapes
     timeout_s      seconds without any progress after which a rank that others wait for is late
     record         keep events for readers
     keep_events    keep every event in `device.recorder.history`

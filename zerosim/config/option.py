@@ -31,13 +31,13 @@ class Option:
     """A field's allowed values, and its texts on the command line.
 
     help        one line
-    flat        its name outside the part; the field's own where nothing is given
-    low, high   bounds that are allowed; `above` and `below` are not. Of each number, where there are two
-    choices     the words that it takes
-    metavar     the value's name in help; `choices` where there are some
-    shown       the default in words, where the value itself would say too little
+    flat        its name outside the part; by default the field's own
+    low, high   allowed bounds; `above` and `below` are excluded ones. They hold for each of two numbers
+    choices     the accepted words
+    metavar     the value's name in help; by default `choices`, if it has any
+    shown       the default in words, if the value itself says too little
     also        other names that people type for its flag
-    parse       from text such as '32GB' to the value, or a word to how it is kept
+    parse       turns text such as '32GB' into the value, or a word into its stored form
     stages      the ZeRO stages that have it: at another one it may only have its default
     follows     a recipe, an optimizer or a precision may set it (`layers.py`); its default is the paper's, with Adam
     """

@@ -25,11 +25,11 @@ class Examination(NamedTuple):
     """The questions to an answer outside of runs.
 
     name, expected   of its check
-    counted          the check's words where all is right
+    counted          the check's words if every reply is right
     questions        the same ones each time, by the seed
-    ask              put a question to an answer, and keep what comes back, piece by piece
-    words            what was asked last, when so many pieces had come
-    wrong            what is wrong with the pieces that came, None for nothing
+    ask              put a question to an answer, and store the reply, piece by piece
+    words            the last question, after a number of pieces
+    wrong            the error in the pieces, None if they are right
     endless          a hint for an answer that does not end
     """
 

@@ -38,7 +38,7 @@ AT_END = ("param", "grad", "optim", "unsharded_param", "unsharded_grad")
 
 
 def weights(run: Comparison) -> Check:
-    """Check that weights equal DDP's bit by bit; with accumulation in stages 2 and 3, those of the stage's
+    """Check that weights equal DDP's bit by bit; with accumulation at ZeRO stages 2 and 3, those of the stage's
     reference."""
     alone = run.exercise.stage >= 2 and run.case.config.data.accumulate > 1
     reference, name = (run.reference, f"ZeRO-{run.exercise.stage}'s reference") if alone else (run.ddp, "DDP")

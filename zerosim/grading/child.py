@@ -4,12 +4,12 @@ messages to the parent (`process.py`).
 An answer may print: stdout and stderr are one pipe, whose text is shown. Messages take another pipe, a line of JSON
 each. Between them are lines of faulthandler, about a crash or a thread that holds the interpreter.
 
-    ["alive"]              nothing new, and it goes on
+    ["alive"]              it is still running
     ["runs", label]        a case begins
-    ["borrowed", name]     it has called zerosim's own answer
-    ["left", text]         the end of the answer's: what it left, in base64
-    ["verdict", text]      the end of the judge's; the answer's cannot give one
-    ["failed", text]       the end: the grader itself is at fault
+    ["borrowed", name]     the answer has called zerosim's own solution
+    ["left", text]         the end of the answer's process: its results, in base64
+    ["verdict", text]      the end of the judge's process; the answer's cannot send one
+    ["failed", text]       the end, by an error of the grader itself
 """
 
 from __future__ import annotations

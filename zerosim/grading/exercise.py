@@ -80,9 +80,9 @@ class Recorded(NamedTuple):
 class Verdict(NamedTuple):
     """The result of an answer.
 
-    unsolved   what is still to be written, and the line where it is reached
-    void       why nothing of it counts, '' where it does
-    recorded   what there is to draw; None where nothing was run
+    unsolved   the part still to write, and the line that reaches it
+    void       why nothing of the answer counts, '' if it counts
+    recorded   the records to draw; None if nothing was run
     """
 
     checks: tuple[Check, ...] = ()
@@ -102,19 +102,19 @@ Judge = Callable[[Comparison], Check]
 class Exercise:
     """One exercise.
 
-    weight     what it is worth beside the others, by difficulty
-    given      the skeleton or the strategy with a bug: what a solution begins with
-    stage      the ZeRO stage whose reference run it is held against
-    cases      its runs; none where an answer is examined by itself alone
+    weight     its worth beside the others, by difficulty
+    given      the start of a solution: the skeleton, or the strategy with a bug
+    stage      the ZeRO stage of the reference run
+    cases      its runs; none if an answer is only asked questions
     judges     the checks, in order
     volume     elements that may be sent per rank and step, times N/(N-1), in words and as
                volume(config, Psi, tied elements)
-    gathered   how many whole parameter buffers may be there at once; None: not asked
-    slack      how many units the peak may lie above the reference's
-    adapt      makes of what the student hands in what a run can use
-    decisive   the checks without which no other counts: right weights and, of a bug, what it fails
-    yours      what must not be zerosim's own: names of a strategy's methods, or of functions (`borrowed.py`)
-    examine    what is asked of the answer by itself, before any run (`asking.py`)
+    gathered   how many whole parameter buffers may be gathered at once; None: not checked
+    slack      by how many units the peak may exceed the reference's
+    adapt      turns the student's answer into a part of a run
+    decisive   the checks without which no other counts: right weights and, for a bug, the check that it fails
+    yours      methods of a strategy, or functions, that must not be zerosim's own (`borrowed.py`)
+    examine    the questions to the answer before any run (`asking.py`)
     """
 
     number: int

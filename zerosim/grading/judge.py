@@ -82,10 +82,10 @@ def step_into(answer: Any, exercise: Exercise | str | int, case: int = 0, *, see
 class Left(NamedTuple):
     """The results of an answer's process.
 
-    refused   why it is no answer, '' where it is
-    changed   what of zerosim was not as before when it had run
-    asked     what it answered by itself
-    runs      what its runs left, up to the first that failed
+    refused   why it is no answer, '' if it is one
+    changed   the parts of zerosim that it changed
+    asked     its replies to questions
+    runs      the results of its runs, up to the first that failed
     """
 
     refused: str

@@ -3,7 +3,7 @@
     PATIENCE_S    without any kernel or collective (or the return of a function): ended inside, with its line
     LIMIT_S       for all of an exercise's runs: ended inside, with its line
     SILENCE_S     without any sign of the process: it holds the interpreter, and is ended from outside (`process.py`)
-    EVENTS_PER_STEP   of one rank; the runs that are graded need about a tenth of it at most
+    EVENTS_PER_STEP   of one rank; graded runs need at most about a tenth of it
 
 Looks are counted, not the clock: a machine that slept does not make an answer slow.
 """
@@ -38,9 +38,9 @@ class Failure(NamedTuple):
     """Why an answer ended early: the first failure.
 
     reason   unsolved, deadlock, mismatch, stuck, endless, late or error
-    text     one line, with where in the program it was
+    text     one line, with the place in the program
     line     the student's own line that ran then, or ''
-    rank     whose failure it is, in a run
+    rank     the rank that failed, in a run
     """
 
     reason: str

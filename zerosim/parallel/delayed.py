@@ -1,9 +1,9 @@
 """The delayed parameter update of ZeRO-Offload (arXiv 2101.06840, section 5.2), from step N on.
 
-    step          its gradients are of the weights after     what the CPU does beside its forward and backward
-    1 .. N - 1    all earlier steps                          nothing: it steps when backward is over
-    N             all earlier steps                          nothing. Its gradients wait
-    t > N         steps 1 .. t - 2                           steps with the gradients of t - 1
+    step          its gradients are of the weights after     the CPU's work beside its forward and backward
+    1 .. N - 1    all earlier steps                          none: it updates after backward
+    N             all earlier steps                          none; the gradients wait
+    t > N         steps 1 .. t - 2                           the update with the gradients of t - 1
 
 So a step's weights miss one update. When its backward ends, the new parameters replace the old ones, and the norm of
 its own gradients is decided: loss scale, clipping and learning rate are those of the step that made the gradients. A

@@ -1,10 +1,10 @@
 """Gathered parameters: each flat is absent, in flight, or resident. A `Residency` says what stays, a `Prefetch` what
 comes early.
 
-    resident    the whole is there (`flat.param`)
-    in flight   it is being gathered for a use to come
-    unshard     make a unit's parameters resident: as they are, as they arrive, or gathered now; then prefetch
-    reshard     let them go, unless they stay
+    resident    the whole flat is gathered (`flat.param`)
+    in flight   the flat is being gathered for a later use
+    unshard     make a unit's parameters resident: already resident, or by waiting, or by a gather now; then prefetch
+    reshard     free them, unless they stay
 """
 
 from __future__ import annotations
@@ -176,10 +176,10 @@ class Units(Prefetch):
 class Elements(Prefetch):
     """Prefetch by elements, as DeepSpeed does (stage3_prefetch_bucket_size and max_live_parameters).
 
-    numel      at each turn the next flats of this forward or backward are launched until they are so many elements; the
-               last one may go beyond. So what is ahead grows from turn to turn
-    max_live   at a turn no more than what is missing to so many gathered elements, those in flight included; 0: no
-               limit. It holds back nothing but this: a unit's own parameters come at its turn, whatever is there
+    numel      at each use, launch the next flats of this forward or backward until they have `numel` elements. The last
+               flat may exceed the limit, so the prefetched elements grow from use to use
+    max_live   at a use, launch at most as many elements as keep the gathered ones, those in flight included, at
+               `max_live`; 0: no limit. Only prefetch is limited: a unit's own parameters are always gathered
 
     The prefetcher looks at each use once. It skips a buffer that is already gathered or in flight; if that buffer is
     freed before the use, it is gathered on demand. DeepSpeed keeps it instead, and prefetches from forward into

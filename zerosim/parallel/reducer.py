@@ -1,13 +1,13 @@
 """Reducers: when finished gradients are reduced. By which collectives: their exchange (`exchange.py`).
 
-AtOnce         each when it is complete. `late`: it is waited for when the next one is complete, and its input is held
+AtOnce         each gradient when it is complete. `late`: wait for it when the next one is complete, and hold its input
                until then (FSDP2's reduce_scatter_state)
-InBuckets      where gradients are kept whole anyway (stages 0 and 1): several together, where they stand, as soon as
-               they fill a bucket; waiting costs no memory and saves launches. `late`: they are waited for when backward
-               is over. Or in copies that live through the run (PyTorch's DDP)
+InBuckets      for gradients that are stored whole (stages 0 and 1): several together, in place, as soon as they fill
+               a bucket; that costs no memory and saves launches. `late`: wait for them when backward ends. Or in
+               copies that live through the run (PyTorch's DDP)
 OutOfBuffers   ZeRO-R's constant-size buffers, CB (ZeRO paper, section 6.2): gradients are copied into a buffer whose
                size does not depend on the model's, and reduced from there
-AfterDrain     one of these in a pipeline: nothing is reduced before the last input gradient is sent, then all of it, on
+AfterDrain     one of these in a pipeline: no reduction before the last input gradient is sent, then all of them, on
                every pipeline stage at once. A reduction inside the last backward holds up the stages before it
 """
 
@@ -30,9 +30,9 @@ from zerosim.tensor.flat import Flat
 class Reducer:
     """Common parts of all reducers: reductions in flight, and storing their results.
 
-    averages   when own parts are averaged over the ranks that hold the same ones (HSDP): what arrives in "each"
-               microbatch; the sum of all in the "last" backward, in flight until it is over (FSDP2's all-reduce
-               stream, _fsdp_collectives.py, foreach_reduce); or "after" it, which `across.py` does
+    averages   when local shards are averaged over the ranks that hold the same ones (HSDP): each result in "each"
+               microbatch; the sum of all in the "last" backward, in flight until its end (FSDP2's all-reduce
+               stream, _fsdp_collectives.py, foreach_reduce); or "after" it, in `across.py`
     """
 
     def __init__(self, exchange: Slices, *, averages: str = "after") -> None:

@@ -24,10 +24,10 @@ def _nothing() -> None:
 class ParameterView:
     """One parameter as one rank holds it.
 
-    state   'whole': kept for good; 'gathered': all of it, for the time of use; 'sharded': a part, which
-            is elements [start, stop) of it; 'elsewhere': nothing, its values lie with other ranks; 'freed':
-            nothing any more, for it was gathered here before, or its rank's program has ended; 'unplaced': there is
-            no memory for it yet
+    state   'whole': all of it, for good; 'gathered': all of it, for the time of use; 'sharded': a part,
+            elements [start, stop) of it; 'elsewhere': nothing, other ranks hold its values; 'freed': nothing
+            any more, because it was gathered here before, or its rank's program has ended; 'unplaced': no
+            memory yet
 
     State and bounds are those of the moment of looking.
     """

@@ -1,9 +1,9 @@
 """One unit's gradients on one rank: collected weight by weight in a microbatch, then stored, whole or as a slice.
 
     grad         the whole gradient of the current microbatch
-    grad_whole   gradients kept whole (DDP, ZeRO-1), summed over microbatches
-    grad_held    the same before it is reduced, in stages that keep a slice (ZeRO-2 and 3 without sync)
-    grad_shard   the own slice of the reduced gradient (ZeRO-2 and 3: summed over microbatches)
+    grad_whole   gradients stored whole (DDP, ZeRO-1), summed over microbatches
+    grad_held    the same before the reduction, at ZeRO stages that store a slice (ZeRO-2 and 3 without sync)
+    grad_shard   the local slice of the reduced gradient (ZeRO-2 and 3: summed over microbatches)
 
 Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
 reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where frameworks do otherwise.

@@ -31,12 +31,12 @@ from zerosim.tensor.tensor import Parameter
 class Flat(GradAccumulator):
     """One flat buffer of parameters as one rank holds it.
 
-    param        all of it, while it is there: PARAM where every rank keeps it, UNSHARDED_PARAM
-                 where it is gathered for use
-    param_shard  the own slice: a window of `param`, or (ZeRO-3) a buffer of its own; None where it is
+    param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is
+                 gathered for use
+    param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer of its own; None if it is
                  cast from the master at each use
-    master       fp32 copy of the own slice, for half types
-    states       the optimizer's states of the own slice, by name
+    master       fp32 copy of the local slice, for half types
+    states       the optimizer's states of the local slice, by name
 
     Parameters point here; nothing here points back.
     """

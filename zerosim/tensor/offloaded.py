@@ -36,8 +36,8 @@ class Outgoing:
     """A rank's reduced gradients on their way to another memory, one copy in flight. After the last of a flat's
     gradients come its delayed new parameters (`late.py`).
 
-    as_it_goes   each leaves when it is reduced. Without, all leave when backward is over: what other axes of the mesh
-                 add to own parts, they add on the device
+    as_it_goes   each gradient leaves when it is reduced. Without, all leave when backward ends, because other axes of
+                 the mesh add to local shards on the device
     """
 
     def __init__(self, layout: Layout) -> None:

@@ -3,10 +3,10 @@
 A table has three parts, each with its source:
 
     products    for a forward product and those of its backward: the share of the peak by microseconds at the peak.
-                `narrow`: what is left of that share, by a product's smallest dimension
-    attention   for each implementation and head width, forward and backward: the share that a causal kernel gets of
-                the products that it does, by tokens; `tiles_forward`, `tiles_backward`: what is left of it, by tiles
-                of 128 queries of a head, which are shared out among the multiprocessors
+                `narrow`: the factor on that share, by a product's smallest dimension
+    attention   for each implementation and head width, forward and backward: the share of the peak that a causal
+                kernel reaches in its products, by tokens; `tiles_forward`, `tiles_backward`: the factor on it, by
+                tiles of 128 queries of a head, which are divided among the multiprocessors
     memory      a kernel that moves bytes takes a latency, and its bytes at a share of the bandwidth, a loss at another
 
 A user's own GPU may have such a table in its TOML file, as [kernels] (`hardware.py`).

@@ -6,9 +6,9 @@ never ends sooner.
 
     product, memory   seconds by floating-point operations of a matrix product, and by bytes of a copy: for kernels
                       that have no curve of their own
-    kernels           by name: by operations where the kernel is a product, else by bytes read and written
+    kernels           by name: by operations if the kernel is a product, else by bytes read and written
     collectives       by verb (`verbs.MEASURED`), by bytes of payload, between `ranks` ranks that run over `transport`
-    kernel_s          seconds of the host for each kernel: what a program does between two of them
+    kernel_s          seconds of the host for each kernel: the program's work between two kernels
     version           of this format
 """
 

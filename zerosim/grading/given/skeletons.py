@@ -83,14 +83,14 @@ class MyZero3(Strategy):
 
 
 class MyTied(Zero3):
-    """ZeRO-3 is there, except what follows a unit's backward. lm_head and wte share one flat."""
+    """ZeRO-3 is written, except what follows a unit's backward. lm_head and wte share one flat."""
 
     def post_backward(self, unit: Unit) -> None:
         raise NotImplementedError("post_backward: free; reduce the table's gradient once, when it is complete")
 
 
 class MyAccumulation(Zero2):
-    """ZeRO-2 is there, except what follows a unit's backward, which runs once per microbatch."""
+    """ZeRO-2 is written, except what follows a unit's backward, which runs once per microbatch."""
 
     def add(self, total: Buffer, more: Buffer) -> None:
         self.device.kernel(more.numel, self.device.backend.add, total.array, more.array, total.array)
@@ -100,7 +100,7 @@ class MyAccumulation(Zero2):
 
 
 class MyClipping(Zero2):
-    """ZeRO-2 is there, except the norm: a rank has the squares of its own slices only."""
+    """ZeRO-2 is written, except the norm: a rank has the squares of its own slices only."""
 
     def reduce_grad_norm(self) -> float | None:
         squares = norm_partials(self.device, self.flats, self.comm.size)  # (flats, N), 0 where others count
@@ -109,7 +109,7 @@ class MyClipping(Zero2):
 
 
 class MyPrefetch(Zero3):
-    """ZeRO-3 is there, except the gathers: begin the next unit's before this one computes."""
+    """ZeRO-3 is written, except the gathers: begin the next unit's before this one computes."""
 
     def pre_forward(self, unit: Unit) -> None:
         raise NotImplementedError("pre_forward: wait for this unit's gather, launch the next one's")
@@ -275,7 +275,7 @@ def my_powersgd(m: list[Array], q: Array) -> tuple[Array, Array]:
 
 
 class MySecondShard(Zero3):
-    """ZeRO-3 is there, except the gathers. self.node are the ranks of this node; self.second has a buffer for each
+    """ZeRO-3 is written, except the gathers. self.node are the ranks of this node; self.second has a buffer for each
     flat, by its name, and self.old the names of those that hold old parameters."""
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
@@ -299,7 +299,7 @@ class MySecondShard(Zero3):
 
 
 class MyCpuAdam(Zero2):
-    """ZeRO-2 is there, except the copies over PCIe. flat.master and the moments lie on the host, flat.shard() is a
+    """ZeRO-2 is written, except the copies over PCIe. flat.master and the moments lie on the host, flat.shard() is a
     window of the device's parameters."""
 
     tile = 512  # elements that go back at once

@@ -1,6 +1,6 @@
 """Deep Gradient Compression: top-k of accumulated gradients, with momentum corrected for the delay (arXiv 1712.01887).
 
-    u = m u + g;  v += u;  send the largest of v;  u = v = 0 where it was sent
+    u = m u + g;  v += u;  send the largest of v;  u = v = 0 for sent elements
 
 The exchange applies the momentum; SGD without momentum then steps by the mean. Warm-up sends more in the first steps:
 the ratio falls from 25 % to its value over `warmup` steps, by a constant factor. Memory: u and v, 8 Psi bytes on each

@@ -1,9 +1,9 @@
 """Exchanges that send codes of gradients. ZeRO itself has none of them.
 
-    residual    what was not sent before is added to the gradient first (error feedback)
-    encode      into COMM buffers, a part for each rank's own slice; stage 0: one part, the whole
-    exchange    stages 1 to 3: all_to_all, each rank gets what all have of its slice. Stage 0: all_gather of everything
-    decode      the mean of what has arrived, added in rank order, into the own slice
+    residual    the elements that were not sent before are added to the gradient first (error feedback)
+    encode      into COMM buffers, a part for each rank's slice; stage 0: one part, the whole
+    exchange    stages 1 to 3: all_to_all, each rank gets all ranks' parts of its slice. Stage 0: all_gather of all
+    decode      the mean of the received parts, added in rank order, into the local slice
 
 Residuals are a row of their own: each rank stores its whole residual, 4 Psi bytes, which no ZeRO stage divides.
 Sources: arXiv 1809.07599 and 1901.09847 (error feedback); codecs: `codecs.py`.

@@ -1,6 +1,6 @@
 """ZeRO++'s codes, by DeepSpeed's rules: groups of fp16 values, each with an fp32 scale (arXiv 2306.10209, 3.1 and 3.3).
 
-    scale    2^k / (2 max|x|) of a group in fp32, 1 where all are 0; its inverse is what is sent
+    scale    2^k / (2 max|x|) of a group in fp32, 1 if all are 0; its inverse is sent
     code     x scale, rounded to even, cut to [-2^(k-1), 2^(k-1) - 1]: the positive maximum returns as 127/128 or 7/8
     value    code / scale, rounded to fp16
 

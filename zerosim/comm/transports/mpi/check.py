@@ -39,13 +39,13 @@ Fault = tuple[str, str]
 class MpiFacts:
     """What this machine has of MPI.
 
-    mpi4py        its version, None where it is not installed
-    library       the MPI library's own version, in one line; None where none is loaded, and `load_error` says why
-    look_error    why nothing could be found out: the process that looked did not come back
-    threads       'single', 'funneled', 'serialized' or 'multiple': from how many threads the library may be called
-    is_gpu_aware  whether it takes pointers into a GPU's memory, None where it does not say
-    mpirun        the program to start processes with, None where there is none; `other_mpirun` is one that the shell
-                  finds first and that belongs to another MPI than the one in this environment
+    mpi4py        its version, None if it is not installed
+    library       the MPI library's own version, in one line; None if none is loaded, and `load_error` says why
+    look_error    why the facts are unknown: the process that collected them failed
+    threads       'single', 'funneled', 'serialized' or 'multiple': how many threads may call the library
+    is_gpu_aware  whether the library accepts pointers into a GPU's memory, None if it does not say
+    mpirun        the program that starts processes, None if there is none; `other_mpirun` is one that the shell
+                  finds first, but of another MPI than this environment's
     """
 
     mpi4py: str | None = None
