@@ -14,7 +14,7 @@ import sys
 import pytest
 
 WITHOUT = """\
-import os, select, shutil, signal, subprocess, sys, tempfile, threading  # the standard library keeps what it needs
+import asyncio, os, select, shutil, signal, subprocess, sys, tempfile, threading  # the library keeps what it needs
 for name in ("fork", "forkpty", "getpgid", "setsid", "sysconf", "sched_getaffinity", "getuid", "geteuid",
              "fchmod", "mkfifo", "nice", "fpathconf"):
     if hasattr(os, name):
