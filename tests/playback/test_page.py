@@ -30,6 +30,7 @@ PAGES: dict[str, list[dict[str, Any]]] = {
     "pipeline": [dict(stage=1, ranks=4, pp=2, accumulate=2)],
     "host": [dict(stage=3, ranks=2, recompute="full", cpu_checkpointing=True)],
     "offload": [dict(stage=2, ranks=2, offload="optimizer=host")],
+    "delayed": [dict(stage=2, ranks=2, layers=1, steps=2, offload="optimizer=host", delayed_update=1)],
     "many": [dict(stage=3, ranks=16, layers=1)],
 }
 SIZES = ((390, 844), (1280, 720), (1920, 1080))
@@ -265,6 +266,16 @@ def test_other_memories_have_bars_and_copies_are_arrows(browser: Browser, files:
     assert "in host memory" in browser.eval("document.querySelector('.live').textContent")
     held = "[...document.querySelectorAll('[data-pick]')].map((one) => one.getAttribute('aria-label')).join()"
     assert "held here in host memory" in browser.eval(held)
+
+
+def test_a_wait_for_the_cpus_delayed_update_is_said(browser: Browser, files: dict[str, Path]) -> None:
+    run = encode(record(RunConfig(**{**SMALL, **PAGES["delayed"][0]})))["runs"][0]
+    known = {(one[1], one[3] if one[0] == 4 else one[-1]) for one in run["events"] if one[0] in (4, 8)}  # calls, copies
+    at = next(at for at, one in enumerate(run["events"]) if one[0] == 5 and (one[1], one[3]) not in known)
+    browser.open(files["delayed"], f"at={at + 1}")
+    browser.key("e")
+    assert browser.eval(WORDS) == f"Rank {run['events'][at][1]} has the result of its CPU and goes on."
+    assert browser.errors == []
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])

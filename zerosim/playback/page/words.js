@@ -55,8 +55,8 @@ function endedSentence(run, [call]) {
 const MARKS = { after_init: PHASES.init, end_of_forward: 'forward', end_of_backward: 'backward',
   gradients_upcast: 'casting gradients up', after_step: 'the step' };
 function markSentence(run, event, all) {
-  const words = MARKS[run.word(event[3])];
-  return `${all ? 'On every rank' : `On rank ${event[1]}`} ${words} has ended.`;
+  const name = run.word(event[3]);
+  return `${all ? 'On every rank' : `On rank ${event[1]}`} ${MARKS[name] || name} has ended.`;
 }
 
 function eventSentence(run, k, event) {
@@ -77,7 +77,7 @@ function eventSentence(run, k, event) {
       const waits = missing.length ? ` It waits for ${ranksText(missing)}.` : '';
       return `${who} joins ${nameOf(call)}: it sends ${exact(sent)}${received === null ? '' : ` and receives ${exact(received)}`}.${waits}`;
     }
-    case WAIT: return `${who} has the result of ${run.works.has(key) ? callName(run.works.get(key)) : `a copy of ${exact(run.copying.get(key).nbytes)}`} and goes on.`;
+    case WAIT: return `${who} has the result of ${run.works.has(key) ? callName(run.works.get(key)) : run.copying.has(key) ? `a copy of ${exact(run.copying.get(key).nbytes)}` : 'its CPU'} and goes on.`;
     case MESSAGE: {
       const [, peer, nbytes, times] = values;
       if (peer < 0) return `${who} sends ${exact(nbytes)} to ${times === 1 ? 'the other rank' : `each of the ${times} other ranks`}.`;
