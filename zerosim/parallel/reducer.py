@@ -199,7 +199,7 @@ class OutOfBuffers(Reducer):
             self.open(flats)
 
     def open(self, flats: Sequence[Flat]) -> None:
-        if not self._buffers:
+        if not self._buffers and any(flat.is_trained for flat in flats):
             take = partial(flats[0].device.alloc, (self.numel,), flats[0].grad_dtype, Kind.COMM)
             self._buffers.extend(take() for _ in range(self.count))
 

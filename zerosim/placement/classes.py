@@ -6,10 +6,10 @@ them. Ranks with equal values for every reason belong to one class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import EvenSlices, Slice, shares
 from zerosim.placement.spec import FlatSpec
 
@@ -42,16 +42,37 @@ def classes(layout: Layout, reasons: Sequence[Reason], around: Sequence[int] = (
     ]
 
 
+def by_shares(
+    stands_for: Sequence[int],
+    mesh: Mesh,
+    uneven: Mapping[int, Collection[tuple[tuple[str, ...], int]]],
+    around: Sequence[int] = (0,),
+) -> list[int]:
+    """Cut classes again, by the shares that their ranks add in all-reduces whose elements the group does not divide.
+    `uneven` are these, as (axes, elements), by the lowest rank of a class: its members call the same ones."""
+    columns = {
+        (axes, numel): _around([shares(numel, mesh.size(*axes))], around)
+        for found in uneven.values()
+        for axes, numel in found
+    }
+    calls = {lowest: sorted(found) for lowest, found in uneven.items()}
+    seen: dict[Hashable, int] = {}
+    return [
+        seen.setdefault((lowest, *[columns[call][mesh.index(rank, *call[0])] for call in calls[lowest]]), rank)
+        for rank, lowest in enumerate(stands_for)
+    ]
+
+
 def _around(columns: Sequence[Sequence[Hashable]], around: Sequence[int]) -> list[Hashable]:
     """Return each member's values with those of its neighbours."""
     own = list(zip(*columns, strict=True))
     return [tuple([own[(index + step) % len(own)] for step in around]) for index in range(len(own))]
 
 
-def reasons(uneven: Collection[tuple[tuple[str, ...], int]], *, by_tensor: bool) -> list[Reason]:
-    """Return the reasons why ranks differ. `uneven` are the all-reduces whose elements the group does not divide, as
-    (axes, elements); `by_tensor`: an optimizer's states for a slice depend on the tensors in it."""
-    return [parts_held, partial(unlike_shares, uneven=uneven), shared_gradients, *([tensors_held] if by_tensor else [])]
+def reasons(*, by_tensor: bool) -> list[Reason]:
+    """Return the reasons why ranks differ. `by_tensor`: an optimizer's states for a slice depend on the tensors in
+    it."""
+    return [parts_held, shared_gradients, *([tensors_held] if by_tensor else [])]
 
 
 def parts_held(layout: Layout, stage: int) -> Iterator[Column]:
@@ -60,18 +81,10 @@ def parts_held(layout: Layout, stage: int) -> Iterator[Column]:
         yield axes, partition.kinds(numels, layout.mesh.size(*axes))
 
 
-def unlike_shares(layout: Layout, stage: int, uneven: Collection[tuple[tuple[str, ...], int]]) -> Iterator[Column]:
-    """Compare the shares that members add in an uneven all-reduce."""
-    for axes, numel in uneven:
-        yield axes, shares(numel, layout.mesh.size(*axes))
-
-
 def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
     """Compare the elements with shared gradients, for each kind of buffer."""
     seen = set[Hashable]()
     for flat, axes, is_sliced in _cut(layout, stage):
-        if not layout.is_trained(flat.name):
-            continue
         size = layout.mesh.size(flat.axis)
         runs = tuple((weight.numel, weight.sharers(size)) for weight in flat.weights)
         if (axes, runs) in seen or all(sharers == 1 for _, sharers in runs):
@@ -86,14 +99,14 @@ def tensors_held(layout: Layout, stage: int) -> Iterator[Column]:
     cut = _cut(layout, stage)
     kinds = {(tuple(w.shape for w in flat.weights), axes): flat for flat, axes, is_sliced in cut if is_sliced}
     for (_, axes), flat in kinds.items():
-        parts = layout.parts(stage, flat.name, "optim" if layout.is_trained(flat.name) else "param")
+        parts = layout.parts(stage, flat.name)
         yield axes, [tuple((mine.weight.shape, mine.numel) for mine in flat.within(part)) for part in parts]
 
 
 def _cut(layout: Layout, stage: int) -> Iterator[tuple[FlatSpec, tuple[str, ...], bool]]:
-    """Return a pipeline stage's buffers, the axes that cut a rank's slices, and whether the slices are even."""
-    for name in layout.stages[stage]:
-        row = layout.rows(name)["optim" if layout.is_trained(name) else "param"]
+    """Return a pipeline stage's trained buffers, the axes that cut a rank's slices, and whether the slices are even."""
+    for name in filter(layout.is_trained, layout.stages[stage]):
+        row = layout.rows(name)["optim"]
         yield layout.flats[name], row.axes, isinstance(row.partition, EvenSlices)
 
 
