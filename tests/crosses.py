@@ -25,8 +25,10 @@ from zerosim.cli.parser import flag_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.events import Event, Launch, Message
 from zerosim.errors import InputError, LossScaleExhausted, NonFiniteGradient
+from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
@@ -312,6 +314,7 @@ def check(config: RunConfig, few: RunResult) -> str:
         assert shapes.live_bytes_after == real.live_bytes_after
         told, seen = ([(report.skipped, report.estimated) for report in one.steps] for one in (shapes, real))
         assert told == seen
+    assert formulas_agree(few)
     assert few.time is not None
     assert kept.time is not None
     assert math.isclose(few.time.seconds, kept.time.seconds, rel_tol=1e-9)
@@ -320,9 +323,10 @@ def check(config: RunConfig, few: RunResult) -> str:
 
 
 def check_classes(every: RunResult, stands_for: Sequence[int]) -> None:
-    """Ranks of a pipeline stage with equal records share a class."""
+    """Ranks of a pipeline stage with equal records share a class. Unlike tensors may have equal states by chance."""
     first, mesh = dict[Any, int](), every.config.mesh.axes
-    for rank in range(mesh.world_size):
+    by_tensor = OPTIMIZERS[every.config.optim.optimizer].cut in ("blocks", "sums")
+    for rank in () if by_tensor else range(mesh.world_size):
         like = first.setdefault((mesh.index(rank, "pp"), *map(_plain, every.events[rank])), rank)
         assert stands_for[rank] == stands_for[like], f"rank {rank} is like rank {like}: {stands_for}"
 

@@ -168,3 +168,11 @@ def test_an_owner_holds_all_states_of_its_buffers(gather: str) -> None:
         for name in layout.flats:
             parts = {layout.part(rank, name, state) for state in layout.rows(name)}
             assert parts == {layout.own(rank, name)}
+
+
+def test_a_frozen_buffer_has_no_gaps_between_blocks_of_states_that_it_lacks() -> None:
+    config = RunConfig(**SMALL, ranks=2, stage=3, optimizer="adam8bit", freeze=SOME)
+    result, planned = run(config), plan(config)
+    assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+    for name, flat in result.layout.flats.items():
+        assert (flat.numel > flat.num_parameters) == result.layout.is_trained(name)

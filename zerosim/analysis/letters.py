@@ -15,7 +15,7 @@ from typing import cast
 from zerosim.analysis import forms, formulas, zeropp
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
-from zerosim.analysis.reach import gathered_again, reach_of
+from zerosim.analysis.reach import gathered_again, reach_of, run_again
 from zerosim.analysis.shares import Placed, Share, itemsizes, share_of, shared_grads
 from zerosim.config import RunConfig
 from zerosim.config.zero import CASTS
@@ -223,10 +223,13 @@ def _of_frozen(
     at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
     table = 0 if stays and at_first else sum(numels[name] for name in [share.tied] if name in freed)
     persistent = [name for name in share.numels if name not in freed]
-    back = {unit for units in reach.units for unit, _ in units}
-    modules = [
-        name for name in freed if layout.flats[name].unit in back and runs_again(config, layout.flats[name].module)
-    ]
+    back = {unit: run_again(placed, unit, sends_back=flows) for units in reach.units for unit, flows in units}
+
+    def is_read(module: str) -> bool:
+        unit = unit_of(module)
+        return unit in back and (_is_wrapped(config, unit) or leaf_of(module) in back[unit])
+
+    modules = [name for name in freed if runs_again(config, (to := layout.flats[name].module)) and is_read(to)]
     return {
         "M": sum(numels[name] for name in modules),
         "r": sum(_is_wrapped(config, unit) for unit in back),
@@ -241,9 +244,12 @@ def runs_again(config: RunConfig, module: str) -> bool:
     """Return whether backward recomputes a leaf module's forward."""
     if config.gathering.gather == "unit":
         return False
-    unit = unit_of(module)
-    part = PART_OF_LEAF.get(module.removeprefix(f"{unit}.").partition(".tile")[0])
-    return _is_wrapped(config, unit) or part in config.memory.again.parts
+    return _is_wrapped(config, unit_of(module)) or PART_OF_LEAF.get(leaf_of(module)) in config.memory.again.parts
+
+
+def leaf_of(module: str) -> str:
+    """Return a leaf module's name in its block, without the number of a tile."""
+    return module.removeprefix(f"{unit_of(module)}.").partition(".tile")[0]
 
 
 def _is_wrapped(config: RunConfig, unit: str) -> bool:

@@ -118,8 +118,8 @@ def norm_partials(
 def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: int, *, alone: bool) -> None:
     """Add the squares of a local shard to its row of sums, one for each of `ranks` slices. `alone`: all weights of the
     buffer count here, and no other buffer does."""
-    start, stop = flat.own.start, min(flat.own.stop, flat.numel)
-    if start >= stop or (grad := grad_on_hand(flat)) is None:
+    start, stop, grad = flat.own.start, min(flat.own.stop, flat.numel), grad_on_hand(flat)
+    if start >= stop or grad is None:
         return  # only padding, or another rank's
     size = slice_size(flat.numel, ranks)
     if alone:

@@ -1,7 +1,8 @@
 """Find classes of ranks with identical bytes and traffic: one rank of each class runs, and represents the others.
 
 A list of reasons says how ranks differ. A reason returns, for one pipeline stage, axes and a value for each place along
-them. Ranks with equal values for every reason belong to one class.
+them. Ranks with equal values for every reason belong to one class. Only a record tells which all-reduces their group
+does not divide: `by_shares` cuts the classes again by these.
 """
 
 from __future__ import annotations

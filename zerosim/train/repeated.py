@@ -32,10 +32,9 @@ Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
 
 
 class Rehearsed(NamedTuple):
-    """A block's forward, backward and, if deferred, its weights' gradients as calls; None if they are part of
-    backward. The ids are those of
-    the rehearsal: of the block's input and output, of the output's gradient and the input's. `keeps`: which of the
-    first two the block holds from forward to backward."""
+    """A block's forward and backward as calls, and its weights' gradients if they are deferred (None: they are part of
+    backward). The ids are those of the rehearsal: of the block's input and output, of the output's gradient and the
+    input's. `keeps`: which of the first two the block holds from forward to backward."""
 
     forward: Sequence[Call]
     backward: Sequence[Call]

@@ -42,10 +42,13 @@ def gathers(
     persistent: bool = False,
     again: bool = False,
     kept: int = 0,
+    reshard_after_forward: bool = True,
 ) -> Gathers:
     """Return the parts of `traffic.volume`, with its letters and options. `kept`: how often U elements stay gathered
     for the next use, in a pipeline. Source: derived."""
     m, stays = micro_batches, form(persistent * micro_batches) * _P
+    if not reshard_after_forward:
+        return Gathers(m * PSI - stays, Form(), persistent * _P)
     forward, backward = m * PSI - stays, m * PSI + again * m * _M - stays - kept * _U
     if keep_root_units:
         backward = backward - m * _R - keep_last_unit * m * _U
