@@ -49,11 +49,8 @@ def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck
     rows = sent_rows(result, step, share, PURPOSE)
     ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
     checks = []
-    expected = (
-        {}
-        if result.config.offload.is_on and forms.is_owned(result.config)
-        else {way: one for (way, _), one in expect(result, share, "copied", 1).items()}
-    )
+    has_forms = not (result.config.offload.is_on and forms.is_owned(result.config))
+    expected = {way: one for (way, _), one in expect(result, share, "copied", 1).items() if has_forms}
     if share.ends and not result.layout.is_counted(stage, share.ends):  # the first stage reads the table for the norm
         expected.pop(f"{NVME} to {HOST}", None)
     for way in dict.fromkeys((*expected, *(row.op for _, row in rows))):

@@ -66,8 +66,8 @@ def late_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -
 
 
 def local_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -> dict[str, Form]:
-    """Return what a rank holds of its own part alone, beside whole states: what a delayed update adds, and at stage 1
-    an offloaded local shard of the gradients."""
+    """Return a rank's bytes of local shards beside whole states: the additions of a delayed update, and at stage 1 an
+    offloaded local shard of the gradients."""
     found, own = late_states(config, cost, late), _own_grads(config, cost)
     return found if own is None else found | {"grad": own + found.get("grad", Form())}
 
