@@ -171,6 +171,19 @@ def test_groups_of_gradients_are_deepspeeds_where_its_rule_holds() -> None:
     assert grad_groups(((3, 5),), 16, 16) == 0
 
 
+@pytest.mark.parametrize("ranks", [4, 6, 8])
+def test_a_slice_of_few_elements_is_cut_into_pairs(ranks: int) -> None:
+    """A thin tensor, such as the positions of one token, has more columns than groups of two elements."""
+    for rows, columns in product((1, 2, 3), range(2, 60)):
+        numel = -(-rows * columns // ranks) * ranks
+        found = grad_groups(((rows, columns),), numel, ranks)
+        assert found == formulas.grad_scales([(rows, columns)], numel, ranks)
+        assert found == 0 or (found % ranks, numel % found, numel // found % 2) == (0, 0, 0)
+    result = run(RunConfig(**SMALL | QGZ | dict(steps=1, seq=1, positions=1, hidden=8)))
+    assert result.live_bytes_after == [0] * 4
+    assert_every_byte_has_its_form(result)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_codes_are_deepspeeds(bits: int) -> None:
     rng = np.random.default_rng(3)

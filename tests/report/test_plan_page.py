@@ -124,6 +124,7 @@ MEET: list[dict[str, Any]] = [
     dict(stage=2, partition="owner", ranks_per_node=2, ranks=8),
     dict(stage=3, partition="owner", ranks_per_node=2, collective="ring"),
     dict(stage=0, ranks_per_node=2, lora_rank=1, lora_target="fc", hidden=6, heads=3),
+    dict(stage=3, ranks_per_node=2, collective="ring", optimizer="adafactor", hidden=10, heads=2),
     dict(stage=1, ranks_per_node=1, tp=2, dp_replicate=2),
     dict(stage=3, ranks_per_node=2, hierarchical_gather=True, reshard_after_forward=False, accumulate=2),
     dict(stage=3, gather="module", reshard_after_forward=False, recompute="selective:mlp", lora_rank=2),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.letters import letters_of, passes_of, shown
+from zerosim.analysis.letters import exchanged, letters_of, passes_of, shown
 from zerosim.analysis.shares import Share, share_of
 from zerosim.analysis.traffic import AXES
 from zerosim.config import RunConfig
@@ -80,7 +80,7 @@ def check_nodes(result: RunResult, step: int, stage: int = 0) -> list[NodeCheck]
     held, padded = (letters_of(result, stage, padded=padded, step=step) for padded in (False, True))
     counted = _counted(result, step, share)
     expected = node_forms(config, passes_of(result, step), step)
-    is_exact = forms.is_sliced(config) or not _on_ring(config)
+    is_exact = not _on_ring(config) or _is_even(result, share)
     checks = []
     for op, use in dict.fromkeys((*expected, *counted)):
         form = expected.get((op, use), Form())
@@ -98,6 +98,15 @@ def check_nodes(result: RunResult, step: int, stage: int = 0) -> list[NodeCheck]
         is_exact,
     )
     return [*checks, whole]
+
+
+def _is_even(result: RunResult, share: Share) -> bool:
+    """Return whether all ranks of a pipeline stage send as much in each call."""
+    ranks, replicas = result.config.mesh.shards, result.config.mesh.dp_replicate
+    sums = exchanged(result, share.stage)
+    shards = [numel // ranks for numel in share.whole.values()]
+    is_uneven = any(numel % ranks for numel in sums) or any(numel % replicas for numel in shards)
+    return forms.is_sliced(result.config) and not is_uneven
 
 
 def _counted(result: RunResult, step: int, share: Share) -> dict[tuple[str, str], Fraction]:
