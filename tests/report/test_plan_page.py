@@ -128,6 +128,7 @@ MEET: list[dict[str, Any]] = [
     dict(stage=1, ranks_per_node=1, tp=2, dp_replicate=2),
     dict(stage=3, ranks_per_node=2, hierarchical_gather=True, reshard_after_forward=False, accumulate=2),
     dict(stage=3, gather="module", reshard_after_forward=False, recompute="selective:mlp", lora_rank=2),
+    dict(stage=3, gather="module", reshard_after_forward=False, recompute="full", lora_rank=2, layers=1),
     dict(stage=3, gather="module", recompute="selective:op", freeze="mlp", accumulate=2),
     dict(stage=3, gather="module", recompute="selective:layernorm,mlp", lora_rank=2, pp=2, accumulate=2),
     dict(stage=3, gather="module", recompute="selective:layernorm", freeze="*,!c_fc", accumulate=2),

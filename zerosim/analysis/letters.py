@@ -6,7 +6,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
 from types import MappingProxyType
@@ -202,7 +202,7 @@ def _of_weights(
 
 
 def _of_frozen(
-    placed: Placed, share: Share, freed: Collection[str], last: Sequence[str], numels: Mapping[str, int]
+    placed: Placed, share: Share, freed: Set[str], last: Sequence[str], numels: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the letters of runs that train some of the model (`reach.py`).
 
@@ -210,15 +210,16 @@ def _of_frozen(
     """
     config, layout, gathering = placed.config, placed.layout, placed.config.gathering
     reach = reach_of(placed, share)
-    again, last_kept = 0, gathering.keep_last_unit and config.mesh.pp == 1
+    again, stay, last_kept = 0, set[str](), gathering.keep_last_unit and config.mesh.pp == 1
     for units in reach.units:
         for at, (unit, sends_back) in enumerate(units):
             stays = not gathering.reshard_after_forward or (gathering.keep_root_units and not is_block(unit))
             is_last = last_kept and unit == share.chunks[-1][-1] and at == len(units) - 1
-            if not stays and not is_last:
-                again += sum(
-                    numels[name] for name in gathered_again(placed, unit, sends_back=sends_back) if name in freed
-                )
+            names = gathered_again(placed, unit, sends_back=sends_back)
+            if stays:
+                stay.update(names)
+            elif not is_last:
+                again += sum(numels[name] for name in names if name in freed)
     stays = not gathering.reshard_after_forward or gathering.keep_root_units
     at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
     table = 0 if stays and at_first else sum(numels[name] for name in [share.tied] if name in freed)
@@ -229,7 +230,7 @@ def _of_frozen(
         unit = unit_of(module)
         return unit in back and (_is_wrapped(config, unit) or leaf_of(module) in back[unit])
 
-    modules = [name for name in freed if runs_again(config, (to := layout.flats[name].module)) and is_read(to)]
+    modules = [name for name in freed - stay if runs_again(config, (to := layout.flats[name].module)) and is_read(to)]
     return {
         "M": sum(numels[name] for name in modules),
         "r": sum(_is_wrapped(config, unit) for unit in back),

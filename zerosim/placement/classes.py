@@ -96,11 +96,15 @@ def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
 
 
 def tensors_held(layout: Layout, stage: int) -> Iterator[Column]:
-    """Compare the tensors in the slices, for each kind of buffer. Whole buffers differ by their owners."""
-    cut = _cut(layout, stage)
-    kinds = {(tuple(w.shape for w in flat.weights), axes): flat for flat, axes, is_sliced in cut if is_sliced}
-    for (_, axes), flat in kinds.items():
-        parts = layout.parts(stage, flat.name)
+    """Compare the tensors in the slices, for each kind of buffer: of optimizer states or, where blocks leave gaps
+    between tensors, of every state. Whole buffers differ by their owners."""
+    kinds = dict[Hashable, tuple[FlatSpec, str, tuple[str, ...]]]()
+    for flat, _, is_sliced in _cut(layout, stage):
+        for state, row in layout.rows(flat.name).items() if is_sliced else ():
+            if state == "optim" or (flat.block > 1 and not row.is_whole):
+                kinds[tuple(weight.shape for weight in flat.weights), row.partition, row.axes] = flat, state, row.axes
+    for flat, state, axes in kinds.values():
+        parts = layout.parts(stage, flat.name, state)
         yield axes, [tuple((mine.weight.shape, mine.numel) for mine in flat.within(part)) for part in parts]
 
 
