@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from zerosim.analysis import advice
+from zerosim.analysis.advice import changes, cheapest_fits
 from zerosim.analysis.expect.largest import fits
 from zerosim.analysis.mesh_search import Trials, best_meshes
-from zerosim.analysis.search import Found, changes, cheapest_fits, fewest_ranks, most_that_fits
+from zerosim.analysis.search import Found, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.plan import Figures, figures_within, peak_of, peak_within, plan
@@ -144,7 +145,7 @@ def test_blocks_that_are_left_from_one_step_may_be_too_much_in_the_next() -> Non
 def test_a_run_is_advised_for_the_steps_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
 
-    def cheapest(config: RunConfig, *_: object) -> str | None:
+    def cheapest(config: RunConfig, *_: object, **__: object) -> str | None:
         asked.append(config)
         return None
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from zerosim.analysis.advice import changes, cheapest_fit, cheapest_fits
 from zerosim.analysis.meshes import ladders
-from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, in_whole_nodes, most_that_fits
+from zerosim.analysis.search import fewest_ranks, in_whole_nodes, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import OutOfMemory
 from zerosim.train.plan import peak_within
