@@ -12,8 +12,9 @@ from zerosim.config import RunConfig
 
 ROOT = Path(__file__).parents[2] / "zerosim"
 SEARCHES = (
-    *(f"analysis/{name}.py" for name in ("search", "advice", "left_out", "offload_ways", "mesh_search", "meshes")),
-    *("analysis/models.py", "analysis/changes.py", "cli/fit.py", "cli/fit_offload.py", "report/fit.py"),
+    *(f"analysis/{name}.py" for name in ("search", "cheapest", "left_out", "advice", "changes", "models")),
+    *(f"analysis/{name}.py" for name in ("meshes", "mesh_search", "offload_ways")),
+    *("cli/fit.py", "cli/fit_offload.py", "report/fit.py", "report/fit_offload.py"),
 )
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from zerosim.analysis import advice
-from zerosim.analysis.advice import changes, cheapest_fits
 from zerosim.analysis.expect.largest import fits
 from zerosim.analysis.mesh_search import Trials, best_meshes
-from zerosim.analysis.search import Found, fewest_ranks, most_that_fits
+from zerosim.analysis.search import Found, changes, cheapest_fits, fewest_ranks, most_that_fits
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.plan import Figures, figures_within, peak_of, peak_within, plan

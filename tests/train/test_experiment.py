@@ -102,6 +102,12 @@ def test_a_capacity_too_small_for_one_unit_is_out_of_memory_as_any_other() -> No
     assert caught.value.advice == ""  # it was searched for, and nothing fits
 
 
+def test_a_pattern_that_matches_nothing_names_the_parameters_that_are_there() -> None:
+    for sizes, known in (({"units": 1}, "are units.0.weight$"), ({"units": 2}, "are units.0.weight, units.1.weight$")):
+        with pytest.raises(InputError, match=known):
+            run(RunConfig(model="flat", params=8, **sizes, freeze="other", steps=1))
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_trial_within_a_capacity_ends_where_more_is_asked_for(stage: int) -> None:
     config = RunConfig(**{**SMALL, "steps": None}, stage=stage)

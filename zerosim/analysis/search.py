@@ -1,4 +1,4 @@
-"""Search for the largest size that fits, or for the fewest ranks.
+"""Find what would fit: the cheapest changes (`cheapest.py`), the largest value of a size, or the fewest ranks.
 
 The search runs configurations and uses no formula. A `Trial` runs one configuration and returns its device memory. The
 caller decides what a trial runs (`train/plan.py`). Every answer "fits" or "does not fit" comes from such a
@@ -12,18 +12,17 @@ from math import lcm
 from typing import NamedTuple
 
 from zerosim.analysis.candidate import REACH, Candidate, candidate
+from zerosim.analysis.cheapest import MOST_RANKS as MOST_RANKS
+from zerosim.analysis.cheapest import changes as changes
+from zerosim.analysis.cheapest import cheapest_fit as cheapest_fit
+from zerosim.analysis.cheapest import cheapest_fits as cheapest_fits
+from zerosim.analysis.cheapest import no_reserve
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError, OutOfMemory
 
-MOST_RANKS = 64
 Trial = Callable[[RunConfig], int]
 """The peak bytes on a rank's device; more than the room beside the reserve if the run does not fit. Raises: OutOfMemory
 if another memory is too small, InputError if the configuration cannot be planned."""
-
-
-def no_reserve(config: RunConfig) -> int:
-    """Reserve no memory for CUDA and its libraries."""
-    return 0
 
 
 class Tried(NamedTuple):

@@ -211,8 +211,8 @@ def main(args: argparse.Namespace) -> int:
     fitting, advice = planned.fits(limit), None
     found: list[str] = []
     if limit is not None and not fitting:
-        from zerosim.analysis.advice import cheapest_fits
         from zerosim.analysis.offload_ways import other_memories
+        from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
 
         trial, memories = partial(peak_within, cluster=cluster), other_memories(config, cluster)
