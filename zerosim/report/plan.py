@@ -117,7 +117,13 @@ def _first_step(result: RunResult) -> str:
 def _notes(result: RunResult) -> list[RenderableType | None]:
     """Return notes that change the figures' meaning: left-out parts, notes on the model and the step."""
     config = result.config
-    notes = [f"Model {config.model.name}: {note}" for note in config.model.notes]
+    model = config.model
+    notes = [f"Model {model.name}: {note}" for note in model.notes]
+    if model.name.endswith(".json") and "seq" not in config.given and model.seq < model.positions:
+        notes.append(
+            f"--seq {model.seq} was assumed. The file's {model.positions:,} positions are its longest row; pass --seq "
+            "for the rows of your data"
+        )
     if config.optim.steps is None and result.steps[0].estimated:
         every = PRESETS[config.optim.optimizer].estimates_every
         notes.append(
