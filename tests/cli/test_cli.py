@@ -81,7 +81,10 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--sliding-window 4096", "--sliding-window: zerosim does not model attention in windows yet."),
     ("--vpp 2", "--vpp: here it is --pipeline interleaved --virtual-stages V"),
     ("--use-distributed-optimizer", "--use-distributed-optimizer: here it is --stage 1 --recipe megatron"),
-    ("--use-flash-attn false", "--use-flash-attn false: expected nothing or true; leave it out, or choose --attention"),
+    (
+        "--use-flash-attn false",
+        "--use-flash-attn 'false': expected nothing or true; leave it out, or choose --attention",
+    ),
     ("--ep=2", "--ep: zerosim does not model expert parallelism"),
     ("--expert-model-parallel-size 2", "does not model expert parallelism"),
     ("--lora-rank 0 --lora-alpha 8", "--lora-alpha 8.0: no adapters without a lora_rank; choose one"),

@@ -18,17 +18,15 @@ from zerosim.config.not_modelled import LACKING, WITHOUT_EFFECT, not_modelled
 from zerosim.config.other_words import CALLED, SWITCHES, TAKEN, called
 
 BASE = "plan --json - --ranks 4 --layers 1 --hidden 16 --heads 4 --seq 8 --stage 1"
-VALUES = {  # of each option a value that is not the base's
-    "micro_batch": "2", "seq": "16", "layers": "2", "hidden": "32", "heads": "2", "kv_heads": "1", "ffn": "24",
-    "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "8",
-    "ranks_per_node": "2", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
+MESH = "plan --json - --stage 1 --accumulate 2"
+VALUES = {  # of each option a value that no plan has by itself
+    "micro_batch": "2", "seq": "16", "layers": "6", "hidden": "32", "heads": "8", "kv_heads": "2", "ffn": "24",
+    "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
+    "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
     "warmup": "3",
 }  # fmt: skip
 BESIDE = {
-    "kv_heads": "--model llama",
-    "rope_base": "--model llama",
-    "pp": "--accumulate 4 --layers 2",
     "load_in_4bit": "--lora-rank 2",
     "cross_entropy_loss_fusion": "--tp 2",
     "torch_compile": "--gpu a40",
@@ -38,11 +36,9 @@ BESIDE = {
     "gradient_as_bucket_view": "--stage 0",
     "grad_reduce_in_bf16": "--recipe megatron",
 }
-"""The flags that an option or a switch needs."""
+"""The flags that a switch needs."""
 NOTHING = "it changes nothing that zerosim counts; leave it out"
 ROWS = (*CALLED, *LACKING, *((names, NOTHING) for names in WITHOUT_EFFECT))
-NAMES = [(name.replace("*", ""), row[-1]) for row in ROWS for name in row[0].split()]
-"""Every name that a row means (of wildcards the shortest), and the end of the row's answer."""
 ASKED = [  # (typed, its own flags), as people have asked for them
     ("--gradient-checkpointing", "--recompute full"),
     ("--gradient_checkpointing True", "--recompute full"),
@@ -111,36 +107,39 @@ def test_words_that_were_asked_for_are_answered(typed: str, says: str, capsys: p
     assert says in said
 
 
-@pytest.mark.parametrize("option", [name for name in TAKEN if name != "global_batch"])
-def test_a_word_with_one_meaning_sets_what_the_own_flag_sets(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With dashes and with underscores, before a blank and before =."""
-    words, value, base = TAKEN[option].split(), VALUES[option], f"{BASE} {BESIDE.get(option, '')}"
-    own = planned(f"{base} {flag_of(option)} {value}", capsys)
-    assert own != planned(base, capsys)
-    for index, word in enumerate(words):
-        typed = f"--{word} {value}" if index % 2 else f"{flag_of(word)}={value}"
-        assert planned(f"{base} {typed}", capsys) == own, typed
+@pytest.mark.parametrize("nth", range(max(len(words.split()) for words in TAKEN.values())))
+def test_a_word_with_one_meaning_sets_what_the_own_flag_sets(nth: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The nth word of every option, with dashes or underscores, before a blank or before =."""
+    words = {option: words.split()[nth % len(words.split())] for option, words in TAKEN.items() if option in VALUES}
+    assert {*TAKEN} - {*VALUES} == {"global_batch"}
+    own = [f"{flag_of(option)} {value}" for option, value in VALUES.items()]
+    typed = [
+        f"--{word} {VALUES[option]}" if nth % 2 else f"{flag_of(word)}={VALUES[option]}"
+        for option, word in words.items()
+    ]
+    assert planned(f"{MESH} {' '.join(typed)}", capsys) == planned(f"{MESH} {' '.join(own)}", capsys)
 
 
 @pytest.mark.parametrize("word", SWITCHES)
 def test_a_switch_sets_one_value(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     (option, value), base = SWITCHES[word], f"{BASE} {BESIDE.get(word, '')}"
     own = {True: flag_of(option), False: flag_of(f"no_{option}")}.get(value, f"{flag_of(option)} {value}")
-    expected = planned(f"{base} {own}", capsys)
-    for typed in (f"--{word}", f"{flag_of(word)} True", f"--{word}=true"):
-        assert planned(f"{base} {typed}", capsys) == expected, typed
-    assert refused(f"{base} --{word} false", capsys).startswith(f"--{word} false: expected nothing or true")
+    typed = (f"--{word}", f"{flag_of(word)} True", f"--{word}=true")[len(word) % 3]
+    assert planned(f"{base} {typed}", capsys) == planned(f"{base} {own}", capsys), typed
+    off, value = ((f"--{word} false", "'false'"), (f"{flag_of(word)}=", "''"))[len(word) % 2]
+    assert refused(f"plan {off}", capsys).startswith(f"{off[: len(word) + 2]} {value}: expected nothing or true")
 
 
-@pytest.mark.parametrize(("name", "answer"), NAMES, ids=[name for name, _ in NAMES])
+@pytest.mark.parametrize("row", ROWS, ids=[row[0].split()[0] for row in ROWS])
 def test_any_other_word_is_answered_by_its_row(
-    name: str, answer: str, flags: set[str], capsys: pytest.CaptureFixture[str]
+    row: tuple[str, ...], flags: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line, that names the flag as it was typed. No earlier row, and no flag of zerosim's, hides a row."""
-    typed = flag_of(name)
-    assert typed not in flags
-    assert answer in str(not_modelled(name))
-    assert answer in refused(f"plan {typed} 1", capsys)
+    """In one line. No earlier row, and no flag of zerosim's, hides a name; of wildcards the shortest is tried."""
+    names = row[0].replace("*", "").split()
+    for name in names:
+        assert flag_of(name) not in flags
+        assert row[-1] in str(not_modelled(name)), name
+    assert row[-1] in refused(f"plan {flag_of(names[-1])} 1", capsys)
 
 
 def test_every_flag_that_an_answer_names_exists(flags: set[str]) -> None:

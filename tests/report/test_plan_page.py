@@ -277,6 +277,11 @@ def test_a_plan_says_when_zero_divides_nothing(words: str, said: str, capsys: py
     assert said in page
 
 
+def test_a_run_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    page = first_page("run --layers 1 --hidden 16 --heads 2 --seq 8 --steps 1 --ranks 2 --tp 2 --stage 2", capsys)
+    assert page.endswith("leaves one data rank. Pass more --ranks, or a lower --tp.")
+
+
 def test_gradients_that_stay_whole_are_not_called_gathered(capsys: pytest.CaptureFixture[str]) -> None:
     page = first_page("plan --layers 2 --ranks 4 --stage 2 --accumulate 2 --no-grad-sync", capsys)
     assert "gathered" not in page

@@ -73,8 +73,8 @@ class Parser(argparse.ArgumentParser):
                 continue
             if not sign and rest and rest[0].lower() in ("true", "false"):
                 value = rest.pop(0)
-            if value.lower() not in ("", "true"):
-                raise InputError(f"{name} {value}: expected nothing or true; leave it out, or choose {flag}")
+            if (sign or value) and value.lower() != "true":
+                raise InputError(f"{name} {value!r}: expected nothing or true; leave it out, or choose {flag}")
             found += [flag, means] if isinstance(means, str) else [flag]
         return found
 
