@@ -30,6 +30,7 @@ from zerosim.cli.options import run_config
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import planned_config
 from zerosim.config.clock import CLOCK
+from zerosim.errors import ZerosimError
 from zerosim.train.plan import peak_of
 
 SHARES = (0, 0.2, 0.5, 0.8, 0.95, 1)
@@ -141,8 +142,9 @@ def plan_many(count: int) -> None:
     for seed in range(count):
         try:
             done += check_plan(seed)
-        except AssertionError as error:
-            print(error, flush=True)
+        except (AssertionError, ZerosimError) as error:
+            done["failed"] += 1
+            print(seed, error, flush=True)
     print(dict(done))
 
 

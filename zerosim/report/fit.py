@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import RenderableType
@@ -38,6 +39,7 @@ FEW = 3
 """The number of rows on the first page."""
 TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
 """What a rank needs if its share of its node's other memories is too small."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
 
 
@@ -185,7 +187,7 @@ def _what_to_try(config: RunConfig) -> str:
 
 
 # -- meshes ---------------------------------------------------------------------------------------
-def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, Any]) -> Stack:
+def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, Any] = NOTHING) -> Stack:
     """Return the flags of the best, its speed and memory, then the best ten. `given`: the options that a person gave,
     of which the best may not have all."""
     config, limit, cluster = search.config, search.limit, search.cluster
