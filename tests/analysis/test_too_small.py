@@ -68,9 +68,10 @@ def flags_of(values: Mapping[str, Any]) -> list[str]:
     return [*words(values), *(GPU if values.keys() & set(CLOCK) else [])]
 
 
-def check_plan(seed: object) -> Counter[str]:
-    """Plan a draw on too small a device, then every change that would fit. Return how many were planned."""
-    flags = flags_of(drawn(seed))
+def check_plan(seed: int) -> Counter[str]:
+    """Plan a draw on too small a device, then every change that would fit. Return how many were planned. Every tenth
+    has one contiguous region of memory."""
+    flags = flags_of(drawn(seed, **({"allocator": "arena"} if seed % 10 == 9 else {})))
     limit = ["--limit", too_few(seed, "plan", flags)]
     code, out, err = ended("plan", *flags, *limit, "--quiet", "--json", "-")
     assert code == 3, (seed, err, " ".join([*flags, *limit]))

@@ -1,7 +1,7 @@
 """Which of the options that a person gave cost too much memory: without them the configuration would fit.
 
 Only options about how a step is executed are left out. The model, what is trained, the formats of numbers, the recipe
-and the number of ranks stay. For options that only hold less memory, `advice.py` tries values of its own.
+and the number of ranks stay. `cheapest.py` itself tries other values of recompute, attention, loss and prefetch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def left_out(
         gone, changed = alone[name]
         if changed is not None and fits(changed):
             found = True
-            yield changed, _flags(config, gone)
+            yield changed, given_flags(config, gone)
     if found or len(costly) < 2:
         return
     gone, changed = _without(config, costly)
@@ -43,7 +43,7 @@ def left_out(
         fewer, other = _without(config, [one for one in gone if one != name])
         if name in gone and other is not None and len(fewer) < len(gone) and fits(other):
             gone, changed = fewer, other
-    yield changed, _flags(config, gone)
+    yield changed, given_flags(config, gone)
 
 
 def _without(config: RunConfig, names: Collection[str]) -> tuple[list[str], RunConfig | None]:
@@ -57,7 +57,8 @@ def _without(config: RunConfig, names: Collection[str]) -> tuple[list[str], RunC
     return gone, made.config
 
 
-def _flags(config: RunConfig, names: Collection[str]) -> str:
+def given_flags(config: RunConfig, names: Collection[str]) -> str:
+    """Return the flags of these options, as a person gave them."""
     return " ".join(given_flag(name, config.given[name]) for name in names)
 
 

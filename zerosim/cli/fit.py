@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from zerosim.report.fit import Search
     from zerosim.train.plan import Figures
 
-MOST_BYTES, MOST_MICRO_BATCHES = 10**18, 10**7
+MOST_BYTES = 10**18
 """For devices without a limit."""
 SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
 """The options that a search of meshes finds. They may not be given."""
@@ -222,8 +222,8 @@ def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
     """Take the options of all pipelines in a mesh search out of `args`: one rank has no pipeline to check them with."""
     names = ("pipeline", "virtual_stages", "micro_batch_group")
     asked = {name: vars(args).pop(name) for name in names if hasattr(args, name)}
-    group = max(1, asked.get("micro_batch_group") or 1)
-    whole_groups = max(4, min(4 * group, MOST_MICRO_BATCHES // group * group))
+    group, most = max(1, asked.get("micro_batch_group", 1)), int(OPTIONS["accumulate"].high or 4)
+    whole_groups = max(4, min(4 * group, most // group * group))
     checked = RunConfig(pp=2, layers=4096, accumulate=whole_groups, **asked)
     return {name: getattr(checked.parallel, name) for name in asked}
 
