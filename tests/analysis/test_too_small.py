@@ -48,12 +48,13 @@ NOT_SEARCHED: Mapping[str, Sequence[str]] = {
 
 
 def too_few(seed: object, verb: str, flags: Sequence[str]) -> str:
-    """Bytes of a device that are too few, by one or by many."""
+    """Bytes of a device that are too few, by one or by many: less than what is live at the peak."""
     parser = Parser(f"zerosim {verb}", "")
     importlib.import_module(f"zerosim.cli.{verb}").add_arguments(parser)
     args = parser.parse([*flags, *(["--limit", "1"] if verb == "plan" else [])])
-    peak = peak_of(planned_config(args) if verb == "plan" else run_config(args), 10**15)
-    return str(max(1, int(random.Random(f"limit {seed}").choice(SHARES) * peak) - 1))
+    config = planned_config(args) if verb == "plan" else run_config(args)
+    live = peak_of(config.replace(allocator="exact", allocator_conf=None))
+    return str(max(1, int(random.Random(f"limit {seed}").choice(SHARES) * live) - 1))
 
 
 def ended(*given: str) -> tuple[int, str, str]:
