@@ -12,6 +12,7 @@ from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Launch
 from zerosim.errors import InputError
 from zerosim.placement.spec import FlatSpec, unit_of
+from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -24,6 +25,10 @@ CASES: tuple[dict[str, Any], ...] = (
     *(dict(ranks=2, stage=stage, recipe="fsdp2") for stage in (2, 3)),
     *(dict(ranks=2, stage=stage, recipe="megatron") for stage in (0, 1)),
     dict(ranks=2, stage=0, recipe="ddp"),
+    dict(ranks=1, stage=0, recipe="ddp"),
+    dict(ranks=4, stage=0, recipe="ddp", tp=2),
+    dict(ranks=4, stage=0, recipe="ddp", pp=2, accumulate=2),
+    dict(ranks=2, stage=0, recipe="ddp", optimizer="adam8bit"),
     dict(ranks=4, stage=3, tp=2, accumulate=2),
     dict(ranks=4, stage=2, pp=2, accumulate=2),
     dict(ranks=4, stage=1, pp=2, tp=2, clip_norm=0.1, precision="fp16"),
@@ -44,6 +49,7 @@ def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[st
     result, planned = run(config), plan(config, every_rank=True)
     assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
     assert planned.traffic == result.traffic
+    assert formulas_agree(result)
     first = run(config.replace(steps=1, lr=1e-30)).weights
     changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
     assert changed == {name for name in first if name.startswith(("h.1.", "ln_f."))}
@@ -73,6 +79,58 @@ def test_the_stages_hold_and_send_what_is_trained_and_give_the_same_bits() -> No
         assert sent["reduce_scatter"] == (2 * t * (n - 1) // n if stage else 0)
         assert sent["all_reduce"] == (0 if stage else 4 * t * (n - 1) // n)
         assert all(np.array_equal(result.weights[name], one) for name, one in results[0].weights.items())
+
+
+LORA: dict[str, Any] = dict(lora_rank=4)
+TRAINS_ON_ONE_STAGE: dict[str, Any] = dict(freeze="*,!h.3,!ln_f", tie_embeddings=False)
+BUFFERS: tuple[tuple[dict[str, Any], dict[str, Any], list[int]], ...] = (
+    (dict(ranks=2, stage=0, recipe="ddp"), LORA, [2 * 1024] * 2),
+    (dict(ranks=2, stage=0, recipe="ddp", grad_dtype="fp32"), LORA, [4 * 1024] * 2),
+    (dict(ranks=2, stage=0, grad_buckets="views"), LORA, [0] * 2),
+    (dict(ranks=4, stage=0, recipe="ddp", pp=2, accumulate=2), LORA, [2 * 512] * 4),
+    (dict(ranks=4, stage=0, recipe="ddp", pp=2, accumulate=2), TRAINS_ON_ONE_STAGE, [0, 0, 2 * 3312, 2 * 3312]),
+    (dict(ranks=4, stage=0, recipe="ddp", tp=2), LORA, [2 * 768] * 4),
+    (dict(ranks=1, stage=0, recipe="ddp"), LORA, [0]),
+    (dict(ranks=2, stage=0, recipe="ddp", tp=2), LORA, [0] * 2),
+    (dict(ranks=1, stage=0, recipe="ddp", grad_buckets="copies"), LORA, [2 * 1024]),
+    *((dict(ranks=2, stage=stage, recipe="megatron"), LORA, [0] * 2) for stage in range(2)),
+    *((dict(ranks=2, stage=stage, recipe="fsdp2"), LORA, [0] * 2) for stage in (2, 3)),
+    *((dict(ranks=n, stage=3, recipe="deepspeed", reduce_bucket=5000), LORA, [2 * 5000] * n) for n in (1, 2)),
+    *(
+        (dict(ranks=n, stage=stage, recipe="deepspeed", reduce_bucket=5000), LORA, [0] * n)
+        for n in (1, 2)
+        for stage in (1, 2)
+    ),
+    (dict(ranks=2, stage=3, pp=2, accumulate=2, reduce_bucket=300), TRAINS_ON_ONE_STAGE, [0, 2 * 300]),
+)
+
+
+@pytest.mark.parametrize(("case", "what", "nbytes"), BUFFERS, ids=str)
+def test_permanent_reduction_buffers_are_for_trained_weights_alone(
+    case: dict[str, Any], what: dict[str, Any], nbytes: list[int]
+) -> None:
+    """PyTorch's DDP has buckets of trained parameters, and one rank has no DDP unless it is asked for. DeepSpeed's
+    buffer has one size, whatever is trained and on how many ranks, at stage 3 from the start. Megatron's gradient
+    buffer and FSDP2's shards are gradients. Of 18,400 parameters 1,024 are adapters'."""
+    result = plan(RunConfig(**SMALL, **case, **what), every_rank=True)
+    assert [memory.marks["after_init"].by_kind.get("comm", 0) for memory in result.memory] == nbytes
+    assert formulas_agree(result)
+    trained = sum(f.num_parameters for f in result.layout.flats.values() if result.layout.is_trained(f.name))
+    for memory in result.memory:  # in fp32 at most, stored and not reduced yet
+        held = memory.marks["end_of_backward"].by_kind.get("grad", 0) + memory.peak.by_kind.get("unsharded_grad", 0)
+        assert held <= 8 * trained
+
+
+def test_constant_size_buffers_are_there_in_each_backward_where_something_is_trained() -> None:
+    """DeepSpeed's stages 1 and 2, on one rank as on two: what a stage trains decides whether, not how large."""
+    pipeline: dict[str, Any] = dict(ranks=2, pp=2, accumulate=2, **TRAINS_ON_ONE_STAGE)
+    for case, counts in ((LORA | dict(ranks=1), [2]), (LORA | dict(ranks=2), [2, 2]), (pipeline, [0, 4])):
+        config = RunConfig(**SMALL, stage=2, recipe="deepspeed", reduce_bucket=5000, **case)
+        events = plan(config, every_rank=True, keep_events=True).events
+        made = [
+            sum(isinstance(e, Alloc) and e.kind == "comm" and e.nbytes == 2 * 5000 for e in each) for each in events
+        ]
+        assert made == counts
 
 
 @pytest.mark.parametrize(

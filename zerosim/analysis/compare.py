@@ -94,6 +94,25 @@ def _has_states(result: RunResult) -> bool:
     return not result.config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
 
 
+def check_buffers(result: RunResult, stage: int = 0) -> StateCheck:
+    """Check the buffers from which gradients are reduced, if they live from start to end. Without such buffers the
+    count must be 0."""
+    config, share = result.config, share_of(result, stage)
+    is_trained = any(map(result.layout.is_trained, share.numels))
+    form = forms.forms(config).get(forms.Key("buffers", "comm"), Form()) if is_trained else Form()
+    marks = [result.memory[rank].marks["after_init"] for rank in share.ranks]
+    held = letters_of(result, stage) if form.terms else {}
+    padded = held | _held(result, share, list(share.whole)) if form.terms else {}
+    return StateCheck(
+        kind="comm",
+        counted=tuple(mark.by_kind.get("comm", 0) for mark in marks),
+        padding=tuple(mark.padding.get("comm", 0) for mark in marks),
+        formula=form.at(held),
+        text=str(form),
+        expected=(form.at(padded),) * len(marks),
+    )
+
+
 def updated_by(result: RunResult, step: int) -> int | None:
     """Return the step whose gradients update the parameters in a step: its own or, once the update is
     delayed, the previous one. None: no step's, because the gradients wait or overflowed."""

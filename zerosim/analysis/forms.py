@@ -25,6 +25,7 @@ class Key(NamedTuple):
     """The key of a form: its subject, a kind of memory or an operation, and the purpose of its group.
 
     states, upcast, between   bytes of a model state per rank: when backward ends, in the optimizer step, between steps
+    buffers                   bytes per rank of the buffers from which gradients are reduced, from start to end
     sent                      bytes per rank and step for model states, by operation and the group's purpose
     exchanged                 the same for activations, by operation and axis
     copied                    bytes that move between a rank's memories: blocks' inputs, offloaded model states
@@ -260,6 +261,19 @@ def _offload(config: RunConfig, passes: int) -> Forms:
         yield Key("copied", "host to device"), moved
 
 
+def _buffers(config: RunConfig, passes: int) -> Forms:
+    """Return the forms of reduction buffers that live from start to end: stage 0's buckets, stage 3's constant size."""
+    how = config.reduction
+    form = formulas.reduction_buffers(
+        dtype(config.precision.grad_dtype).itemsize,
+        frozen_of(config),
+        copies=config.grads.bucket_copies,
+        numel=how.bucket * how.buffers if config.parallel.zero_stage == 3 else 0,
+    )
+    if form.terms:
+        yield Key("buffers", "comm"), form
+
+
 def _activations(config: RunConfig, passes: int) -> Forms:
     """Return the forms of one block; if every K-th block is recomputed, of a block that saves everything. The bytes
     saved for frozen maps depend on the maps, and have no form."""
@@ -267,7 +281,7 @@ def _activations(config: RunConfig, passes: int) -> Forms:
         yield Key("kept", "block"), block_form(config)
 
 
-CAPABILITIES = (_optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _activations)
+CAPABILITIES = (_optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _buffers, _activations)
 """Operations in the order of the tables."""
 
 
