@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerosim.analysis.shares import Placed, Share
+from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.spec import is_block, unit_of
 
 _NORMS = (("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm"))
@@ -58,7 +59,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 more = _in_block(of_block, sends_back=at > lowest)
                 x, y, z, k = x + more[0], y + more[1], z + more[2], k + 1
             elif at == len(order) - 1:
-                x, z = x + (at > lowest), z + (unit in trained)
+                x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
     return Reach(backs, x, y, z, k, j)
