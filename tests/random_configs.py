@@ -1,229 +1,281 @@
-"""Random valid configurations, drawn from all options together, as flat values and as the words of a command line.
+"""Random configurations, drawn from all options together, as flat values and as the words of a command line.
 
-`drawn(seed)` is always the same values for the same seed. A draw that is refused loses one of the options that the
-refusal names, until nothing refuses it: so options that go together only with others are drawn often. What a plan
-refuses before it starts counts, too.
+Any option may be drawn, on a tiny mesh and model. Where a draw is refused, it loses an option that the refusal names,
+until nothing refuses it: so options that go together only with others are drawn often.
 """
 
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from zerosim.comm.runtime import make_backend
-from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
-from zerosim.config.recompute import PARTS
-from zerosim.device.device import Device
+from zerosim.cli.parser import flag_of
+from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.train.build import build_model
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
-from zerosim.train.plan import check_plan_of
 
-Draw = random.Random
-MOST_RANKS = 16
-LONG = 96
-"""The most ranks x layers x microbatches."""
-
-OFTEN: Mapping[str, tuple[Any, ...]] = {
-    "micro_batch": (1, 1, 2, 4),
-    "optimizer": (
-        *("adam", "adam", "adam", "adamw", "sgd", "lion", "adagrad", "rmsprop", "radam", "sophia", "adafactor"),
-        *("adafactor-hf", "adam8bit", "adam-sage", "muon"),
-    ),
-    "precision": ("bf16", "bf16", "fp16", "fp32", "fp64", "bf16-pure"),
-    "recipe": ("paper", "paper", "ddp", "deepspeed", "fsdp2", "megatron", "usual"),
-    "recompute": (
-        *("none", "none", "full", "full:2", "selective", "selective:mlp,layernorm"),
-        *(f"selective:{part}" for part in PARTS),
-    ),
-    "allocator": ("exact", "exact", "exact", "caching"),
-}
-"""Options that every draw has."""
-
-SELDOM: Mapping[str, tuple[Any, ...]] = {
-    # ranks and stage
-    "secondary_shard": (2, 4), "ranks_per_node": (2, 4), "sequence_parallel": (True,), "keep_gathered": (True,),
-    "pad_vocab": (True,), "replica_reduction": ("micro_batch",), "partition": ("owner",),
-    "collective": ("ring", "pairs"), "bucket_bytes": (64, 1000, None), "reshard_after_forward": (False,),
-    "keep_last_unit": (True,),
-    "keep_last_inputs": (True,), "balance_ends": (True,), "allocator_conf": ("expandable_segments:True",
-    "max_split_size_mb:64", "garbage_collection_threshold:0.8", "roundup_power2_divisions:8"),
-    # activations
-    "partition_activations": (True,), "cpu_checkpointing": (True,), "offload_activations": (True,),
-    "stash_window": (1, 2), "saves": ("lean", "megatron"), "attention": ("flash", "eager"), "fp32_softmax": (True,),
-    "loss": ("in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked"),
-    # reductions, gathers, gradients
-    "transformer_engine": (True, False), "gradient_accumulation_fusion": (True, False),
-    "overlap": ("none", "reduce", "gather", "all"), "grad_reduction": ("all_reduce", "reduce_scatter"),
-    "compress": ("fp16", "bf16", "int8", "int4", "top-k", "random-k", "dgc", "powersgd", "onebit-adam"),
-    "compress_block": (4, 64), "compress_ratio": (0.1,), "compress_rank": (2,), "compress_warmup": (1,),
-    "reduce_bucket": (0, 50, 3000), "reduce_buffers": (1, 2), "overlap_reduction": (True, False),
-    "allgather_bucket": (40, 2000), "overlap_param_gather": (True,), "grad_buckets": ("none", "copies", "views"),
-    "persistent_grads": (True, False), "param_dtype_grads": (True, False), "own_grads_only": (True, False),
-    "grad_sync": (False,), "upcast_grads": (True, False), "keep_upcast": (True,), "sub_group": (0, 100),
-    "foreach": (True, False), "keep_root_units": (True, False), "gather": ("unit", "module"), "tiles": (2,),
-    "persistent_numel": (0, 8, 100), "cast_shards": (True, False), "prefetch": (0, 1, 2),
-    "prefetch_elements": (10, 300), "max_live": (100, 700), "overlap_comm": (True,), "tp_comm_overlap": (True,),
-    # ZeRO++
-    "quantized_weights": (True,), "quantized_gradients": (True,), "hierarchical_gather": (True,),
-    # offload
-    "offload": ("optimizer=host", "optimizer=host,params=host", "params=host", "optimizer=nvme", "params=nvme",
-    "optimizer=nvme,params=nvme", "optimizer=host,grads=nvme", "optimizer=host,params=nvme"),
-    "delayed_update": (1, 2), "host_memory": (10**12,),
-    # training
-    "momentum": (0.5,), "nesterov": (True,), "momentum_form": ("ema",), "scale_parameter": (False,),
-    "weight_decay": (0.1,), "decay": ("matrices",), "schedule": ("cosine",), "clip_norm": (0.5,),
-    "lazy_states": (True,), "dropout": (0.1,), "tie_embeddings": (True, False),
-    # what is trained
-    "freeze": ("h.0", "wte", "wpe,wte", "c_attn", "*.bias", "layers.0", "*,!lm_head", "*,!norm", "mlp", "lm_head"),
-    "lora_rank": (1, 2), "lora_alpha": (4.0,), "lora_target": ("all-linear", "q,v", "o", "up,down", "fc"),
-    "lora_dropout": (0.1,), "base": ("nf4",),
-    # precision
-    "rounding": ("stochastic", "kahan"), "grad_dtype": ("fp32", "bf16"), "master_init": ("exact",),
-    "loss_scale": ("dynamic", 8.0), "skip_nonfinite": (True,),
-}  # fmt: skip
-"""Options that a draw may have, each in one of a few, by the values to choose from."""
-
-GROUPS: tuple[tuple[str, ...], ...] = (
-    ("prefetch_elements", "max_live"),
-    ("sequence_parallel", "keep_gathered"),
-    ("lora_rank", "lora_target", "base"),
-    ("lora_rank", "base"),
-    ("reduce_bucket", "reduce_buffers"),
-    ("upcast_grads", "keep_upcast"),
-    ("offload", "delayed_update"),
-    ("offload_activations", "stash_window"),
-    ("compress", "compress_warmup"),
-    ("gather", "tiles"),
-    ("persistent_grads", "transformer_engine", "gradient_accumulation_fusion"),
-    ("offload",),
-    ("freeze",),
-    ("grad_sync",),
+Made = TypeVar("Made")
+MOST_RANKS = 8
+MOST_WORK = 48  # ranks x layers x microbatches x steps
+SIZES = (
+    *("ranks", "pp", "tp", "dp_replicate", "stage", "steps", "micro_batch", "seed", "accumulate", "model", "layers"),
+    *("hidden", "heads", "kv_heads", "ffn", "seq", "vocab", "params", "units"),
 )
-"""Options that are of little use alone; each group is drawn whole, in one draw of a few."""
+"""Drawn in `_sizes`, and never left out."""
+NOT_DRAWN = (
+    *("backend", "world", "ranks_per_process", "data", "tokens", "weights", "adapters", "sample", "sample_tokens"),
+    *("nvme", "lr", "aux_lr", "betas", "eps", "norm_eps", "rope_base", "loss_scale_window", "min_loss_scale"),
+)
+"""Other machines, files, text, and numbers on which no byte depends."""
 
-KEPT = ("tp", "pp", "stage", "dp_replicate", "accumulate", "layers", "hidden", "heads", "optimizer", "precision")
-"""Options that a refused draw loses only if it has no other one to lose."""
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "ranks_per_node": (1, 2, 4),
+    "secondary_shard": (2,),
+    "sequence_parallel": (True,),
+    "keep_gathered": (True,),
+    "pad_vocab": (True,),
+    "replica_reduction": ("micro_batch",),
+    "partition": ("owner",),
+    "collective": ("ring", "pairs"),
+    "bucket_bytes": (None, 64, 512),
+    "parallel": (3,),
+    "pipeline": ("gpipe", "interleaved", "zb-h1", "zb-h1", "zb-v", "zb-v"),
+    "virtual_stages": (2, 3),
+    "micro_batch_group": (2, 3),
+    "stage_layers": ("1,1", "0,2", "2,1", "1,1,0", "0,1,1,0", "1,0,0,1"),
+    "balance_ends": (True,),
+    "keep_last_inputs": (True, False),
+    "recipe": ("ddp", "deepspeed", "fsdp2", "megatron", "usual"),
+    "transformer_engine": (True, False),
+    "overlap": ("none", "reduce", "gather", "all"),
+    "overlap_comm": (True,),
+    "tp_comm_overlap": (True,),
+    "kernels": ("eager", "compiled"),
+    "flash_kernel": ("fa3",),
+    "cuda_graphs": (True,),
+    "grad_reduction": ("all_reduce",),
+    "compress": ("fp16", "bf16", "int8", "int4", "top-k", "random-k", "dgc", "powersgd", "onebit-adam"),
+    "compress_block": (4, 16),
+    "compress_ratio": (0.1, 0.5),
+    "compress_rank": (2,),
+    "compress_warmup": (1,),
+    "quantized_gradients": (True,),
+    "reduce_bucket": (30, 100, 700, 3000),
+    "reduce_buffers": (1, 2),
+    "overlap_reduction": (True, False),
+    "allgather_bucket": (50, 300),
+    "overlap_param_gather": (True, False),
+    "grad_buckets": ("none", "copies", "views"),
+    "persistent_grads": (True, False),
+    "param_dtype_grads": (True, False),
+    "own_grads_only": (True, False),
+    "grad_sync": (False,),
+    "gradient_accumulation_fusion": (True,),
+    "upcast_grads": (True, False),
+    "keep_upcast": (True,),
+    "delayed_update": (1, 2),
+    "reshard_after_forward": (False,),
+    "quantized_weights": (True,),
+    "hierarchical_gather": (True,),
+    "keep_last_unit": (True,),
+    "keep_root_units": (True, False),
+    "gather": ("module", "unit"),
+    "tiles": (2,),
+    "persistent_numel": (10, 100, 4000),
+    "cast_shards": (True, False),
+    "prefetch": (1, 2, 5),
+    "prefetch_elements": (20, 300),
+    "max_live": (100, 700),
+    "sub_group": (50, 500),
+    "foreach": (True, False),
+    "lazy_states": (True,),
+    "freeze": (
+        *("h.0", "h.1", "wte,wpe,h.0", "*,!norm", "*,!ln_f", "*,!bias", "*,!h.0", "*,!h.1", "*,!wte", "*,!head"),
+        *("*,!weight", "*.bias", "*,!c_attn", "mlp", "attn", "wte", "h.0.mlp,h.1.attn", "ln_f", "layers.0", "norm"),
+    ),
+    "lora_rank": (1, 2),
+    "lora_alpha": (3.0,),
+    "lora_target": ("q,k,v,o", "all-linear", "fc", "up,down"),
+    "lora_dropout": (0.2,),
+    "base": ("nf4",),
+    "precision": ("fp32", "fp16", "fp64", "bf16-pure"),
+    "grad_dtype": ("fp32", "bf16"),
+    "master_init": ("exact",),
+    "rounding": ("stochastic", "kahan"),
+    "loss_scale": ("dynamic", 8.0),
+    "initial_scale_power": (30,),
+    "hysteresis": (1,),
+    "skip_nonfinite": (True,),
+    "optimizer": (
+        *("adamw", "adam8bit", "radam", "adam-sage", "lion", "sophia", "adagrad", "rmsprop", "adafactor"),
+        *("adafactor-hf", "muon", "sgd", "sgd"),
+    ),
+    "momentum": (0.9,),
+    "nesterov": (True,),
+    "momentum_form": ("ema",),
+    "relative_step": (True,),
+    "scale_parameter": (False,),
+    "weight_decay": (0.1,),
+    "decay": ("matrices",),
+    "schedule": ("cosine",),
+    "warmup": (1,),
+    "min_lr": (1e-5,),
+    "clip_norm": (0.5,),
+    "recompute": (
+        *("full", "full", "full:2", "selective", "selective:op", "selective:layernorm", "selective:mlp"),
+        *("selective:attn_proj,layernorm,mlp_act", "selective:dropout,mlp", "selective:core_attn,attn_proj"),
+    ),
+    "partition_activations": (True,),
+    "cpu_checkpointing": (True,),
+    "offload_activations": (True,),
+    "stash_window": (1, 2),
+    "saves": ("megatron",),
+    "attention": ("flash",),
+    "fp32_softmax": (True, False),
+    "loss": ("in-place", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked"),
+    "allocator": ("caching", "arena"),
+    "allocator_conf": ("expandable_segments:True", "fit:first"),
+    "capacity": (10**11,),
+    "host_memory": (10**11,),
+    "offload": (
+        *("optimizer=host", "optimizer=nvme", "params=host", "params=nvme", "optimizer=host,params=host"),
+        *("optimizer=nvme,params=nvme", "optimizer=host,grads=nvme", "optimizer=nvme,params=host,grads=host"),
+    ),
+    "tie_embeddings": (False, True),
+    "dropout": (0.1,),
+    "positions": (9,),
+}
+"""Values of each option beside its default."""
+
+OFTEN = (
+    *("pipeline", "recipe", "recompute", "offload", "gather", "prefetch", "freeze", "lora_rank", "collective"),
+    *("partition", "sequence_parallel", "optimizer", "precision"),
+)
+"""Options that others need, or that change much."""
+
+NODES = {"stage": 3, "ranks": 4, "ranks_per_node": 2, "dp_replicate": 1, "tp": 1, "pp": 1}
+FP32 = {"grad_dtype": "fp32", "tp": 1}
+TOGETHER: Sequence[Mapping[str, Any]] = (
+    *({"compress": name, **FP32} for name in ("int8", "int4", "top-k", "random-k", "fp16")),
+    {"compress": "int4", "compress_block": 4, "stage": 1, **FP32},
+    {"compress": "top-k", "compress_ratio": 0.5, "precision": "fp32", "stage": 2, **FP32},
+    {"compress": "dgc", "compress_warmup": 1, "optimizer": "sgd", "momentum": 0.9, "stage": 1, **FP32},
+    {"compress": "powersgd", "compress_rank": 2, "compress_warmup": 1, "stage": 0, **FP32},
+    {"compress": "onebit-adam", "compress_warmup": 1, "stage": 0, "optimizer": "adam", **FP32},
+    {"offload": "optimizer=host", "delayed_update": 1, "steps": 3},
+    {"offload": "optimizer=nvme", "delayed_update": 2, "steps": 3},
+    {"offload": "optimizer=nvme,params=nvme", "stage": 3, "prefetch": 2},
+    {"offload": "params=host", "stage": 3, "gather": "module", "prefetch": 2},
+    {"offload": "optimizer=host,params=host", "stage": 3, "delayed_update": 1, "steps": 2},
+    {"offload": "optimizer=host", "stage": 3, "reduce_bucket": 700, "overlap_comm": True},
+    {"stage": 3, "prefetch_elements": 300, "max_live": 700},
+    {"stage": 3, "prefetch_elements": 20, "gather": "module"},
+    {"stage": 3, "gather": "module", "tiles": 2},
+    {"quantized_gradients": True, **NODES},
+    {"hierarchical_gather": True, **NODES},
+    {"secondary_shard": 2, **NODES},
+    {"stage": 3, "quantized_weights": True, "persistent_numel": 4000, "tp": 1},
+    {"offload_activations": True, "stash_window": 1},
+    {"recompute": "full", "cpu_checkpointing": True, "stash_window": 2},
+    {"recompute": "full", "cpu_checkpointing": True, "partition_activations": True, "tp": 2},
+    {"tp": 2, "sequence_parallel": True, "keep_gathered": True},
+    {"tp": 2, "sequence_parallel": True, "tp_comm_overlap": True},
+    {"stage": 1, "persistent_grads": True, "gradient_accumulation_fusion": True, "transformer_engine": True},
+    {"upcast_grads": True, "keep_upcast": True},
+    {"pp": 2, "pipeline": "zb-h1", "recompute": "selective:layernorm,mlp"},
+    {"pp": 2, "pipeline": "zb-v", "recompute": "selective:op"},
+    {"pp": 2, "pipeline": "zb-v", "stage": 3, "freeze": "h.1"},
+    {"pp": 2, "pipeline": "interleaved", "virtual_stages": 2, "micro_batch_group": 3, "accumulate": 4},
+    {"lora_rank": 1, "base": "nf4", "hidden": 8, "heads": 2},
+    {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
+    {"optimizer": "sgd", "momentum": 0.9, "momentum_form": "ema"},
+    {"precision": "bf16-pure", "rounding": "kahan"},
+    {"precision": "fp16", "initial_scale_power": 30, "hysteresis": 1, "steps": 3},
+)
+"""Options that need one another."""
 
 
-def drawn(seed: object, **fixed: Any) -> dict[str, Any]:
-    """The values of a valid plan's configuration, by flat name, over a plan's defaults. `fixed` are kept."""
-    rng = random.Random(f"configuration {seed}")
+def drawn(
+    rng: random.Random,
+    make: Callable[[Mapping[str, Any]], Made],
+    refused: list[Mapping[str, Any]] | None = None,
+    **fixed: Any,
+) -> tuple[dict[str, Any], Made]:
+    """Draw values that `make` does not refuse, and return them with what it made. `fixed` are kept; `refused` gets the
+    values of each draw that was.
+
+    Raises: any other error of `make`, with the values as a note.
+    """
     while True:
-        values = _mesh(rng)
-        values |= _model(rng, values.get("tp", 1))
-        values |= {name: rng.choice(of) for name, of in OFTEN.items()}
-        share = rng.choice((0.02, 0.05, 0.1))
-        for group in GROUPS:
-            if rng.random() < 2 * share:
-                values |= {name: rng.choice(SELDOM[name]) for name in group}
-        values |= {name: rng.choice(of) for name, of in SELDOM.items() if rng.random() < share}
-        values |= _of_few(rng, values)
-        size = values.get("units", values.get("layers", 1))
-        if values["ranks"] > MOST_RANKS or values["ranks"] * size * values["accumulate"] > LONG:
-            continue
-        values = {name: value for name, value in values.items() if value is not None or name == "bucket_bytes"}
-        if _repaired(rng, values, fixed):
-            return {**values, **fixed}
-
-
-def config_of(values: Mapping[str, Any]) -> RunConfig:
-    """The configuration of `zerosim plan` with these values. Raises: InputError as a plan does before it starts."""
-    config = RunConfig(**{**PLAN_DEFAULTS, **values})
-    model = build_model(config, Device(0, make_backend("meta")))
-    check_trained(config, model)
-    check_quantized(config, model)
-    check_plan_of(config)
-    return config
-
-
-def words(values: Mapping[str, Any]) -> list[str]:
-    """The flags of these values."""
-    found = []
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            found += [f"--{flag}", *map(str, value if isinstance(value, tuple) else (value,))]
-    return ["none" if word == "None" else word for word in found]
-
-
-def _repaired(rng: Draw, values: dict[str, Any], fixed: Mapping[str, Any]) -> bool:
-    """Take options out of `values` until nothing refuses them. Return whether that was possible."""
-    needed = {"ranks", "model", *fixed}
-    for _ in range(40):
-        try:
-            config_of({**values, **fixed})
-            return True
-        except InputError as error:
-            if "\n" in str(error):
+        fields = _sizes(rng)
+        names = rng.sample(sorted(CHOICES), rng.choice((2, 6, 12, 20, 30)))
+        names += [name for name in OFTEN if rng.random() < 0.3]
+        fields |= {name: rng.choice(CHOICES[name]) for name in names}
+        for some in rng.sample(TOGETHER, rng.choice((0, 1, 1, 2))):
+            fields |= some
+        fields |= fixed
+        while fields:
+            try:
+                if _work(RunConfig(**fields)) > MOST_WORK:
+                    break
+                return fields, make(fields)
+            except InputError as error:
+                if refused is not None:
+                    refused.append(dict(fields))
+                fields = _without(fields, error, rng, fixed)
+            except Exception as error:
+                error.add_note(f"{fields!r}")
                 raise
-            named = {error.field, error.beside, *re.findall(r"[a-z_]+", str(error))}
-            wrong = sorted(named & values.keys() - needed)
-            if not (choices := [name for name in wrong if name not in KEPT] or wrong):
-                return False
-            del values[error.field if error.field in choices and rng.random() < 0.5 else rng.choice(choices)]
-    return False
 
 
-def _mesh(rng: Draw) -> dict[str, Any]:
-    pp, tp, stage = rng.choice((1, 1, 1, 2, 2, 3)), rng.choice((1, 1, 1, 2)), rng.randrange(4)
-    shards, replicas = rng.choice((1, 2, 2, 3, 4)), rng.choice((1, 1, 1, 2)) if stage else 1
-    mesh: dict[str, Any] = dict(ranks=pp * tp * shards * replicas, stage=stage, accumulate=rng.choice((1, 1, 2, 3, 4)))
-    mesh |= {name: size for name, size in (("pp", pp), ("tp", tp), ("dp_replicate", replicas)) if size > 1}
-    if pp > 1:
-        schedules: tuple[Callable[[], dict[str, Any]], ...] = (
-            dict,
-            lambda: dict(pipeline="gpipe"),
-            lambda: dict(pipeline="1f1b"),
-            lambda: dict(pipeline="interleaved", virtual_stages=2, accumulate=pp * rng.choice((1, 2))),
-            lambda: dict(pipeline="interleaved", micro_batch_group=pp + 1, accumulate=2 * pp + rng.choice((1, 2))),
-            lambda: dict(pipeline="zb-h1", accumulate=pp + rng.choice((0, 1, 2))),
-            lambda: dict(pipeline="zb-v", accumulate=2 * pp + rng.choice((0, 1))),
-        )
-        mesh |= rng.choice(schedules)()
-    return mesh
+def _sizes(rng: random.Random) -> dict[str, Any]:
+    """Draw a mesh, a ZeRO stage, a model and its sizes."""
+    while True:
+        pp, tp = rng.choice((1, 1, 2, 2, 3)), rng.choice((1, 1, 2))
+        shards, replicas = rng.choice((1, 2, 2, 3, 4, 5, 8)), rng.choice((1, 1, 2))
+        if (ranks := pp * tp * shards * replicas) <= MOST_RANKS:
+            break
+    fields: dict[str, Any] = dict(ranks=ranks, pp=pp, tp=tp, dp_replicate=replicas)
+    fields |= dict(stage=rng.choice((0, 1, 1, 2, 2, 3, 3, 3)), steps=rng.choice((1, 1, 2, 3)), seed=rng.randrange(99))
+    fields |= dict(micro_batch=rng.choice((1, 1, 2)))
+    fields |= dict(accumulate=rng.choice((1, 2, 3, 4) if pp == 1 else (1, pp, 2 * pp, 2 * pp + 1)))
+    model = rng.choice(("gpt", "gpt", "gpt", "llama", "llama", "flat", "mlp"))
+    fields |= dict(model=model, seq=rng.choice((1, 2, 4)), vocab=rng.choice((256, 256, 257)))
+    if model == "flat":
+        return fields | dict(params=rng.choice((210, 1001)), units=rng.choice((1, 3, 4)), vocab=256)
+    fields |= dict(layers=rng.choice((1, 2, 2, 3, 4)))
+    if model == "mlp":
+        return fields | dict(hidden=rng.choice((2, 5)))
+    hidden, heads = rng.choice(((2, 1), (4, 2), (4, 1), (8, 4), (6, 3)))
+    fields |= dict(hidden=hidden, heads=heads)
+    if model == "llama" and heads > 1:
+        fields |= rng.choice(({}, dict(kv_heads=1)))
+    return fields | rng.choice(({}, {}, dict(ffn=rng.choice((2, 6, 10)))))
 
 
-def _of_few(rng: Draw, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that only few of the other values leave possible."""
-    found: dict[str, Any] = {}
-    shards = values["ranks"] // (values.get("pp", 1) * values.get("tp", 1) * values.get("dp_replicate", 1))
-    if values.get("tp", 1) > 1 and rng.random() < 0.4:
-        found |= dict(sequence_parallel=True, keep_gathered=rng.random() < 0.5)
-    if values["recompute"].startswith("full"):
-        found |= dict(cpu_checkpointing=True) if rng.random() < 0.2 else {}
-        found |= dict(partition_activations=True) if values.get("tp", 1) > 1 and rng.random() < 0.5 else {}
-    if values["stage"] == 3 and shards == 4 and rng.random() < 0.4:
-        ways: tuple[dict[str, Any], ...] = (dict(secondary_shard=2), dict(quantized_weights=True))
-        ways += (dict(quantized_gradients=True, ranks_per_node=2), dict(hierarchical_gather=True, ranks_per_node=2))
-        found |= dict(hidden=16, vocab=64, seq=4, freeze=None, lora_rank=0) | rng.choice(ways)
-    if values["stage"] and rng.random() < 0.15:
-        found |= dict(offload=rng.choice(SELDOM["offload"]), optimizer=rng.choice(("adam", "adamw", "lion")))
-        found |= dict(precision=rng.choice(("bf16", "bf16", "fp16", "fp32")))
-    if values["optimizer"] == "sgd" and rng.random() < 0.5:
-        found["momentum"] = 0.5
-        found |= rng.choice((dict(nesterov=True), dict(compress="dgc"), dict(momentum_form="ema"), {}))
-    if values["stage"] == 0 and values["optimizer"] == "adam" and rng.random() < 0.1:
-        found |= dict(compress="onebit-adam", compress_warmup=1, grad_dtype="fp32")
-    return found
+def _without(
+    fields: Mapping[str, Any], error: InputError, rng: random.Random, fixed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Leave out an option that the error names; nothing is left if it names none that can be left out."""
+    assert "\n" not in str(error), error
+    may_go = [name for name in fields if name in CHOICES and name not in fixed]
+    named = [name for name in (error.field, error.beside) if name in may_go]
+    named = named or [name for name in may_go if name in str(error)]
+    left_out = rng.choice(named) if named else None
+    return {name: value for name, value in fields.items() if name != left_out} if named else {}
 
 
-def _model(rng: Draw, tp: int) -> dict[str, Any]:
-    family, layers = rng.choice(("gpt", "gpt", "llama", "llama", "flat", "mlp")), rng.choice((1, 2, 2, 3, 4, 6))
-    if family == "flat":
-        return dict(model=family, params=rng.choice((64, 840, 1001)), units=layers)
-    hidden, heads = rng.choice(((4, 1), (8, 2), (8, 4), (16, 4), (12, 2))[tp > 1 :])
-    sizes: dict[str, Any] = dict(model=family, layers=layers, hidden=hidden, seq=rng.choice((1, 3, 4, 8)))
-    sizes |= dict(vocab=rng.choice((7, 16, 64)[tp > 1 and rng.random() < 0.9 :]))
-    if family == "mlp":
-        return sizes
-    sizes |= dict(heads=heads, **(dict(ffn=2 * hidden) if rng.random() < 0.3 else {}))
-    return sizes | (dict(kv_heads=rng.choice((1, heads))) if family == "llama" else {})
+def _work(config: RunConfig) -> int:
+    layers = config.model.units if config.model.family == "flat" else config.model.layers
+    return config.mesh.ranks * config.data.accumulate * (layers or 1) * (config.optim.steps or 1)
 
 
-assert {*OFTEN, *SELDOM} <= OPTIONS.keys()
+def words_of(fields: Mapping[str, Any]) -> list[str]:
+    """Return the flags of these fields."""
+    words: list[str] = []
+    for name, value in fields.items():
+        if isinstance(value, bool):
+            words.append(flag_of(name) if value else flag_of(name).replace("--", "--no-", 1))
+        else:
+            words += [flag_of(name), "none" if value is None else str(value)]
+    return words

@@ -1,7 +1,7 @@
 """Random configurations of all options together on a device that is too small: a command says so, and what would fit.
 
 No advice is refused, and no refusal of a tried change ends a search: the exit code is 3, never 2. What is advised
-fits. `python tests/analysis/test_too_small.py 2000` plans as many as one likes.
+fits. `python tests/analysis/test_too_small.py COUNT [FIRST]` plans as many as one likes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,20 @@ import pytest
 if __name__ == "__main__":  # as a program it finds its neighbours by itself
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from random_configs import drawn, words
+from random_configs import drawn, words_of
 
 from zerosim.cli.main import main
 from zerosim.cli.options import run_config
 from zerosim.cli.parser import Parser
 from zerosim.cli.plan import planned_config
+from zerosim.comm.runtime import make_backend
+from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.clock import CLOCK
-from zerosim.errors import ZerosimError
-from zerosim.train.plan import peak_of
+from zerosim.device.device import Device
+from zerosim.train.build import build_model
+from zerosim.train.check_quantized import check_quantized
+from zerosim.train.check_trained import check_trained
+from zerosim.train.plan import check_plan_of, peak_of
 
 SHARES = (0, 0.2, 0.5, 0.8, 0.95, 1)
 GPU = ["--gpu", "v100-32", "--reserve", "0"]
@@ -43,8 +48,30 @@ NOT_SEARCHED: Mapping[str, Sequence[str]] = {
     ),
     "model": ("model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "params", "units", "freeze"),
     "offload": ("offload", "delayed_update"),
+    "lora-rank": ("lora_rank", "freeze"),
 }
 """The options that a search varies, or that go only with one of these."""
+
+
+def valid(seed: object, gone: Collection[str] = (), **fixed: Any) -> dict[str, Any]:
+    """The values of a plan that nothing refuses before it starts, without those that are `gone`."""
+
+    def made(values: Mapping[str, Any]) -> dict[str, Any]:
+        values = {name: value for name, value in _of_plans(values).items() if name not in gone}
+        config = RunConfig(**{**PLAN_DEFAULTS, **values})
+        model = build_model(config, Device(0, make_backend("meta")))
+        check_trained(config, model)
+        check_quantized(config, model)
+        check_plan_of(config)
+        return values
+
+    return drawn(random.Random(f"too small {seed}"), made, **fixed)[1]
+
+
+def _of_plans(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what limits memory or is a run's, and without one step: a plan takes as many as it needs."""
+    kept = {name: value for name, value in values.items() if name not in ("capacity", "parallel")}
+    return {name: value for name, value in kept.items() if (name, value) != ("steps", 1)}
 
 
 def too_few(seed: object, verb: str, flags: Sequence[str]) -> str:
@@ -66,13 +93,13 @@ def ended(*given: str) -> tuple[int, str, str]:
 
 def flags_of(values: Mapping[str, Any]) -> list[str]:
     """Its flags, on a GPU if an option of the clock needs one."""
-    return [*words(values), *(GPU if values.keys() & set(CLOCK) else [])]
+    return [*words_of(values), *(GPU if values.keys() & set(CLOCK) else [])]
 
 
 def check_plan(seed: int) -> Counter[str]:
     """Plan a draw on too small a device, then every change that would fit. Return how many were planned. Every tenth
     has one contiguous region of memory."""
-    flags = flags_of(drawn(seed, **({"allocator": "arena"} if seed % 10 == 9 else {})))
+    flags = flags_of(valid(seed, **({"allocator": "arena"} if seed % 10 == 9 else {})))
     limit = ["--limit", too_few(seed, "plan", flags)]
     code, out, err = ended("plan", *flags, *limit, "--quiet", "--json", "-")
     assert code == 3, (seed, err, " ".join([*flags, *limit]))
@@ -103,8 +130,8 @@ def test_a_plan_ends_with_3_and_what_it_advises_fits(first: int) -> None:
 @pytest.mark.parametrize("verb", ["run", "step"])
 def test_a_run_and_a_stepped_run_end_with_3_and_advice(verb: str, seeds: range, tmp_path: Path) -> None:
     for seed in seeds:
-        values = drawn(seed, vocab=256, steps=2)
-        flags = words({name: value for name, value in values.items() if name not in CLOCK})
+        values = valid(seed, vocab=256, steps=2)
+        flags = words_of({name: value for name, value in values.items() if name not in CLOCK})
         flags += ["--nvme", str(tmp_path)] if "nvme" in values.get("offload", "") else []
         capacity = too_few(seed, verb, flags)
         code, _, err = ended(verb, *flags, "--capacity", capacity)
@@ -125,11 +152,11 @@ def test_a_run_and_a_stepped_run_end_with_3_and_advice(verb: str, seeds: range, 
 )
 def test_a_search_that_finds_nothing_ends_with_3(find: str, draws: int) -> None:
     """On a device of one byte."""
-    fixed: dict[str, Any] = {"params": dict(model="flat"), "lora-rank": dict(model="gpt")}.get(find, {})
+    fixed: dict[str, Any] = {"params": dict(model="flat"), "lora-rank": dict(model="gpt", lora_rank=1)}.get(find, {})
     fixed |= dict(host_memory=10**12) if find == "offload" else {}
     gone, seed, found = NOT_SEARCHED.get(find, (find.replace("-", "_"),)), 0, 0
     while found < draws:
-        values, seed = drawn(f"{find} {seed}", **fixed), seed + 1
+        values, seed = valid(f"{find} {seed}", {*gone} - {"ranks", "model", *fixed}, **fixed), seed + 1
         is_flat = values["model"] in ("flat", "mlp")
         if (is_flat and find in ("layers", "seq", "mesh", "lora-rank")) or (find == "offload" and not values["stage"]):
             continue
@@ -139,16 +166,16 @@ def test_a_search_that_finds_nothing_ends_with_3(find: str, draws: int) -> None:
         assert code == 3, (seed, err, " ".join(flags))
 
 
-def plan_many(count: int) -> None:
+def plan_many(count: int, first: int) -> None:
     done = Counter[str]()
-    for seed in range(count):
+    for seed in range(first, first + count):
         try:
             done += check_plan(seed)
-        except (AssertionError, ZerosimError) as error:
+        except Exception as error:
             done["failed"] += 1
-            print(seed, error, flush=True)
+            print(seed, type(error).__name__, error, *getattr(error, "__notes__", ()), flush=True)
     print(dict(done))
 
 
 if __name__ == "__main__":
-    plan_many(int(sys.argv[1]))
+    plan_many(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

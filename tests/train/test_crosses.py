@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from crosses import CHOICES, NOT_DRAWN, SIZES, check_case
+from crosses import check_case
+from random_configs import CHOICES, NOT_DRAWN, SIZES
 
 from zerosim.config import OPTIONS
 

@@ -1,7 +1,8 @@
 """Which of the options that a person gave cost too much memory: without them the configuration would fit.
 
 Only options about how a step is executed are left out. The model, what is trained, the formats of numbers, the recipe
-and the number of ranks stay. `cheapest.py` itself tries other values of recompute, attention, loss and prefetch.
+and the number of ranks stay, and --fp32-softmax: without it a plan has another attention kernel by default.
+`cheapest.py` itself tries other values of recompute, attention, loss and prefetch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from zerosim.config.parallel import ParallelConfig
 from zerosim.config.zero import Gathering, GradMemory, Reduction
 
 _HOW = {name for part in (ParallelConfig, Reduction, Gathering, GradMemory) for name in part.options()}
-_MORE = {"dp_replicate", "secondary_shard", "stash_window", "fp32_softmax", "foreach", "collective"}
+_MORE = {"dp_replicate", "secondary_shard", "stash_window", "foreach", "collective"}
 _KEPT = {"stage", "recipe", "pad_vocab", "bucket_bytes", "prefetch", "prefetch_elements", "delayed_update"}
 MAY_GO = tuple(name for name in OPTIONS if name in (_HOW | _MORE) - _KEPT)
 """The options that may be left out, in the order of the help."""

@@ -266,10 +266,10 @@ def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
 
 
 def _of_tp_alone(config: RunConfig) -> RunConfig | None:
-    """Return one microbatch on a mesh of tp alone: it has the kernels and saves of every mesh with that tp. None if
-    other options do not go with it."""
-    tp = config.mesh.tp
-    return arranged(config, tp, tp, 1, 0, accumulate=1, steps=1, ranks_per_node=0)
+    """Return one microbatch on a mesh of tp alone, on a device without a limit: it has the kernels and saves of every
+    mesh with that tp. None if other options do not go with it."""
+    tp, alone = config.mesh.tp, {"accumulate": 1, "steps": 1, "ranks_per_node": 0}
+    return arranged(config, tp, tp, 1, 0, **alone, allocator="exact", allocator_conf=None)
 
 
 def _value(figures: Figures) -> tuple[float, int]:
