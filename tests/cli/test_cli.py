@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ctrl_c import pressed
 from parsing import parsed
 from processes import ended, posix
 
 import zerosim
-from zerosim.cli import options
+from zerosim.cli import options, outputs
 from zerosim.cli.main import main
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser
@@ -434,6 +435,23 @@ def test_links_stay_and_devices_are_written_to(folder: Path) -> None:
     assert Path("target").read_text("utf-8") == "new"
     written("/dev/null", lambda file: file.write(b"gone"))
     assert not Path("/dev/null").is_file()
+
+
+@posix
+def test_ctrl_c_at_any_line_leaves_the_old_file_or_the_new_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # it takes long
+    first, lines, found = 0, [0], set()
+    while lines[0] >= first:
+        first += 1
+        Path("out").write_text("old", "utf-8")
+        with pressed(range(first, first + 1), outputs) as (lines, trace):
+            sys.settrace(trace)
+            written("out", lambda file: file.write(b"new"))
+            sys.settrace(None)
+        assert list(folder.glob(".zerosim*")) == []
+        found.add(Path("out").read_text("utf-8"))
+    assert found == {"old", "new"}
+    assert first > 100
 
 
 # -- as a program -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import posix
+from processes import finished, posix
 
 import zerosim
 from zerosim import errors
@@ -343,3 +343,38 @@ def test_a_command_that_is_silent_for_long_says_that_it_works() -> None:
     first, *_ = done.stderr.splitlines()
     assert re.fullmatch(r"zerosim zoo: \d+ s, still running; Ctrl-C ends it", first)
     assert len(done.stderr.splitlines()) <= 2
+
+
+# -- Ctrl-C at the start and at the end -------------------------------------------------------------
+COUNTS = """
+import _signal, runpy, sys
+class Finder:
+    left = {number}
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        cls.left -= name not in ("zerosim", "zerosim.__main__")
+        if cls.left <= 0:
+            _signal.raise_signal(_signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+"""
+"""Ctrl-C when that many modules have been looked for, from zerosim's first line on, and at each one after it."""
+WAYS = {
+    "python -m zerosim": 'runpy.run_module("zerosim", run_name="__main__", alter_sys=True)',
+    "zerosim": "from zerosim.__main__ import main; sys.exit(main())",
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "number"), [(way, number) for way in WAYS for number in (1, 2, 12)] + [("zerosim", 150)]
+)
+def test_ctrl_c_from_the_first_import_on_is_a_line(folder: Path, way: str, number: int) -> None:
+    program = COUNTS.format(number=number) + WAYS[way]
+    done = finished([sys.executable, "-c", program, "run", *SMALL.split(), "--quiet"], env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "zerosim: interrupted\n")
+
+
+def test_ctrl_c_after_a_command_changes_nothing() -> None:
+    """While Python ends."""
+    program = f"import atexit, _signal, sys; atexit.register(_signal.raise_signal, _signal.SIGINT); {WAYS['zerosim']}"
+    done = finished([sys.executable, "-c", program, "--version"], env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"zerosim {zerosim.__version__}\n", "")

@@ -171,18 +171,22 @@ def best_meshes(
             return
         next_of(number, level)
 
-    ended = False
+    ended = interrupted = False
     try:
         while waiting and not (len(found) == most and waiting[0][0] >= found[-1].value):
             check_time()
             ask()
         ended = True
-    except (KeyboardInterrupt, Stopped) as error:
+    except Stopped:
+        pass
+    except KeyboardInterrupt:  # handled below: there another one ends the search at once
+        interrupted = True
+    if not ended:
         for _, what, number, level in sorted(waiting) if not found else ():  # the best estimate
             if what == ESTIMATE and not found:
                 whole(families[number][level])
-        if not found and isinstance(error, KeyboardInterrupt):
-            raise
+        if not found and interrupted:
+            raise KeyboardInterrupt
     too_much = [*estimates, *plans].count(False)
     return Meshes(found, len(families), len(estimates), len(plans), too_much, ended)
 

@@ -25,7 +25,7 @@ from zerosim.cli.help import USUAL, wrapped
 from zerosim.cli.parser import Parser, nearest, sentence
 from zerosim.cli.streams import heard, never_silent, standard_streams
 from zerosim.comm.collective_errors import failure_of_all
-from zerosim.comm.interrupts import no_interrupt_lost
+from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.errors import (
     BROKEN_PIPE,
     InputError,

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from processes import posix
 
-from zerosim.comm.interrupts import no_interrupt_lost
 from zerosim.comm.runtime import Context, World, launch, launch_alone
 from zerosim.config import plan_config
 from zerosim.device.device import Kind
+from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.dtypes import fp32
 from zerosim.train.plan import plan
 
