@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 import pytest
 from ctrl_c import pressed
 from parsing import parsed
-from processes import ended, posix
+from processes import SECONDS, ended, finished, posix, started
 
 import zerosim
 from zerosim.cli import options, outputs
@@ -458,19 +457,13 @@ def test_ctrl_c_at_any_line_leaves_the_old_file_or_the_new_one(folder: Path, mon
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1]), "PYTHONUTF8": "1"}
     environment.pop("COLUMNS", None)
-    return subprocess.Popen(
-        [sys.executable, "-c", START, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        env=environment,
-        **options,
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return started([sys.executable, "-c", START, *words], env=environment, **pipes, **options)
 
 
 def test_a_pipe_gets_plain_wide_text() -> None:
-    process = start("run", *SMALL, "--ranks", "8", "--partition", "owner")
-    out, err = process.communicate(timeout=60)
+    with ended(start("run", *SMALL, "--ranks", "8", "--partition", "owner")) as process:
+        out, err = process.communicate(timeout=2 * SECONDS)
     assert (process.returncode, err) == (0, "")
     assert "\x1b" not in out
     assert not set(out) & set("─━│…")
@@ -485,7 +478,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=60) == 141
+        assert process.wait(SECONDS) == 141
         assert process.stderr is not None
         assert process.stderr.read() == ""
 
@@ -496,11 +489,9 @@ def test_ctrl_c_ends_all_ranks_at_once(tmp_path: Path) -> None:
     with ended(start("run", *SMALL, *words, cwd=tmp_path)) as process:
         assert process.stdout is not None
         assert "step" in process.stdout.readline()
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=2 * SECONDS)
         assert process.returncode == 130
-    assert time.monotonic() - begin < 10
     assert err == "zerosim: interrupted\n"
     assert list(tmp_path.iterdir()) == []
 
@@ -524,7 +515,7 @@ def test_what_is_not_asked_for_is_not_imported(words: str, code: str, unloaded: 
     code = f"import sys; {code}; seen = set({unloaded}) & set(sys.modules); assert not seen, seen"
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
     command = [sys.executable, "-c", code, *words.split()]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=120)
+    done = finished(command, env=environment)
     assert done.returncode == 0, done.stderr
     if words == "--version":
         assert done.stdout == f"zerosim {zerosim.__version__}\n"

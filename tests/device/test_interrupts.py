@@ -115,8 +115,7 @@ def test_a_plan_that_is_interrupted_anywhere_ends() -> None:
     before, draw = signal.signal(signal.SIGALRM, interrupt), random.Random(1)
     lost = caught = 0
     try:
-        end = time.monotonic() + 15
-        while time.monotonic() < end:
+        while caught < 40 and not lost:
             came = 0
             try:
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.2, 0.95) * seconds)
@@ -130,4 +129,3 @@ def test_a_plan_that_is_interrupted_anywhere_ends() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert lost == 0
-    assert caught > 20
