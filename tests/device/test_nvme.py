@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,38 @@ def test_what_another_user_s_run_left_keeps_nobody_from_running(
     assert names(tmp_path) == [theirs.name]
 
 
+def test_a_folder_without_a_lock_that_another_start_removes_is_not_lost_with_what_is_made_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other start has taken the new folder for a killed run's and removed its own lock; now this run locks it."""
+    opens, removes, removed, has_files = os.open, os.rmdir, threading.Event(), threading.Event()
+    other = threading.Thread(target=cleared, args=[tmp_path])
+
+    def opened(path: Any, *words: Any, **named: Any) -> int:
+        if Path(path).name == LOCK and threading.current_thread() is threading.main_thread() and not other.ident:
+            other.start()
+            removed.wait(SECONDS)
+        return opens(path, *words, **named)
+
+    def rmdir(path: Any) -> None:
+        if threading.current_thread() is other:
+            removed.set()
+            has_files.wait(SECONDS)
+        removes(path)
+
+    def run(folder: Path | None) -> None:
+        assert folder is not None
+        Files(folder, 0, NodePool("node 0", 100)).array(1, (10,), fp32)
+        has_files.set()
+        other.join(SECONDS)
+        assert names(folder) == [LOCK, "rank0-1.bin"]
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    in_run_folder(str(tmp_path), run, writes=True)
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("when", ["before the lock is made", "before the lock is held", "once the lock is held"])
 def test_a_folder_belongs_to_the_run_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """Whatever another start does meanwhile, the run has a folder that nobody removes from under it."""
@@ -152,8 +185,8 @@ def test_a_run_whose_lock_was_removed_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_rank_that_goes_on_writing_after_the_end_keeps_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has not heard of the end, and is always faster."""
-    real, made = os.rmdir, 0
+    """It has not heard of the end, and is always faster; one file was in the making."""
+    real, made, in_the_making = os.rmdir, 0, ["rank0-99.bin"]
 
     def run(folder: Path | None) -> None:
         assert folder is not None
@@ -161,6 +194,9 @@ def test_a_rank_that_goes_on_writing_after_the_end_keeps_no_folder(
 
         def rmdir(path: Any) -> None:
             nonlocal made
+            for name in in_the_making:
+                (Path(path) / name).touch()
+            in_the_making.clear()
             if made < 20:
                 with contextlib.suppress(OutputError):
                     files.array(made, (1,), fp32)

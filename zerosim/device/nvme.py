@@ -78,7 +78,8 @@ def in_run_folder(where: str | None, run: Callable[[Path | None], T], *, writes:
         finally:
             with suppress(OSError):  # under its new name a rank that has not heard of the end makes no more files
                 folder = folder.rename(_new_folder(place))
-            _remove(folder)
+            for _ in range(_TRIES):  # a file may be in the making
+                _remove(folder)
             os.close(lock)
 
 
@@ -134,15 +135,11 @@ def _remove_left(folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Remove a run's files, its lock and the folder; what else lies there stays, and the folder with it."""
-    with suppress(OSError):  # the drive is gone, or the folder at last
-        own = [LOCK]
-        while own:
-            for name in own:
-                with suppress(FileNotFoundError):
-                    os.unlink(folder / name)
-            with suppress(OSError):
-                folder.rmdir()
-            own = [name for name in os.listdir(folder) if name == LOCK or _FILE.fullmatch(name)]
+    with suppress(OSError):  # the drive is gone, and all on it
+        for name in [*filter(_FILE.fullmatch, os.listdir(folder)), LOCK]:
+            with suppress(FileNotFoundError):
+                os.unlink(folder / name)
+        folder.rmdir()
 
 
 def asks_for_folder(where: str | None, offload: str) -> None:

@@ -39,7 +39,7 @@ LONGER_S = 3.0
 """How much longer each waits for the one before it, which prints the error, to end the job."""
 
 PARENT_POLL_S = 0.5
-ALONE_S = 3.0
+ALONE_S = 10.0
 """How long a process whose parent is gone may take to end."""
 
 
