@@ -127,8 +127,8 @@ def test_no_process_outlives_mpirun(sign: signal.Signals, tmp_path: Path) -> Non
         assert job.stdout is not None
         found = [int(job.stdout.readline().split()[1]) for _ in range(2)]
         job.send_signal(sign)
-        job.communicate(timeout=20)
-    deadline = time.monotonic() + 10
+        job.communicate(timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
     while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [pid for pid in found if _is_alive(pid)]
