@@ -384,6 +384,20 @@ def test_an_interrupt_in_a_destructor_of_a_verb_is_one(
     assert capsys.readouterr().err == "zerosim: interrupted\n"
 
 
+def test_an_interrupt_that_python_makes_another_error_of_is_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python 3.11 raises a RuntimeError for what a `__set_name__` raises: in a dataclass, for instance."""
+
+    class Interrupted:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("zerosim.cli.run.main", lambda args: type("Owner", (), {"name": Interrupted()}))
+    assert main(["run", *SMALL]) == 130
+    assert capsys.readouterr().err == "zerosim: interrupted\n"
+
+
 def test_a_bug_is_one_line_unless_debug(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,24 @@ def test_a_destructor_s_interrupt_ends_a_launch(monkeypatch: pytest.MonkeyPatch)
         launch(lambda ctx: ctx.comm.barrier(), World(2))
 
 
+@posix
+def test_one_that_got_through_when_it_was_sent_again_is_not_raised_a_second_time() -> None:
+    before, caught = signal.signal(signal.SIGINT, signal.default_int_handler), 0
+    try:
+        with no_interrupt_lost():
+            Interrupted()
+            try:
+                while True:
+                    time.sleep(0.01)
+            except KeyboardInterrupt:
+                caught += 1
+    except KeyboardInterrupt:
+        caught += 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught == 1
+
+
 def reported(block: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What Python reports of destructors during a block."""
     seen: list[Any] = []

@@ -431,15 +431,25 @@ def test_ctrl_c_at_any_line_leaves_no_folder(tmp_path: Path) -> None:
     assert first > 100
 
 
-def test_ctrl_c_at_every_line_after_the_first_one_changes_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", range(1, 21))
+def test_ctrl_c_at_every_line_after_the_first_one_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """And whenever a file is removed, where lines may no longer be traced."""
+    real = os.unlink
+
+    def unlink(path: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        real(path)
+
     def ends(folder: Path | None) -> None:
         writes(folder)
+        monkeypatch.setattr(os, "unlink", unlink)
         sys.settrace(trace)
         signal.raise_signal(signal.SIGINT)
 
-    with pressed(range(10, 10_000), nvme) as (lines, trace):  # the handler has fewer than 10
+    with pressed(range(first, 10_000), nvme) as (_, trace):
         in_run_folder(str(tmp_path), ends, writes=True)
-    assert lines[0] > 30
     assert names(tmp_path) == []
 
 

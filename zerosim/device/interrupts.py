@@ -6,7 +6,7 @@ objects are not. When a thread object is dropped, for instance, the standard lib
 callback, and each import ends with one. So a swallowed signal is sent again, until one gets through.
 
 One that arrives while the one before it ends a run: it would interrupt a `finally` that removes files. So it changes
-nothing for as long as the exception of the one before it exists.
+nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -42,11 +41,12 @@ def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[No
     lock = threading.Lock()
 
     def send_again(number: int) -> None:
-        nonlocal is_coming
+        nonlocal is_coming, swallowed
         time.sleep(AGAIN_S)
         with lock:
             is_coming = False
             if not is_over and callable(signal.getsignal(number)):  # else it would end the process
+                swallowed = 0
                 _send(number)
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
@@ -69,7 +69,7 @@ def no_interrupt_lost(at_once: Callable[[], None] = lambda: None) -> Iterator[No
         with lock:
             is_over = True
         sys.unraisablehook = before
-        if swallowed:
+        if swallowed and signal.getsignal(swallowed) is not signal.SIG_IGN:  # else another one was reported meanwhile
             raise KeyboardInterrupt if swallowed == signal.SIGINT else Ended(swallowed)
 
 
@@ -82,18 +82,18 @@ def _send(number: int) -> None:
 
 
 class OneAtATime:
-    """A signal handler that raises `Ended`. It ignores signals for as long as an exception that it raised exists."""
+    """A signal handler that raises `Ended`, except while an interrupt is being handled: what it ends is not
+    interrupted."""
 
     def __init__(self, *, postpones: bool = False) -> None:
-        self._in_flight: Callable[[], Ended | None] = lambda: None
         self._postpones = postpones
         self.came = 0
 
     def __call__(self, number: int, frame: object) -> None:
         if self._postpones:
             self.came = number
-        elif self._in_flight() is None:
-            raise self._ended(number)  # bound to no name, which would keep it alive after somebody caught it
+        elif interrupt_in(sys.exception()) is None:
+            raise Ended(number)
 
     @contextmanager
     def raised(self) -> Iterator[None]:
@@ -101,15 +101,18 @@ class OneAtATime:
         self._postpones = False
         try:
             if self.came:
-                raise self._ended(self.came)
+                raise Ended(self.came)
             yield
         finally:
             self._postpones = True
 
-    def _ended(self, number: int) -> Ended:
-        error = Ended(number)
-        self._in_flight = weakref.ref(error)
-        return error
+
+def interrupt_in(error: BaseException | None) -> KeyboardInterrupt | None:
+    """Return the interrupt that an exception is, or during whose handling it was raised. (Python 3.11 itself wraps one
+    that arrives in a `__set_name__`.)"""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
 
 
 @contextmanager
