@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy.backend import NumpyBackend
@@ -27,7 +27,13 @@ from zerosim.ledger.memory import MemoryLedger
 # Nothing here lives in cycles for long, and what is live is kept: looking for garbage less often spares a tenth.
 gc.set_threshold(50_000, 20, 50)
 
-settings.register_profile("zerosim", deadline=None, derandomize=True, database=None)
+settings.register_profile(
+    "zerosim",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],  # so is a busy machine
+)
 settings.load_profile("zerosim")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background would ignore it

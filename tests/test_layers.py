@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from processes import finished
 
 ROOT = Path(__file__).parent.parent / "zerosim"
 
@@ -148,8 +148,8 @@ def test_formulas_import_nothing_of_the_simulator() -> None:
 
 def printed(code: str) -> list[str]:
     """What a Python of its own prints."""
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT.parent, check=True, timeout=120)
+    done = finished([sys.executable, "-c", code], cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import SECONDS, ended, finished, started
 
 WITHOUT = """\
 import asyncio, os, select, shutil, signal, subprocess, sys, tempfile, threading  # the library keeps what it needs
@@ -28,9 +29,7 @@ for name in ("termios", "tty", "pty", "fcntl", "resource", "pwd", "grp", "curses
 
 
 def without_posix(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT + code, *words], capture_output=True, encoding="utf-8", timeout=120
-    )
+    return finished([sys.executable, "-c", WITHOUT + code, *words])
 
 
 def test_every_module_imports() -> None:
@@ -68,14 +67,14 @@ def test_without_single_keys_a_terminal_is_told_of_the_page() -> None:
     ours, theirs = pty.openpty()
     code = WITHOUT + "from zerosim.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "step", "--stage", "1", "--ranks", "2"]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, encoding="utf-8") as process:
+    with ended(started(command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE)) as process:
         os.close(theirs)
         with contextlib.suppress(OSError):  # Linux, once nobody else has the other end
             while os.read(ours, 1 << 16):
                 pass
         assert process.stderr is not None
         said = process.stderr.read()
+        assert process.wait(SECONDS) == 0, said[-2000:]
     os.close(ours)
-    assert process.returncode == 0, said[-2000:]
     assert "zerosim step --html step.html" in said
     assert said.count("\n") == 1

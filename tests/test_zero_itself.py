@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import finished
 
 from zerosim.config import RunConfig
 from zerosim.lessons import plain_zero3
@@ -39,9 +39,7 @@ def lines_of(*paths: str) -> int:
 
 
 def test_the_stages_train_without_what_shows_them() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, encoding="utf-8", timeout=120
-    )
+    done = finished([sys.executable, "-c", PROGRAM])
     assert done.stdout == "True\n", done.stderr
 
 

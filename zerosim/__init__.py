@@ -11,10 +11,11 @@ autograd: `from zerosim.tensor.tensor import tensor`, and `zerosim.gradcheck`.
 """
 
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # nothing is imported here, so that Ctrl-C finds a handler as soon as possible (`__main__.py`)
 if TYPE_CHECKING:
+    from typing import Any
+
     from zerosim.analysis.advice import run as run
     from zerosim.comm.runtime import Context as Context
     from zerosim.comm.runtime import World as World
@@ -68,7 +69,9 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'zerosim' has no attribute {name!r}")
@@ -82,7 +85,9 @@ def __dir__() -> list[str]:
 def _show_in_notebooks() -> None:
     """Show results as HTML, if IPython is already running."""
     if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None:
-        import_module("zerosim.report.notebook").register(shell)
+        from zerosim.report.notebook import register
+
+        register(shell)
 
 
 _show_in_notebooks()

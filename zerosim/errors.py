@@ -198,10 +198,10 @@ class PlacementError(RankFailed):
 
 
 class Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C ended a run that has files to remove."""
+    """A signal ended a command, or a run that has files to remove."""
 
     def __init__(self, number: int) -> None:
-        super().__init__()
+        super().__init__(number)
         self.number = number
         self.exit_code = 128 + number
 

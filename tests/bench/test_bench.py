@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import SECONDS
 
 from zerosim.bench import figures, machine, processes, pytorch, suite
 from zerosim.bench.contest import Budget, Contestant, Rounds, Timing, interleave
@@ -180,7 +181,7 @@ def test_a_process_that_takes_too_long_is_killed(tmp_path: Path) -> None:
 
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(processes.ProcessFailed, match="ended with 1: ValueError: no"):
-        processes.Processes([[sys.executable, "-c", "raise ValueError('no')"]], 30.0, {}).step()
+        processes.Processes([[sys.executable, "-c", "raise ValueError('no')"]], SECONDS, {}).step()
 
 
 def test_without_pytorch_its_figures_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import SECONDS, finished
 
 import zerosim
 from zerosim.backends.cuda.facts import CudaFacts, Gpu
@@ -59,8 +60,8 @@ def _nobody_launched_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Diagnosis]:
-    """What the doctor finds where importing CuPy or mpi4py does something; within two seconds of patience."""
-    monkeypatch.setattr(doctor, "LIMIT_S", 2.0)
+    """What the doctor finds where importing CuPy or mpi4py does something."""
+    monkeypatch.setattr(doctor, "LIMIT_S", SECONDS)
     # In one process importing it again must find the one of this test.
     for name in [name for name in sys.modules if name.split(".")[0] in ("cupy", "mpi4py")]:
         monkeypatch.delitem(sys.modules, name)
@@ -88,9 +89,7 @@ def printed(found: Diagnosis, capsys: pytest.CaptureFixture[str]) -> str:
 
 # -- on this machine --------------------------------------------------------------------------------
 def test_it_reports_and_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    started = time.perf_counter()
     assert main(["doctor"]) == 0
-    assert time.perf_counter() - started < 10
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(f"zerosim {zerosim.__version__}: numpy")
@@ -135,10 +134,8 @@ def test_what_it_asks_is_not_imported_here() -> None:
         "import sys; print({'cupy', 'mpi4py'} & {*sys.modules})"
     )
     environment = {**os.environ, "PYTHONPATH": ROOT}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, encoding="utf-8", check=True, timeout=120
-    )
-    assert done.stdout.strip() == "set()"
+    done = finished([sys.executable, "-c", code], env=environment)
+    assert done.stdout.strip() == "set()", done.stderr
 
 
 # -- what is broken ---------------------------------------------------------------------------------
@@ -165,15 +162,14 @@ def test_a_cupy_that_takes_its_process_down(broken: Callable[[str, str], Diagnos
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["cupy", "mpi4py"])
 def test_one_that_hangs_is_ended_with_all_it_started(
-    broken: Callable[[str, str], Diagnosis], tmp_path: Path, package: str
+    broken: Callable[[str, str], Diagnosis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    started = time.perf_counter()
     source = (
-        "import subprocess, time; child = subprocess.Popen(['sleep', '60']); "
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(60)"
+        "import subprocess, time; child = subprocess.Popen(['sleep', '10000']); "
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid)); time.sleep(10000)"
     )
+    monkeypatch.setattr(doctor, "LIMIT_S", 2.0)
     found = broken(package, source)
-    assert time.perf_counter() - started < 10
     error = found.cuda.look_error if package == "cupy" else found.mpi.look_error
     assert error == "no answer within 2 s"
     pid = int((tmp_path / "pid").read_text("utf-8"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import posix
+from processes import finished, posix
 
 import zerosim
 from zerosim import errors
@@ -81,10 +81,7 @@ def environment(**more: str) -> dict[str, str]:
 def shell(command: str, **more: str) -> subprocess.CompletedProcess[str]:
     """`zerosim` in a shell command, as a person has it."""
     command = f'zerosim() {{ "{sys.executable}" -m zerosim "$@"; }}; {command}'
-    words = ["bash", "-c", command]
-    return subprocess.run(
-        words, capture_output=True, encoding="utf-8", errors="replace", env=environment(**more), timeout=300
-    )
+    return finished(["bash", "-c", command], errors="replace", env=environment(**more))
 
 
 def each(verbs: list[str], redirect: str = "", **more: str) -> tuple[list[tuple[str, int, list[str]]], str, str]:
@@ -331,15 +328,56 @@ SLOW = """
 import sys, time
 from zerosim.cli import main, streams, zoo
 streams.SILENT_S = (0.2, 0.2)
-zoo.main = lambda args: time.sleep(0.5) or 0
+def works(args):
+    began, screen = time.monotonic(), streams._raw(sys.stderr)
+    silent_since = screen.written_at
+    while screen.written_at == silent_since:
+        time.sleep(0.01)
+    print(time.monotonic() - began)
+    return 0
+zoo.main = works
 sys.exit(main.main(sys.argv[1:]))
 """
 
 
 def test_a_command_that_is_silent_for_long_says_that_it_works() -> None:
-    words = [sys.executable, "-c", SLOW, "zoo"]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
-    first, *_ = done.stderr.splitlines()
-    assert re.fullmatch(r"zerosim zoo: \d+ s, still running; Ctrl-C ends it", first)
-    assert len(done.stderr.splitlines()) <= 2
+    done = finished([sys.executable, "-c", SLOW, "zoo"])
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert re.fullmatch(r"zerosim zoo: \d+ s, still running; Ctrl-C ends it", lines[0])
+    assert len(lines) <= 1 + float(done.stdout) / 0.2
+
+
+# -- Ctrl-C at the start and at the end -------------------------------------------------------------
+COUNTS = """
+import _signal, runpy, sys
+class Finder:
+    left = {number}
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        cls.left -= name not in ("zerosim", "zerosim.__main__")
+        if cls.left <= 0:
+            _signal.raise_signal(_signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+"""
+"""Ctrl-C when that many modules have been looked for, from zerosim's first line on, and at each one after it."""
+WAYS = {
+    "python -m zerosim": 'runpy.run_module("zerosim", run_name="__main__", alter_sys=True)',
+    "zerosim": "from zerosim.__main__ import main; sys.exit(main())",
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "number"), [(way, number) for way in WAYS for number in (1, 2, 12)] + [("zerosim", 150)]
+)
+def test_ctrl_c_from_the_first_import_on_is_a_line(folder: Path, way: str, number: int) -> None:
+    program = COUNTS.format(number=number) + WAYS[way]
+    done = finished([sys.executable, "-c", program, "run", *SMALL.split(), "--quiet"], env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "zerosim: interrupted\n")
+
+
+def test_ctrl_c_after_a_command_changes_nothing() -> None:
+    """While Python ends."""
+    program = f"import atexit, _signal, sys; atexit.register(_signal.raise_signal, _signal.SIGINT); {WAYS['zerosim']}"
+    done = finished([sys.executable, "-c", program, "--version"], env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"zerosim {zerosim.__version__}\n", "")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import finished
 
 import zerosim
 from zerosim.analysis.compare import check_states
@@ -287,9 +287,9 @@ def test_it_fits_and_loses_no_digit(
 
 def run_apart(words: list[str], **environment: str) -> str:
     whole = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1]), **environment}
-    done = subprocess.run(words, capture_output=True, env=whole, check=False, timeout=120)
+    done = finished(words, env=whole)
     assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
+    return done.stdout
 
 
 def test_ascii_has_names_for_every_letter() -> None:

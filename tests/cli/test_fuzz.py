@@ -34,7 +34,7 @@ from zerosim.train.data import read_tokens, read_weights
 
 ROOT = Path(__file__).parents[2]
 MEMORY = 3 * 2**30  # of address space, in which NumPy's libraries alone take one
-SECONDS = 20  # of one case
+SECONDS = 20  # of the processor's time, of one case
 SHAPES = {"wte.weight": (8, 4), "h.0.ln.bias": (4,), "empty": (0, 3), "scalar": ()}
 
 WORDS = [
@@ -197,7 +197,7 @@ def run_cases(cases: int, seed: int) -> dict[str, int]:
         name, make, use = KINDS[case % len(KINDS)]
         path = folder / name
         path.write_bytes(make(random.Random(f"{seed} {case}")))
-        begin = time.monotonic()
+        begin = time.process_time()
         try:
             use(str(path))
             read[name] += 1
@@ -206,7 +206,7 @@ def run_cases(cases: int, seed: int) -> dict[str, int]:
         except BaseException:
             print(f"seed {seed}, case {case}: {path}", file=sys.stderr)
             raise
-        if time.monotonic() - begin > SECONDS:
+        if time.process_time() - begin > SECONDS:
             raise TimeoutError(f"seed {seed}, case {case}: {path}")
         path.unlink()
     folder.rmdir()
@@ -218,7 +218,7 @@ def test_random_files_are_read_or_refused() -> None:
     """In a process of its own, whose memory is bounded."""
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
     words = [sys.executable, "-W", "error", __file__, "1000"]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=100)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     read = json.loads(done.stdout)
     assert all(0 < some < 200 for some in read.values()), read  # neither all refused nor all read

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import finished
 
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.traffic import check_traffic
@@ -283,9 +283,8 @@ def test_a_plan_takes_little_memory_of_this_machine(model: str) -> None:
         f"main(['plan', '--model', '{model}', '--ranks', '1024', '--recompute', 'full']);"
         "print(open('/proc/self/status').read())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, check=True, timeout=120
-    )
+    done = finished([sys.executable, "-c", code], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     kilobytes = next(int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("VmHWM"))
     assert kilobytes < 250_000
 

@@ -6,12 +6,12 @@ import importlib
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import finished
 
 import zerosim
 from zerosim.comm.transports.mpi import check as mpi_check
@@ -182,7 +182,7 @@ def test_whether_the_library_takes_gpu_pointers_is_asked_of_the_library(tmp_path
         library = tmp_path / str(answer) / "libmpi.so.40"
         library.parent.mkdir()
         (tmp_path / "mpi.c").write_text(f"int MPIX_Query_cuda_support(void) {{ return {answer}; }}", "utf-8")
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "mpi.c"], check=True, timeout=120)
+        finished([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "mpi.c"]).check_returncode()
         done = run_python(f"{asked} print(aware())", str(library))
         assert done == str(bool(answer))
 
@@ -200,10 +200,9 @@ def test_a_library_that_does_not_say_is_taken_at_its_environments_word(
 
 def run_python(code: str, *words: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
-    command = [sys.executable, "-c", code, *words]
-    return subprocess.run(
-        command, env=environment, check=True, capture_output=True, encoding="utf-8", timeout=120
-    ).stdout.strip()
+    done = finished([sys.executable, "-c", code, *words], env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def test_the_environment_is_read_without_mpi4py() -> None:

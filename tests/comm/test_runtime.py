@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import _thread
 import gc
+import itertools
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import threadpoolctl
-from processes import ended, posix
+from processes import SECONDS, ended, posix, started
 from test_comm import make
 
-from zerosim.comm import rank_status
+from zerosim.comm import rank_status, runtime
 from zerosim.comm.runtime import Context, World, launch
+from zerosim.comm.scheduler import Scheduler
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Mark
 from zerosim.dtypes import fp16, fp32
@@ -31,15 +32,23 @@ def work(ctx: Context, buffer: Buffer) -> None:
     ctx.device.kernel(buffer.numel, ctx.device.backend.add, buffer.array, 1.0, buffer.array)
 
 
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    assert time.monotonic() - start < seconds
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed run waits for its ranks for as long as the machine takes to end them: whoever hears nothing is seen."""
+    monkeypatch.setattr(runtime, "GRACE_S", SECONDS)
 
 
 def rank_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("rank ")]
+
+
+def left_until(stop: threading.Event) -> list[str]:
+    """The ranks that a run left, which end once `stop` is set."""
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
+    stop.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    return [thread.name for thread in threads]
 
 
 # -- worlds and results -----------------------------------------------------------------------------
@@ -88,8 +97,7 @@ def test_many_ranks(n: int) -> None:
     def program(ctx: Context) -> float:
         return float(ctx.comm.all_reduce(make(ctx, [1.0, 2.0]), op="sum").array[1])
 
-    with within(10):
-        assert launch(program, World(n)) == [2.0 * n] * n
+    assert launch(program, World(n)) == [2.0 * n] * n
     assert threading.stack_size() == before
 
 
@@ -148,7 +156,7 @@ def test_one_permit_gives_one_order() -> None:
 
 @pytest.mark.parametrize("max_running", [1, 2, 3])
 def test_no_more_than_k_run_side_by_side(max_running: int) -> None:
-    lock = threading.Lock()
+    lock, all_run = threading.Lock(), threading.Event()
     running, most = 0, 0
 
     def program(ctx: Context) -> None:
@@ -157,7 +165,9 @@ def test_no_more_than_k_run_side_by_side(max_running: int) -> None:
             with lock:
                 running += 1
                 most = max(most, running)
-            time.sleep(0.01)
+                if running == max_running:
+                    all_run.set()
+            all_run.wait(SECONDS)
             with lock:
                 running -= 1
             ctx.comm.barrier()
@@ -232,6 +242,7 @@ def test_every_byte_dies_without_the_garbage_collector(algorithm: str, max_runni
 # -- failures -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("max_running", [1, 2, 4])
 def test_a_rank_that_dies_ends_the_run(max_running: int) -> None:
     aborted: list[int] = []
@@ -247,7 +258,7 @@ def test_a_rank_that_dies_ends_the_run(max_running: int) -> None:
                 aborted.append(ctx.rank)
                 raise
 
-    with within(2), pytest.raises(RankFailed) as caught:
+    with pytest.raises(RankFailed) as caught:
         launch(program, World(5, max_running))
     assert str(caught.value) == "rank 2 failed in backward of h.1: ValueError: no such thing"
     assert caught.value.rank == 2
@@ -256,16 +267,20 @@ def test_a_rank_that_dies_ends_the_run(max_running: int) -> None:
     assert rank_threads() == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_running_ranks_see_the_end_at_their_next_kernel() -> None:
+    work_on = threading.Barrier(3)
+
     def program(ctx: Context) -> None:
-        if ctx.rank == 0:
-            time.sleep(0.05)
-            raise ValueError("enough")
         buffer = make(ctx, [0.0])
+        work(ctx, buffer)
+        work_on.wait(SECONDS)
+        if ctx.rank == 0:
+            raise ValueError("enough")
         while True:
             work(ctx, buffer)
 
-    with within(1), pytest.raises(RankFailed, match="rank 0 failed in init: ValueError: enough"):
+    with pytest.raises(RankFailed, match="rank 0 failed in init: ValueError: enough"):
         launch(program, World(3, max_running=3))
     assert rank_threads() == []
 
@@ -353,7 +368,7 @@ def test_mismatch_names_both_ranks_and_what_each_called(what: str, algorithm: st
         with ctx.device.phase(Phase.BACKWARD), ctx.device.scope(unit=f"h.{ctx.rank}"):
             (other if ctx.rank == 1 else one)(ctx)
 
-    with within(2), pytest.raises(Mismatch) as caught:
+    with pytest.raises(Mismatch) as caught:
         launch(program, World(2, algorithm=algorithm))
     text = str(caught.value)
     assert f"rank 1 called {said_other} in backward of h.1" in text
@@ -369,7 +384,7 @@ def test_a_rank_that_returns_early_is_a_deadlock(max_running: int) -> None:
             with ctx.device.scope(phase=Phase.FORWARD, unit="wte"):
                 ctx.comm.all_gather(make(ctx, np.ones(3), fp16))
 
-    with within(2), pytest.raises(Deadlock) as caught:
+    with pytest.raises(Deadlock) as caught:
         launch(program, World(4, max_running))
     text = str(caught.value)
     assert "3 ranks wait" in text
@@ -389,7 +404,7 @@ def test_crossed_order_is_a_deadlock(max_running: int) -> None:
             ctx.comm.recv((2,), fp32, src=0)
         ctx.comm.barrier()
 
-    with within(2), pytest.raises(Deadlock) as caught:
+    with pytest.raises(Deadlock) as caught:
         launch(program, World(3, max_running))
     text = str(caught.value)
     assert "rank 0: waiting in send of fp32 (2,) in init (number 0 of group 0, 1) for rank 1" in text.replace(
@@ -407,12 +422,12 @@ def test_a_late_rank_is_named(max_running: int) -> None:
     def program(ctx: Context) -> None:
         with ctx.device.scope(phase=Phase.BACKWARD, unit="h.3"):
             if ctx.rank == 1:
-                stop.wait(20)  # stuck in its own code: no kernel, no collective
+                stop.wait(SECONDS)  # stuck in its own code: no kernel, no collective
             ctx.comm.all_reduce(make(ctx, np.ones(2)))
 
-    with within(4), pytest.raises(LateRank) as caught:
+    with pytest.raises(LateRank) as caught:
         launch(program, World(4, max_running, timeout_s=0.3))
-    stop.set()
+    assert "rank 1" in left_until(stop)  # nobody waited for it
     text = str(caught.value)
     assert "did not arrive" in text.splitlines()[0]
     assert "0.3 s" in text
@@ -435,18 +450,37 @@ def test_a_slow_rank_is_not_late() -> None:
     launch(lambda ctx: time.sleep(0.4), World(2, max_running=2, timeout_s=0.1))  # nobody waits for anybody
 
 
+def test_a_run_that_was_stopped_has_no_late_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, or a machine that sleeps: much time passes from one look to the next."""
+    looks, works, clock, real = itertools.count(), threading.Event(), itertools.count(step=1000), Scheduler.wait_for_end
+
+    def wait_for_end(scheduler: Scheduler, timeout_s: float) -> bool:
+        if next(looks) == 5:
+            works.set()
+        return real(scheduler, timeout_s)
+
+    def program(ctx: Context) -> None:
+        if ctx.rank == 0:
+            works.wait(SECONDS)
+        ctx.comm.barrier()
+
+    monkeypatch.setattr(Scheduler, "wait_for_end", wait_for_end)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    launch(program, World(2, max_running=2))
+
+
 @pytest.mark.slow
 def test_a_rank_that_keeps_its_turn_is_late_before_anyone_could_arrive() -> None:
     stop = threading.Event()
 
     def program(ctx: Context) -> None:
         if ctx.rank == 0:
-            stop.wait(20)
+            stop.wait(SECONDS)
         ctx.comm.barrier()
 
-    with within(4), pytest.raises(LateRank, match="rank 0 did not arrive") as caught:
+    with pytest.raises(LateRank, match="rank 0 did not arrive") as caught:
         launch(program, World(3, timeout_s=0.2))
-    stop.set()
+    assert "rank 0" in left_until(stop)
     assert caught.value.rank == 0
 
 
@@ -469,6 +503,7 @@ class Quits(Exception):
         raise SystemExit(3)
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("error", [Unsayable(), KeyError(Unsayable()), Quits()], ids=lambda error: type(error).__name__)
@@ -480,7 +515,7 @@ def test_an_exception_that_cannot_be_shown_ends_the_run_like_any_other(
             raise error
         ctx.comm.barrier()
 
-    with within(4), pytest.raises(RankFailed) as caught:
+    with pytest.raises(RankFailed) as caught:
         launch(program, World(ranks, max_running))
     assert caught.value.rank == ranks - 1
     assert caught.value.__cause__ is error
@@ -492,7 +527,8 @@ def test_an_exception_that_cannot_be_shown_ends_the_run_like_any_other(
 # -- interrupts ---------------------------------------------------------------------------------------
 
 
-def test_interrupt_ends_all_ranks_within_a_second() -> None:
+@pytest.mark.usefixtures("patient")
+def test_interrupt_ends_all_ranks() -> None:
     def program(ctx: Context) -> None:
         buffer = make(ctx, [0.0])
         if ctx.rank == 0:
@@ -503,7 +539,7 @@ def test_interrupt_ends_all_ranks_within_a_second() -> None:
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here, as under nohup
     try:
-        with within(1), pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
             launch(program, World(4, max_running=2))
     finally:
         signal.signal(signal.SIGINT, before)
@@ -520,17 +556,16 @@ from zerosim.comm.runtime import World, launch
 def program(ctx):
     if ctx.rank == 2:
         print("ready", flush=True)
-        time.sleep(60)  # hears nothing
+        time.sleep(10000)  # hears nothing
     ctx.comm.barrier()
 
 launch(program, World(4, max_running=4))
 """
-    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
-    with ended(subprocess.Popen([sys.executable, "-c", program], **pipes)) as process:
+    pipes: dict[str, Any] = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with ended(started([sys.executable, "-c", program], **pipes)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        with within(4):
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=10)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=2 * SECONDS)
     assert errors.strip().endswith("KeyboardInterrupt")
-    assert process.returncode != 0
+    assert process.returncode not in (0, -signal.SIGKILL)

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import finished
 
 import zerosim
 from zerosim.cli.main import main
@@ -122,9 +122,7 @@ def test_a_text_that_memory_does_not_hold_is_one_line(folder: Path) -> None:
         f"resource.setrlimit(resource.RLIMIT_AS, (2 * 10**9,) * 2); sys.exit(main({READERS['data']('corpus')!r}))"
     )
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment, timeout=60
-    )
+    done = finished([sys.executable, "-c", code], env=environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "zerosim: error: cannot read data file corpus: its 3.00 GB do not fit into memory\n"
 

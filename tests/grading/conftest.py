@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from processes import SECONDS
 
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     before = threading.active_count()
     yield
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + SECONDS
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert threading.active_count() <= before  # fewer, where one of a test before has ended meanwhile

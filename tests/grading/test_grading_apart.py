@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from grading_here import Own2, Own3
+from processes import SECONDS, ended, started
 
 from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
@@ -525,7 +526,7 @@ def test_what_an_answer_starts_ends_with_it(capsys: pytest.CaptureFixture[str]) 
     class Starts(Own2):
         def end_backward(self) -> None:
             if self.comm.rank == 0:
-                print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
+                print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10000)"]).pid)
 
     assert grade(Starts, "zero2").passed
     started = [int(line) for line in capsys.readouterr().out.split()]
@@ -561,7 +562,7 @@ def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> Non
     """Also: a script's own class is graded, and the script, which has no main guard, is not run again for it."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT, "utf-8")
-    with subprocess.Popen([sys.executable, "-u", str(path)], stdout=subprocess.PIPE, encoding="utf-8") as script:
+    with ended(started([sys.executable, "-u", str(path)], stdout=subprocess.PIPE)) as script:
         assert script.stdout is not None
         process = int(script.stdout.readline())
         script.send_signal(getattr(signal, how))
@@ -570,7 +571,7 @@ def test_with_the_one_who_waits_the_answer_ends(how: str, tmp_path: Path) -> Non
 
 
 def _await_end(*processes: int) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + SECONDS
     while any(map(_runs, processes)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_runs, processes))

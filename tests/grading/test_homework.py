@@ -5,9 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from processes import finished, posix
 
 from zerosim.cli.grade import _fitted
 from zerosim.cli.main import main
@@ -83,8 +88,9 @@ def test_an_answer_belongs_to_one_exercise() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["grade", "nowhere.py"], "cannot be read"),
-        (["grade", "empty.py"], "contains no answer"),
+        (["grade", "nowhere.py"], "cannot read nowhere.py: No such file"),
+        (["grade", "empty.py"], "cannot read empty.py: it is empty"),
+        (["grade", "words.py"], "contains no answer"),
         (["grade", "."], "is a folder; zerosim grade --class . grades"),
         (["grade", "hw.py", "--exercise", "99"], f"expected 1 to {len(EXERCISES)}"),
         (["grade", "hw.py", "--exercise", "6"], "such as MyZero3 (exercise zero3)"),
@@ -108,6 +114,7 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "empty.py": "",
+        "words.py": "x = 1",
         "bad.ipynb": "[]",
         "broken.ipynb": BROKEN,
         "bad.py": "def (:",
@@ -132,6 +139,39 @@ def test_a_long_line_goes_on_below_its_own_text(monkeypatch: pytest.MonkeyPatch)
     assert [len(line) - len(line.lstrip()) for line in fitted] == [0, 2, 17, 17, 7, 15]
     assert " ".join(" ".join(fitted).split()) == " ".join(text.split())
     assert _fitted(text, io.StringIO()) == text
+
+
+TABLE = """
+import sys
+from zerosim.grading import classroom
+classroom.own_parts = list  # it takes long
+print(classroom.class_table(sys.argv[1], None, 0, sys.argv[2]), end="")
+"""
+
+
+@posix
+def test_an_entry_of_a_class_that_is_no_file_is_a_row_and_nothing_waits_for_it(tmp_path: Path) -> None:
+    folder, published = tmp_path / "hand-ins", tmp_path / "published"
+    (folder / "folder.py").mkdir(parents=True)
+    published.mkdir()
+    (published / "zero2.py").write_text(ZERO2, "utf-8")
+    for pipe in (folder / "pipe.ipynb", published / "pipe.py"):
+        os.mkfifo(pipe)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket.py"))
+    for name, target in (("device.py", "/dev/zero"), ("terminal.py", "/dev/stdin"), ("gone.py", "nowhere")):
+        (folder / name).symlink_to(target)
+    done = finished([sys.executable, "-c", TABLE, folder, published], stdin=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {tuple(row) for row in csv.reader(done.stdout.splitlines())} == {
+        ("file", "remarks", "similar"),
+        ("device.py", "cannot read device.py: it is a device, expected a file", ""),
+        ("folder.py", "folder.py: is a folder; zerosim grade --class folder.py grades every file in it", ""),
+        ("gone.py", "cannot read gone.py: No such file or directory", ""),
+        ("pipe.ipynb", "cannot read pipe.ipynb: it is a pipe, expected a file", ""),
+        ("socket.py", "cannot read socket.py: it is a socket, expected a file", ""),
+        ("terminal.py", "cannot read terminal.py: it is a pipe, expected a file", ""),
+    }
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from processes import posix
 
 from zerosim.backends.cuda import check as cuda
 from zerosim.cli.main import main
@@ -17,7 +20,7 @@ from zerosim.errors import InputError
 from zerosim.grading import EXERCISES, find_exercise
 from zerosim.lessons import course as courses
 from zerosim.lessons.course import course, exercise_minutes, material, project_url
-from zerosim.lessons.handing_out import contents, start, write_course
+from zerosim.lessons.handing_out import START, contents, start, write_course
 from zerosim.lessons.opening import away, opened
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +106,7 @@ def test_the_course_lands_in_a_new_folder(tmp_path: Path, capsys: pytest.Capture
         path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*") if path.is_file()
     }
     assert there == contents()
+    assert list(contents())[-1] == START  # what --check takes for a whole course
     assert sum(name.endswith(".ipynb") for name in there) == len(NOTEBOOKS)
     assert {f"homework/{one.number:02}_{one.name}.py" for one in EXERCISES} <= set(there)
     assert "scenarios/table1.toml" in there
@@ -122,6 +126,22 @@ def test_extras_that_errors_advise_are_those_of_pyproject() -> None:
         assert "'zerosim[" not in path.read_text("utf-8"), path
 
 
+SOME = {
+    "01.ipynb": "[]",
+    "scenarios/a.toml": "a = 1",
+    "scenarios/papers/b.toml": "b = 1",
+    "homework/01.py": "",
+    START: "#",
+}
+
+
+@pytest.fixture
+def some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A course of a few files."""
+    monkeypatch.setattr("zerosim.lessons.handing_out.contents", lambda: SOME)
+
+
+@pytest.mark.usefixtures("some")
 def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text("work", "utf-8")
     assert main(["course", str(tmp_path)]) == 2
@@ -129,6 +149,66 @@ def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
     assert main(["course", str(tmp_path / "mine.py")]) == 2
     assert "is a file" in capsys.readouterr().err
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize("at", range(len(SOME)))
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_call_that_was_cut_off_is_completed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, share: float
+) -> None:
+    """In the middle of any file."""
+    real, left = Path.write_bytes, at
+
+    def cut_off(path: Path, data: bytes) -> int:
+        nonlocal left
+        if left == 0:
+            real(path, data[: int(share * len(data))])
+            raise KeyboardInterrupt
+        left -= 1
+        return real(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            write_course(tmp_path)
+    assert not (tmp_path / START).exists()
+    write_course(tmp_path)
+    assert tree(tmp_path) == SOME
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize("name", ["mine.txt", START, f"{START}.part", "homework/mine.py", "homework/01.py", "my/a.py"])
+def test_a_course_that_was_cut_off_is_not_completed_beside_work_of_one_s_own(tmp_path: Path, name: str) -> None:
+    write_course(tmp_path)
+    (tmp_path / START).unlink()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("my own work", "utf-8")
+    before = tree(tmp_path)
+    with pytest.raises(InputError, match="is not empty"):
+        write_course(tmp_path)
+    assert tree(tmp_path) == before
+
+
+@posix
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("../elsewhere"), os.mkfifo], ids=["link", "pipe"])
+def test_neither_a_link_nor_a_pipe_is_taken_for_a_file_of_a_course(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "course"
+    elsewhere.write_text("", "utf-8")
+    folder.mkdir()
+    make(folder / f"{START}.part")
+    with pytest.raises(InputError, match="is not empty"):
+        write_course(folder)
+    assert elsewhere.read_text("utf-8") == ""
 
 
 def test_an_incomplete_installation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

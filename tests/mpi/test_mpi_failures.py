@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -12,7 +13,9 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from processes import ended
+from processes import SECONDS, ended
+
+from zerosim.device.nvme import in_run_folder
 
 from .mpirun import PROGRAMS, needs_mpi, run, start
 
@@ -124,8 +127,8 @@ def test_no_process_outlives_mpirun(sign: signal.Signals, tmp_path: Path) -> Non
         assert job.stdout is not None
         found = [int(job.stdout.readline().split()[1]) for _ in range(2)]
         job.send_signal(sign)
-        job.communicate(timeout=20)
-    deadline = time.monotonic() + 10
+        job.communicate(timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
     while any(_is_alive(pid) for pid in found) and time.monotonic() < deadline:
         time.sleep(0.05)
     left = [pid for pid in found if _is_alive(pid)]
@@ -169,3 +172,34 @@ def test_objects_go_round_and_a_failure_between_launches_is_everybodys(tmp_path:
     said = "InputError a file that only one process cannot read (in process 1, of 3)"
     assert sorted(job.stdout.splitlines()) == [f"{me} {said}" for me in range(3)], job.stderr
     assert job.returncode == 2
+
+
+LONG = "-m zerosim run --world mpi --ranks 3 --steps 1000000 -q --stage 3 --offload optimizer=nvme,params=nvme"
+SMALL = "--layers 2 --hidden 16 --heads 2"
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_mpirun_leaves_no_files_of_nvme(sign: signal.Signals, tmp_path: Path) -> None:
+    """If mpirun is killed, its processes remove them. Else it kills processes that take half a second to end: what they
+    leave on a busy machine, the next start removes."""
+    with ended(start(3, *LONG.split(), *SMALL.split(), "--nvme", str(tmp_path))) as job:
+        while len({path.parent for path in tmp_path.glob("*/*.bin")}) < 3:
+            assert job.poll() is None
+            time.sleep(0.05)
+        job.send_signal(sign)
+        job.communicate(timeout=SECONDS)
+    while _with_word(str(tmp_path)):
+        time.sleep(0.05)
+    if sign != signal.SIGKILL:
+        in_run_folder(str(tmp_path), lambda folder: folder, writes=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _with_word(word: str) -> list[str]:
+    """The processes with this word among those that started them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            if word in path.read_bytes().decode(errors="replace").split("\0"):
+                found.append(path.parent.name)
+    return found

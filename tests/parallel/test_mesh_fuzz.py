@@ -182,7 +182,7 @@ def run_cases(count: int, first: int = 0) -> dict[str, int]:
 def test_random_meshes_leave_what_they_should() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
     words = [sys.executable, "-W", "error", __file__, "30"]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=300)
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     seen = json.loads(done.stdout)
     assert set(seen) >= {"pp", "tp", "dp_shard", "dp_replicate", "gpipe", "1f1b", "interleaved", "sequence_parallel"}

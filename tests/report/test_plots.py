@@ -255,10 +255,10 @@ def many(count: int, seed: int = 0) -> list[Event]:
 
 def test_a_long_record_keeps_its_peak_and_is_quick() -> None:
     events = many(100_000)
-    start = time.perf_counter()
+    start = time.process_time()
     history = read_history(events, 0)
     figure = timeline_figure([events], [0], 0)
-    assert time.perf_counter() - start < 10  # a second, on a quiet machine
+    assert time.process_time() - start < 10  # of the processor's time; usually a second
     assert len(history.at) <= 2 * COLUMNS + 3
     whole = read_history(events, 0, columns=10**6)
     assert history.peak == whole.peak

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import SECONDS
 from rich.console import Console, Group, RenderableType
 from rich.table import Column
 from rich.text import Text
@@ -345,7 +346,7 @@ def test_progress_is_the_mean_over_ranks_in_order() -> None:
     def rank_program(rank: int) -> None:
         for step in range(50):
             reporter(rank, step, float(step + rank))
-            gate.wait()
+            gate.wait(SECONDS)
 
     threads = [threading.Thread(target=rank_program, args=(rank,)) for rank in range(4)]
     for thread in threads:

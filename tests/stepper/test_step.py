@@ -8,7 +8,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import SECONDS, finished, started
 from rich.text import Text
 
 import zerosim
@@ -34,7 +34,6 @@ fcntl, pty, termios = (
 SMALL = dict(layers=1, hidden=16, heads=2, seq=7, micro_batch=1, steps=2)
 FLAGS = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "7", "--micro-batch", "1"]
 SIZES = [(60, 20), (80, 24), (120, 40), (40, 12), (200, 60)]
-PATIENCE = 15.0
 STATUS, DID, NEXT = -2, 1, 2
 
 
@@ -64,9 +63,9 @@ class Term:
         self.master, self.slave = pty.openpty()
         self.resize(*size)
         self.before = termios.tcgetattr(self.slave)
-        self.process = subprocess.Popen(
+        self.process = started(
             [sys.executable, "-m", "zerosim", "step", *FLAGS, *flags],
-            stdin=self.slave, stdout=self.slave, stderr=self.slave, start_new_session=True,
+            stdin=self.slave, stdout=self.slave, stderr=self.slave,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             env={**os.environ, "TERM": "xterm-256color", **env},
         )  # fmt: skip
@@ -94,23 +93,23 @@ class Term:
         last = self.output.rpartition("\x1b[H")[2].partition("\x1b[?1049l")[0]
         return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in last.split("\r\n")]
 
-    def wait_for(self, text: str, at: int | None = None) -> list[str]:
-        """The screen, once it (or its line `at`; for STATUS, the last but the keys) holds `text`."""
-        end = time.monotonic() + PATIENCE
+    def wait_for(self, text: str, at: int | None = None, *, there: bool = True) -> list[str]:
+        """The screen, once it (or its line `at`; for STATUS, the last but the keys) holds `text`, or does not."""
+        end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.read()
             lines = self.screen
             held = lines if at is None else [status_of(lines)] if at == STATUS else lines[at : at + 1]
-            if len(lines) > 5 and any(text in line for line in held):
+            if len(lines) > 5 and any(text in line for line in held) == there:
                 return lines
         raise AssertionError(f"{text!r} did not come:\n" + "\n".join(self.screen))
 
     def end(self) -> int:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < end:
             self.read()
         self.read()
-        return self.process.wait(1)
+        return self.process.wait(SECONDS)
 
     def is_restored(self) -> bool:
         closed = self.output.rpartition("\x1b[?1049h")[2]
@@ -119,7 +118,7 @@ class Term:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(timeout=PATIENCE)
+            self.process.wait(timeout=SECONDS)
         os.close(self.master)
         os.close(self.slave)
 
@@ -209,8 +208,7 @@ def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
         shown.press("uabx\x7fc")
         shown.wait_for("until [all_gather]: abc_", STATUS)
         shown.press("\x1b")
-        shown.wait_for(events, 0)
-        time.sleep(0.2)  # so that Escape is not taken for the beginning of what follows
+        shown.wait_for("abc_", STATUS, there=False)  # else Escape is taken for the beginning of what follows
         shown.press("#1\r")
         shown.wait_for("rank 1 performed one event", STATUS)
 
@@ -307,14 +305,8 @@ def test_a_dumb_terminal_gets_text() -> None:
 
 # -- piped --------------------------------------------------------------------------------------
 def piped(*flags: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "zerosim", "step", *FLAGS, *flags],
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-        timeout=120,
-    )
-    assert not done.stderr
+    done = finished([sys.executable, "-m", "zerosim", "step", *FLAGS, *flags])
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
 

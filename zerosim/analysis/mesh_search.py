@@ -177,7 +177,7 @@ def best_meshes(
                 heapq.heappush(waiting, ((trials.bound(other), 0), BOUND, len(families) - 1, 0))
         return True
 
-    ended = False
+    ended = interrupted = False
     refusal: InputError | None = None
     try:
         while waiting and not (len(found) == most and waiting[0][0] >= found[-1].value):
@@ -190,12 +190,16 @@ def best_meshes(
             if not is_done:
                 next_of(number, level)
         ended = True
-    except (KeyboardInterrupt, Stopped) as error:
+    except Stopped:
+        pass
+    except KeyboardInterrupt:  # handled below: there another one ends the search at once
+        interrupted = True
+    if not ended:
         for _, what, number, level in sorted(waiting) if not found else ():  # the best estimate
             if what == ESTIMATE and not found:
                 whole(families[number][level])
-        if not found and isinstance(error, KeyboardInterrupt):
-            raise
+        if not found and interrupted:
+            raise KeyboardInterrupt
     if refusal is not None and not estimates and not plans:
         raise refusal
     too_much = [*estimates, *plans].count(False)

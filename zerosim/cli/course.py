@@ -46,7 +46,7 @@ def check(folder: Path, seconds: float) -> int:
     """Run the notebooks of a folder. Return 0 if all of them ended well."""
     from zerosim.lessons.executing import NotebookFailed, executed
 
-    paths = sorted(folder.glob("*.ipynb"))
+    paths = [path for path in sorted(folder.glob("*.ipynb")) if path.is_file()]
     if not paths:
         raise InputError(f"{folder}: contains no notebook; write the course with: zerosim course DIR")
     failed = 0

@@ -25,7 +25,7 @@ from zerosim.cli.help import USUAL, wrapped
 from zerosim.cli.parser import Parser, nearest, sentence
 from zerosim.cli.streams import heard, never_silent, standard_streams
 from zerosim.comm.collective_errors import failure_of_all
-from zerosim.comm.interrupts import no_interrupt_lost
+from zerosim.device.interrupts import interrupt_in, no_interrupt_lost
 from zerosim.errors import (
     BROKEN_PIPE,
     InputError,
@@ -98,7 +98,7 @@ def _run(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except (KeyboardInterrupt, Exception) as error:
-        failure, is_heard = failure_of_all(error, _is_for_mpi(words))
+        failure, is_heard = failure_of_all(interrupt_in(error) or error, _is_for_mpi(words))
         with heard(is_heard):
             return _report(failure, debug=debug)
 

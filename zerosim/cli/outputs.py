@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from zerosim.cli.parser import flag_of
+from zerosim.device.interrupts import signals_postponed
 from zerosim.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ def made_folder(flag: str, path: str) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(exist_ok=True)
-        (probe := folder / f".zerosim-{secrets.token_hex(6)}.tmp").touch(exist_ok=False)
-        probe.unlink()
+        with signals_postponed():
+            (probe := folder / f".zerosim-{secrets.token_hex(6)}.tmp").touch(exist_ok=False)
+            probe.unlink()
     except FileExistsError:
         raise InputError(f"{flag} {path}: is a file; pass the name of a folder") from None
     except (OSError, ValueError) as error:
@@ -153,12 +155,13 @@ class Output:
         self.path = Path(os.path.realpath(self.path))  # follow a symbolic link, so that the link stays
         if not self.path.parent.is_dir():
             raise InputError(f"{self.name}: folder {self.path.parent} does not exist; create it first")
-        try:
-            descriptor, temporary = self._open_beside()
-        except OSError as error:
-            raise self._refusal(error) from None
-        os.close(descriptor)
-        temporary.unlink()
+        with signals_postponed():
+            try:
+                descriptor, temporary = self._open_beside()
+            except OSError as error:
+                raise self._refusal(error) from None
+            os.close(descriptor)
+            temporary.unlink()
 
     def write(self, fill: Fill) -> None:
         """Let `fill` write the file. Raises: OutputError when the disk refuses; BrokenPipeError."""
@@ -174,18 +177,19 @@ class Output:
             raise OutputError(f"{self.name}: cannot be written: {error.strerror or error}") from None
 
     def _write_beside(self, fill: Fill) -> None:
-        descriptor, temporary = self._open_beside()
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                fill(file)
-                file.flush()
-                os.fsync(file.fileno())
-            if self.path.exists():
-                temporary.chmod(stat.S_IMODE(self.path.stat().st_mode))
-            temporary.replace(self.path)
-        except BaseException:  # also after an interrupt: leave nothing half written
-            temporary.unlink(missing_ok=True)
-            raise
+        with signals_postponed() as signals:
+            descriptor, temporary = self._open_beside()
+            try:
+                with os.fdopen(descriptor, "wb") as file, signals.raised():
+                    fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if self.path.exists():
+                    temporary.chmod(stat.S_IMODE(self.path.stat().st_mode))
+                temporary.replace(self.path)
+            except BaseException:  # also after an interrupt: leave nothing half written
+                temporary.unlink(missing_ok=True)
+                raise
 
     def _check_present(self, there: os.stat_result) -> None:
         for is_one, what in ((stat.S_ISDIR, "folder"), (stat.S_ISSOCK, "socket"), (stat.S_ISBLK, "disk")):

@@ -24,7 +24,6 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from zerosim.backends.kernels import Backend
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import ALGORITHMS
-from zerosim.comm.interrupts import no_interrupt_lost
 from zerosim.comm.rank_status import scope_text
 from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.fake import FakeTransport
@@ -33,6 +32,7 @@ from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Device, Switch
 from zerosim.device.events import Reader, Recorder
+from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.device.memory import Allocator
 from zerosim.device.node import NodePool, Share, pools_of
 from zerosim.device.nvme import Files

@@ -6,28 +6,26 @@ run ends, however it ends; what a run that was killed left, the next start remov
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import os
 import re
 import secrets
-import signal
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.files import failed, new_file
+from zerosim.device.interrupts import signals_postponed
 from zerosim.device.node import NodePool, Share
 from zerosim.dtypes import DType
-from zerosim.errors import Ended, InputError, OutputError, wrong
+from zerosim.errors import InputError, OutputError, wrong
+
+T = TypeVar("T")
 
 LOCK = "lock"
-_TRIES, _PAUSE_S = 20, 0.02
+_TRIES = 20
 _FOLDER, _FILE = re.compile(r"zerosim-nvme-[0-9a-f]{16}"), re.compile(r"rank\d+-\d+\.bin")
 
 
@@ -51,16 +49,14 @@ class Files(Share):
         return self.folder / f"rank{self.rank}-{id}.bin"
 
 
-@contextmanager
-def run_folder(where: str | None, *, writes: bool) -> Iterator[Path | None]:
-    """Open a folder of the run's own in `where` for a with block; None if the run writes nothing there. First remove
-    what killed runs left.
+def in_run_folder(where: str | None, run: Callable[[Path | None], T], *, writes: bool) -> T:
+    """Return `run(folder)`, with a folder of the run's own in `where`, or None if the run writes nothing there. First
+    remove what killed runs left.
 
     Raises: InputError where there is no such folder; OutputError where nothing can be written there.
     """
     if where is None:
-        yield None
-        return
+        return run(None)
     if importlib.util.find_spec("fcntl") is None:
         raise wrong("nvme", f" {where}: needs the file locks of Linux or macOS; leave it out on this platform")
     place = Path(where)
@@ -70,29 +66,31 @@ def run_folder(where: str | None, *, writes: bool) -> Iterator[Path | None]:
     try:
         for left in [entry for entry in place.iterdir() if _FOLDER.fullmatch(entry.name)]:
             _remove_left(left)
-        if not writes:
-            yield None
-            return
     except OSError as error:
         raise failed(place, error) from error
-    with _ends_on_signals():
-        made: list[tuple[Path, int]] = []
-        remove = partial(_remove_made, made)
+    if not writes:
+        return run(None)
+    with signals_postponed() as signals:
+        folder, lock = _made(place)
         try:
-            with _signals_later():
-                made.append(_made(place))
-                atexit.register(remove)  # where another signal comes while the first one ends the run
-            yield made[0][0]
+            with signals.raised():
+                return run(folder)
         finally:
-            with _signals_later():
-                remove()
-                atexit.unregister(remove)
+            with suppress(OSError):  # under its new name a rank that has not heard of the end makes no more files
+                folder = folder.rename(_new_folder(place))
+            for _ in range(_TRIES):  # a file may be in the making
+                _remove(folder)
+            os.close(lock)
+
+
+def _new_folder(place: Path) -> Path:
+    return place / f"zerosim-nvme-{secrets.token_hex(8)}"
 
 
 def _made(place: Path) -> tuple[Path, int]:
     """A new folder and its lock, which is held. Another start may take a folder that has no lock yet: then again."""
     for left in reversed(range(_TRIES)):
-        folder = place / f"zerosim-nvme-{secrets.token_hex(8)}"
+        folder = _new_folder(place)
         try:
             folder.mkdir(0o700)
             lock = _lock(folder)
@@ -101,6 +99,7 @@ def _made(place: Path) -> tuple[Path, int]:
                 raise failed(place, error) from error
             continue
         except OSError as error:
+            _remove(folder)
             raise failed(place, error) from error
         if lock is not None:
             return folder, lock
@@ -126,79 +125,21 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove_left(folder: Path) -> None:
-    """Remove what a run left that no longer holds its lock."""
-    with suppress(FileNotFoundError, NotADirectoryError):
+    """Remove what a run left that no longer holds its lock. A folder that cannot be locked stays: another user's."""
+    with suppress(OSError):
         lock = _lock(folder)
         if lock is not None:
             _remove(folder)
             os.close(lock)
 
 
-def _remove_made(made: list[tuple[Path, int]]) -> None:
-    """Remove the run's own folder, once; again where a rank that has not heard of the end writes one more file."""
-    while made:
-        folder, lock = made.pop()
-        for left in reversed(range(_TRIES)):
-            _remove(folder)
-            if not left or not folder.exists():
-                break
-            time.sleep(_PAUSE_S)
-        os.close(lock)
-
-
 def _remove(folder: Path) -> None:
-    """A run's files, its lock and the folder; what else lies there stays, and the folder with it."""
+    """Remove a run's files, its lock and the folder; what else lies there stays, and the folder with it."""
     with suppress(OSError):  # the drive is gone, and all on it
-        for entry in os.listdir(folder):
-            if _FILE.fullmatch(entry):
-                os.unlink(folder / entry)
-        os.unlink(folder / LOCK)
+        for name in [*filter(_FILE.fullmatch, os.listdir(folder)), LOCK]:
+            with suppress(FileNotFoundError):
+                os.unlink(folder / name)
         folder.rmdir()
-
-
-@contextmanager
-def _ends_on_signals() -> Iterator[None]:
-    """A block that SIGTERM and SIGHUP end as Ctrl-C does, so that what it made is removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: Any) -> None:
-        raise Ended(number)
-
-    asked = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    with _handled({number: end for number in asked if signal.getsignal(number) is signal.SIG_DFL}):
-        yield
-
-
-@contextmanager
-def _signals_later() -> Iterator[None]:
-    """A block that no signal interrupts; one that comes in it is raised at its end. So who presses Ctrl-C twice has no
-    files left either."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    came: list[int] = []
-    with _handled(
-        {number: lambda number, _: came.append(number) for number in asked if callable(signal.getsignal(number))}
-    ):
-        yield
-    for number in came[:1]:
-        signal.raise_signal(number)
-
-
-@contextmanager
-def _handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """A block with these handlers of signals, on the main thread."""
-    before = {number: signal.getsignal(number) for number in handlers}
-    try:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def asks_for_folder(where: str | None, offload: str) -> None:

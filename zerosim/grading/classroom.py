@@ -66,7 +66,7 @@ def _row(path: str, wanted: Exercise | None, seed: int) -> tuple[list[Grade], st
         with contextlib.redirect_stdout(sys.stderr):  # an answer's output is not part of the table
             grades = graded(hand_in)
     except ZerosimError as error:
-        return [], str(error).removeprefix(os.path.join(os.path.dirname(path), "")), []
+        return [], str(error).replace(path, os.path.basename(path)), []
     remarks = [f"{one.exercise.name}: {why}" for one in grades if (why := _why(one))]
     remarks += [f"skipped {words}" for words in hand_in.skipped]
     parts = hand_in_parts(hand_in.source, hand_in.exercises, os.path.basename(path))

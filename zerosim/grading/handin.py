@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerosim.config.inputs import open_file
 from zerosim.errors import InputError
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.exercise import Exercise
@@ -66,16 +68,14 @@ def graded(hand_in: HandIn) -> list[Grade]:
 
 def _text(path: str) -> tuple[str, tuple[str, ...]]:
     """Return the Python of a script or of a notebook's cells, and the skipped parts."""
+    if os.path.isdir(path):
+        raise InputError(f"{path}: is a folder; zerosim grade --class {path} grades every file in it")
+    with open_file(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; hand in only code, without outputs")
     try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB; hand in only code, without outputs")
         text = data.decode("utf-8-sig")
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder; zerosim grade --class {path} grades every file in it") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}: expected FILE.py or NOTEBOOK.ipynb") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not a text file; expected FILE.py or NOTEBOOK.ipynb") from None
     return _of_cells(path, text) if path.endswith(".ipynb") else (text, ())

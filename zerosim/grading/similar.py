@@ -47,7 +47,7 @@ def published_parts(folder: str | None) -> list[Part]:
 
     Raises: InputError for a folder without a script that can be read.
     """
-    files = sorted(Path(folder).glob("*.py")) if folder else sorted(_PUBLISHED.glob("*.py"))
+    files = [path for path in sorted((Path(folder) if folder else _PUBLISHED).glob("*.py")) if path.is_file()]
     try:
         found = [part for path in files for part in _of_file(path, f"solutions/{path.name}")]
     except (OSError, ValueError, SyntaxError) as error:

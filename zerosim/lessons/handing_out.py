@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from zerosim.errors import InputError, OutputError
@@ -11,36 +12,56 @@ from zerosim.lessons.course import KINDS, Way, course, exercise_minutes, materia
 from zerosim.lessons.opening import away, opened
 
 START = "START.md"
+_PART = ".part"
+"""The end of a file's name while it is written."""
+
 _WORDS = {"hour": "one hour", "day": "one day", "weeks": "two weeks"}
 
 
 def write_course(folder: Path) -> list[Path]:
-    """Write all files of the course, and return their paths. No file is overwritten.
+    """Write all files of the course, and return their paths. No file is overwritten. What an earlier call wrote before
+    it was interrupted is completed.
 
-    Raises: InputError for a folder that holds something already; OutputError where a file cannot be written.
+    Raises: InputError for a folder that holds anything else; OutputError where a file cannot be written.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; choose a new or empty folder")
-    if folder.is_dir() and any(folder.iterdir()):
+    files = {name: text.encode() for name, text in contents().items()}
+    if not all(_is_ours(path, path.relative_to(folder).as_posix(), files) for path in folder.rglob("*")):
         raise InputError(f"{folder}: is not empty, and zerosim does not overwrite files; choose a new folder")
-    files = contents()
     try:
-        for name, text in files.items():
+        for name, data in files.items():
             path = folder / name
+            if path.exists():  # written by an earlier call
+                continue
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8", newline="\n")
+            part = path.with_name(path.name + _PART)
+            part.write_bytes(data)
+            part.replace(path)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be written: {error.strerror or error}") from None
     return [folder / name for name in files]
 
 
+def _is_ours(path: Path, name: str, files: Mapping[str, bytes]) -> bool:
+    """Return whether this is a file of the course, whole or the beginning of one, or a folder for such files."""
+    if path.is_symlink():
+        return False
+    if path.is_dir():
+        return any(file.startswith(f"{name}/") for file in files)
+    data = files.get(name.removesuffix(_PART))
+    if data is None or not path.is_file() or path.stat().st_size > len(data):
+        return False
+    return data.startswith(path.read_bytes()) if name.endswith(_PART) else data == path.read_bytes()
+
+
 def contents() -> dict[str, str]:
-    """Make the course's files, by their path in a student's folder.
+    """Make the course's files, by their path in a student's folder; the page to begin with is the last.
 
     Raises: InputError for an incomplete installation.
     """
     url, notebooks, scenarios = project_url(), material("notebooks"), material("scenarios")
-    files = {START: start()}
+    files = dict[str, str]()
     for lesson in course().lessons:
         path = notebooks / f"{lesson.file}.ipynb"
         if not path.is_file():
@@ -50,6 +71,7 @@ def contents() -> dict[str, str]:
         files[f"scenarios/{path.relative_to(scenarios).as_posix()}"] = path.read_text("utf-8")
     for one in EXERCISES:
         files[f"homework/{one.number:02}_{one.name}.py"] = skeleton(one)
+    files[START] = start()
     return files
 
 

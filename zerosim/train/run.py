@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.device.events import Reader
-from zerosim.device.nvme import asks_for_folder, run_folder
+from zerosim.device.nvme import asks_for_folder, in_run_folder
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat
@@ -99,8 +100,10 @@ def run(
         finally:
             ledgers[ctx.rank].events = ctx.device.recorder.history
 
-    with run_folder(config.offload.nvme, writes=config.offload.uses_nvme) as folder:
-        outcomes = launch(program, world_of(config, keep_events=keep_events, folder=folder), readers)
+    def launched(folder: Path | None) -> list[RankOutcome]:
+        return launch(program, world_of(config, keep_events=keep_events, folder=folder), readers)
+
+    outcomes = in_run_folder(config.offload.nvme, launched, writes=config.offload.uses_nvme)
     counted = list(ledgers.values())
     if session is not None:
         counted, outcomes = of_all_processes(session, counted, outcomes)

@@ -9,7 +9,6 @@ Buffers, and drop them when run.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -163,15 +162,17 @@ class ThreadTransport:
             return list(self._rounds.values())
 
     def serve(self, timeout_s: float) -> None:
-        """Wait for the end, on the caller's thread; a run in which nothing moves for `timeout_s` has a late rank."""
-        seen, since = -1, time.monotonic()
-        while not self.scheduler.wait_for_end(min(POLL_S, timeout_s / 4)):
-            progress, now = self.progress(), time.monotonic()
-            if progress != seen:
-                seen, since = progress, now
-            elif now - since >= timeout_s:
+        """Wait for the end, on the caller's thread; a run in which nothing moves for `timeout_s` has a late rank. Looks
+        are counted, not the clock: no rank is late because the whole process was stopped (Ctrl-Z), or the machine
+        slept."""
+        seen, still_s, look_s = -1, 0.0, min(POLL_S, timeout_s / 4)
+        while not self.scheduler.wait_for_end(look_s):
+            still_s += look_s
+            if (progress := self.progress()) != seen:
+                seen, still_s = progress, 0.0
+            elif still_s >= timeout_s:
                 self.report_late(timeout_s)
-                since = now
+                still_s = 0.0
 
     def settle(self) -> BaseException | None:
         """Return how the run ended: its failure, or None."""

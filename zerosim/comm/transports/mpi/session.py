@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -38,6 +39,8 @@ LONGER_S = 3.0
 """How much longer each waits for the one before it, which prints the error, to end the job."""
 
 PARENT_POLL_S = 0.5
+ALONE_S = 10.0
+"""How long a process whose parent is gone may take to end."""
 
 
 class RemoteTraceback(Exception):
@@ -263,6 +266,8 @@ def _end_with_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)  # a run removes its files on it; without files it ends at once
+        time.sleep(ALONE_S)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
