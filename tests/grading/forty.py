@@ -695,6 +695,16 @@ COPIES = [
     ),
     Row(
         "copy",
+        "CPU Adam, whose gradients zerosim sends to the host",
+        "cpu_adam",
+        solution(
+            "cpu_adam", ("            self.carry(own, there)\n", ""), ("add_grad_shard(there)", "add_grad_shard(own)")
+        ),
+        "0/9",
+        ("Outgoing.send, zerosim's own, did the work",),
+    ),
+    Row(
+        "copy",
         "a published solution under other names",
         "zero3",
         solution("zero3", ("unit", "piece")).replace("piece: Unit", "piece"),
