@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from zerosim.errors import InputError, ZerosimError
+from zerosim.errors import InputError, ZerosimError, printable
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.crashes import lost
 from zerosim.grading.exercise import VERDICTS, Check, Exercise, Verdict
@@ -227,22 +227,22 @@ def _messages(stream: IO[bytes], known: Messages) -> Iterator[list[Any]]:
         for line in stream:
             text = line.decode("utf-8", "replace").rstrip()
             if not text.startswith("["):
-                yield ["dump", text]
+                yield ["dump", printable(text)]
                 continue
             with suppress(ValueError):  # not a line of ours
                 message = json.loads(text)
                 if isinstance(message, list) and message and known.get(message[0]) == tuple(map(type, message[1:])):
-                    yield message
+                    yield [printable(part) for part in message]  # all parts are texts
 
 
 def _printed(stream: IO[bytes]) -> Iterator[list[Any]]:
-    """Return the part of the output that is shown, and a count of the rest."""
+    """Return the part of the output that is shown, its control characters spelled out, and a count of the rest."""
     decode, left, more = codecs.getincrementaldecoder("utf-8")("replace").decode, MOST_SHOWN, 0
     with stream:
         while piece := os.read(stream.fileno(), 1 << 16):
-            text = decode(piece)
+            text = decode(piece).replace("\r\n", "\n")
             shown, left, more = text[:left], left - len(text[:left]), more + len(text[left:])
             if shown:
-                yield ["printed", shown]
+                yield ["printed", "\t".join(map(printable, shown.split("\t")))]
     if more:
         yield ["printed", f"\n... and {more:,} characters more\n"]
