@@ -66,7 +66,7 @@ from zerosim.grading import child
 """
 """This very zerosim first, then its imports, then the folders of the answer: a queue.py there is the answer's."""
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
-"""Environment variables that a hand-in's process gets."""
+"""Environment variables that a hand-in's processes get."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -100,7 +100,8 @@ def judged_source(name: str, source: str, one: Exercise, seed: int = 0) -> Verdi
 
 def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: str | None = None) -> Verdict:
     sent |= {"exercise": exercise, "silence_s": SILENCE_S}
-    with _process("child.main", folder) as process, _process("child.judge") as judge, ExitStack() as unheard:
+    env = _environment(folder)
+    with _process("child.main", env, folder) as process, _process("child.judge", env) as judge, ExitStack() as unheard:
         for pipe in (judge.stdout, judge.stderr):
             assert pipe is not None
             unheard.callback(pipe.close)
@@ -124,14 +125,19 @@ def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: 
         return lost(one, heard.get("runs", [""])[0], heard["dump"], code, list(sent["files"]), SILENCE_S)
 
 
-@contextmanager
-def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a fresh interpreter, for one of `child.py`'s functions. At the block's end it has ended, and so have
-    processes that it started (not on Windows). With a folder, it runs there, and gets no variable of this process's
-    environment."""
+def _environment(folder: str | None) -> dict[str, str]:
+    """Return the environment of both processes: a variable may choose the kernels of BLAS, and with them the bits. A
+    hand-in, which has a folder, gets none of this process's variables."""
     env = dict(os.environ)
     if folder is not None:
         env = {name: env[name] for name in _KEPT if name in env} | {"HOME": folder, "TMPDIR": folder}
+    return {**env, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD}
+
+
+@contextmanager
+def _process(main: str, env: dict[str, str], folder: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a fresh interpreter, in a folder, for one of `child.py`'s functions. At the block's end it has ended, and
+    so have processes that it started (not on Windows)."""
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
@@ -142,7 +148,7 @@ def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env={**env, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
+            env=env,
             start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
             creationflags=flags,
         )
