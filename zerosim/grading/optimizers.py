@@ -145,7 +145,8 @@ def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
     blocks = {
         "normal values": random.standard_normal(256),
         "values of many sizes": random.standard_normal(256) * 10.0 ** random.uniform(-6, 2, 256),
-        "one large value": np.concatenate([[-50.0], np.full(255, 0.01)]),
+        "one large value": np.concatenate([[50.0], np.full(255, -0.01)]),
+        "one large negative value": np.concatenate([[-50.0], np.full(255, 0.01)]),
         "a last block of 40 values": random.standard_normal(40),
         "zeros": np.zeros(256),
     }
@@ -225,7 +226,7 @@ def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
 QUANTISER = by_calls(
     "codes",
     "the largest magnitude of a block, and for each value divided by it the nearest table entry",
-    "10 blocks",
+    "12 blocks",
     _blocks,
     _wrong_block,
 )
