@@ -46,6 +46,11 @@ link_bytes_per_s = "32GB"
         ("rtx4090", 25_383_256_719, 165.2, 1008, 32),
         ("rtx5090", 33_672_543_600, 209.5, 1792, 64),
         ("mi300x", 206_136_955_371, 1307.4, 5300, 448),
+        ("a800-80", 84_986_665_369, 312, 2039, 200),
+        ("h800-80", 84_943_715_696, 989, 3350, 200),
+        ("h20", 102_005_473_280, 148, 4000, 450),
+        ("a40", 47_620_449_894, 149.7, 696, 32),
+        ("gh200", 101_876_624_261, 989, 4000, 450),
     ],
 )
 def test_published_figures(name: str, memory: int, peak: float, hbm: int, link: int) -> None:
@@ -111,7 +116,7 @@ def test_unknown_nodes(written: str, message: str) -> None:
 
 
 def test_every_figure_has_a_source() -> None:
-    assert len(presets()) == len(set(NAMES)) == 20
+    assert len(presets()) == len(set(NAMES)) == 25
     for device in presets():
         given = device.sources
         assert all((given.memory, given.peak, given.hbm, given.link))
@@ -130,6 +135,8 @@ def test_every_figure_has_a_source() -> None:
         ("h100-80GiB", "h100-80"), ("A100 80GB PCIe", "a100-pcie"), ("a100-pcie", "a100-pcie"), ("h100-96", "h100-96"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"), ("RTX-3090", "rtx3090"), ("NVIDIA RTX A6000", "a6000"),
         ("Tesla T4", "t4"), ("AMD Instinct MI300X", "mi300x"), ("v100", "v100-32"), ("Tesla V100-SXM2-16GB", "v100-16"),
+        ("a800", "a800-80"), ("NVIDIA A800-SXM4-80GB", "a800-80"), ("H800", "h800-80"), ("NVIDIA H20", "h20"),
+        ("NVIDIA A40", "a40"), ("GH200", "gh200"), ("NVIDIA GH200 480GB", "gh200"),
     ],
 )  # fmt: skip
 def test_names_as_people_write_them(written: str, name: str) -> None:
@@ -267,3 +274,15 @@ def test_what_is_outside_of_a_program_depends_on_the_gpu_and_on_the_mesh() -> No
     assert "NCCL buffers" not in {one.name for one in find_hardware("v100-32").outside(Mesh(tp=2))}  # no source
     assert all(one.source for device in presets() for one in device.outside(Mesh(tp=2)))
     assert [device.name for device in presets() if not device.flash] == ["v100-32", "dgx1-v100", "v100-16", "t4"]
+
+
+def test_links_of_gpus_that_are_sold_with_fewer_and_of_one_beside_its_cpu() -> None:
+    """An A800 has 8 of an A100's 12 NVLinks, an H800 8 of an H100's 18. Collectives inside a node scale with the links.
+    A GH200 has its own CPU, six times as near as a PCIe 5 host's, and no other GPU in its node."""
+    for few, many, share in (("a800-80", "a100-80", 8 / 12), ("h800-80", "h100-80", 8 / 18)):
+        cluster, whole = cluster_of(find_hardware(few)), cluster_of(find_hardware(many))
+        assert cluster.link == pytest.approx(whole.link * share, rel=1e-12)
+        assert f"in proportion to links of {cluster.link / 1e9:g} GB/s" in cluster.collectives_source
+    gh200, h100 = cluster_of(find_hardware("gh200")), cluster_of(find_hardware("h100"))
+    assert gh200.pcie > 6 * h100.pcie
+    assert gh200.node_gpus == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from zerosim.cli.main import main
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.huggingface import read_config_json
@@ -70,7 +71,8 @@ def read(tmp_path: Path) -> Any:
 def test_a_released_file_is_the_preset(read: Any, tmp_path: Path, base: dict[str, Any], name: str) -> None:
     preset = read(base)
     assert preset.family == MODELS[name].family
-    assert dict(preset.sizes) == dict(MODELS[name].sizes)
+    sizes = dict(MODELS[name].sizes)
+    assert dict(preset.sizes) == sizes | {"seq": min(sizes["seq"], 4096)}
     assert preset.notes == ()
     model = build_model(RunConfig(model=str(tmp_path / "config.json")), Device(0, make_backend("numpy")))
     assert model.num_parameters == MODELS[name].published_parameters
@@ -94,6 +96,41 @@ def test_aliases_and_defaults(read: Any) -> None:
     assert read(LLAMA, head_dim=128).sizes == read(LLAMA).sizes
     newer = read(LLAMA, rope_theta=..., rope_parameters={"rope_theta": 500000.0, "rope_type": "default"})
     assert newer == read(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("base", "key", "positions", "words", "seq", "noted"),
+    [
+        (LLAMA, "max_position_embeddings", 131072, "", 4096, True),
+        (LLAMA, "max_position_embeddings", 131072, "--seq 4096", 4096, False),
+        (LLAMA, "max_position_embeddings", 131072, "--seq 8192", 8192, False),
+        (LLAMA, "max_position_embeddings", 2048, "", 2048, False),
+        (GPT2, "n_positions", 8192, "", 4096, True),
+        (GPT2, "n_positions", 4096, "", 4096, False),
+    ],
+)
+def test_positions_are_no_default_for_a_row(
+    read: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    base: dict[str, Any],
+    key: str,
+    positions: int,
+    words: str,
+    seq: int,
+    noted: bool,
+) -> None:
+    """A row has 4,096 tokens or as many as there are positions, unless --seq says it. The table keeps its rows."""
+    small = {"n_layer": 1, "n_ctx": ...} if base is GPT2 else {"num_hidden_layers": 1}
+    read(base, **{key: positions}, **small)
+    assert main(["plan", "--model", str(tmp_path / "config.json"), "--ranks", "2", *words.split()]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert f"1 row of {seq:,} tokens on each of 2 ranks" in page
+    note = f"--seq {seq} was assumed. The file's {positions:,} positions are its longest row; pass --seq"
+    assert (note in page) == noted
+    assert ("was assumed" in page) == noted
+    config = RunConfig(model=str(tmp_path / "config.json"))
+    assert config.model.positions == positions
 
 
 def test_what_no_count_depends_on_is_noted(read: Any) -> None:

@@ -110,6 +110,41 @@ def test_a_gathered_block_is_named_with_its_gradient() -> None:
     assert held[name] == sum(memory.peak.by_unit.get((unit, kind), 0) for kind in kinds) > 0
 
 
+MEET: list[dict[str, Any]] = [
+    dict(stage=3, offload="params=host", compress="top-k", grad_dtype="fp32"),
+    dict(stage=3, offload="optimizer=nvme,params=nvme", lazy_states=True),
+    dict(stage=3, offload="params=host", optimizer="adam8bit", hidden=4),
+    dict(stage=3, offload="optimizer=nvme,params=nvme", secondary_shard=2, prefetch=2),
+    dict(stage=3, offload="optimizer=nvme", gather="module", freeze="*,!ln_f", hidden=4, ranks=3),
+    dict(stage=1, offload="optimizer=host,grads=nvme", partition="owner", lora_rank=2, layers=2, ranks=3),
+    dict(stage=2, offload="optimizer=host,grads=nvme", pp=2, accumulate=4, clip_norm=0.5),
+    dict(stage=2, offload="optimizer=host", partition="owner", recompute="full", cpu_checkpointing=True),
+    dict(stage=2, offload="optimizer=nvme", delayed_update=1, pp=2, stage_layers="0,4", freeze="wte,wpe"),
+    dict(stage=0, optimizer="adam8bit", freeze="h.0"),
+    dict(stage=2, partition="owner", ranks_per_node=2, ranks=8),
+    dict(stage=3, partition="owner", ranks_per_node=2, collective="ring"),
+    dict(stage=0, ranks_per_node=2, lora_rank=1, lora_target="fc", hidden=6, heads=3),
+    dict(stage=3, ranks_per_node=2, collective="ring", optimizer="adafactor", hidden=10, heads=2),
+    dict(stage=1, ranks_per_node=1, tp=2, dp_replicate=2),
+    dict(stage=3, ranks_per_node=2, hierarchical_gather=True, reshard_after_forward=False, accumulate=2),
+    dict(stage=3, gather="module", reshard_after_forward=False, recompute="selective:mlp", lora_rank=2),
+    dict(stage=3, gather="module", reshard_after_forward=False, recompute="full", lora_rank=2, layers=1),
+    dict(stage=3, gather="module", recompute="selective:op", freeze="mlp", accumulate=2),
+    dict(stage=3, gather="module", recompute="selective:layernorm,mlp", lora_rank=2, pp=2, accumulate=2),
+    dict(stage=3, gather="module", recompute="selective:layernorm", freeze="*,!c_fc", accumulate=2),
+    dict(stage=1, tp=2, sequence_parallel=True, loss="chunked", freeze="wte"),
+    dict(stage=1, saves="megatron", dropout=0.1, lora_rank=2),
+]
+"""Options that change one another's counts."""
+
+
+@pytest.mark.parametrize("fields", MEET, ids=str)
+def test_counts_and_formulas_agree_where_options_meet(fields: dict[str, Any]) -> None:
+    assert formulas_agree(
+        plan(RunConfig(**{"ranks": 4, "steps": 1 + bool(fields.get("delayed_update")), **SMALL, **fields}))
+    )
+
+
 def test_what_does_not_agree_is_said_and_its_tables_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     result = plan(small("stage 2"))
     memory = result.memory[0]
@@ -214,3 +249,76 @@ def test_json_does_not_depend_on_all(what: str, capsys: pytest.CaptureFixture[st
     assert numbers(first.err) - numbers(everything.err) <= {*numbers(first.err.partition("\n\n")[2])}
     assert "Outside the program" in everything.err
     assert "Outside the program" not in first.err
+
+
+BY_UNIT = {  # plans whose units hold gathered and prefetched parameters and whole gradients, each in its way
+    "whole gradients": {"stage": 2, "grad_sync": False, "accumulate": 2},
+    "gathered, prefetched, whole gradients": {"stage": 3, "recipe": "fsdp2", "grad_sync": False, "accumulate": 2},
+    "prefetched": {"stage": 3, "prefetch": 3},
+    "modules": {"stage": 3, "gather": "module", "prefetch_elements": 4000},
+    "reduced at the end": {"stage": 1},
+}
+NAMED = re.compile(
+    r"(one|[\d,]+) (more )?(gathered|prefetched) (block|unit)s?( with (its|their) gradients?)?( \(\S+\))?"
+    r"|one (block|unit)'s (?P<whole>whole gradient)( \(\S+\))|whole gradients of (?P<number>[\d,]+) (more )?units"
+)
+
+
+@pytest.mark.parametrize("name", BY_UNIT)
+def test_a_row_of_units_is_named_by_the_kinds_that_they_hold(name: str) -> None:
+    """Rows that say gathered, prefetched or gradient have exactly the bytes and the number of such units."""
+    result = plan(plan_config(**SMALL, ranks=4, **BY_UNIT[name]))
+    for memory in result.memory:
+        for at in (memory.peak, *memory.marks.values()):
+            kinds: dict[str, set[str]] = {}
+            for (unit, kind), _ in at.by_unit.items():
+                if kind in ("unsharded_param", "prefetched_param", "unsharded_grad"):
+                    kinds.setdefault(unit, set()).add(kind)
+            held = {
+                "gathered": {unit for unit, those in kinds.items() if "unsharded_param" in those},
+                "prefetched": {unit for unit, those in kinds.items() if min(those) == "prefetched_param"},
+            }
+            held["gradient"] = kinds.keys() - held["gathered"] - held["prefetched"]
+            numbers = dict.fromkeys(held, 0)
+            rows = parts(result.config, at)
+            for row, match in ((row, NAMED.fullmatch(row)) for row in rows):
+                if match is not None:
+                    count = "one" if match["whole"] else match["number"] or match[1]
+                    number = 1 if count == "one" else int(count.replace(",", ""))
+                    numbers[match[3] or "gradient"] += number
+                else:
+                    assert not re.search(r"gather|prefetch|whole gradient", row), row
+            assert numbers == {word: len(units) for word, units in held.items()}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--ranks 2 --tp 2 --stage 2",
+            "ZeRO-2 divides nothing here: it divides model states among data ranks, and --tp 2 on 2 ranks leaves one "
+            "data rank. Pass more --ranks, or a lower --tp.",
+        ),
+        ("--ranks 4 --tp 2 --pp 2 --accumulate 2", "and --tp 2 x --pp 2 on 4 ranks leaves one data rank. Pass more"),
+        ("--ranks 2 --dp-replicate 2 --stage 1", "leaves one data rank in each replica. Pass more --ranks, or a lower"),
+        ("--ranks 1", "ZeRO-3 divides nothing on one rank."),
+        ("--ranks 2 --tp 2 --stage 0", ""),
+        ("--ranks 4 --tp 2", ""),
+    ],
+)
+def test_a_plan_says_when_zero_divides_nothing(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = first_page(f"plan --layers 2 {words}", capsys)
+    assert ("divides nothing" in page) == bool(said)
+    assert said in page
+
+
+def test_a_run_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    page = first_page("run --layers 1 --hidden 16 --heads 2 --seq 8 --steps 1 --ranks 2 --tp 2 --stage 2", capsys)
+    assert page.endswith("leaves one data rank. Pass more --ranks, or a lower --tp.")
+
+
+def test_gradients_that_stay_whole_are_not_called_gathered(capsys: pytest.CaptureFixture[str]) -> None:
+    page = first_page("plan --layers 2 --ranks 4 --stage 2 --accumulate 2 --no-grad-sync", capsys)
+    assert "gathered" not in page
+    assert "one block's whole gradient (h.1) 0.20 MB" in page
+    assert "whole gradients of 3 more units 0.17 MB" in page

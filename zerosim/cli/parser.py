@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from zerosim.cli.help import HelpAll, Layout, short_help
 from zerosim.config.not_modelled import not_modelled
 from zerosim.config.option import known_word
+from zerosim.config.other_words import plain_word, taken
 from zerosim.errors import InputError, did_you_mean
 from zerosim.units import LONGEST_NUMBER, parse_bytes, parse_count, shown
 
@@ -41,19 +42,52 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the flags in `words`; errors name a flag as it is spelled there. Raises: InputError, in one line."""
+        """Parse the flags in `words`, and other frameworks' words for them. Errors name a flag as it is spelled there.
+
+        Raises: InputError, in one line.
+        """
         joined = _joined(words)
         with self.naming_as_typed(joined):
-            args, left = self.parse_known_args(joined)
+            args, left = self.parse_known_args(self._translated(joined))
             if not left:
                 return args
             flag, help = left[0].split("=", 1)[0], f"{self.prog} --help{'-all' if self.usual else ''}"
             if not flag.startswith("-"):
                 raise InputError(f"unexpected {left[0]!r}: see {help}")
-            lacking = not_modelled(flag)
-            raise InputError(
-                f"{flag}: {lacking}" if lacking else f"unknown flag {flag}{nearest(flag, self._actions_by_flag, help)}"
-            )
+            if (lacking := not_modelled(flag)) is None:
+                raise InputError(f"unknown flag {flag}{nearest(flag, self._actions_by_flag, help)}")
+            others = [one for one in re.findall(r"--[a-z][\w-]*", lacking) if one not in self._actions_by_flag]
+            raise InputError(f"{flag}: {lacking}" + (f" (zerosim plan has {', '.join(others)})" if others else ""))
+
+    def _translated(self, words: Sequence[str]) -> list[str]:
+        """Replace other frameworks' flags by this verb's: '--gradient_checkpointing True' is '--recompute full'.
+
+        Raises: InputError for a switch that is off.
+        """
+        found, rest = list[str](), list(words)
+        while rest:
+            name, sign, value = rest.pop(0).partition("=")
+            flag, means = self._own(name)
+            if means is None:
+                found.append(f"{flag}{sign}{value}")
+                continue
+            if not sign and rest and rest[0].lower() in ("true", "false"):
+                value = rest.pop(0)
+            if (sign or value) and value.lower() != "true":
+                raise InputError(f"{name} {value!r}: expected nothing or true; leave it out, or choose {flag}")
+            found += [flag, means] if isinstance(means, str) else [flag]
+        return found
+
+    def _own(self, name: str) -> tuple[str, str | bool | None]:
+        """Return this verb's flag for another framework's, and a switch's value; the name, if this is none."""
+        known = self._actions_by_flag
+        if not name.startswith("--") or name in known:
+            return name, None
+        option, value = taken(name)
+        dashed, flag = flag_of(plain_word(name)), flag_of(f"no_{option}" if value is False else option)
+        if dashed in known:
+            return dashed, None
+        return (flag, value) if flag in known else (name, None)
 
     def error(self, message: str) -> NoReturn:
         """Shorten argparse's error: 'argument --stage/-z: expected one argument' becomes one about --stage."""
@@ -87,8 +121,8 @@ class Parser(argparse.ArgumentParser):
         actions, typed = self._actions_by_flag, dict[str, str]()
         for word in words:
             flag = word.split("=", 1)[0] if word.startswith("--") else word[:2]
-            if flag in actions:
-                typed[actions[flag].dest] = flag
+            if (own := self._own(flag)[0]) in actions:
+                typed[actions[own].dest] = flag
         message = str(error.called(typed[error.field]) if error.field in typed else error)
 
         def spelled(match: re.Match[str]) -> str:
@@ -96,8 +130,9 @@ class Parser(argparse.ArgumentParser):
             if action is None or action.dest not in typed or match[0] != action.option_strings[0]:
                 return match[0]
             flag = typed[action.dest]
-            # A flag in a message keeps its meaning: --no-x appears only if the message is about --no-x.
-            return flag if match.start() == 0 or not flag.startswith("--no-") else match[0]
+            # A flag in a message keeps its meaning: --no-x and switches appear only if the message is about them.
+            has_value = not flag.startswith("--no-") and self._own(flag)[1] is None
+            return flag if match.start() == 0 or has_value else match[0]
 
         return re.sub(r"--[a-z][\w-]*", spelled, message)
 
@@ -130,7 +165,7 @@ def _joined(words: Sequence[str]) -> list[str]:
     """Turn '--limit -4GB' into '--limit=-4GB': a word like a negative number is a value, never a flag."""
     found: list[str] = []
     for word in words:
-        if found and re.match(r"-\.?\d", word) and re.fullmatch(r"--[\w-]+", found[-1]):
+        if found and re.match(r"-\.?\d", word) and re.fullmatch(r"--[\w.-]+", found[-1]):
             found[-1] += f"={word}"
         else:
             found.append(word)

@@ -24,6 +24,8 @@ HIDDEN = ("hidden_size", "d_model", "n_embd")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
+LONGEST_ROW = 4096
+"""The most tokens per row if none are given: a file's positions are a limit, not the length of your rows."""
 
 NOT_MODELLED: Mapping[str, str] = MappingProxyType(
     {
@@ -142,7 +144,7 @@ class _Config:
         if sizes["hidden"] % sizes["heads"]:
             raise self.fail(f"{sizes['heads']} heads do not divide hidden size {sizes['hidden']}")
         positions = self.whole(*POSITIONS)
-        return {**sizes, "seq": positions, "positions": positions, "vocab": self.whole("vocab_size")}
+        return {**sizes, "seq": min(positions, LONGEST_ROW), "positions": positions, "vocab": self.whole("vocab_size")}
 
 
 def _gpt2(config: _Config) -> ModelPreset:

@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from rich.console import RenderableType
 from rich.table import Column
 
-from zerosim.analysis.compare import check_states, last_whole_step, peak_rank
+from zerosim.analysis.compare import check_buffers, check_states, last_whole_step, peak_rank
 from zerosim.analysis.copies import check_copies, check_memories
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import STATES
@@ -26,7 +26,7 @@ from zerosim.placement.spec import is_block
 from zerosim.report import failures, words
 from zerosim.report.activations import block_unit, check_block, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
-from zerosim.report.names import KIND_WORDS, counted, listed
+from zerosim.report.names import KIND_WORDS, listed
 from zerosim.report.offload_tables import memories_table, most_elsewhere
 from zerosim.report.plan_tables import all_tables
 from zerosim.report.tables import copies_table, kept_text, set_aside_text, states_table, traffic_table
@@ -41,7 +41,9 @@ BAR = 16
 SMALL = 0.01
 """Parts with less than this share of the program's bytes are joined."""
 MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (formulas with numbers)."
-_GATHERED = ("unsharded_param", "prefetched_param", "unsharded_grad")
+_CAME = {"unsharded_param": "gathered", "prefetched_param": "prefetched"}
+_BY_UNIT = (*_CAME, "unsharded_grad")
+"""Kinds of temporary whole buffers, which are named by the units that hold them."""
 _LOGITS = ("lm_head", "loss")  # the units that hold them and their gradients
 _ITEMS = {"model states": STATES, "activations": ("activation", "activation_grad", "kept", "temp")}
 
@@ -77,6 +79,7 @@ def plan_report(
             *(prose(f"{'Also' if index else 'Cheapest change'}: {text}.") for index, text in enumerate(advice)),
             None if does_fit or advice else prose("No change that was tried fits: see zerosim fit --find mesh."),
             prose(about),
+            prose(why) if (why := words.undivided(config)) else None,
             prose(recipe) if (recipe := usual_text(config)) else None,
             prose(_first_step(result)) if config.optim.lazy_states else None,
             close=True,
@@ -114,7 +117,13 @@ def _first_step(result: RunResult) -> str:
 def _notes(result: RunResult) -> list[RenderableType | None]:
     """Return notes that change the figures' meaning: left-out parts, notes on the model and the step."""
     config = result.config
-    notes = [f"Model {config.model.name}: {note}" for note in config.model.notes]
+    model = config.model
+    notes = [f"Model {model.name}: {note}" for note in model.notes]
+    if model.name.endswith(".json") and "seq" not in config.given and model.seq < model.positions:
+        notes.append(
+            f"--seq {model.seq} was assumed. The file's {model.positions:,} positions are its longest row; pass --seq "
+            "for the rows of your data"
+        )
     if config.optim.steps is None and result.steps[0].estimated:
         every = PRESETS[config.optim.optimizer].estimates_every
         notes.append(
@@ -132,28 +141,41 @@ def _notes(result: RunResult) -> list[RenderableType | None]:
 def parts(config: RunConfig, at: Snapshot) -> dict[str, int]:
     """Name live bytes in plain words. The parts add up to the snapshot's total."""
     found: Counter[str] = Counter()
-    gathered: dict[str, Counter[str]] = {}
+    whole: dict[str, Counter[str]] = {}
     for (unit, kind), nbytes in at.by_unit.items():
-        if kind in _GATHERED:
-            gathered.setdefault(unit, Counter())[kind] += nbytes
+        if kind in _BY_UNIT:
+            whole.setdefault(unit, Counter())[kind] += nbytes
         elif config.model.has_blocks and unit in _LOGITS and kind in _ITEMS["activations"]:
             found["logits and their gradients"] += nbytes
         else:
             found[KIND_WORDS[kind]] += nbytes
-    units = sorted(gathered, key=lambda unit: -gathered[unit].total())
-    for unit in units[:1]:
-        found[_gathered(unit, gathered[unit])] = gathered[unit].total()
-    if more := units[1:]:
-        found[counted(len(more), "more gathered unit")] = sum(gathered[unit].total() for unit in more)
+    units = sorted(whole, key=lambda unit: -whole[unit].total())
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for unit in units[1:]:  # the largest unit has its own row
+        groups.setdefault(_held(whole[unit]), []).append(unit)
+    for several in filter(None, (units[:1], *groups.values())):
+        held = _held(whole[several[0]])
+        name = _by_units(several, *held, "more " if held == _held(whole[units[0]]) else "")
+        found[name] = sum(whole[unit].total() for unit in several)
     return dict(found)
 
 
-def _gathered(unit: str, kinds: Container[str]) -> str:
-    """Name a unit's temporary whole buffers: its parameters, its gradient, or both."""
-    noun = "block" if is_block(unit) else "unit"
-    if "unsharded_param" not in kinds and "prefetched_param" not in kinds:
-        return f"one {noun}'s whole gradient ({unit})"
-    return f"one gathered {noun}{' with its gradient' if 'unsharded_grad' in kinds else ''} ({unit})"
+def _held(kinds: Container[str]) -> tuple[str, bool]:
+    """Return how a unit's temporary parameters came ('' without any), and whether its whole gradient is there too."""
+    came = next((word for kind, word in _CAME.items() if kind in kinds), "")
+    return came, "unsharded_grad" in kinds
+
+
+def _by_units(units: Sequence[str], came: str, has_grad: bool, more: str) -> str:
+    """Name the temporary buffers of units that hold the same kinds: parameters, whole gradients, or both."""
+    if len(units) == 1:
+        noun = "block" if is_block(units[0]) else "unit"
+        with_grad = " with its gradient" if has_grad else ""
+        what = f"one {came} {noun}{with_grad}" if came else f"one {noun}'s whole gradient"
+        return f"{what} ({units[0]})"
+    if not came:
+        return f"whole gradients of {len(units):,} {more}units"
+    return f"{len(units):,} {more}{came} units{' with their gradients' if has_grad else ''}"
 
 
 def parts_table(result: RunResult, limit: Limit | None) -> RenderableType:
@@ -216,13 +238,15 @@ def _too_much(result: RunResult, limit: Limit) -> str:
 def formulas_agree(result: RunResult) -> bool:
     """Return whether every count that the tables mark equals its closed form."""
     step, saved, stages = last_whole_step(result), result.saved, range(result.layout.mesh.pp)
-    agreed = [check.agrees for stage in stages for check in check_states(result, stage)]
+    agreed = [
+        check.agrees for stage in stages for check in (*check_states(result, stage), check_buffers(result, stage))
+    ]
     agreed += [check.agrees is not False for stage in stages for check in check_memories(result, stage)]
     if step is not None:
         for stage in stages:
             sent = (*check_traffic(result, step, stage), *check_exchanges(result, step, stage))
             agreed += [check.agrees for check in sent]
-            agreed += [check.agrees for check in check_nodes(result, step, stage)]
+            agreed += [check.agrees is not False for check in check_nodes(result, step, stage)]
             if result.config.memory.cpu_checkpointing or result.config.offload.is_on:
                 agreed += [check.agrees is not False for check in check_copies(result, step, stage)]
     if has_block(saved):

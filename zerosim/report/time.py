@@ -117,8 +117,8 @@ def _can_delay(config: RunConfig) -> bool:
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:
-    """Return the JSON form. `compute_s`, `slowed_s`, all of `exposed_s`, `bubble_s`, `host_s` and `copies_s` add up to
-    `step_s`. `known_error` is a machine file's."""
+    """Return the JSON form. `step_s` is the sum of `compute_s`, `slowed_s`, all of `exposed_s`, `bubble_s`, `host_s`,
+    `copies_s` and `cpu_s`. `known_error` is a machine file's."""
     return None if result.time is None else step_values(result.config, result.time, cluster)
 
 

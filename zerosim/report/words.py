@@ -282,17 +282,15 @@ def closing(result: RunResult) -> str:
             "With one rank there is nothing to divide and nothing to send: every ZeRO stage is the same. Try --ranks 4."
         )
     mesh, of_part = config.mesh, ", of its part of the model," if holds_part(result) else ""
-    sizes = {"--dp-replicate": mesh.dp_replicate, "--tp": mesh.tp, "--pp": mesh.pp}
-    flags = {flag: size for flag, size in sizes.items() if size > 1}
     if stage == 0:
+        flags = _other_axes(config)
         return (
             f"DDP keeps every parameter, gradient and optimizer state{of_part} on every rank: {cost} bytes per "
             f"parameter, however many {'data ranks' if of_part else 'ranks'} there are. Stages 1, 2 and 3 divide them: "
             + " ".join(["zerosim compare --ranks", str(mesh.ranks), *(f"{flag} {flags[flag]}" for flag in flags)])
         )
-    if ranks == 1:
-        larger = f"More --ranks, or a lower {' or '.join(flags)}, make N larger."
-        return f"N = 1: ZeRO has nothing to divide, and every ZeRO stage is the same. {larger}"
+    if why := undivided(config):
+        return why
     shares = shares_of(result)
     ddp = sum((cost_of(result, share.stage).total * share.num_parameters for share in shares), Fraction(0))
     mine = sum((check_states(result, share.stage)[-1].formula for share in shares), Fraction(0))
@@ -310,6 +308,29 @@ def closing(result: RunResult) -> str:
         else "as many bytes as DDP, because this optimizer has no states to divide"
     )
     return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(result)}"
+
+
+def undivided(config: RunConfig) -> str:
+    """Return why this ZeRO stage divides nothing; '' if it divides the model states, and for stage 0."""
+    mesh, stage = config.mesh, config.parallel.zero_stage
+    if stage == 0 or mesh.shards > 1:
+        return ""
+    if mesh.ranks == 1:
+        return f"{STAGES[stage]} divides nothing on one rank."
+    flags = _other_axes(config)
+    used = " x ".join(f"{flag} {size}" for flag, size in flags.items())
+    where = " in each replica" if mesh.dp_replicate > 1 else ""
+    return (
+        f"{STAGES[stage]} divides nothing here: it divides model states among data ranks, and {used} on {mesh.ranks:,} "
+        f"ranks leaves one data rank{where}. Pass more --ranks, or a lower {' or '.join(flags)}."
+    )
+
+
+def _other_axes(config: RunConfig) -> dict[str, int]:
+    """Return the flags of a mesh along which ZeRO divides nothing, with their sizes."""
+    mesh = config.mesh
+    sizes = {"--dp-replicate": mesh.dp_replicate, "--tp": mesh.tp, "--pp": mesh.pp}
+    return {flag: size for flag, size in sizes.items() if size > 1}
 
 
 def _price(result: RunResult) -> str:

@@ -106,8 +106,11 @@ class Hardware:
 
 MOST = 10**18
 _ALSO = MappingProxyType(
-    {"b200-180": "b200", "a100-80-pcie": "a100-pcie", "a100-pcie-80": "a100-pcie", "rtxa6000": "a6000"}
-)
+    {
+        "b200-180": "b200", "a100-80-pcie": "a100-pcie", "a100-pcie-80": "a100-pcie", "rtxa6000": "a6000",
+        "gh200-480": "gh200", "gh200-96": "gh200", "h20-96": "h20",
+    }
+)  # fmt: skip
 _BY_FULL_NAME = ("a100-pcie", "h100-96", "v100-16")
 """Devices that 'A100', 'H100' or 'V100' alone never means."""
 NEEDED = ("name", "memory_bytes", "peak_flops", "hbm_bytes_per_s")
@@ -132,7 +135,7 @@ def presets() -> tuple[Hardware, ...]:
 
 def _preset(name: str, row: Mapping[str, Any]) -> Hardware:
     memory = row["memory_gb"] * GB if "memory_gb" in row else round(100 * row["memory_gib"]) * 2**30 // 100
-    pcie = 12 * GB * 2 ** (row["pcie"] - 3)
+    pcie = row["c2c"] * GB if "c2c" in row else 12 * GB * 2 ** (row["pcie"] - 3)
     link = row["nccl"] * GB if "nccl" in row else pcie
     return Hardware(
         name,
