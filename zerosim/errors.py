@@ -41,6 +41,8 @@ BROKEN_PIPE = 141
 
 def printable(text: str) -> str:
     """Return lines of text, with control characters and unencodable letters spelled out (\\x1b)."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

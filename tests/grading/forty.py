@@ -105,6 +105,105 @@ RIGHT = [
         "1/1",
         ("solved",),
     ),
+    Row(
+        "right",
+        "the second shard, cut out of what the base has gathered",
+        "second_shard",
+        solution(
+            "second_shard",
+            ("full = self.comm.all_gather(flat.shard())", "super().pre_forward(unit)"),
+            ("flat.unshard(full)", "full = flat.whole_param()"),
+        ),
+        "5/5",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "CPU Adam, whose CPU waits for gradients when the step begins",
+        "cpu_adam",
+        solution(
+            "cpu_adam",
+            ("            self.carry(own, there)\n", "            self.launch(own, there)\n"),
+            ("    def step(self) -> None:\n", "    def step(self) -> None:\n        self.wait()\n"),
+            (
+                "    def post_backward",
+                "    def launch(self, source, target):\n"
+                "        copy = launch_copy(source, target)\n"
+                "        copy.wait()\n"
+                "        self.coming = [*getattr(self, 'coming', ()), copy]\n\n"
+                "    def wait(self):\n"
+                "        while self.coming:\n"
+                "            self.coming.pop().wait('cpu')\n\n    def post_backward",
+            ),
+        ),
+        "9/9",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "1F1B, one action at a time",
+        "one_f_one_b",
+        "from zerosim.grading import Backward, Forward\n\n\ndef my_1f1b(stages, stage, batches, chunks=1):\n"
+        "    actions, ran, back = [], 0, 0\n    while back < batches:\n"
+        "        if ran < batches and ran - back < stages - stage:\n"
+        "            actions, ran = [*actions, Forward(ran)], ran + 1\n"
+        "        else:\n            actions, back = [*actions, Backward(back)], back + 1\n    return actions\n",
+        "4/4",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "rounding by a carry out of the bits that are cut off",
+        "rounding",
+        "import numpy as np\n\n\ndef my_rounding(values, drawn):\n"
+        "    bits = values.view(np.uint32).astype(np.uint64) + (0xFFFF - drawn.astype(np.uint64))\n"
+        "    return (bits & 0xFFFF0000).astype(np.uint32).view(np.float32)\n",
+        "1/1",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "NF4 by the smallest distance to an entry",
+        "nf4",
+        "import numpy as np\n\n\ndef my_nf4(values, table):\n    absmax = float(max(abs(values)))\n"
+        "    unit = values.astype(float) / absmax if absmax else 0.0 * values\n"
+        "    codes = [int(abs(one - table.astype(float)).argmin()) for one in unit]\n"
+        "    codes += [15] * (len(codes) % 2)\n"
+        "    return np.array([16 * a + b for a, b in zip(codes[::2], codes[1::2])], np.uint8), absmax\n",
+        "1/1",
+        ("solved",),
+    ),
+    Row(
+        "right",
+        "what to offload, link by link",
+        "offload",
+        "from itertools import product\n\n\ndef my_offload(psi, room, links, compute, update):\n"
+        "    def phase(seconds, *moves):\n"
+        "        at = {}\n"
+        "        for size, source, target in moves:\n"
+        "            way = ['device', 'host', 'nvme']\n"
+        "            a, b = way.index(source), way.index(target)\n"
+        "            for here in range(min(a, b), max(a, b)):\n"
+        "                key = ('pcie', 'nvme')[here], a < b\n"
+        "                at[key] = at.get(key, 0) + size * psi / links[key[0]]\n"
+        "        return max([seconds, *at.values()])\n\n"
+        "    def step(where):\n"
+        "        optim, grad, param = where\n"
+        "        cpu = 'device' if optim == 'device' else 'host'\n"
+        "        first = phase(compute, (4, param, 'device'), (2, 'device', grad))\n"
+        "        second = [(2, grad, cpu), (2, cpu, param), (12, optim, cpu), (12, cpu, optim)]\n"
+        "        return first + phase(update[cpu], *second)\n\n"
+        "    def fits(where):\n"
+        "        used = dict.fromkeys(room, 0)\n"
+        "        for size, memory in zip((12, 2, 2), where):\n"
+        "            used[memory] += size * psi\n"
+        "        return all(used[memory] <= room[memory] for memory in room)\n\n"
+        "    allowed = [where for where in product(room, ('device', 'host'), room)]\n"
+        "    allowed = [where for where in allowed if where[1] == 'device' or where[0] != 'device']\n"
+        "    return min(filter(fits, allowed), key=step)\n",
+        "1/1",
+        ("solved",),
+    ),
 ]
 
 MISTAKES = [
@@ -249,6 +348,14 @@ MISTAKES = [
     ),
     Row(
         "mistake",
+        "adds up a norm that every rank has whole",
+        "ddp",
+        solution("ddp", ("sees_all_grads = True", "sees_all_grads = False")),
+        "0/6",
+        ("weights", "is multiplied by 0.007317, the reference's by 0.01035", "sees_all_grads = True"),
+    ),
+    Row(
+        "mistake",
         "reduces at every microbatch",
         "zero1",
         solution("zero1", ("if self.last", "if True")),
@@ -330,6 +437,14 @@ MISTAKES = [
         solution("one_f_one_b", ("min(num_stages - stage - 1, micro_batches)", "micro_batches")),
         "0/4",
         ("live", "GPipe"),
+    ),
+    Row(
+        "mistake",
+        "more forwards first than there are microbatches",
+        "one_f_one_b",
+        solution("one_f_one_b", ("min(num_stages - stage - 1, micro_batches)", "num_stages - stage - 1")),
+        "0/4",
+        ("runs", "Forward(slot=2, chunk=0), where there are 2 microbatches", "from 0 to micro_batches - 1"),
     ),
     Row(
         "mistake",
@@ -442,7 +557,7 @@ MISTAKES = [
         "CPU Adam, fp32 masters go back",
         "cpu_adam",
         solution("cpu_adam", ("self.carry(rounded, flat", "self.carry(master, flat")),
-        "0/8",
+        "0/9",
         ("13,452 B device to host, 26,904 B host to device", "cast on the host, then copy"),
     ),
     Row(
@@ -450,7 +565,7 @@ MISTAKES = [
         "CPU Adam, new parameters stay on the host",
         "cpu_adam",
         solution("cpu_adam", ("                self.carry(rounded, flat.shard()[part])\n", "")),
-        "0/8",
+        "0/9",
         ("0 B host to device", "the device still has the old parameters"),
     ),
     Row(
@@ -462,7 +577,7 @@ MISTAKES = [
             ("            self.updater.update(flat, scale)\n", ""),
             ("        with self.device", "        self.updater.update(flat, scale)\n        with self.device"),
         ),
-        "0/8",
+        "0/9",
         ("on the device of rank 0", "kernels run on the CPU"),
     ),
     Row(
@@ -477,7 +592,7 @@ MISTAKES = [
             ),
             ('            there = self.device.alloc(own.shape, own.dtype, Kind.GRAD, memory="host")\n', ""),
         ),
-        "7/8",
+        "8/9",
         ("held", "a peak of 80,652 B on the device", "copy a gradient in post_backward"),
     ),
     Row(
@@ -485,8 +600,54 @@ MISTAKES = [
         "CPU Adam, a slice goes back at once",
         "cpu_adam",
         solution("cpu_adam", ("tile = 512", "tile = 10**6")),
-        "7/8",
+        "8/9",
         ("at most a tile of 512 elements", "copy self.tile elements"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, copies that the CPU does not wait for",
+        "cpu_adam",
+        solution("cpu_adam", ('        copy.wait("cpu")\n', "")),
+        "8/9",
+        ("waits", "3,072 B device to host on rank 0 is never waited for by 'cpu'", "copy.wait('cpu')"),
+    ),
+    Row(
+        "mistake",
+        "CPU Adam, new parameters that leave before the CPU has made them",
+        "cpu_adam",
+        solution("cpu_adam", ('after="cpu" if source.memory == "host" else "compute"', 'after="compute"')),
+        "8/9",
+        ("waits", "1,024 B host to device on rank 0 is launched after 'compute'", "after='cpu'"),
+    ),
+    Row(
+        "mistake",
+        "the second shard, copied in every forward",
+        "second_shard",
+        solution("second_shard", ("            self.old.remove(flat.name)\n", "")),
+        "4/5",
+        ("copied", "53,808 B on rank 0 in step 0", "take the flat's name out of self.old"),
+    ),
+    Row(
+        "mistake",
+        "the second shard, written where nothing counts",
+        "second_shard",
+        solution(
+            "second_shard",
+            (
+                "self.copy(full[start : start + second.numel], second)",
+                "second.array[...] = full.array[start : start + second.numel]",
+            ),
+        ),
+        "4/5",
+        ("copied", "0 B on rank 0", "is counted"),
+    ),
+    Row(
+        "mistake",
+        "what to offload, drives read once",
+        "offload",
+        solution("offload", ("4 * far", "2 * far")),
+        "0/1",
+        ("a step of 28 s (8 + 20); nvme host device takes 26 s (2 + 24)", "phase 1 parameters come twice"),
     ),
     Row(
         "mistake",
@@ -502,7 +663,7 @@ MISTAKES = [
         "offload",
         solution("offload", ("4 * away", "2 * away")),
         "0/1",
-        ("a step of 30 s; host device device takes 27 s", "each way, through the two phases"),
+        ("a step of 30 s (20 + 10); host device device takes 27 s (15 + 12)", "phase 1 parameters come twice"),
     ),
 ]
 
@@ -531,6 +692,16 @@ COPIES = [
         "def my_1f1b(*sizes):\n    return SCHEDULES['1f1b'](*sizes)\n",
         "0/4",
         ("parallel.pipeline._one_by_one, zerosim's own, did the work",),
+    ),
+    Row(
+        "copy",
+        "CPU Adam, whose gradients zerosim sends to the host",
+        "cpu_adam",
+        solution(
+            "cpu_adam", ("            self.carry(own, there)\n", ""), ("add_grad_shard(there)", "add_grad_shard(own)")
+        ),
+        "0/9",
+        ("Outgoing.send, zerosim's own, did the work",),
     ),
     Row(
         "copy",

@@ -53,7 +53,7 @@ def test_a_deadlock_is_told_at_once_and_names_the_two_stages() -> None:
     found = grade(find_exercise("bug_rounds").given, "bug_rounds")
     assert found.points == 0
     check = found["runs"]
-    assert check.case == "3 stages, 6 microbatches"
+    assert check.case == "3 stages, 7 microbatches"
     assert check.counted == (
         "deadlock: stage 0 waits for stage 1 to go back with microbatch 2; "
         "stage 1 waits for stage 0 to go forward with microbatch 3"

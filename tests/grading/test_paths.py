@@ -11,7 +11,7 @@ from zerosim.grading.exercise import Exercise, Verdict
 from zerosim.grading.paths import PATHS, Path
 from zerosim.grading.results import gradescope
 
-VERSIONS = {"hour": (1, "71d7784982ee"), "day": (1, "a225df70ed58"), "weeks": (4, "9a8a37c78ee2")}
+VERSIONS = {"hour": (1, "71d7784982ee"), "day": (1, "a225df70ed58"), "weeks": (5, "fd99cf160ffa")}
 """A path's version, and a digest of what it is scored by: where the digest changes, the version goes up."""
 
 each_path = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)

@@ -47,7 +47,10 @@ def test_what_is_the_point_of_a_run_stays() -> None:
         hasty = variant(find_exercise("bug_hasty"), seed)  # it names GPT's units
         assert {case.config.model.family for case in hasty.cases} == {"gpt"}
         stages = variant(find_exercise("one_f_one_b"), seed)
-        assert [case.config.mesh.pp for case in stages.cases] == [4, 3]
+        assert [case.config.mesh.pp for case in stages.cases] == [4, 4]
+        assert stages.cases[1].config.data.accumulate == 2  # fewer than stages
+        ragged = variant(find_exercise("bug_rounds"), seed).cases[1].config
+        assert ragged.data.accumulate % ragged.mesh.pp == 1  # a last round that is shorter
 
 
 @pytest.mark.parametrize("one", BUGS, **NAMES)

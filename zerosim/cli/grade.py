@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import shutil
 import sys
@@ -83,9 +84,10 @@ def main(args: argparse.Namespace) -> int:
     picture = output(args, "plot", also=[args.file], apart=[figures if args.json != "-" else None, scores])
     before = [figures if args.json != "-" else None, scores, picture]
     web_page = output(args, "html", also=[args.file], apart=before)
-    grades = graded(hand_in)
-    chosen = drawable(grades)
-    stream, rows = human_stream(args), values(hand_in, grades, path)
+    stream = human_stream(args)
+    with contextlib.redirect_stdout(stream):  # an answer's output is not part of the JSON
+        grades = graded(hand_in)
+    chosen, rows = drawable(grades), values(hand_in, grades, path)
     with written(
         (figures, as_json(lambda: rows)),
         (scores, as_json(lambda: gradescope(grades, path))),
@@ -99,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
         if path:
             print(f"{path.title}: {number(path.total(grades))} of {FULL}", file=stream)
         if likely:
-            print(f"similar, for instructors: {'; '.join(likely)}", file=stream)
+            print(f"similar, for instructors: {printable('; '.join(likely))}", file=stream)
         for did, what, path_given in (("drew", "picture", args.plot), ("recorded", "page", args.html)):
             if path_given:
                 into = f"{did} {chosen.exercise.name} into {printable(path_given)}" if chosen else ""

@@ -23,21 +23,28 @@ from zerosim.analysis import slots
 from zerosim.backends.numpy import nf4, quantize, rounding
 from zerosim.device.allocators import arena
 from zerosim.functional import lora
+from zerosim.grading import optimizers
+from zerosim.grading.best_fit import Book
+from zerosim.grading.given import bugs, other_bugs
 from zerosim.grading.own_code import is_own
 from zerosim.ledger import clock
 from zerosim.optim.elementwise import Elementwise
-from zerosim.parallel import pipeline
+from zerosim.parallel import norm, pipeline
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.compression import powersgd
+from zerosim.parallel.compression.codecs import TopK
 from zerosim.parallel.exchange import Slices
-from zerosim.parallel.gathered import Gathered
+from zerosim.parallel.gathered import Elements, Gathered, Units
 from zerosim.parallel.reducer import Reducer
+from zerosim.parallel.secondary import Secondary
 from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
+from zerosim.tensor.offloaded import Outgoing
 
 _MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd)
 """Their functions are never called by an exercise's run itself."""
+_BUGS = (bugs.__name__, other_bugs.__name__)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 DEAF = "sys.setprofile"
@@ -50,12 +57,18 @@ Code = Hashable
 
 
 @contextmanager
-def noted(names: Sequence[str], note: Note, audit: Audit = lambda hook: None) -> Iterator[Callable[[Any], Any]]:
+def noted(
+    names: Sequence[str], note: Note, audit: Audit = lambda hook: None, given: Any = None
+) -> Iterator[Callable[[Any], Any]]:
     """Run a block in which `note` is told which of zerosim's own answers under these names are called, as
     'Zero2.publish_params'. Yields a function that traces an answer.
 
-    `audit` installs an audit hook, which Python cannot remove: use it in a process that ends with the answer."""
-    own = [(owner, name, vars(owner)[name]) for name in names for owner in _owners(name)]
+    A name is a function's or a method's, in whatever class, or 'Class.method'. A strategy with a bug, `given` in the
+    exercise, may keep its methods. `audit` installs an audit hook, which Python cannot remove: use it in a process that
+    ends with the answer."""
+    own = [(owner, name, vars(owner)[name]) for asked in names for owner, name in _owners(asked)]
+    if isinstance(given, type) and given.__module__ in _BUGS:
+        own = [one for one in own if getattr(given, one[1], None) is not one[2]]
     heard: dict[Code, str] = {}
     bound: list[tuple[type | ModuleType, str, Any]] = []
     names_of: dict[int, str] = {}  # one for each function, whatever its names
@@ -84,24 +97,27 @@ def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
     return [(module, key) for module in modules for key, value in list(vars(module).items()) if value is function]
 
 
-def _owners(name: str) -> list[type | ModuleType]:
-    """Return the strategies and their helpers (the base only where no other has the name: its own hooks are empty), the
-    classes of f and g, the arena, the optimizers' rules, and the modules with that name."""
+def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
+    """Return where a name is zerosim's own: the strategies, those with a bug too, and their helpers (the base only
+    where no other has the name: its own hooks are empty), the classes of f and g, the arena, a codec, the optimizers'
+    rules, and modules."""
+    within, _, name = name.rpartition(".")
     strategies: list[type] = [each for each in (*_shipped(Strategy), *_collaborators()) if name in vars(each)]
-    others = (*_shipped(Borders), Borders, arena.Arena, *_shipped(Elementwise))
-    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *others, *_MODULES, partition, flat, clock, slots]
-    return [each for each in owners if name in vars(each)]
+    classes = *_shipped(Borders), Borders, arena.Arena, *_shipped(Elementwise), Units, Elements, Secondary, TopK
+    modules = *_MODULES, partition, flat, clock, slots, norm, optimizers
+    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, *modules]
+    return [(each, name) for each in owners if name in vars(each) and within in ("", each.__name__)]
 
 
 def _collaborators() -> list[type[Any]]:
-    """Return the helpers of zerosim's strategies."""
-    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices)]
+    """Return the helpers of zerosim's strategies, and of its grader."""
+    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices), Outgoing, Book]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:
     """Return the package's own subclasses, and theirs."""
     for one in base.__subclasses__():
-        if one.__module__.startswith(("zerosim.parallel.", "zerosim.optim.")):
+        if one.__module__.startswith(("zerosim.parallel.", "zerosim.optim.", *_BUGS)):
             yield one
         yield from _shipped(one)
 

@@ -86,7 +86,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "bug_rounds",
         bugs.rounds,
         pipelines.live(live_micro_batches("1f1b").where(i=0)),
-        pipelines.bubble(bubble("1f1b").where(m=symbol("p"))),
+        pipelines.bubble(bubble("1f1b") * symbol("r")),
     ),
     exercise(
         "best_fit",
@@ -142,7 +142,12 @@ EXERCISES: tuple[Exercise, ...] = (
     exercise(
         "second_shard",
         skeletons.MySecondShard,
-        judges=(("weights", checks.weights), ("held", second_shard.held), ("node", second_shard.node)),
+        judges=(
+            ("weights", checks.weights),
+            ("held", second_shard.held),
+            ("node", second_shard.node),
+            ("copied", second_shard.copied),
+        ),
     ),
     exercise(
         "cpu_adam",
@@ -153,6 +158,7 @@ EXERCISES: tuple[Exercise, ...] = (
             ("cpu", offloading.cpu),
             ("tiles", offloading.tiles),
             ("held", offloading.held),
+            ("waits", offloading.waits),
             *SENT,
         ),
     ),

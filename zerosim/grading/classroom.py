@@ -15,7 +15,7 @@ from zerosim.grading.paths import FULL, Path, number
 from zerosim.grading.report import Grade
 from zerosim.grading.similar import Part, hand_in_parts, likenesses, own_parts, published_parts
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@")
 
 
 def class_table(
@@ -56,7 +56,9 @@ def class_table(
 
 
 def escaped(cell: str) -> str:
-    """Put a quote before a cell that begins like a formula, which a spreadsheet would run."""
+    """Put a quote before a cell that begins like a formula, which a spreadsheet would run; make control characters
+    printable."""
+    cell = printable(cell)
     return f"'{cell}" if cell.startswith(_FORMULA) else cell
 
 

@@ -13,6 +13,11 @@ from zerosim.grading.missing import first_missing
 from zerosim.grading.record import Call, Finding, calls, first_difference, other_kernels, where
 from zerosim.grading.trial import Trial, Update, result_of
 
+_NORM = (
+    "clipping multiplies by clip_norm / norm, where the norm covers ALL ranks' slices: is yours the same on every rank?"
+)
+_OFTEN = "the norm counts every gradient once for each rank: sees_all_grads = True says that each rank sees all of them"
+
 
 def different_weights(mine: Trial, reference: Trial) -> list[str]:
     """Return the names of the parameters whose bits differ at the end."""
@@ -43,10 +48,10 @@ def first_gap(mine: Trial, reference: Trial, schedule: Trial) -> Finding:
             more, number = _work(record, schedule.records[update.rank], update, schedule.config.parallel.zero_stage)
             return Finding(f"{place} {words}{more}", hint, where(update.rank, record, number).only())
         if update.scale != scale:
+            counts_all = np.isclose(update.scale * mine.config.mesh.ranks**0.5, scale, rtol=1e-3)
             return Finding(
                 f"{place} is multiplied by {update.scale:.4g}, the reference's by {scale:.4g}",
-                "clipping multiplies by clip_norm / norm, where the norm covers ALL ranks' slices: is yours the same "
-                "on every rank?",
+                _OFTEN if counts_all and mine.config.parallel.zero_stage == 0 else _NORM,
                 where(update.rank, record, update.number).only(),
             )
     return Finding(

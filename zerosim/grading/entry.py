@@ -29,9 +29,12 @@ RUN = (("weights", checks.weights), ("bytes", checks.states), ("peak", checks.hi
 SENT = (("volume", traffic.volume), ("calls", traffic.number))
 PLAIN, SHARDED = (*RUN, *SENT), (*RUN, ("gathered", checks.gathered), *SENT)
 
-_REDUCES = ("post_backward", "reduce")
-_PUBLISHES = (*_REDUCES, "publish_params", "publish")
-_GATHERS = ("pre_forward", "post_forward", "pre_backward", *_REDUCES, "unshard", "reshard", "reshard_after_forward")
+_REDUCES = ("post_backward", "reduce", "launch_reduce", "launch_in_place")
+_PUBLISHES = (*_REDUCES, "publish_params", "publish", "launch_publish")
+_GATHERS = (
+    *("pre_forward", "post_forward", "pre_backward", *_REDUCES),
+    *("unshard", "reshard", "reshard_after_forward", "gather", "launch_gather"),
+)
 _YOURS = (_REDUCES, _PUBLISHES, _PUBLISHES, _GATHERS)
 """By ZeRO stage, the methods that a strategy must not take from zerosim."""
 

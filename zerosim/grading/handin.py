@@ -6,7 +6,6 @@ an environment of its own.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -14,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerosim.config.inputs import open_file
-from zerosim.errors import InputError
+from zerosim.errors import InputError, printable
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.exercise import Exercise
-from zerosim.grading.handin_code import defined
+from zerosim.grading.handin_code import defined, parsed
 from zerosim.grading.process import judged_source
 from zerosim.grading.report import Grade
 from zerosim.grading.variants import variant
@@ -47,7 +46,7 @@ def read(path: str, wanted: Exercise | None = None, seed: int = 0) -> HandIn:
     source, skipped = _text(path)
     if why := _broken(source):
         raise InputError(f"{path}{why}")
-    tree = ast.parse(source)
+    tree = parsed(source)
     there = {name for node in tree.body for name in defined(node)}
     found = tuple(one for one in exercises if one.given.__name__ in there)
     if not found:
@@ -92,7 +91,7 @@ def _of_cells(path: str, text: str) -> tuple[str, tuple[str, ...]]:
         cell, left_out = _of_cell(source, number)
         lines += cell
         skipped += left_out
-    return "\n".join(lines) + "\n", tuple(skipped)
+    return "\n".join(lines) + "\n", tuple(map(printable, skipped))
 
 
 def _of_cell(source: str, number: int) -> tuple[list[str], list[str]]:
@@ -114,7 +113,7 @@ def _of_cell(source: str, number: int) -> tuple[list[str], list[str]]:
 def _broken(source: str) -> str:
     """Return why text is not Python, with the line; '' if it is."""
     try:
-        ast.parse(source)
+        parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         return f"{f', line {line}' if line else ''}: is not Python: {getattr(error, 'msg', error)}"

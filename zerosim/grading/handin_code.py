@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dis
 import sys
+import warnings
 from collections.abc import Iterator
 from types import CodeType, ModuleType
 from typing import Any
@@ -43,6 +44,13 @@ def made(name: str, source: str, wanted: str) -> Any:
     if not hasattr(module, wanted):
         raise InputError(f"{name}: {wanted} is not defined; write its class or function")
     return getattr(module, wanted)
+
+
+def parsed(source: str) -> ast.Module:
+    """Return a file's tree. Python's warnings about it are not shown: they quote the file, control characters too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
 
 
 def needed(tree: ast.Module, wanted: str) -> list[ast.stmt]:

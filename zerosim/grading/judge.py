@@ -103,7 +103,7 @@ def left_by(
     """Ask and run the answer that `load` returns; return its results as plain data. `note` is told which functions it
     borrows, `audit` installs a hook (`borrowed.py`)."""
     refused, asked, runs = "", None, list[RunLeft]()
-    with noted(one.yours, note, audit) as listen:
+    with noted(one.yours, note, audit, one.given) as listen:
         before, cases = state_of_zerosim(), deepcopy(one.cases)
         try:
             asked = _ran(lambda: listen(load()), one, watch, begin, runs)

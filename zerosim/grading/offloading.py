@@ -1,12 +1,12 @@
-"""The checks of CPU Adam's exercise: bytes over PCIe, the updating processor, the size of each copy back, and where
-states lie."""
+"""The checks of CPU Adam's exercise: bytes over PCIe, the updating processor, the size of each copy back, where states
+lie, and who waits for a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from zerosim.analysis.copies import PURPOSE, check_memories
-from zerosim.device.events import Alloc, Copy, Event, Kernel
+from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Kernel, Launch, Wait
 from zerosim.grading.checks import psi_of
 from zerosim.grading.exercise import Check, Comparison
 from zerosim.grading.given.skeletons import MyCpuAdam
@@ -16,6 +16,8 @@ from zerosim.placement.memories import DEVICE, HOST
 
 OUT, BACK = f"{DEVICE} to {HOST}", f"{HOST} to {DEVICE}"
 _STATES = ("optim", "grad")
+_SIDES = {DEVICE: COMPUTE, HOST: CPU}
+"""Who works in a memory, and must wait for copies into it."""
 
 
 def pcie(run: Comparison) -> Check:
@@ -116,6 +118,39 @@ def held(run: Comparison) -> Check:
             counted = f"a peak of {found.amount:,} B on the device of rank {rank}, the reference's is {most:,} B"
             return Check("held", False, expected, counted, hint=hint, where=where(rank, record, found.number))
     return Check("held", True, expected, "they do")
+
+
+def waits(run: Comparison) -> Check:
+    """Check that each copy follows the work that made its source, that its target is waited for before it is used, and
+    that the source's side waits, too, before it frees the source."""
+    expected = "each copy launched after the work that made its source, and waited for on both sides"
+    for rank, record in enumerate(run.mine.records):
+        for number, event in enumerate(record):
+            if isinstance(event, Copy) and event.purpose == PURPOSE and (wrong := _unordered(record, number, event)):
+                counted = f"the copy of {event.nbytes:,} B {event.source} to {event.target} on rank {rank} {wrong[0]}"
+                return Check("waits", False, expected, counted, hint=wrong[1], where=where(rank, record, number).only())
+    return Check("waits", True, expected, "they are")
+
+
+def _unordered(record: Sequence[Event], number: int, copy: Copy) -> tuple[str, str] | None:
+    """Return what is wrong with the order of a copy and the work on both sides, and a hint."""
+    made, used = _SIDES[copy.source], _SIDES[copy.target]
+    if copy.after != made:
+        return f"is launched after {copy.after!r}", f"what made its source? launch_copy(source, target, after={made!r})"
+    of_copy = [(at, event) for at, event in enumerate(record) if isinstance(event, Wait) and event.work == copy.work]
+    waits = {event.by: at for at, event in reversed(of_copy)}  # the first of each side
+    if used not in waits:
+        return f"is never waited for by {used!r}", f"copy.wait({used!r}): else it is used before the bytes have arrived"
+    if made not in waits:
+        return f"is never waited for by {made!r}", f"copy.wait({made!r}): else its source is overwritten too early"
+    if any(_uses(event, copy.target) for event in record[number : waits[used]]):
+        return f"is used before {used!r} waits for it", f"copy.wait({used!r}) before the copied bytes are used"
+    return None
+
+
+def _uses(event: Event, memory: str) -> bool:
+    """Return whether an event may read what was copied: a kernel on the host, a collective of the device."""
+    return isinstance(event, Kernel) and event.place == HOST if memory == HOST else isinstance(event, Launch)
 
 
 def _on_device(buffer: Alloc) -> int:

@@ -50,7 +50,9 @@ def radam(w: Any, g: Any, t: int, states: list[Any]) -> Any:
 
 
 RUNS: tuple[float | None, ...] = (0.0, DECAY, None)
-"""Twelve steps without decay, and with; then eight steps of the whole and of slices of it."""
+"""Steps without decay, and with; then eight steps of the whole and of slices of it."""
+STEPS = (*range(1, 13), 1000, 3000, 10_000)
+"""The numbers of the steps: the first ones, and some in which powers of the betas are small."""
 
 
 def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Examination:
@@ -63,7 +65,7 @@ def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Exa
         if keep(mine.states) != names:
             return None
         ours = _start(len(names))
-        for t in range(1, 13):
+        for t in STEPS:
             mine.rule(np, ours[0], _gradient(t), Now(LR, t, decay), *ours[1:])
             keep(ours[0])
         return None
@@ -71,7 +73,7 @@ def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Exa
     def words(decay: Any, came: Sequence[Any]) -> str:
         if decay is None:
             return f"step {len(came) + 1} on slices"
-        return f"step {max(len(came), 1)}" + (f" with weight decay {decay:g}" if decay else "")
+        return f"step {STEPS[max(len(came), 1) - 1]}" + (f" with weight decay {decay:g}" if decay else "")
 
     def wrong(decay: Any, came: Sequence[Any]) -> Wrong | None:
         if decay is None:
@@ -79,14 +81,14 @@ def rule_examination(formula: Formula, names: tuple[str, ...], hint: str) -> Exa
         if came and came[0] != names:
             return f"states is {shown(came[0])}, expected {names}", "their names, in this order"
         theirs = _start(len(names))
-        for t, ours in enumerate(came[1:], 1):
+        for number, (t, ours) in enumerate(zip(STEPS, came[1:], strict=False), 1):
             theirs[0] = formula(theirs[0], _gradient(t) + decay * theirs[0], t, theirs[1:])
             if not np.allclose(ours, theirs[0], rtol=1e-9, atol=1e-12):
-                return _likeness(words(decay, came[:t]), t, ours, theirs[0], decay, hint)
+                return _likeness(words(decay, came[:number]), t, ours, theirs[0], decay, hint)
         return None
 
     expected = "the formula's steps, with and without decay, and the same bits for a slice as for the whole"
-    return Examination("steps", expected, "12 steps, 8 on 4 slices", lambda seed: RUNS, ask, words, wrong)
+    return Examination("steps", expected, f"{len(STEPS)} steps, 8 on 4 slices", lambda seed: RUNS, ask, words, wrong)
 
 
 def _ask_slices(mine: Any, states: int, keep: Keep) -> None:
@@ -143,7 +145,8 @@ def _blocks(seed: int) -> list[tuple[str, Any, Any]]:
     blocks = {
         "normal values": random.standard_normal(256),
         "values of many sizes": random.standard_normal(256) * 10.0 ** random.uniform(-6, 2, 256),
-        "one large value": np.concatenate([[-50.0], np.full(255, 0.01)]),
+        "one large value": np.concatenate([[50.0], np.full(255, -0.01)]),
+        "one large negative value": np.concatenate([[-50.0], np.full(255, 0.01)]),
         "a last block of 40 values": random.standard_normal(40),
         "zeros": np.zeros(256),
     }
@@ -187,6 +190,7 @@ def _rows(seed: int) -> list[tuple[str, Any, Any]]:
     random = np.random.default_rng(6 + seed)
     floats = (random.standard_normal(4000) * 10.0 ** random.uniform(-20, 20, 4000)).astype(np.float32)
     exact = (floats.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    cut = floats.view(np.uint32) & np.uint32(0xFFFF)
     rows = [
         ("values of bf16", exact, random.integers(0, 2**16, 4000)),
         ("0.0 and -0.0", np.array([0.0, -0.0], np.float32), np.array([0, 65535])),
@@ -194,6 +198,8 @@ def _rows(seed: int) -> list[tuple[str, Any, Any]]:
         ("1 + 2**-8, drawn 32767 and 32768", np.full(2, 1 + 2**-8, np.float32), np.array([32767, 32768])),
         ("-3.01, drawn 0 and 65535", np.full(2, -3.01, np.float32), np.array([0, 65535])),
         ("values of many sizes", floats, random.integers(0, 2**16, 4000)),
+        ("values of many sizes, drawn one less than is cut off", floats, np.maximum(cut, 1) - 1),
+        ("values of many sizes, drawn what is cut off", floats, cut),
     ]
     return [(asked, values, drawn.astype(np.uint32)) for asked, values, drawn in rows]
 
@@ -220,10 +226,10 @@ def _wrong_row(asked: str, values: Any, drawn: Any, came: Any) -> Wrong | None:
 QUANTISER = by_calls(
     "codes",
     "the largest magnitude of a block, and for each value divided by it the nearest table entry",
-    "10 blocks",
+    "12 blocks",
     _blocks,
     _wrong_block,
 )
 ROUNDING = by_calls(
-    "bits", "bf16, rounded up more often the nearer the upper neighbour is", "6 rows", _rows, _wrong_row
+    "bits", "bf16, rounded up more often the nearer the upper neighbour is", "8 rows", _rows, _wrong_row
 )

@@ -16,6 +16,8 @@ from traceback import walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
+from zerosim.errors import printable
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GIVEN = os.path.join(_PACKAGE, "grading", "given") + os.sep
 _ENGINE = (os.path.join(_PACKAGE, "train") + os.sep, os.path.join(_PACKAGE, "parallel") + os.sep)
@@ -94,7 +96,7 @@ class OwnLines:
 
 def line_words(file: str, number: int) -> str:
     """Return 'file.py, line 7: its text'."""
-    text = linecache.getline(file, number).strip()
+    text = printable(linecache.getline(file, number).strip())
     return f"{_file_words(file)}, line {number}" + (f": {text}" if text else "")
 
 
@@ -102,7 +104,7 @@ def _file_words(file: str) -> str:
     if file.startswith(_ENGINE):
         return file.removeprefix(_PACKAGE).replace(os.sep, "/")
     # A notebook's cells are files whose names change with every kernel.
-    return "your cell" if "ipykernel_" in file else os.path.basename(file)
+    return "your cell" if "ipykernel_" in file else printable(os.path.basename(file))
 
 
 def error_words(error: BaseException) -> str:
@@ -115,7 +117,7 @@ def text_of(value: Any, show: Callable[[Any], str] = str) -> str:
     """Return `show(value)` on one line, shortened; if that fails, words that say so."""
     try:
         whole = show(value)
-        text = _ADDRESS.sub("", " ".join(whole[: 20 * MOST].split()))
+        text = printable(_ADDRESS.sub("", " ".join(whole[: 20 * MOST].split())))
         return text if len(text) <= MOST else f"{text[:MOST]} ... ({len(whole):,} characters)"
     except BaseException as error:  # any exception: it comes from the object itself
         what = "__repr__" if show is repr else "__str__"

@@ -65,13 +65,15 @@ def live(most: Form, hint: str = GPIPE) -> Judge:
 
 
 def bubble(most: Form) -> Judge:
-    """Check that the bubble, in slots, is at most this form in m and p."""
+    """Check that the bubble, in slots, is at most this form in m, p and the number r of rounds of p microbatches."""
 
     def check(run: Comparison) -> Check:
         stages, batches = _sizes(run)
-        allowed = most.at(p=stages, m=batches)
+        rounds = -(-batches // stages)
+        allowed = most.at(p=stages, m=batches, r=rounds)
         found = counted_bubble(slots_of([_ran(record) for record in run.mine.records]))
         expected = f"a bubble of at most {most} = {allowed} of a stage's work, in slots"
+        expected += f", in r = {rounds} rounds" if "r" in most.symbols else ""
         hint = "" if found <= allowed else "a stage waits although its next microbatch could already be there: draw it"
         return Check("bubble", found <= allowed, expected, str(found), hint=hint)
 

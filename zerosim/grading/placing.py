@@ -40,6 +40,18 @@ ON_PAPER = (
     (10, 45, 200, 2, 1, 4, 1, 6),  # gradients cross later, while parameters come back
     (10, 140, 200, 2, 1, 15, 1, 12),  # parameters come twice
     (10, 200, 200, 100, 1, 2, 50, 6),  # the device's update is slow
+    (10, 160, 140, 2, 3, 40, 5, 1),  # all of it fits, to the byte
+    (10, 150, 120, 2, 5, 20, 1, 12),  # parameters alone must go, and come back after a fast update
+    (10, 30, 160, 5, 5, 4, 10, 1),  # gradients cross while the device computes, parameters stay
+    (10, 20, 130, 5, 3, 1, 30, 30),  # the host holds the optimizer alone: parameters come from slow drives
+    (10, 140, 80, 1, 10, 1, 30, 50),  # the host is too small, and a slow update hides fast drives
+    (10, 20, 120, 2, 10, 40, 5, 1),  # the optimizer fits the host, to the byte; parameters come over both links
+    (10, 30, 130, 10, 5, 1, 50, 20),  # the optimizer on drives, or parameters?
+    (10, 170, 140, 2, 3, 20, 50, 6),  # a slow update on the device: is the CPU's worth what it carries?
+    (10, 150, 130, 1, 1, 1, 20, 50),  # parameters that cross twice, or a slow update on the CPU?
+    (10, 20, 150, 5, 10, 20, 30, 2),  # all but the optimizer may go where it likes: which link is free?
+    (10, 170, 30, 5, 1, 40, 5, 1),  # all of it fits, and copies hide behind compute and update
+    (10, 200, 160, 2, 2, 20, 5, 2),  # all of it fits, and is faster on a host that it fills
 )
 """Billions of parameters, GB, GB/s and seconds."""
 
@@ -62,16 +74,17 @@ def held(psi: int, where: Placement) -> dict[str, int]:
     return found
 
 
-def seconds(psi: int, links: dict[str, int], compute: int, update: dict[str, int], where: Placement) -> float:
-    """Return how long a step takes: its two phases, one after the other."""
+def seconds(
+    psi: int, links: dict[str, int], compute: int, update: dict[str, int], where: Placement
+) -> tuple[float, float]:
+    """Return how long a step's two phases take, one after the other."""
     optim, grad, param = where
     place = DEVICE if optim == DEVICE else HOST
     trains = _moves(2 * psi, param, DEVICE) * 2 + (_moves(2 * psi, DEVICE, HOST) if grad == HOST else [])
     steps = _moves(2 * psi, place, param) + (_moves(2 * psi, DEVICE, HOST) if grad == DEVICE != place else [])
     if optim == NVME:
         steps += _moves(12 * psi, NVME, HOST) + _moves(12 * psi, HOST, NVME)
-    clocked = _phase(trains, compute, DEVICE, links), _phase(steps, update[place], place, links)
-    return sum(clocked)
+    return _phase(trains, compute, DEVICE, links), _phase(steps, update[place], place, links)
 
 
 def _phase(moves: list[tuple[int, str, str]], busy: int, place: str, links: dict[str, int]) -> float:
@@ -121,15 +134,26 @@ def _wrong(
     chosen: Placement = tuple(came)
     if over := _over(psi, room, chosen):
         return f"{asked} is {shown(came)}, which does not fit: {over}", "add up what each memory holds: 12Ψ, 2Ψ, 2Ψ"
-    times = {where: seconds(psi, links, compute, update, where) for where in PLACEMENTS if not _over(psi, room, where)}
-    best = min(times, key=lambda where: times[where])
-    if times[chosen] <= times[best] * (1 + 1e-9):  # the student's own sums may have chosen among equals
+    fits = (where for where in PLACEMENTS if not _over(psi, room, where))
+    times = {where: seconds(psi, links, compute, update, where) for where in fits}
+    best = min(times, key=lambda where: sum(times[where]))
+    mine, least = times[chosen], times[best]
+    if sum(mine) <= sum(least) * (1 + 1e-9):  # the student's own sums may have chosen among equals
         return None
-    words = f"{times[chosen]:g} s; {' '.join(best)} takes {times[best]:g} s"
-    return f"{asked} is {shown(came)}, a step of {words}", _RULES
+    words = f"{_summed(mine)}; {' '.join(best)} takes {_summed(least)}"
+    return f"{asked} is {shown(came)}, a step of {words}", _FIRST if mine[0] > least[0] else _SECOND
+
+
+def _summed(phases: tuple[float, float]) -> str:
+    return f"{sum(phases):g} s ({phases[0]:g} + {phases[1]:g})"
 
 
 _RULES = "follow the bytes of each link, each way, through the two phases: a phase takes as long as its slowest part"
+_FIRST = f"{_RULES}. In phase 1 parameters come twice, over both links from drives, and gradients on the host go there"
+_SECOND = (
+    f"{_RULES}. In phase 2 gradients on the device go to the CPU, new parameters go to their memory, and states on "
+    "drives come and go"
+)
 
 
 def _over(psi: int, room: dict[str, int], where: Placement) -> str:

@@ -2,7 +2,7 @@
 
 Numbers, texts, arrays, and zerosim's records that are listed here go through. Anything else, such as a tuple's subclass
 that equals everything, arrives as its own text. Neither side calls a method of such an object except its `repr`, on the
-answer's side.
+answer's side. Control characters in texts arrive spelled out: a report shows them on a terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from zerosim.device.events import Event, Scope
-from zerosim.errors import InputError
+from zerosim.errors import InputError, printable
 from zerosim.grading.limits import Failure
 from zerosim.grading.own_code import text_of
 from zerosim.optim.control import StepReport
@@ -79,6 +79,8 @@ def _bare(value: Any, numbers: dict[type, int]) -> Any:
 
 
 def _whole(value: Any, records: Sequence[type]) -> Any:
+    if type(value) is str:
+        return printable(value)
     if type(value) in _BARE:
         return value
     match value:

@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
-from zerosim.errors import InputError, ZerosimError
+from zerosim.errors import InputError, ZerosimError, printable
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.crashes import lost
 from zerosim.grading.exercise import VERDICTS, Check, Exercise, Verdict
@@ -66,7 +66,7 @@ from zerosim.grading import child
 """
 """This very zerosim first, then its imports, then the folders of the answer: a queue.py there is the answer's."""
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "SYSTEMROOT", "TEMP")
-"""Environment variables that a hand-in's process gets."""
+"""Environment variables that a hand-in's processes get."""
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -100,7 +100,8 @@ def judged_source(name: str, source: str, one: Exercise, seed: int = 0) -> Verdi
 
 def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: str | None = None) -> Verdict:
     sent |= {"exercise": exercise, "silence_s": SILENCE_S}
-    with _process("child.main", folder) as process, _process("child.judge") as judge, ExitStack() as unheard:
+    env = _environment(folder)
+    with _process("child.main", env, folder) as process, _process("child.judge", env) as judge, ExitStack() as unheard:
         for pipe in (judge.stdout, judge.stderr):
             assert pipe is not None
             unheard.callback(pipe.close)
@@ -124,14 +125,19 @@ def _judged(sent: dict[str, Any], one: Exercise, exercise: str | bytes, folder: 
         return lost(one, heard.get("runs", [""])[0], heard["dump"], code, list(sent["files"]), SILENCE_S)
 
 
-@contextmanager
-def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a fresh interpreter, for one of `child.py`'s functions. At the block's end it has ended, and so have
-    processes that it started (not on Windows). With a folder, it runs there, and gets no variable of this process's
-    environment."""
+def _environment(folder: str | None) -> dict[str, str]:
+    """Return the environment of both processes: a variable may choose the kernels of BLAS, and with them the bits. A
+    hand-in, which has a folder, gets none of this process's variables."""
     env = dict(os.environ)
     if folder is not None:
         env = {name: env[name] for name in _KEPT if name in env} | {"HOME": folder, "TMPDIR": folder}
+    return {**env, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD}
+
+
+@contextmanager
+def _process(main: str, env: dict[str, str], folder: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a fresh interpreter, in a folder, for one of `child.py`'s functions. At the block's end it has ended, and
+    so have processes that it started (not on Windows)."""
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
@@ -142,7 +148,7 @@ def _process(main: str, folder: str | None = None) -> Iterator[subprocess.Popen[
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=folder,
-            env={**env, _MARK: "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **_ONE_THREAD},
+            env=env,
             start_new_session=True,  # Ctrl-C reaches only this process, which ends the other
             creationflags=flags,
         )
@@ -227,22 +233,22 @@ def _messages(stream: IO[bytes], known: Messages) -> Iterator[list[Any]]:
         for line in stream:
             text = line.decode("utf-8", "replace").rstrip()
             if not text.startswith("["):
-                yield ["dump", text]
+                yield ["dump", printable(text)]
                 continue
             with suppress(ValueError):  # not a line of ours
                 message = json.loads(text)
                 if isinstance(message, list) and message and known.get(message[0]) == tuple(map(type, message[1:])):
-                    yield message
+                    yield [printable(part) for part in message]  # all parts are texts
 
 
 def _printed(stream: IO[bytes]) -> Iterator[list[Any]]:
-    """Return the part of the output that is shown, and a count of the rest."""
+    """Return the part of the output that is shown, its control characters spelled out, and a count of the rest."""
     decode, left, more = codecs.getincrementaldecoder("utf-8")("replace").decode, MOST_SHOWN, 0
     with stream:
         while piece := os.read(stream.fileno(), 1 << 16):
-            text = decode(piece)
+            text = decode(piece).replace("\r\n", "\n")
             shown, left, more = text[:left], left - len(text[:left]), more + len(text[left:])
             if shown:
-                yield ["printed", shown]
+                yield ["printed", "\t".join(map(printable, shown.split("\t")))]
     if more:
         yield ["printed", f"\n... and {more:,} characters more\n"]

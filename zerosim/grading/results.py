@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from zerosim.errors import printable
 from zerosim.grading.handin import HandIn
 from zerosim.grading.paths import Path, number
 from zerosim.grading.report import Grade, brief
@@ -14,7 +15,7 @@ def values(hand_in: HandIn, grades: list[Grade], path: Path | None = None) -> di
     """Return the values that `zerosim grade --json` writes."""
     return {
         "schema": 1,
-        "file": hand_in.path,
+        "file": printable(hand_in.path),
         "seed": hand_in.seed,
         **({"path": {"name": path.name, "version": path.version, "score": number(path.total(grades))}} if path else {}),
         "skipped": list(hand_in.skipped),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from zerosim.errors import InputError
 from zerosim.grading.exercise import Exercise
+from zerosim.grading.handin_code import parsed
 
 LEAST_NODES = 40
 LIKE = 0.85
@@ -61,7 +62,7 @@ def hand_in_parts(source: str, exercises: Iterable[Exercise], place: str) -> lis
     """Return the definitions of a hand-in, without the functions that its exercises gave."""
     skeletons = [node for one in exercises for node in _definitions(ast.parse(one.skeleton))]
     given = {_shape(node) for node in skeletons if isinstance(node, ast.FunctionDef)}
-    tree = ast.parse(source)
+    tree = parsed(source)
     for owner in (tree, *_definitions(tree)):
         owner.body = [node for node in owner.body if not (isinstance(node, Definition) and _shape(node) in given)]
     return list(_of_tree(tree, place))

@@ -75,6 +75,9 @@ def _nf4_blocks(seed: int) -> list[tuple[Any, ...]]:
         "a block of 64 normal values": random.standard_normal(64),
         "a block of values of many sizes": random.standard_normal(64) * 10.0 ** random.uniform(-4, 1, 64),
         "a last block of 9 values": random.standard_normal(9),
+        "a last block of 10 values": random.standard_normal(10),
+        "a block with one large value": np.concatenate([[50.0], np.full(63, -1.0)]),
+        "a block with one large negative value": np.concatenate([[-50.0], np.full(63, 1.0)]),
         "a block of zeros": np.zeros(64),
         "a block of values just above the middles": np.concatenate([[1.0], np.nextafter(middle, np.float32(2))]),
     }
@@ -200,7 +203,7 @@ _PRODUCTS = "average over ranks twice: M Q, and Mᵀ P. From which Q and which P
 _NEW_Q = "the next step starts from the new Q, averaged over all ranks: the Q from which the approximation is made"
 
 ADAPTER = by_calls("adapter", "an adapter's forward and backward", "3 maps", _adapters, _wrong_adapter)
-NEAREST = by_calls("codes", "the nearest of NF4's 16 values, two a byte", "5 blocks", _nf4_blocks, _wrong_nf4)
+NEAREST = by_calls("codes", "the nearest of NF4's 16 values, two a byte", "8 blocks", _nf4_blocks, _wrong_nf4)
 FEEDBACK = by_calls(
     "sent", "the largest elements of gradient plus residual; the rest stays", "4 rows", _gradients, _wrong_top_k
 )

@@ -52,8 +52,9 @@ def _varied(run: dict[str, Any], draw: random.Random, family: str, layers: int) 
         return run
     seq, vocab = draw.randint(4, 8), draw.choice((240, 256, 272))
     if "pp" in run:
-        rounds = run["accumulate"] + draw.randint(0, 1) * run["pp"]  # whole rounds, where a schedule goes in rounds
-        drawn = {"seq": seq, "vocab": vocab, "accumulate": rounds}
+        more = draw.randint(0, 1) * run["pp"]  # whole rounds, and none where microbatches are fewer than stages
+        batches = run["accumulate"] + more * (run["accumulate"] >= run["pp"])
+        drawn = {"seq": seq, "vocab": vocab, "accumulate": batches}
         return {**run, **drawn, "varied": [f"{seq} tokens of {vocab}"]}
     drawn = {"model": family, "layers": run.get("layers", layers), "seq": seq, "vocab": vocab}
     if "note" not in run and "secondary_shard" not in run:  # whose nodes must divide them
