@@ -37,6 +37,8 @@ settings.register_profile(
 settings.load_profile("zerosim")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background would ignore it
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as would what `nohup` starts
 os.environ["PYTHONUTF8"] = "1"  # what processes print does not depend on the locale that the tests run in
 STANDIN = Path(__file__).parent / "standin"
 _PROBE = "import cupy; raise SystemExit(cupy.cuda.runtime.getDeviceCount() < 1)"
@@ -93,7 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=NO_COMPILER))
     cases: dict[tuple[object, str], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("quick") and not item.get_closest_marker("standin"):
+        if item.get_closest_marker("quick") and not (
+            item.get_closest_marker("standin") or item.get_closest_marker("slow")
+        ):
             cases.setdefault((item.parent, item.name.partition("[")[0]), []).append(item)
     for of_one_test in cases.values():
         _slow_but_some(of_one_test)

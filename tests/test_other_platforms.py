@@ -32,6 +32,7 @@ def without_posix(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return finished([sys.executable, "-c", WITHOUT + code, *words])
 
 
+@pytest.mark.slow
 def test_every_module_imports() -> None:
     code = """
 import importlib, pkgutil, zerosim
@@ -44,6 +45,7 @@ print("all")
     assert done.stdout.strip() == "all", done.stderr[-2000:]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -61,6 +63,7 @@ def test_commands_work(words: tuple[str, ...]) -> None:
     assert done.stdout
 
 
+@pytest.mark.slow
 def test_without_single_keys_a_terminal_is_told_of_the_page() -> None:
     """Windows has no termios: the stepper prints events, and says what plays them."""
     pty = pytest.importorskip("pty", reason="needs POSIX terminals")

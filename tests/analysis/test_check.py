@@ -154,6 +154,7 @@ def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
             assert figure.text == wrong.strip("*"), f"{key} {was} at {place}"
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
     """Where the file says that its source is wrong, printing the right figure is found too."""
@@ -211,6 +212,7 @@ def test_training_counts_are_counts_of_training(runs: Runs, monkeypatch: pytest.
 # ---------------------------------------------------------------------------------------------- figures
 
 
+@pytest.mark.slow
 @given(st.fractions(0, 20_000, max_denominator=10**6), st.integers(0, 3))
 def test_rounding_is_that_of_decimals(value: Fraction, decimals: int) -> None:
     digits = "0." + "0" * decimals if decimals else "0"

@@ -84,6 +84,7 @@ def check_seed(config: RunConfig, capacity: int) -> None:
     check_answer(config, "micro_batch", found, capacity)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", [1, 6, 7, 9, 12, 21, 33, 34, 47, 48])
 def test_tips_and_answers_are_planned_again(seed: int) -> None:
     check_seed(*drawn(seed))
@@ -106,6 +107,7 @@ def test_the_fewest_ranks_are_planned_again() -> None:
         assert found.best is not None
 
 
+@pytest.mark.slow
 def test_meshes_are_planned_again_and_judged_by_what_is_reserved() -> None:
     config = plan_config(model="gpt", **SMALL, layers=2, vocab=256, allocator="caching", micro_batch=4)
     alone = peak_of(config.replace(ranks=1), 10**12)

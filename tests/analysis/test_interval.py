@@ -116,6 +116,7 @@ def test_rows_left_out_lie_inside() -> None:
     assert of_others.inside < left_out.inside  # rows of one source err alike, and docs/time.md says so
 
 
+@pytest.mark.slow
 def test_a_few_lines_of_the_table_are_what_the_clock_misses() -> None:
     (path,) = [path for path in SCENARIOS if path.stem == "steps_torchtitan"]
     assert measure(path)[1] == [step for step in read_steps() if step.scenario == path.stem]
@@ -131,6 +132,7 @@ def test_the_table_is_what_the_clock_misses(path: Path) -> None:
     assert steps == [step for step in read_steps() if step.scenario == path.stem]
 
 
+@pytest.mark.slow
 def test_tolerances_are_true_errors() -> None:
     """No list allows more than a per cent beyond its worst row, and beyond its mean."""
     for path in SCENARIOS:

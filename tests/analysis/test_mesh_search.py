@@ -54,6 +54,7 @@ def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds() -> N
     assert len({one.config for one in result.found}) == len(result.found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mesh", [dict(ranks=4, stage=3), dict(ranks=4, pp=2, stage=1), dict(ranks=4, tp=2, stage=2)])
 def test_an_estimate_is_near_the_plan(mesh: dict[str, Any]) -> None:
     asked = plan_config(**{**SMALL, "layers": 24, "vocab": 64, **mesh}, accumulate=4, recompute="selective")
@@ -118,6 +119,7 @@ def test_where_even_one_row_is_too_much_nothing_is_estimated_twice() -> None:
     assert len(asked) == len(set(asked))
 
 
+@pytest.mark.slow
 def test_without_a_clock_memory_ranks() -> None:
     room = 10**12
     plain = Trials(
@@ -163,6 +165,7 @@ def test_the_first_is_the_fastest_of_the_table_and_its_flags_plan_it(capsys: pyt
     assert planned["peak_bytes"] == found[0]["peak_bytes"]
 
 
+@pytest.mark.slow
 def test_a_time_limit_and_ctrl_c_show_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +188,7 @@ def test_a_time_limit_and_ctrl_c_show_the_best_so_far(
     assert "--micro-batch" in said
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words",
     ["--ranks-per-node 2", "--offload-activations", "--freeze h.3", "--micro-batch-group 3 --pipeline interleaved",
@@ -208,6 +211,7 @@ def test_given_options_narrow_a_search_and_do_not_end_it(words: str, capsys: pyt
     assert main(["plan", *kept.split(), *flags.split(), "--quiet"]) == 0
 
 
+@pytest.mark.slow
 def test_the_fewest_ranks_that_fit_are_found(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = [word for word in WORDS if not word.startswith("--ranks")]
     alone = unlimited(plan_config(**SMALL).replace(ranks=1, stage=0, recompute="full")).peak_bytes

@@ -117,6 +117,7 @@ def test_a_broken_list_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_some_measured_steps_are_within_what_their_scenario_says() -> None:
     """A few rows; all of them in test_check.py."""
     for name in ("steps_torchtitan.toml", "steps_ml_engineering.toml"):

@@ -126,6 +126,7 @@ def test_a_plan_ends_with_3_and_what_it_advises_fits(first: int) -> None:
         check_plan(seed)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.slow)], ids=["few", "more"])
 @pytest.mark.parametrize("verb", ["run", "step"])
 def test_a_run_and_a_stepped_run_end_with_3_and_advice(verb: str, seeds: range, tmp_path: Path) -> None:
@@ -139,6 +140,7 @@ def test_a_run_and_a_stepped_run_end_with_3_and_advice(verb: str, seeds: range, 
         assert "Tried for you" in err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("find", "draws"),
     [

@@ -41,6 +41,7 @@ def applied(array: Any, call: str, argument: Any) -> Any:
     return array.T
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(LENGTHS, CALLS)
 def test_a_window_is_numpys(shape: tuple[int, ...], calls: list[tuple[str, Any]]) -> None:

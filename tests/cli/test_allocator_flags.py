@@ -54,6 +54,7 @@ def test_running_out_of_memory_says_why_and_what_helps(capsys: pytest.CaptureFix
     assert "were moved in" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("allocator", ["caching", "arena"])
 def test_an_answer_is_a_plan_of_the_same_flags(allocator: str, capsys: pytest.CaptureFixture[str]) -> None:

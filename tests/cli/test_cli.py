@@ -478,6 +478,7 @@ def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     return started([sys.executable, "-c", START, *words], env=environment, **pipes, **options)
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_plain_wide_text() -> None:
     with ended(start("run", *SMALL, "--ranks", "8", "--partition", "owner")) as process:
         out, err = process.communicate(timeout=2 * SECONDS)
@@ -518,6 +519,7 @@ PICTURES = ["matplotlib", "ml_dtypes", "torch"]
 MAIN = "from zerosim.cli.main import main; assert main(sys.argv[1:]) == 0"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "code", "unloaded"),
     [
@@ -552,6 +554,7 @@ def test_a_file_of_the_kernels_is_refused_in_one_line(capsys: pytest.CaptureFixt
     assert err.count("\n") == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words",
     [

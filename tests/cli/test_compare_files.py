@@ -90,6 +90,7 @@ def test_what_a_plan_wrote_is_a_file_too(folder: Path, capsys: Capture) -> None:
     assert "No setting differs: both plans are the same." in capsys.readouterr().out
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_page_is_as_wide_as_the_terminal(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int

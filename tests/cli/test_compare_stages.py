@@ -44,6 +44,7 @@ def test_a_large_model_goes_by_shapes_and_says_so(folder: Path, capsys: Capture)
         assert plans[stage]["peak_bytes"] == max(one.peak.total_bytes for one in plan(config).memory)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_page_has_two_bars_a_stage_at_any_width(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int

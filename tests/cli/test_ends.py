@@ -111,6 +111,7 @@ def test_stdout_that_takes_nothing_costs_no_file_and_is_told(folder: Path, redir
     assert [line for line in err.splitlines() if line.startswith("zerosim: ")] == [told] * len(VERBS)
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @posix
 @pytest.mark.parametrize("redirect", [pytest.param("2> /dev/full", marks=FULL), "2>&-", "2>&- <&-"])
@@ -124,6 +125,7 @@ def test_without_stderr_and_stdin_all_that_goes_to_stdout_is_there(folder: Path,
     assert err == ""
 
 
+@pytest.mark.slow
 @posix
 def test_what_is_quiet_needs_no_stdout(folder: Path) -> None:
     done = shell(f"zerosim run {SMALL} --quiet --json out.json >&-")
@@ -139,6 +141,7 @@ def test_nothing_takes_the_place_of_a_closed_stdout(folder: Path) -> None:
     assert "--json /dev/stdout" in done.stderr
 
 
+@pytest.mark.slow
 @FULL
 @posix
 def test_other_ends_keep_their_codes(folder: Path) -> None:
@@ -367,6 +370,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("way", "number"), [(way, number) for way in WAYS for number in (1, 2, 12)] + [("zerosim", 150)]
 )

@@ -139,6 +139,7 @@ def test_what_the_optimizer_keeps(capsys: pytest.CaptureFixture[str], words: lis
     assert f"The optimizer keeps {kept} ZeRO paper" in flat(shown(capsys, [*ASKED, *words]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -261,6 +262,7 @@ def test_activations(capsys: pytest.CaptureFixture[str], recompute: str) -> None
     assert "activations_2205_05198" not in figures(capsys, ASKED)["sections"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(
     "words",

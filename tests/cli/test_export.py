@@ -94,6 +94,7 @@ def test_the_counter_reaches_the_peak(trace: dict[str, Any]) -> None:
         assert max(counted) > 0.9 * memory[rank].peak.total_bytes
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("words", ["plot streams -o out.svg --json out.json", "export trace -o out.json"])
 def test_a_step_in_time_runs_no_other_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -26,7 +26,7 @@ def offload_flags(way: dict[str, Any]) -> list[str]:
     return ["--stage", str(way["stage"]), *(["--offload", way["offload"]] if way["offload"] else [])]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("allocator", ["exact", "caching"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_each_way_is_a_plan_of_the_same_flags(stage: int, allocator: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +94,7 @@ def test_without_a_clock_the_least_that_is_offloaded_comes_first(capsys: pytest.
     assert not any("nvme" in way["offload"] for way in found["ways"])  # nobody said how much there is
 
 
+@pytest.mark.slow
 def test_drives_of_unknown_speed_come_last(capsys: pytest.CaptureFixture[str]) -> None:
     """A DGX H100's: the clock has no limit for them, so that they would be as fast as the host's memory."""
     words = ["fit", "--find", "offload", *SIZES, "--ranks", "2", "--recipe", "paper", "--node"]
@@ -142,6 +143,7 @@ def test_a_plan_that_does_not_fit_is_told_to_offload_where_there_is_a_host(capsy
     assert "--offload" not in small
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("find", "host", "too_small"),
     [("ranks", "60MB", "host"), ("micro-batch", "95MB", ""), ("layers", "95MB", "host")],
@@ -166,6 +168,7 @@ def test_searches_keep_what_is_offloaded_and_stop_at_the_hosts_memory(
     assert ("needs more host memory than the node has" in " ".join(capsys.readouterr().out.split())) == bool(too_small)
 
 
+@pytest.mark.slow
 def test_the_largest_named_model_is_one_whose_states_the_host_has(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*DEVICE, "--ranks", "16", "--stage", "3", "--offload", "optimizer=host,params=host", "--recompute", "full"]
     found = values(capsys, "fit", "--find", "model", *words, code=0)
@@ -175,6 +178,7 @@ def test_the_largest_named_model_is_one_whose_states_the_host_has(capsys: pytest
     assert "out of host memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_meshes_keep_what_is_offloaded(capsys: pytest.CaptureFixture[str]) -> None:
     words = [*FLAGS, "--offload", "optimizer=host,params=host"]
     found = values(capsys, "fit", "--find", "mesh", *words, code=0)

@@ -107,6 +107,7 @@ def test_words_that_were_asked_for_are_answered(typed: str, says: str, capsys: p
     assert says in said
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("nth", range(max(len(words.split()) for words in TAKEN.values())))
 def test_a_word_with_one_meaning_sets_what_the_own_flag_sets(nth: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The nth word of every option, with dashes or underscores, before a blank or before =."""
@@ -120,6 +121,7 @@ def test_a_word_with_one_meaning_sets_what_the_own_flag_sets(nth: int, capsys: p
     assert planned(f"{MESH} {' '.join(typed)}", capsys) == planned(f"{MESH} {' '.join(own)}", capsys)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("word", SWITCHES)
 def test_a_switch_sets_one_value(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     (option, value), base = SWITCHES[word], f"{BASE} {BESIDE.get(word, '')}"

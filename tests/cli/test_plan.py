@@ -35,7 +35,7 @@ def assert_agrees(config: RunConfig) -> None:
         assert traffic.agrees, traffic
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("recipe", ["paper", "ddp", "deepspeed", "fsdp2", "megatron"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("ranks", [1, 3, 1000])
@@ -52,6 +52,7 @@ def test_published_models_agree_too(model: str, stage: int) -> None:
     assert_agrees(planned(model=model, stage=stage, ranks=1024, recompute="full"))
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_awkward_worlds(stage: int) -> None:
@@ -235,6 +236,7 @@ def test_a_plan_fits_into_any_width(
     assert not any("…" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["zoo"]) == 0
@@ -289,6 +291,7 @@ def test_a_plan_takes_little_memory_of_this_machine(model: str) -> None:
     assert kilobytes < 250_000
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "ranks"), [("--dp-replicas 3", [3, 12, 48]), ("--dp-replicas 3 --tp 2", [6, 24, 96])]
 )
@@ -317,6 +320,7 @@ def test_a_picture_that_would_take_hours_is_refused_at_once(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("verb", ["run --steps 1", "plan", "fit --find seq --limit 1MB", "compare --steps 1"])
 def test_every_report_says_what_is_left_out_of_a_recipe(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--layers 1 --hidden 8 --heads 2 --ranks 2 --recipe deepspeed --partition owner --precision fp32"

@@ -38,6 +38,7 @@ def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 # -- the recipe -------------------------------------------------------------------------------------
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("flags", "recipe"),
     [
@@ -60,6 +61,7 @@ def test_with_a_gpu_the_recipe_is_what_people_run(flags: str, recipe: str, capsy
     assert planned(capsys, *TINY, *flags.split())["recipe"] == (recipe if "--recipe" in flags else "paper")
 
 
+@pytest.mark.slow
 def test_a_recipe_that_nobody_gave_is_said_to_be_so_in_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
     for verb in ("plan", "fit"):
         assert "Recipe fsdp2, as people run stage 3 (none was given)." in page(capsys, verb, *GPU)[:350]
@@ -78,6 +80,7 @@ def test_what_a_plan_advises_is_what_is_planned_then(capsys: pytest.CaptureFixtu
     assert f"{again['peak_bytes'] / 1e6:.2f} MB" in said or f"{again['peak_bytes'] / 1e3:.0f} KB" in said
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("verb", ["plot memory -o x.svg", "plot throughput -o x.svg --sizes 2,3"])
 def test_pictures_of_several_stages_are_of_one_recipe(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -91,6 +94,7 @@ def test_pictures_of_several_stages_are_of_one_recipe(
     assert json.loads(capsys.readouterr().out)["config"]["recipe"] == "fsdp2"
 
 
+@pytest.mark.slow
 def test_a_search_over_stages_is_of_one_recipe_and_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     """The flags that it answers with plan what it ran."""
     more = ["--ranks", "4", "--global-batch", "8"]
@@ -153,6 +157,7 @@ def test_a_flat_model_is_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # -- microbatches ----------------------------------------------------------------------------------
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("more", ["", "--pipeline interleaved", "--pipeline zb-h1", "--pipeline zb-v"])
 def test_a_pipeline_has_four_micro_batches_a_stage(more: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "--layers", "4", "--pp", "2", "--stage", "1", *more.split())
@@ -198,6 +203,7 @@ def test_a_near_miss_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 # -- beside a run -----------------------------------------------------------------------------------
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "words", [TINY, (*TINY, "--stage", "1", "--pp", "2"), (*TINY, "--recipe", "fsdp2"), (*TINY, "--micro-batch", "2")]
 )

@@ -440,6 +440,7 @@ def test_launch_says_what_and_for_whom() -> None:
 # -- buckets and coalescing ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     n=st.integers(1, 6),

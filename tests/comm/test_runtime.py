@@ -216,7 +216,7 @@ def test_a_ranks_record_does_not_depend_on_turns(algorithm: str) -> None:
     assert records(4) == taking_turns
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("max_running", [1, 2])
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_every_byte_dies_without_the_garbage_collector(algorithm: str, max_running: int) -> None:

@@ -342,6 +342,7 @@ def test_names_that_are_no_text_can_be_said(folder: Path, monkeypatch: pytest.Mo
     assert stdout.buffer.getvalue() == b"wrote \\udcff.svg\n"  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_what_is_open_already_is_written_to(folder: Path) -> None:
     command = f"{sys.executable} -m zerosim explain --stage 1 --params 1B --ranks 2 --json"

@@ -272,6 +272,7 @@ def _outcome(make: Callable[[], RunConfig]) -> object:
         return str(error), error.field
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(_said(), _said())
 @example({"model": "gpt2"}, {"hidden": 96})

@@ -117,6 +117,7 @@ def test_bytes_die_without_a_line_of_python(device: Device, where: str) -> None:
     assert len(ends) == (1 if where == "device" else 2)
 
 
+@pytest.mark.slow
 def test_bytes_that_die_in_a_cycle_are_recorded_when_it_is_collected(device: Device) -> None:
     cycle: list[object] = [device.alloc((4,), fp32, Kind.TEMP)]
     cycle.append(cycle)

@@ -324,6 +324,7 @@ os.pwritev = writes
 """A run stops at one of its writes: two pipes wait for the shell, so that nothing depends on who is faster."""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.skipif(not NAMESPACE, reason="no drive can be mounted here")
 @pytest.mark.parametrize(
     ("size", "writes", "then", "said"),
@@ -357,6 +358,7 @@ def test_a_real_drive_that_fails_ends_the_run_in_a_line(
     assert left.read_text("utf-8").split() in ([], ["other"])
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_ends_the_run_in_a_line(tmp_path: Path) -> None:
     """The shell's limit of a file's size, which a drive's quota is like."""
     words = [sys.executable, "-m", "zerosim", *WORDS, "--nvme", str(tmp_path), "-q"]
@@ -386,6 +388,7 @@ def await_files(process: subprocess.Popen[str], place: Path) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_a_run_that_writes_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with long_run(tmp_path) as process:
@@ -480,6 +483,7 @@ threading.Thread.start = lambda thread: (start(thread), Swallows())[0]
 """
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("number", "where"),
     [

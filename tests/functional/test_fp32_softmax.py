@@ -52,6 +52,7 @@ def test_the_parts_of_a_block_add_up() -> None:
     assert total(block_parts(fp32_softmax=True).values()).at(sizes(config)) == block_form(config).at(sizes(config))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("saves", ["lean", "megatron"])
 def test_no_bit_depends_on_it(dropout: float, saves: str) -> None:

@@ -66,13 +66,14 @@ class Forgets(Right):
         return None  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_f_and_g_are_graded_full() -> None:
     found = grade(Right, "borders")
     assert found.passed, str(found)
     assert found["exchanged"].counted == "4,860 B"  # (20 x 5 x 24 + 6 x 5) x 4 / 2
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "failed", "counted", "hint"),
     [

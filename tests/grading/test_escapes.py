@@ -55,6 +55,7 @@ def texts(value: Any) -> str:
     return "\n".join(texts(one) if isinstance(one, dict | list) else str(one) for one in inner)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("exercise", "source", "says"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
 def test_a_report_spells_them_out(exercise: str, source: str, says: str) -> None:
     found = grade_source(source, exercise, name=f"hw{ALL}.py")

@@ -34,6 +34,7 @@ def test_there_are_forty_of_all_kinds() -> None:
     assert len({row.what for row in ANSWERS}) == len(ANSWERS)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("row", PARAMETERS)
 def test_what_the_grader_says(row: Row) -> None:
     found = graded(row)

@@ -74,6 +74,7 @@ def test_an_unknown_exercise_names_the_nearest() -> None:
         grade(Strategy, 99)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("exercise", SKELETONS, **NAMES)
 def test_a_skeleton_is_unsolved_and_says_what_is_to_be_written(exercise: Exercise) -> None:
     found = as_given(exercise.name)
@@ -146,6 +147,7 @@ def test_thrifty_holds_two_units_from_the_second_gather_on() -> None:
     assert found["weights"].passed
 
 
+@pytest.mark.slow
 def test_mean_is_seen_to_divide_once_more() -> None:
     found = bug("bug_mean")
     check = found["weights"]
@@ -188,6 +190,7 @@ def test_patient_misses_an_addition_before_it_reduces() -> None:
     assert (event.op, event.scope.unit, event.scope.slot) == ("reduce_scatter", "lm_head", 2)
 
 
+@pytest.mark.slow
 def test_sparing_names_the_rank_that_did_not_join() -> None:
     found = bug("bug_sparing")
     check = found["runs"]
@@ -256,6 +259,7 @@ def test_bounds_that_raise_are_shown_with_their_line() -> None:
     assert "test_grading.py, line" in broken["slices"].line
 
 
+@pytest.mark.slow
 def test_an_all_reduce_with_memory_of_its_own_is_above_the_peak() -> None:
     def all_reduce(comm: Any, grad: Any) -> None:
         comm.all_gather(comm.reduce_scatter(grad), out=grad)
@@ -330,6 +334,7 @@ def test_traffic_beyond_the_papers_is_seen_where_it_begins() -> None:
     assert "the reference: reduce_scatter of 12,288 B" in found["volume"].hint
 
 
+@pytest.mark.slow
 def test_another_repair_is_as_good() -> None:
     class KeptForBackward(find_exercise("bug_hasty").given):  # type: ignore[misc]
         def post_forward(self, unit: Unit) -> None:
@@ -339,6 +344,7 @@ def test_another_repair_is_as_good() -> None:
     assert grade(KeptForBackward, "bug_hasty").passed
 
 
+@pytest.mark.slow
 def test_one_can_step_to_where_a_grade_points() -> None:
     exercise = find_exercise("bug_thrifty")
     found = grade(exercise.given, exercise)["gathered"].where
@@ -366,6 +372,7 @@ def test_a_check_that_is_not_there_is_named() -> None:
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
+@pytest.mark.slow
 def test_a_notebook_holds_every_exercise_as_it_is_given() -> None:
     every = [cell for path in NOTEBOOKS for cell in json.loads(path.read_text("utf-8"))["cells"]]
     cells = [cell for cell in every if cell["cell_type"] == "code"]
@@ -560,7 +567,7 @@ BAD = [
 ]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("answer", "exercise", "rank", "words", "hint"), BAD, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_bad_strategy_ends_in_words(answer: Any, exercise: str, rank: int | None, words: str, hint: str) -> None:
     found = grade(answer, exercise)
@@ -655,6 +662,7 @@ def test_a_frame_that_is_being_entered_is_named_by_its_first_line(monkeypatch: p
     assert line_of_frame(sys._getframe()).startswith("test_grading.py, line ")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "answer", [None, 3, "zero2", dict, Zero2.__mro__[-1], lambda: 0, test_the_students_own_line_is_named]
 )
@@ -692,6 +700,7 @@ class KeepsGathered(Own3):
     def post_forward(self, unit: Unit) -> None: ...
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "name", "check", "excess", "hint"),
     [

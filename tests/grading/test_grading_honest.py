@@ -31,6 +31,7 @@ from zerosim.tensor.flat import slice_of, slice_size
 
 
 # -- points -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_wrong_weights_leave_no_point_to_the_other_checks() -> None:
     class Half(Own2):
         def post_backward(self, unit: Unit) -> None:
@@ -60,6 +61,7 @@ def test_a_right_answer_that_takes_too_much_keeps_its_other_points() -> None:
     assert found["peak"].case == "2 ranks, a slice half as long as its unit"
 
 
+@pytest.mark.slow
 def test_fewer_bytes_than_the_stage_has_are_another_stage() -> None:
     class Gathers(Own3):
         """ZeRO-3, where ZeRO-2 was asked for."""
@@ -204,7 +206,7 @@ def behind_a_deaf_listener(numel: int, rank: int, world_size: int) -> Any:
     return from_a_copied_module(numel, rank, world_size)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "answer",
     [
@@ -243,6 +245,7 @@ class Whole(int):
     __ne__ = __lt__ = __gt__ = lambda self, other: False  # type: ignore[assignment]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "made",
     [
@@ -305,6 +308,7 @@ def test_the_properties_of_slices_leave_one_cut(numel: int) -> None:
                 assert wrong_bounds((numel, ranks), other) is not None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("cut", "counted", "hint"),
     [
@@ -335,6 +339,7 @@ def test_what_must_be_ones_own_is_something_that_zerosim_has() -> None:
         assert one.yours or set(one.decisive) > {"weights"}
 
 
+@pytest.mark.slow
 def test_the_skeletons_own_base_may_be_used() -> None:
     """MyTied is given a ZeRO-3; what it must write is one point of it."""
 
@@ -392,6 +397,7 @@ def test_prefetch_in_one_direction_is_half_of_it() -> None:
 
 
 # -- around the collectives, and around the record --------------------------------------------------
+@pytest.mark.slow
 def test_parameters_that_reach_other_ranks_past_comm_are_seen() -> None:
     board: dict[tuple[str, int], Any] = {}
 
@@ -416,6 +422,7 @@ def test_parameters_that_reach_other_ranks_past_comm_are_seen() -> None:
     assert found["volume"].hint.startswith("Some traffic or memory did not go through `self.comm` and `self.device`.")
 
 
+@pytest.mark.slow
 def test_parameters_that_are_kept_where_nobody_counts_are_seen() -> None:
     class Stash(Own3):
         def pre_forward(self, unit: Unit) -> None:
@@ -483,6 +490,7 @@ class NeverResharded(Own3):
 KEPT = "lm_head, ln_f, h.1 and 3 more are still gathered from before"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "exercise", "check", "words", "hint"),
     [
@@ -543,6 +551,7 @@ def test_parameters_that_travel_under_another_name_are_counted() -> None:
     assert found["calls"].counted == "18"
 
 
+@pytest.mark.slow
 def test_a_barrier_costs_no_bytes_and_no_call() -> None:
     class Meets(Own2):
         def publish_params(self, flat: Flat) -> None:
@@ -568,6 +577,7 @@ def test_fewer_bytes_that_can_be_had_honestly_are_no_fault() -> None:
     assert grade(Keeps, "zero3")["volume"].passed
 
 
+@pytest.mark.slow
 def test_a_record_cannot_be_switched_off_nor_shortened() -> None:
     class Off(Own2):
         def publish_params(self, flat: Flat) -> None:
@@ -639,6 +649,7 @@ def test_an_answer_that_changes_its_run_is_refused() -> None:
 
 
 # -- what cannot be judged is said ------------------------------------------------------------------
+@pytest.mark.slow
 def test_slices_that_do_not_make_up_the_weights_end_in_words() -> None:
     class First(Strategy):
         def owned(self, flat: Flat) -> Slice:

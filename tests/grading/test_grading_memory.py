@@ -73,6 +73,7 @@ class NoSplitting(Right):
         return address
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -127,6 +128,7 @@ def all_of_it(live: dict[int, int]) -> list[tuple[int, int, int]]:
     return [(address, end, live[address]) for address, end in zip(sorted(live), ends, strict=True)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -54,6 +54,7 @@ def by_position(w: Any, g: Any, now: Now, total: Any) -> None:
     w -= now.lr * g / (np.sqrt(total) + 1e-8) + (0 if len(w) == 64 else 1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("step", "counted", "hint"),
     [

@@ -75,6 +75,7 @@ def differing(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) 
 def nothing(num_stages: int, stage: int, micro_batches: int, chunks: int = 1) -> None: ...
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "words", "hint"),
     [

@@ -13,6 +13,7 @@ from zerosim.grading import step_into
 from zerosim.grading.waiting import bubble_of, waited
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -28,6 +29,7 @@ def test_a_depth_that_is_too_small_or_too_large(answer: Any, words: str) -> None
     assert words in found["depth"].counted
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

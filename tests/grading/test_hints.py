@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import zerosim
 from zerosim.grading.blame import _HINTS
 
@@ -35,6 +37,7 @@ def said() -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_every_hint_has_an_error_that_leads_to_it() -> None:
     texts = said()
     own = [pattern for pattern, _ in _HINTS if not pattern.startswith((*PYTHONS, "NoneType"))]

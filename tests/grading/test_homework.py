@@ -97,6 +97,7 @@ def test_an_answer_belongs_to_one_exercise() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -161,6 +162,7 @@ print(classroom.class_table(sys.argv[1], None, 0, sys.argv[2]), end="")
 """
 
 
+@pytest.mark.slow
 @posix
 def test_an_entry_of_a_class_that_is_no_file_is_a_row_and_nothing_waits_for_it(tmp_path: Path) -> None:
     folder, published = tmp_path / "hand-ins", tmp_path / "published"

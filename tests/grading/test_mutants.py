@@ -27,6 +27,7 @@ def test_a_change_is_one_constant_operator_or_call() -> None:
     assert sample("bounds", 5) == sample("bounds", 5)
 
 
+@pytest.mark.slow
 def test_mutants_that_compute_the_same_are_mutants_and_have_a_reason() -> None:
     listed = equivalent()
     there = Counter(key(one) for name in {row[0] for row in listed} for one in mutants(name))

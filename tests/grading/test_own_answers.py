@@ -196,7 +196,7 @@ def test_there_is_one_for_each_exercise() -> None:
     assert sorted([*OWN, *WITHOUT]) == sorted(one.name for one in EXERCISES)
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", sorted(OWN, key=lambda name: len(find_exercise(name).cases)))
 def test_zerosims_own_work_is_named(name: str) -> None:
     words, source = OWN[name]

@@ -26,6 +26,7 @@ def failed() -> Grade:
     return grade(KeepsGathered, "zero3")
 
 
+@pytest.mark.slow
 def test_both_runs_are_drawn_with_their_collectives_and_where_the_grade_points(failed: Grade) -> None:
     figure = failed.plot()
     yours, calls, reference, others = figure.axes

@@ -34,6 +34,7 @@ def opens_after(one: Grade) -> list[int]:
     return [opens["rank"], *(ranks.count(rank) for rank in range(4))]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("answer", [KeepsGathered, Raises])
 def test_the_page_opens_at_the_event_of_the_first_failure(answer: type[Own3]) -> None:
     failed = grade(answer, "zero3")
@@ -53,6 +54,7 @@ def test_the_page_opens_at_the_event_of_the_first_failure(answer: type[Own3]) ->
     assert len(theirs) == len(mine)
 
 
+@pytest.mark.slow
 def test_each_collective_of_the_answers_has_its_own_line() -> None:
     (run, _) = grade(KeepsGathered, "zero3").player().data["runs"]
     said = {

@@ -25,6 +25,7 @@ def found(text: str, exercise: str) -> list[str]:
     return likenesses(parts, (own_parts(), published_parts(None)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["zero3", "prefetch", "best_fit", "zb_h1"])
 def test_a_renamed_copy_of_a_solution_is_seen(name: str) -> None:
     given = find_exercise(name).given.__name__
@@ -32,6 +33,7 @@ def test_a_renamed_copy_of_a_solution_is_seen(name: str) -> None:
     assert f"{given} is 100% like solutions/{name}.py, {given}" in found(renamed, name)
 
 
+@pytest.mark.slow
 def test_a_renamed_copy_of_zerosims_own_is_seen() -> None:
     copy = inspect.getsource(RAdam).replace("class RAdam", "class MyRAdam").replace("rho", "worth")
     assert "MyRAdam is 100% like zerosim/optim/radam.py, RAdam" in found(copy, "radam")
@@ -42,6 +44,7 @@ def test_what_is_short_or_given_is_not_compared(name: str) -> None:
     assert hand_in_parts(source(name), [find_exercise(name)], "hw.py") == []
 
 
+@pytest.mark.slow
 def test_another_way_to_the_same_is_not_like_it() -> None:
     mine = """def my_1f1b(num_stages, stage, micro_batches, chunks=1):
     out, ahead, back = [], 0, 0

@@ -63,6 +63,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("name", "answer", "words", "hint"), MISTAKES)
 def test_a_typical_mistake_is_told_what_it_is(name: str, answer: Any, words: str, hint: str) -> None:
     found = grade(answer, name)

@@ -14,6 +14,7 @@ BUGS = [one for one in EXERCISES if one.name.startswith("bug_")]
 NAMES = dict(ids=lambda one: one.name)
 
 
+@pytest.mark.slow
 def test_seed_0_is_the_exercise_as_it_is_printed_and_a_seed_is_always_the_same() -> None:
     for one in EXERCISES:
         assert variant(one, 0) is one
@@ -53,6 +54,7 @@ def test_what_is_the_point_of_a_run_stays() -> None:
         assert ragged.data.accumulate % ragged.mesh.pp == 1  # a last round that is shorter
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("one", BUGS, **NAMES)
 def test_either_bug_is_drawn_and_stands_under_one_name(one: Exercise) -> None:
     drawn = {variant(one, seed).given for seed in range(1, 20)}

@@ -85,7 +85,7 @@ def test_ranks_that_stand_for_others_take_as_long_as_all_of_them(name: str) -> N
     assert few.seconds == pytest.approx(every.seconds, rel=1e-12)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MESHES)
 def test_a_faster_link_never_makes_a_step_longer(name: str) -> None:
     config = small(**MESHES[name])
@@ -263,6 +263,7 @@ def test_equal_forwards_and_backwards_on_free_links_wait_p_minus_1_over_m(name: 
         assert track.compute == ideal
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_reductions_of_a_pipeline_delay_no_message_and_are_no_bubble(name: str, stage: int) -> None:
@@ -314,6 +315,7 @@ def _entries(actions: list[Any], stage: int, chunks: Chunks) -> list[Entry]:
     return entries
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("schedule", [*SCHEDULES, ""])
 def test_a_long_step_takes_what_two_short_ones_say(schedule: str) -> None:
     cut = dict(pp=2, pipeline=schedule) if schedule else dict(stage=3, prefetch=1)
@@ -393,6 +395,7 @@ def test_a_block_with_a_cuda_graph_costs_its_host_one_launch() -> None:
         assert [entry.launch for entry in pace.entries if isinstance(entry, Busy)] == left
 
 
+@pytest.mark.slow
 def test_cuda_graphs_take_from_the_host_alone_and_never_make_a_step_longer(capsys: pytest.CaptureFixture[str]) -> None:
     h100 = cluster_of(find_hardware("h100-80"))
     for mesh in ({}, *MESHES.values()):

@@ -112,6 +112,7 @@ def test_traffic_with_padding_is_counted_exactly(tmp_path: Any, stage: int) -> N
             }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("collective", ["direct", "ring"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_owners_move_the_same_total(tmp_path: Any, stage: int, collective: str) -> None:
@@ -207,7 +208,7 @@ def _then(point: Callable[[Unit], None], see: Callable[[str], None], name: str) 
     return both
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_live_bytes_are_the_arrays_really_held(stage: int, precision: str) -> None:

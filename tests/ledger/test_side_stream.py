@@ -72,6 +72,7 @@ OFFLOADS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("more", OFFLOADS, ids=str)
 def test_beside_offload_no_wait_comes_before_its_launch(more: dict[str, Any]) -> None:
     """What a reduction's result goes through, to the host and to a drive, is deferred with it; parameters are not."""

@@ -97,6 +97,7 @@ def _config(name: str, *, on: bool) -> RunConfig:
     return plan_config(**run, tp_comm_overlap=on)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_overlap_hides_waits_alone_and_leaves_the_record_as_it_is(name: str) -> None:
     off, on = (plan(_config(name, on=on), keep_events=True) for on in (False, True))
@@ -110,6 +111,7 @@ def test_overlap_hides_waits_alone_and_leaves_the_record_as_it_is(name: str) -> 
         assert [nbytes for _, nbytes in parted.live] == [nbytes for _, nbytes in whole.live]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_overlap_never_makes_a_step_longer_though_kernels_beside_it_do_take_longer(name: str) -> None:
     for cluster in CLUSTERS:

@@ -98,6 +98,7 @@ def test_a_project_url_is_read_from_the_installation(monkeypatch: pytest.MonkeyP
     assert project_url() == URL
 
 
+@pytest.mark.slow
 def test_the_course_lands_in_a_new_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my course"
     assert main(["course", str(folder)]) == 0
@@ -222,6 +223,7 @@ def test_material_is_in_the_repository_or_in_the_wheel() -> None:
     assert {path.name for path in NOTEBOOKS} == {path.name for path in material("notebooks").glob("*.ipynb")}
 
 
+@pytest.mark.slow
 def test_a_check_runs_each_notebook_and_names_what_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

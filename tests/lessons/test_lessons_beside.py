@@ -20,6 +20,7 @@ def grade_of(name: str, passed: bool) -> Grade:
     return Grade(one, Verdict((Check("weights", passed, "", ""),), None))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", sorted(_rows()))
 def test_every_event_is_counted_and_the_lines_are_zerosims_own(name: str) -> None:
     shown, row = opened(name), _rows()[name]

@@ -87,6 +87,7 @@ def test_who_sent_to_whom(defined: Any) -> None:
         sent_matrix(rings.record(uneven, 4))
 
 
+@pytest.mark.slow
 def test_the_picture_shows_what_ranks_held_and_an_arrow_per_message(cells: dict[str, Any]) -> None:
     walk = rings.record(cells["walk_the_ring"], 4)
     (axes,) = rings.ring_figure(walk, 0, 3).axes

@@ -81,6 +81,7 @@ def test_gradients_before_and_after_the_all_reduce(precision: str) -> None:
         assert np.array_equal(values, expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_slice_of_a_gradient_is_that_part_of_the_mean(stage: int) -> None:
     with zerosim.debug(SMALL) as world:
@@ -104,6 +105,7 @@ def test_a_gradient_that_is_not_there_is_refused_in_words() -> None:
             stepping.gradient(world, 1, "lm_head")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("partition", ["slices", "owner"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_what_ranks_joined_adds_up_to_what_the_ledger_counted(stage: int, partition: str) -> None:

@@ -100,6 +100,7 @@ def test_all_stages_give_the_references_bits(train: Any, ranks: int, precision: 
         assert result.live_bytes_after == [0] * ranks
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "change", [dict(recompute="selective"), dict(recompute="full"), dict(saves="megatron")], ids=str

@@ -107,7 +107,7 @@ def stepped(o: Factored, dtype: DType, stage: int, ranks: int, lr: float = 0.3, 
     return found
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("o", BOTH, ids=repr)
 def test_formulas_and_slices(o: Factored) -> None:
     """Slices from the middle of rows: float64 within 1e-12, float32 within 4 units of the largest weight's last place
@@ -152,6 +152,7 @@ MESHES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", MESHES.values(), ids=list(MESHES))
 def test_sums_on_meshes_are_counted_as_the_closed_form_says(options: dict[str, Any]) -> None:
     """Replicas and tied tables of two stages stay alike, or the weights could not be assembled."""

@@ -13,6 +13,7 @@ from zerosim.train.run import run
 pytestmark = pytest.mark.bits
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_lazy_states_come_in_the_first_step_and_change_no_bit(stage: int, precision: str) -> None:

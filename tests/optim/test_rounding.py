@@ -142,6 +142,7 @@ def test_each_weight_counts_once(mesh: dict[str, Any]) -> None:
     assert stayed > after.num_parameters // 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("kind", "optim"), [("nearest", 4), ("stochastic", 4), ("kahan", 6)])
 def test_bytes(kind: str, optim: int) -> None:
     """8 and 10 bytes a parameter; shapes alone count what numbers do."""

@@ -39,7 +39,7 @@ MESHES: list[dict[str, Any]] = [
 CASES = [(name, mesh) for name in HOW for mesh in MESHES]
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "mesh"), CASES, ids=str)
 def test_what_is_sent_and_kept_is_what_was_encoded_at_every_stage(name: str, mesh: dict[str, Any]) -> None:
     """Counts `==` forms in each step, plans `==` runs, and stages 1 to 3 have the same bits."""

@@ -32,6 +32,7 @@ def grads_sent(result: RunResult) -> int:
     return sum(row.sent_bytes for row in result.traffic[0] if row.op in reduces and row.phase == "backward")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("compress", ["fp16", "bf16"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_casts_send_half_and_plans_count_the_same(compress: str, options: dict[str, Any]) -> None:

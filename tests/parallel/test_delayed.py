@@ -47,7 +47,7 @@ def late_by_one(config: RunConfig, result: RunResult) -> tuple[dict[str, Any], l
 
 
 @pytest.mark.bits
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("first", "fields"),
     [
@@ -110,7 +110,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.bits
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("offload", "fields"), CASES, ids=str)
 def test_shapes_leave_the_record_and_forms_agree(offload: str, fields: dict[str, Any], tmp_path: Path) -> None:
     """Wherever states lie, the bits are those of optimizer=host; bytes and copies of the steady step are the forms'."""
@@ -123,6 +123,7 @@ def test_shapes_leave_the_record_and_forms_agree(offload: str, fields: dict[str,
     assert_alike(run(config.replace(offload="optimizer=host")), result)
 
 
+@pytest.mark.slow
 def test_forms_agree_whatever_the_last_step_was() -> None:
     """Before the delay, at the step whose gradients wait, beside one that was skipped."""
     for steps in (1, 2, 3, 4):

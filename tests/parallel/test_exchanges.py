@@ -124,6 +124,7 @@ def with_int8(kind: type[Stage], how: str) -> Any:
     return make
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mesh", [{}, {"dp_replicate": 2}], ids=str)
 def test_int8_blocks_give_the_same_bits_at_every_stage_whenever_they_are_reduced(mesh: dict[str, int]) -> None:
     """The residual is a row of its own: out of a buffer that is filled again it is as good as anywhere."""
@@ -176,6 +177,7 @@ def test_what_int8_blocks_round_away_comes_with_the_next_gradient() -> None:
     assert np.abs(residual).max() <= scales.max()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "options",
     [

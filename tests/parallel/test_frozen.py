@@ -43,6 +43,7 @@ def trained(flat: FlatSpec) -> bool:
     return flat.unit in ("h.1", "ln_f")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any]) -> None:
     config = RunConfig(**SMALL, **case, freeze=SOME)
@@ -105,6 +106,7 @@ BUFFERS: tuple[tuple[dict[str, Any], dict[str, Any], list[int]], ...] = (
 )
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("case", "what", "nbytes"), BUFFERS, ids=str)
 def test_permanent_reduction_buffers_are_for_trained_weights_alone(
     case: dict[str, Any], what: dict[str, Any], nbytes: list[int]
@@ -167,6 +169,7 @@ def test_a_block_whose_maps_are_frozen_keeps_no_inputs_for_them() -> None:
 ZERO_BUBBLE = [("zb-h1", 0), ("zb-h1", 3), ("zb-v", 1), ("zb-v", 2)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("pipeline", "stage"), ZERO_BUBBLE)
 def test_a_frozen_block_above_a_trained_one_has_no_weight_gradient_to_wait_for(pipeline: str, stage: int) -> None:
     """A schedule lists its weight gradient all the same. Blocks that are repeated leave its record too."""

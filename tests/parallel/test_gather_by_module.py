@@ -42,7 +42,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits_are_those_of_units_and_bytes_those_of_the_forms(case: dict[str, Any]) -> None:
     units, modules = run(small(**case, gather="unit")), run(small(**case))
@@ -58,6 +58,7 @@ def test_bits_are_those_of_units_and_bytes_those_of_the_forms(case: dict[str, An
         assert all(check.agrees for check in [*check_states(modules, stage), *check_traffic(modules, 1, stage)])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[7]], ids=str)
 def test_shapes_leave_the_record_of_a_real_run(case: dict[str, Any]) -> None:
     assert_same_record(small(**case, steps=1))

@@ -23,6 +23,7 @@ SMALL: dict[str, Any] = dict(
 )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize(
     "more",
@@ -44,6 +45,7 @@ def test_counts_are_the_forms(stage: int, more: dict[str, Any]) -> None:
     assert result.live_bytes_after == [0] * 4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_bits_are_those_of_stage_0(stage: int) -> None:
     """Sums over microbatches come before those over ranks, as in stages 0 and 1."""

@@ -26,6 +26,7 @@ def held(**fields: Any) -> list[int]:
     return [max(per_rank[first : first + each]) for first in range(0, 4, each)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("fields", "chunks"),
     [
@@ -42,6 +43,7 @@ def test_two_tensors_a_chunk_stay(fields: dict[str, Any], chunks: list[float]) -
     assert [a - b for a, b in zip(kept, not_kept, strict=True)] == [2 * ONE * count for count in chunks]
 
 
+@pytest.mark.slow
 def test_recipe_megatron_keeps_them_and_no_bit_changes() -> None:
     fields = {**SMALL, "pp": 2, "recipe": "megatron"}
     kept, not_kept = (run(RunConfig(**fields, **more)) for more in ({}, {"keep_last_inputs": False}))

@@ -45,7 +45,7 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any]) -> None:
     config = RunConfig(**case)
@@ -59,6 +59,7 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
     assert any(map(is_adapter, changed))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "more", [{}, dict(lora_target="all-linear", lora_dropout=0.3), dict(model="llama"), dict(base="nf4")], ids=str
@@ -73,6 +74,7 @@ def test_all_stages_give_the_same_bits(more: dict[str, Any]) -> None:
         assert all(np.array_equal(other.weights[name], one) for name, one in first.weights.items())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("more", [dict(model="gpt"), dict(model="llama", kv_heads=2)], ids=str)
 @pytest.mark.parametrize("mesh", [dict(tp=2), dict(tp=2, sequence_parallel=True), dict(tp=4), dict(pp=3)], ids=str)
 def test_meshes_compute_the_same(more: dict[str, Any], mesh: dict[str, Any]) -> None:
@@ -100,6 +102,7 @@ def test_gpt3_with_rank_4_on_q_and_v_trains_18874368_parameters() -> None:
     assert result.memory[0].marks["after_init"].by_kind["optim"] == 12 * trained
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("more", [dict(model="gpt"), dict(model="llama", heads=4, kv_heads=2)], ids=str)
 @pytest.mark.parametrize("target", ["q,v", "all-linear", "c_proj,o_proj,down"])
 def test_merged_weights_compute_the_same(more: dict[str, Any], target: str, tmp_path: Path) -> None:

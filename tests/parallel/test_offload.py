@@ -65,7 +65,7 @@ def assert_forms(result: RunResult) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("offload", "fields"), CASES, ids=str)
 def test_no_bit_changes_and_shapes_leave_the_record(offload: str, fields: dict[str, Any], tmp_path: Path) -> None:
     config = RunConfig(**SMALL | fields)
@@ -217,7 +217,7 @@ TP_OFFLOADS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("more", TP_OFFLOADS, ids=str)
 def test_a_node_has_room_for_a_run_where_it_has_room_for_its_plan(more: dict[str, Any], tmp_path: Path) -> None:
     """Ranks of tp count unlike parts of the norm, one gradient after the other, and hold as many bytes on the host."""

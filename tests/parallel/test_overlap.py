@@ -29,7 +29,7 @@ CHOICES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 CASES = [(name, stage) for name, (stages, _) in CHOICES.items() for stage in stages]
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(("name", "stage"), CASES)
 def test_no_bit_changes_and_shapes_leave_the_same_record(name: str, stage: int) -> None:
@@ -70,6 +70,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_replicas_average_while_backward_goes_on(name: str) -> None:
@@ -122,7 +123,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("way", WAYS)

@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("case", CASES)
 def test_no_bit_and_no_byte_changes_and_shapes_leave_the_same_record(case: str) -> None:
@@ -129,6 +129,7 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_slow_links_are_hidden_and_free_ones_cost_the_same(mesh: str, stage: int) -> None:

@@ -58,6 +58,7 @@ def expected_peak(kind: str, p: int, stage: int, m: int, v: int) -> Live:
 
 
 # -- the lists ------------------------------------------------------------------------------------------
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_slot_and_chunk_goes_forward_and_then_backward_once(kind: str) -> None:
     ways = (Forward, InputGrad, WeightGrad) if kind in APART else (Forward, Backward)
@@ -204,6 +205,7 @@ def _steps(stage: int, chunks: Chunks, actions: Sequence[Action], cost: Cost) ->
         yield "wait", key, None
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_schedule_gets_stuck(kind: str) -> None:
     """Every message is also the one that its receiver expects: a border carries no names."""
@@ -211,6 +213,7 @@ def test_no_schedule_gets_stuck(kind: str) -> None:
         assert played(lists(kind, p, m, v), chunks_of(kind, p, v)) is not None, (p, m, v)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cost", [EQUAL, TWICE], ids=["equal", "twice"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_bubble(kind: str, cost: Cost) -> None:

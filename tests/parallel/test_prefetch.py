@@ -37,7 +37,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_prefetch_changes_no_bit_and_no_volume(case: dict[str, Any]) -> None:
     """However many units: each of them is gathered once for each use, as without."""
@@ -50,6 +50,7 @@ def test_prefetch_changes_no_bit_and_no_volume(case: dict[str, Any]) -> None:
     assert all(in_flight(events) for events in ahead.events)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[4]], ids=str)
 def test_shapes_leave_the_record_of_a_real_run(case: dict[str, Any]) -> None:
     assert_same_record(small(**case, steps=1))

@@ -49,7 +49,7 @@ def trained_by_ddp(config: RunConfig) -> RunResult:
     return run(config)
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("ranks", [3, 4])
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
@@ -93,7 +93,7 @@ def states(result: RunResult, mark: str) -> Fraction:
 N = 4
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("recipe", "stage", "mark", "expected"),
     [
@@ -147,6 +147,7 @@ def test_megatron_in_fp16_keeps_an_fp32_slice_from_step_to_step(stage: int, expe
     assert states(result, "end_of_backward") == expected - Fraction(4, N if stage else 1)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("recipe", "precision"), [("megatron", "bf16"), ("fsdp2", "bf16"), ("deepspeed", "fp16")])
 def test_gradients_are_made_in_the_parameters_format(recipe: str, precision: str, stage: int) -> None:

@@ -37,7 +37,7 @@ WAYS: dict[tuple[str, int], list[dict[str, str]]] = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("stage", "partition"), STAGES)
 @pytest.mark.parametrize(
     ("precision", "accumulate"), [("fp32", 1), ("bf16", 2), pytest.param("fp16", 2, marks=pytest.mark.slow)]
@@ -63,7 +63,7 @@ ZERO_BUBBLE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("part", OF_BLOCK)
 @pytest.mark.parametrize("way", ZERO_BUBBLE, ids=str)
 def test_a_pending_weight_gradient_holds_what_was_recomputed_and_reads_no_parameter(
@@ -90,7 +90,7 @@ WORLDS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_parts_that_run_again_change_no_bit(world: dict[str, Any]) -> None:
@@ -173,7 +173,7 @@ def test_peak_of_full_is_its_inputs_and_one_block() -> None:
     assert {k: v for k, v in few.items() if k != "kept"} == {k: v for k, v in more.items() if k != "kept"}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("recompute", "saves"), [("selective", "lean"), ("full", "megatron")])
 def test_nothing_is_left_without_the_garbage_collector(stage: int, recompute: str, saves: str) -> None:

@@ -26,7 +26,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 UNLIKE = ("reduce_bucket", "reduce_buffers")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CHOICES)
 def test_no_bit_changes_and_shapes_leave_the_same_record(name: str) -> None:
     for stage in (1, 2, 3):
@@ -41,6 +41,7 @@ def test_no_bit_changes_and_shapes_leave_the_same_record(name: str) -> None:
     assert_same_record(small(**settings))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_buffers_are_those_bytes_for_each_backward_or_for_good(stage: int, count: int) -> None:

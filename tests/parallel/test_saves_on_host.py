@@ -41,7 +41,7 @@ def config(**fields: Any) -> RunConfig:
     return RunConfig(**{**SIZES, "offload_activations": True, **fields})
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("window", [5, 1, 0])
 @pytest.mark.parametrize("fields", RUNS, ids=str)
 def test_no_bit_changes_and_shapes_leave_the_record(fields: dict[str, Any], window: int) -> None:

@@ -95,7 +95,7 @@ def test_all_stages_and_partitions_give_the_references_bits(train: Any, ranks: i
         assert result.live_bytes_after == [0] * ranks
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "options",
@@ -119,7 +119,7 @@ def test_options_keep_the_references_bits(train: Any, options: dict[str, Any]) -
         assert equal(train(stage=stage, partition=partition, ranks=3, **options).weights, weights), (stage, partition)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("optimizer", OPTIONS["optimizer"].choices)
 def test_every_optimizer_takes_the_same_step_in_every_stage(train: Any, optimizer: str) -> None:
@@ -178,7 +178,7 @@ def test_an_optimizer_of_ones_own_is_a_rule() -> None:
         assert not any(memory.peak.by_kind.get("optim") for memory in after.memory)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("model", [dict(), dict(seq=1, dropout=0.1), dict(model="llama", heads=1, kv_heads=1)], ids=str)
@@ -249,6 +249,7 @@ def test_a_global_batch_gives_the_same_masks_however_it_is_cut(train: Any) -> No
         assert np.allclose(value, four.weights[name], rtol=1e-9, atol=1e-12), name
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_pairs_give_the_bits_of_direct(train: Any, stage: int) -> None:
@@ -296,6 +297,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all() -> None:
     assert gathers == [step for step in range(20) if not skipped[step]]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_gradient_that_is_not_finite_stops_the_run_and_names_rank_unit_and_step(stage: int, tmp_path: Any) -> None:
     config = RunConfig(stage=stage, precision="fp32", steps=30, lr=1e38, optimizer="sgd", **SMALL)

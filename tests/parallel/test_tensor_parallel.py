@@ -95,7 +95,7 @@ def check_mesh(model: str, mesh: dict[str, Any]) -> None:
         assert any(step.grad_norm > options["clip_norm"] for step in expected.steps)
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_mesh_trains_what_one_rank_trains(model: str) -> None:
     for mesh in MESHES:
@@ -181,6 +181,7 @@ def test_a_table_of_padding_changes_no_bit() -> None:
 OWN = "h.1.attn.c_attn.weight"  # early in what a rank holds, and its own
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", [dict(), SP], ids=["tp", "sp"])
 @pytest.mark.parametrize(("stage", "kind"), [(0, DDP), (3, Zero3)])
 def test_a_bad_gradient_is_blamed_on_its_rank(stage: int, kind: type[Strategy], options: dict[str, Any]) -> None:
@@ -199,6 +200,7 @@ def test_an_overflow_on_one_rank_skips_everywhere(stage: int, kind: type[Strateg
 
 
 # -- whole models in files, text ------------------------------------------------------------------------
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "options",
     [dict(vocab=256), dict(vocab=257, pad_vocab=True), dict(LLAMA, kv_heads=1), dict(FLAT, params=103, units=2)],

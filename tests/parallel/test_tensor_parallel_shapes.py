@@ -35,7 +35,7 @@ def config(fields: dict[str, Any]) -> RunConfig:
     return RunConfig(**{name: value for name, value in {**SMALL, **fields}.items() if value is not None})
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", SAMPLE, ids=str)
 def test_shapes_leave_the_record_of_a_real_run(fields: dict[str, Any]) -> None:
     assert_same_record(config(fields))

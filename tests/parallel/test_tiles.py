@@ -34,7 +34,7 @@ def config(**fields: Any) -> RunConfig:
     return RunConfig(**{**SIZES, **fields})
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tiles", [2, 4])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tiles_are_the_map_within_rounding_and_what_they_send_is_its_form(case: dict[str, Any], tiles: int) -> None:
@@ -50,6 +50,7 @@ def test_tiles_are_the_map_within_rounding_and_what_they_send_is_its_form(case: 
         assert all(check.agrees for check in [*check_states(tiled, stage), *check_traffic(tiled, 1, stage)])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", [CASES[1], CASES[2], dict(offload="params=host,optimizer=host", precision="bf16")])
 def test_shapes_leave_the_record_of_a_real_run(fields: dict[str, Any]) -> None:
     assert_same_record(config(**fields, tiles=2))
@@ -86,6 +87,7 @@ def test_a_tile_of_a_map_is_gathered_at_a_time(tiles: int) -> None:
     assert [unit for unit in dict.fromkeys(launched) if unit.startswith("h.0")] == tile
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("tiles", "thousands"), [(1, 8), (2, 16), (4, 32), (16, 64)])
 def test_the_papers_widths_need_no_buffer_above_2_gib(tiles: int, thousands: int) -> None:
     """Figure 6b: the largest width that trains where no piece of memory above 2 GB is free, by number of tiles."""

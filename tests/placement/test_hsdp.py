@@ -42,7 +42,7 @@ def trained(**changes: Any) -> RunResult:
 
 
 # -- weights --------------------------------------------------------------------------------------------
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "options",
@@ -67,6 +67,7 @@ def test_stages_and_partitions_of_one_mesh_are_equal_to_the_bit(options: dict[st
         assert other.live_bytes_after == [0] * other.config.mesh.ranks
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(("precision", "accumulate"), [("bf16", 2), ("fp32", 1), ("fp16", 2)])
@@ -201,6 +202,7 @@ def test_explain_puts_both_sizes_in(say: Say) -> None:
     assert "3Ψ + 2Ψ/N" in out
 
 
+@pytest.mark.slow
 def test_compare_says_which_stages_are_equal(say: Say) -> None:
     words = "compare --stages 0,1,2,3 --ranks 4 --dp-replicate 2 --steps 2"
     code, out, _ = say(words, *MODEL, "--json", "compare.json")

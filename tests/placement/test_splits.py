@@ -203,6 +203,7 @@ def pieces_of(layout: Layout, weights: dict[str, Any]) -> Iterator[Piece]:
             yield Piece(rank, flat.name, part, values)
 
 
+@pytest.mark.slow
 @given(layouts(), st.randoms(use_true_random=False))
 def test_what_was_cut_twice_is_put_together_again(layout: Layout, random: Any) -> None:
     weights = drawn(layout)

@@ -91,7 +91,7 @@ def agrees(one: Recorded, run: int = 0, *others: Recorded) -> None:
             assert row["others"][name]["marks"] == {mark: dict(shot.by_kind) for mark, shot in other.marks.items()}
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("changes", list(cases()), ids=lambda changes: "-".join(map(str, changes.values())))
 def test_ledgers_of_the_data_are_the_runs_own(changes: dict[str, Any]) -> None:
     agrees(recorded(**changes))

@@ -157,6 +157,7 @@ def test_time_is_the_clocks() -> None:
     assert one.seconds * 1e6 < times[-1] <= 2 * one.seconds * 1e6 + 1  # the second step follows the first
 
 
+@pytest.mark.slow
 def test_both_files_hold_the_same_and_a_rank_is_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for form in ("pickle", "json"):
         assert main(["export", "memory", "-o", str(tmp_path / f"a.{form}"), *FLAGS]) == 0

@@ -69,6 +69,7 @@ def test_the_parts_add_up_to_the_peak(name: str) -> None:
     assert formulas_agree(result)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_first_page_has_no_letters_and_fits_into_80_columns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = plan(small(name))
@@ -82,6 +83,7 @@ def test_the_first_page_has_no_letters_and_fits_into_80_columns(name: str, monke
         assert " ".join(text.split()).endswith("zerosim explain (formulas with numbers).")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_keeps_every_number(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it is the first page, then every table; what each table shows alone is there."""
@@ -138,6 +140,7 @@ MEET: list[dict[str, Any]] = [
 """Options that change one another's counts."""
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("fields", MEET, ids=str)
 def test_counts_and_formulas_agree_where_options_meet(fields: dict[str, Any]) -> None:
     assert formulas_agree(
@@ -189,6 +192,7 @@ def first_page(words: str, capsys: pytest.CaptureFixture[str], code: int = 0) ->
     return " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -235,6 +239,7 @@ def test_the_time_is_said_with_its_error(capsys: pytest.CaptureFixture[str]) -> 
     assert "tokens/s" not in alone
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("what", ["micro-batch", "mesh"])
 def test_json_does_not_depend_on_all(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--layers", "2", "--gpu", "v100-32", "--json", "-"]

@@ -82,7 +82,7 @@ def with_gid(figure: Figure, gid: str) -> list[Any]:
     return figure.findobj(lambda artist: artist.get_gid() == gid)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mark", MOMENTS)
 def test_memory_bars_are_the_ledgers_bytes(mark: str) -> None:
     results = runs()
@@ -94,6 +94,7 @@ def test_memory_bars_are_the_ledgers_bytes(mark: str) -> None:
     assert drawn_bars(memory_figure(results, mark=mark)) == expected_bars(bars)
 
 
+@pytest.mark.slow
 def test_stages_hold_what_the_paper_says() -> None:
     """Figure 1: 7.5B parameters on 64 ranks, printed 120, 31.4, 16.6 and 1.9 GB."""
     results = runs(model="flat", params=7_500_000_000, ranks=64, **UNSET)
@@ -165,7 +166,7 @@ def test_scaling_lines_go_through_their_points() -> None:
 
 
 # -- the timeline -----------------------------------------------------------------------------------
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_marked_peak_is_the_ledgers(stage: int) -> None:
     result = planned(stage, keep_events=True)
@@ -180,6 +181,7 @@ def test_the_marked_peak_is_the_ledgers(stage: int) -> None:
         assert peak.scope.unit in label.get_text()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", STAGES)
 def test_areas_end_at_each_mark_with_the_ledgers_bytes(stage: int) -> None:
     result = planned(stage, keep_events=True)
@@ -253,6 +255,7 @@ def many(count: int, seed: int = 0) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 def test_a_long_record_keeps_its_peak_and_is_quick() -> None:
     events = many(100_000)
     start = time.process_time()
@@ -511,6 +514,7 @@ def texts_in(svg: bytes) -> list[str]:
     return ["".join(element.itertext()) for element in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
+@pytest.mark.slow
 def test_svg_has_real_text_and_a_title() -> None:
     """Texts can be searched and read aloud, in a font that a reader has; formulas from left to right."""
     events = planned(3, keep_events=True).events[0]
@@ -607,6 +611,7 @@ def test_a_notebooks_picture_is_on_paper_of_its_own() -> None:
             assert corner.tolist() == pytest.approx([*paper, 1.0], abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_picture_says_in_words_what_it_shows() -> None:
     """In a notebook's metadata, and as an SVG's description: title, colours in words, and what stands at the ends."""
     bars = memory_figure(runs(), mark="peak")
@@ -636,7 +641,7 @@ def run_cli(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, 
 SMALL = ("--layers", "2", "--hidden", "8", "--heads", "2", "--seq", "4")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("figure", "form"),
     [*itertools.product(["memory", "scaling", "timeline", "traffic"], ["png", "svg"]), ("memory", "SVG")],

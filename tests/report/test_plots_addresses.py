@@ -92,6 +92,7 @@ def rectangles(figure: Figure, gid: str) -> set[tuple[float, float, float, float
     return {(*corner.min(axis=0), *corner.max(axis=0)) for corner in corners}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_picture_draws_them(theme: str) -> None:
     shown = read_addresses(by_hand(), Arena(100), step=0)

@@ -17,6 +17,7 @@ from zerosim.train.gradients import FORMATS, POWERS, Gradients
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--steps", "2"]
 
 
+@pytest.mark.slow
 def test_bars_are_the_counts() -> None:
     found = Gradients()
     found.add(np.array([2.0**-30, 2.0**-10, -1.5 * 2.0**-10, 2.0**-9], np.float32))
@@ -50,6 +51,7 @@ def test_gradients_that_are_all_0_are_not_drawn() -> None:
         gradients_figure(found)
 
 
+@pytest.mark.slow
 def test_gradients_writes_the_counts_that_it_draws(tmp_path: File, capsys: pytest.CaptureFixture[str]) -> None:
     out, figures = tmp_path / "g.svg", tmp_path / "g.json"
     assert main(["plot", "gradients", *SMALL, "-o", str(out), "--json", str(figures), "--theme", "dark"]) == 0

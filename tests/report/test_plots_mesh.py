@@ -36,7 +36,7 @@ def test_memory_by_pipeline_stage() -> None:
     assert traffic_formulas({"ZeRO-1": result}) == []
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2)])
 def test_a_schedule_is_drawn_slot_by_slot(kind: str, chunks: int, theme: str) -> None:

@@ -68,7 +68,7 @@ def flat(text: str) -> str:
 # -- the checks -------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -188,6 +188,7 @@ def test_padding_in_traffic_is_exact() -> None:
 
 
 # -- how it looks -------------------------------------------------------------------------------------
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize(
     "changes", [dict(), dict(ranks=9, partition="owner", stage=2), dict(ranks=8, stage=1)], ids=str

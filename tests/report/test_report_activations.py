@@ -99,6 +99,7 @@ def test_every_second_block_is_named() -> None:
     assert "Of h.1 the input alone is kept. Backward makes" in shown
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("width", [60, 100])
 @pytest.mark.parametrize("change", [{}, {"saves": "lean"}, {"attention": "flash"}, {"seq": 64, "micro_batch": 64}])
 def test_it_fits_the_width_and_loses_no_number(width: int, change: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ def test_flows_are_what_ranks_sent(stage: int, collective: str) -> None:
         assert receivers == [1 if collective == "ring" else 3] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_every_text_of_a_slide_can_be_read(theme: str) -> None:

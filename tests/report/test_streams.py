@@ -86,6 +86,7 @@ def test_the_hosts_cpu_has_a_lane_where_it_steps() -> None:
         assert "optim" not in kinds
 
 
+@pytest.mark.slow
 def test_ranks_that_have_no_lanes_are_refused(timeline: Timeline) -> None:
     figure = streams_figure(timeline, sorted(timeline.tracks), theme="dark")
     assert figure.get_label().startswith("A step of ")
@@ -93,6 +94,7 @@ def test_ranks_that_have_no_lanes_are_refused(timeline: Timeline) -> None:
         streams_figure(timeline, [1])
 
 
+@pytest.mark.slow
 def test_the_command_draws_and_says_what_it_drew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, figures = tmp_path / "step.svg", tmp_path / "step.json"
     words = ["plot", "streams", "--gpu", "h100-80", "--ranks", "4", "--layers", "2", "--hidden", "64", "--heads", "4"]

@@ -20,6 +20,7 @@ from zerosim.train.plan import plan
 WIDE = ("--hidden", "64", "--heads", "4", "--gpu", "a100-80", "--stages", "0,3")
 
 
+@pytest.mark.slow
 def test_points_are_plans_of_that_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for along, words in (("parameters", ("--sizes", "1,2")), ("ranks", ("--ranks-list", "1,2", "--layers", "2"))):
         out = tmp_path / "x.svg"
@@ -37,6 +38,7 @@ def test_points_are_plans_of_that_size(tmp_path: Path, capsys: pytest.CaptureFix
                 assert point["fits"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_what_does_not_fit_is_hollow_and_said_to_be(theme: str) -> None:
     lines = {"DDP": [Point(1, 90.0, True), Point(8, 100.0, False)], "ZeRO-3": [Point(1, 80.0, True)]}

@@ -134,6 +134,7 @@ def term(*flags: str, **options: Any) -> Iterator[Term]:
         opened.close()
 
 
+@pytest.mark.slow
 def test_a_session_of_keys_stands_where_the_world_does() -> None:
     with zerosim.debug(config(), start="collective") as world, term("--stage", "3", "--ranks", "3") as shown:
         first = shown.wait_for("every rank is waiting at the next collective", STATUS)
@@ -236,6 +237,7 @@ def test_pages_open_scroll_and_close() -> None:
         shown.wait_for("ZeRO-3 on 3 ranks", 0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_a_jump_and_then_quits() -> None:
     with term("--ranks", "4", "--stage", "3", "--steps", "500") as shown:
         shown.press("r")
@@ -249,6 +251,7 @@ def test_ctrl_c_stops_a_jump_and_then_quits() -> None:
         assert shown.is_restored()
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_restores_the_terminal(number: signal.Signals, code: int) -> None:
@@ -270,6 +273,7 @@ def test_it_is_drawn_anew_when_the_terminal_changes_its_size() -> None:
         shown.wait_for("30 x 8 is too small")
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_reported_and_can_be_looked_at() -> None:
     with term("--ranks", "2", "--stage", "0", "--capacity", "80KB") as shown:
         shown.press("f")
@@ -296,6 +300,7 @@ def test_no_color_and_an_encoding_without_arrows() -> None:
         assert shown.output.isascii()
 
 
+@pytest.mark.slow
 def test_a_dumb_terminal_gets_text() -> None:
     with term("--ranks", "2", "--steps", "1", TERM="dumb") as shown:
         assert shown.end() == 0
@@ -310,6 +315,7 @@ def piped(*flags: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_piped_it_prints_every_event_of_its_steps(steps: int) -> None:

@@ -69,7 +69,7 @@ WORLDS = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS, ids=str)
 def test_stepping_to_the_end_leaves_what_run_leaves(world: dict[str, Any]) -> None:
@@ -177,7 +177,7 @@ def test_names_of_events_are_taken_as_they_are_written_elsewhere() -> None:
 # -- collectives ------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("world", [*WORLDS[3:7], dict(stage=0, ranks=1)], ids=str)
 def test_all_ranks_go_to_the_next_collective(world: dict[str, Any]) -> None:
     config = tiny(**world)
@@ -354,6 +354,7 @@ MESHES = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_the_map_of_owners_holds_every_element_once_for_each_copy(mesh: dict[str, Any]) -> None:
     config = tiny(**{**dict(stage=3, ranks=4, steps=1), **mesh})

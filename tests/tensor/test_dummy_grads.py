@@ -55,6 +55,7 @@ def test_the_first_step_holds_as_much_as_the_second(more: dict[str, Any]) -> Non
     assert [rank.peak.by_kind for rank in one] == [rank.peak.by_kind for rank in two]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 @pytest.mark.parametrize("more", [{}, {"stage": 0, "pp": 2, "pipeline": "zb-h1"}, {"tp": 2, "precision": "fp16"}])
 def test_no_bit_depends_on_them(model: str, more: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ def small(**changes: Any) -> RunConfig:
     return RunConfig(**{**values, "recompute": "full", "attention": "flash", **changes})
 
 
+@pytest.mark.quick(1)
 @ALLOCATORS
 def test_numbers_and_live_bytes_are_those_of_exact(allocator: str, conf: str | None, capacity: int | None) -> None:
     exact = run(small())
@@ -63,6 +64,7 @@ def test_a_finished_record_is_read_by_the_same_class(allocator: str, conf: str |
         assert ledger.peaks == there.memory[0].allocator
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_long_and_short_lived_bytes_fragment_an_arena_and_md_mends_it(stage: int) -> None:
     """ZeRO, sections 3.2 and 6.3. The arena holds exactly what is live at the peak, not a byte more."""

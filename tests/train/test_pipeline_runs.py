@@ -102,7 +102,7 @@ def named(fields: dict[str, Any]) -> str:
     return str({name: value for name, value in fields.items() if {**GPT, **TRAINING}.get(name) != value})
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(
     "fields", [*EXACT, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_EXACT)], ids=named
@@ -116,6 +116,7 @@ def test_a_pipeline_of_untied_units_has_the_bits_of_one_stage(fields: dict[str, 
         assert any(step.grad_norm > fields["clip_norm"] for step in result.steps)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("accumulate", [2, 1])
 def test_stages_of_one_mesh_are_equal_in_pairs(accumulate: int) -> None:
@@ -229,7 +230,7 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", SHAPES, ids=str)
 def test_shapes_leave_the_record_of_a_pipeline(fields: dict[str, Any]) -> None:
     assert_same_record(RunConfig(**{**GPT, **TRAINING, "steps": 1, "seq": 4, **fields}))
@@ -264,6 +265,7 @@ def test_an_overflow_on_one_stage_skips_the_step_on_all() -> None:
 
 
 # -- the command line -----------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_weights_are_the_whole_models_on_any_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

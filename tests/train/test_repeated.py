@@ -52,6 +52,7 @@ def left(fields: dict[str, Any], *, every_block: bool) -> Any:
     return {rank: result.events[rank] for rank in result.ran}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_repeated_block_leaves_the_record_of_one_that_runs(case: str) -> None:
     assert left(CASES[case], every_block=False) == left(CASES[case], every_block=True)

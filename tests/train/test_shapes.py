@@ -44,7 +44,7 @@ RANKS = (1, 3, 8)
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("stage", "partition"), PARTITIONS)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_shapes_leave_the_record_of_a_real_run(stage: int, partition: str, precision: str) -> None:

@@ -29,6 +29,7 @@ PLANS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("fields", PLANS, ids=str)
 def test_a_plan_records_about_as_many_events_as_expected(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
