@@ -29,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a unit that stays": dict(GPT, stage=3, pp=2, layers=4, keep_last_unit=True),
     "owners": dict(GPT, stage=2, partition="owner", optimizer="muon"),
     "tensor parallel": dict(LLAMA, stage=1, tp=2, recipe="megatron"),
+    "the second stage's ring": dict(LLAMA, layers=4, stage=1, pp=2, tp=2, collective="ring", freeze="model.layers.3"),
     "sequence parallel": dict(GPT, stage=1, tp=2, sequence_parallel=True, recompute="selective", layers=2),
     "kept on the host": dict(
         LLAMA, stage=3, tp=2, recompute="full", partition_activations=True, cpu_checkpointing=True
