@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from zerosim.config import RunConfig
-from zerosim.device.events import Alloc
+from zerosim.device.events import Alloc, Launch
+from zerosim.errors import InputError
 from zerosim.placement.spec import FlatSpec, unit_of
 from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
@@ -161,3 +162,75 @@ def test_a_block_whose_maps_are_frozen_keeps_no_inputs_for_them() -> None:
     results = [run(config), run(config.replace(freeze="*,!h.1"))]
     kept = [{row.op for row in result.saved["h.2"] if row.what == "input"} for result in results]
     assert kept[0] - kept[1] == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
+
+
+ZERO_BUBBLE = [("zb-h1", 0), ("zb-h1", 3), ("zb-v", 1), ("zb-v", 2)]
+
+
+@pytest.mark.parametrize(("pipeline", "stage"), ZERO_BUBBLE)
+def test_a_frozen_block_above_a_trained_one_has_no_weight_gradient_to_wait_for(pipeline: str, stage: int) -> None:
+    """A schedule lists its weight gradient all the same. Blocks that are repeated leave its record too."""
+    config = RunConfig(
+        **SMALL | dict(steps=1), ranks=2, pp=2, pipeline=pipeline, stage=stage, accumulate=4, freeze="h.3"
+    )
+    result, few = run(config), plan(config)
+    every = plan(config, every_rank=True, every_block=True)
+    assert result.live_bytes_after == [0, 0]
+    for planned in (few, every):
+        assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+        assert planned.traffic == result.traffic
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("overlap", ["none", "reduce"])
+def test_a_pipeline_stage_that_trains_nothing_has_no_buffer_to_reduce_from(stage: int, overlap: str) -> None:
+    fields = SMALL | dict(
+        ranks=4, pp=2, stage=stage, reduce_bucket=3001, overlap=overlap, tie_embeddings=False, steps=1
+    )
+    config = RunConfig(**fields, freeze="wte,wpe,h.0,h.1")
+    result, planned = run(config, keep_events=True), plan(config)
+    assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+    buffers = [
+        sum(isinstance(event, Alloc) and event.nbytes == 2 * 3001 for event in events) for events in result.events
+    ]
+    assert buffers == [0, 0, *[1 + (overlap == "reduce")] * 2]
+
+
+@pytest.mark.parametrize("recompute", ["full", "full:2"])
+@pytest.mark.parametrize("offload", ["", "params=host"])
+def test_a_recomputed_block_that_no_backward_reaches_is_not_prefetched_for_one(recompute: str, offload: str) -> None:
+    """By leaf module a recomputed block's backward begins with its leaves' forward, if there is a backward."""
+    fields = SMALL | dict(ranks=2, stage=3, gather="module", prefetch=2, recompute=recompute, offload=offload)
+    result = run(RunConfig(**fields, freeze="*,!ln_f"), keep_events=True)
+    assert result.live_bytes_after == [0, 0]
+    backward = {
+        event.scope.unit
+        for event in result.events[0]
+        if isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase == "backward"
+    }
+    assert backward == {"lm_head", "ln_f"}
+
+
+def test_a_pattern_that_matches_nothing_names_the_only_parameter() -> None:
+    config = RunConfig(model="flat", params=1000, units=1, ranks=1, steps=1, freeze="wte")
+    with pytest.raises(InputError, match=r"'wte': matches no parameter of flat; its parameters are units\.0\.weight$"):
+        run(config)
+
+
+@pytest.mark.parametrize("gather", ["unit", "module"])
+def test_an_owner_holds_all_states_of_its_buffers(gather: str) -> None:
+    """Frozen buffers are dealt out among themselves, so that a trained one's parameters lie with its states."""
+    config = RunConfig(**SMALL, ranks=4, stage=3, partition="owner", gather=gather, freeze="wte,h.1")
+    layout = plan(config).layout
+    for rank in range(4):
+        for name in layout.flats:
+            parts = {layout.part(rank, name, state) for state in layout.rows(name)}
+            assert parts == {layout.own(rank, name)}
+
+
+def test_a_frozen_buffer_has_no_gaps_between_blocks_of_states_that_it_lacks() -> None:
+    config = RunConfig(**SMALL, ranks=2, stage=3, optimizer="adam8bit", freeze=SOME)
+    result, planned = run(config), plan(config)
+    assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+    for name, flat in result.layout.flats.items():
+        assert (flat.numel > flat.num_parameters) == result.layout.is_trained(name)

@@ -37,6 +37,8 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=2, freeze="layers.0", lora_target="q_proj"),
     *(LLAMA | dict(ranks=4, stage=stage, base="nf4") for stage in range(4)),
     GPT | dict(ranks=3, stage=3, base="nf4", gather="module", recipe="deepspeed", lora_target="all-linear"),
+    GPT | dict(ranks=2, stage=1, base="nf4", freeze="h.0"),  # adapters that are frozen stay numbers
+    LLAMA | dict(ranks=2, stage=3, base="nf4", freeze="lora_A", gather="module", lora_target="all-linear"),
     GPT | dict(ranks=4, stage=3, base="nf4", tp=2, lora_target="all-linear", recompute="full"),
     GPT | dict(ranks=4, stage=3, base="nf4", partition="owner", dp_replicate=2, lora_dropout=0.1),
     LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),

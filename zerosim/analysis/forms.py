@@ -66,6 +66,20 @@ def late_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -
     return formulas.late_states(cost, frozen_of(config)) if late and config.grads.late else {}
 
 
+def local_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -> dict[str, Form]:
+    """Return a rank's bytes of local shards beside whole states: the additions of a delayed update, and at stage 1 an
+    offloaded local shard of the gradients."""
+    found, own = late_states(config, cost, late), _own_grads(config, cost)
+    return found if own is None else found | {"grad": own + found.get("grad", Form())}
+
+
+def _own_grads(config: RunConfig, cost: BytesPerParameter) -> Form | None:
+    """Return the local shard's copy in another memory, beside whole gradients on the device; None without one."""
+    if config.states_stage != 1 or config.offload.memory_of("grads") == DEVICE:
+        return None
+    return formulas.model_states(2, cost, frozen_of(config))["grad"]
+
+
 def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
     stage, grads, optim = config.states_stage, config.grads, config.optim
     held = frozen_of(config)
@@ -92,6 +106,8 @@ def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
         return
     for kind, memory in config.offload.by_state.items():
         whole, beside = at["states"][kind], more.get(kind, Form())
+        if kind == "optim" and config.reduction.is_encoded:  # only where the states are on the device
+            whole = whole + formulas.KEPT
         if kind == "param" and memory == DEVICE and more:  # new ones wait on the host
             yield Key("lies", kind, HOST), beside
         elif stage > 1 or kind != "grad":
@@ -101,8 +117,7 @@ def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
                 whole = whole + zeropp.second(config)
             else:
                 yield Key("lies", kind), zeropp.second(config)
-        if kind == "grad" and stage == 1 and memory != DEVICE:  # the local shard's copy, beside the whole on the device
-            own = formulas.model_states(2, cost, held)[kind]
+        if kind == "grad" and (own := _own_grads(config, cost)) is not None:
             yield from (
                 (Key("lies", kind), whole),
                 (Key("lies", kind, memory), own + beside),

@@ -94,6 +94,8 @@ def nodes_note(config: RunConfig) -> str:
     """Return which ranks' bytes leave a node, and by which way."""
     if config.mesh.axes.nodes == 1:
         return "Model states are divided within a node; across nodes replicas average their gradients."
+    if is_owned(config):
+        return "Owners receive more than they send, so nodes differ: the bytes are the mean over nodes."
     if config.world.algorithm in ("ring", "native"):
         return "A ring leaves a node once, however many ranks are in it: (N-1)/N of a volume. NCCL's rings do the same."
     return (

@@ -246,7 +246,7 @@ def formulas_agree(result: RunResult) -> bool:
         for stage in stages:
             sent = (*check_traffic(result, step, stage), *check_exchanges(result, step, stage))
             agreed += [check.agrees for check in sent]
-            agreed += [check.agrees for check in check_nodes(result, step, stage)]
+            agreed += [check.agrees is not False for check in check_nodes(result, step, stage)]
             if result.config.memory.cpu_checkpointing or result.config.offload.is_on:
                 agreed += [check.agrees is not False for check in check_copies(result, step, stage)]
     if has_block(saved):

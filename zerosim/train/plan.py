@@ -31,7 +31,7 @@ from zerosim.ledger.entries import Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
-from zerosim.placement.classes import classes, reasons
+from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build import build_model, node_memories, node_ranks, world_of
 from zerosim.train.build_strategy import layout_of
@@ -122,20 +122,26 @@ def _plan(
     check_quantized(config, model)
     layout = layout_of(config, model)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
+    of_owners = around if config.parallel.partition == "owner" else (0,)  # and what goes to an owner
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
-    stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
-    uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
+    uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     costs = costs_of(config, cluster) if cluster is not None and clock else None
     ledgers: dict[int, RankLedgers] = {}
-    while missing := sorted(set(stands_for) - ledgers.keys()):
-        for rank in missing:
+
+    def run(ranks: Collection[int]) -> None:
+        for rank in sorted(set(ranks) - ledgers.keys()):
             ledgers[rank] = RankLedgers(
                 rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
             )
-            reports[rank] = _run_rank(config, ledgers[rank], uneven, repeats, skipped, keep_events, cluster)
-        # owners of other units may reduce buffers that their group does not divide: then more ranks have to run
-        if not every_rank:
-            stands_for = classes(layout, reasons(uneven.found, by_tensor=by_tensor), around)
+            uneven[rank] = _UnevenReductions()
+            reports[rank] = _run_rank(config, ledgers[rank], uneven[rank], repeats, skipped, keep_events, cluster)
+
+    stands_for = list(range(config.mesh.ranks))
+    if not every_rank:
+        stands_for = classes(layout, reasons(by_tensor=by_tensor), of_owners)
+        run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
+        stands_for = by_shares(stands_for, layout.mesh, {rank: uneven[rank].found for rank in set(stands_for)}, around)
+    run(stands_for)
     size = node_ranks(config, cluster)
     result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
     if costs is None:
@@ -316,14 +322,14 @@ class _KnownSkips(StepControl):
 
 class _UnevenReductions:
     """A reader of all_reduce calls that their group does not divide, as (axes, elements): members add unequal
-    shares."""
+    shares, unless each adds all of it."""
 
     def __init__(self) -> None:
         self.found: set[tuple[tuple[str, ...], int]] = set()
 
     def read(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Launch) and event.op == "all_reduce":
+            if isinstance(event, Launch) and event.op == "all_reduce" and event.algorithm != "pairs":
                 numel = event.payload_bytes // dtype(event.dtype).itemsize
                 if numel % len(event.group):
                     self.found.add((tuple(event.axis.split("+")), numel))
