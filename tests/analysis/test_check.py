@@ -19,13 +19,14 @@ from zerosim.analysis.expect import Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.asked import model_of
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
-from zerosim.analysis.expect.figures import VERDICTS, parse_figure, printed_like
+from zerosim.analysis.expect.figures import UNITS, VERDICTS, parse_figure, printed_like
 from zerosim.analysis.expect.keys import FIGURES, KEYS
 from zerosim.analysis.expect.largest import edge
 from zerosim.cli.main import main
 from zerosim.config import PLAN_DEFAULTS, RunConfig, read_scenario
 from zerosim.config.files import ScenarioFile, read_scenario_file
 from zerosim.errors import InputError
+from zerosim.units import parse_bytes, parse_count
 
 FOLDER = Path(__file__).parents[2] / "scenarios"
 FILES = sorted(path.name for path in FOLDER.glob("*.toml") if path.name != "first.toml")
@@ -244,6 +245,9 @@ def test_figures_are_read_as_they_are_printed() -> None:
     assert commas is not None
     assert commas.value == 1_557_611_200
     assert parse_figure("-", "bytes", "GB") is None
+    for dimension, flag in (("bytes", parse_bytes), ("count", parse_count)):  # a unit means what it means in a flag
+        for unit, size in UNITS[dimension].items():
+            assert size == flag(f"1{unit}")
 
 
 # -------------------------------------------------------------------------------------------- the command

@@ -121,14 +121,15 @@ def test_where_even_one_row_is_too_much_nothing_is_estimated_twice() -> None:
 
 @pytest.mark.slow
 def test_without_a_clock_memory_ranks() -> None:
-    room = 10**12
+    room, whole = 10**12, list[RunConfig]()
     plain = Trials(
         lambda asked: 0.0,
         lambda asked: figures_within(asked, room) or Figures(0, 0, None),
         lambda asked: figures_within(asked, room),
         lambda asked: room,
     )
-    result = best_meshes(plan_config(**SMALL), BATCH, plain)
+    result = best_meshes(plan_config(**SMALL), BATCH, plain, say=lambda asked, figures: whole.append(asked))
+    assert result.planned == len(whole) > 0
     peaks = [one.peak_bytes for one in result.found]
     assert peaks == sorted(peaks)
     assert all(one.time is None for one in result.found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import zerosim
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.copies import check_copies, check_memories
 from zerosim.config import RunConfig, plan_config
-from zerosim.device.events import Alloc, Copy, Kernel
+from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Kernel, Wait
 from zerosim.errors import OutOfMemory
 from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.report.plots.by_stage import memory_bars
@@ -136,6 +137,56 @@ def test_three_tiles_of_states_are_on_the_host_at_most() -> None:
     peak = result.memory[0].others[HOST].peak.by_kind
     assert tile * 12 < peak["optim"] <= 3 * 12 * tile
     assert peak.get("grad", 0) <= 3 * 2 * tile
+
+
+def with_copies_in_flight(events: Iterable[Event], waiter: str) -> Iterator[tuple[Event, list[Copy]]]:
+    """Yield each event, and the copies before it for which the waiter has not waited."""
+    flying: dict[int | None, Copy] = {}
+    for event in events:
+        yield event, list(flying.values())
+        if isinstance(event, Copy) and event.purpose == "offload":
+            flying[event.work] = event
+        elif isinstance(event, Wait) and event.by == waiter:
+            flying.pop(event.work, None)
+
+
+def test_beside_a_tile_that_steps_the_next_is_read_and_the_one_before_is_written() -> None:
+    """A tile's write waits for the one before: files of two tiles are never written at the same time."""
+    fields = SMALL | dict(stage=1, steps=1, layers=6, accumulate=1)
+    result = plan(plan_config(**fields, offload="optimizer=nvme"), keep_events=True)
+    beside, tiles = [], [*result.layout.flats]
+    step = [event for event in result.events[0] if event.scope.phase == "optimizer"]
+    for event, copies in with_copies_in_flight(step, CPU):
+        writes = {copy.scope.unit for copy in copies if copy.target == NVME}
+        if isinstance(event, Kernel) and event.name == "adam":
+            beside.append(({copy.scope.unit for copy in copies if copy.source == NVME}, writes))
+        elif isinstance(event, Copy) and event.target == NVME:
+            assert writes <= {event.scope.unit}
+    before, after = [set(), *({tile} for tile in tiles)], [*({tile} for tile in tiles[1:]), set()]
+    assert beside == list(zip(after, before[:-1], strict=True))
+
+
+@pytest.mark.parametrize("offload", ["optimizer=host", INFINITY])
+def test_one_gradient_leaves_while_backward_goes_on(offload: str) -> None:
+    fields = SMALL | dict(stage=3, steps=1, layers=6)
+    result = plan(plan_config(**fields, offload=offload), keep_events=True)
+    leaving = {
+        sum(copy.source == DEVICE for copy in copies)
+        for event, copies in with_copies_in_flight(result.events[0], COMPUTE)
+        if isinstance(event, Kernel) and event.scope.phase == "backward" and event.place == DEVICE
+    }
+    assert leaving == {0, 1}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_gather_brings_its_parameters_once(prefetch: int) -> None:
+    fields = SMALL | dict(stage=3, steps=1, layers=6, accumulate=1, prefetch=prefetch)
+    result = plan(plan_config(**fields, offload="params=nvme"), keep_events=True)
+    rows = [row for row in result.traffic[0] if row.phase in ("forward", "backward")]
+    times = {
+        op: sum(row.calls for row in rows if row.op == op) for op in ("all_gather", "nvme to host", "host to device")
+    }
+    assert set(times.values()) == {2 * (len(result.layout.flats) + 1)}  # the tied table is used twice
 
 
 def test_with_prefetch_the_next_comes_to_the_device_and_the_one_after_to_the_host() -> None:

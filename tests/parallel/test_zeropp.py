@@ -25,7 +25,7 @@ from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.not_modelled import not_modelled
 from zerosim.device.device import Kind
-from zerosim.device.events import Launch, Message
+from zerosim.device.events import Kernel, Launch, Message
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.parallel.compression.groups import decode, encode, grad_groups, weight_groups
@@ -355,6 +355,23 @@ def test_what_leaves_a_node_is_what_messages_carry(collective: str) -> None:
                     peers = others if event.peer < 0 else [event.peer]
                     away += event.nbytes * event.count * sum(peer > 1 for peer in peers) // len(peers)
         assert away == check_nodes(result, 0)[-1].counted
+
+
+def test_a_code_takes_three_operations_to_make_and_one_to_add() -> None:
+    """Over 3 nodes of 2 ranks: a rank decodes all gathered weights, and of a gradient its slice from every node."""
+    config = RunConfig(**{**SMALL, **QWZ, **QGZ, "ranks": 6, "hidden": 48, "steps": 1})
+    events, flops = plan(config, keep_events=True).events[0], dict.fromkeys(("quantize", "reduce", "dequantize"), 0)
+    codes = dict.fromkeys(("dp_shard", "node", "nodes"), 0)
+    for event in events:
+        if isinstance(event, Launch) and event.dtype == "uint8":
+            codes[event.axis] += event.payload_bytes * (1 if event.axis == "dp_shard" else 2)  # int8 or int4
+        elif isinstance(event, Kernel) and event.name in flops and event.work is None:
+            flops[event.name] += event.flops
+    gathered, first, second = codes.values()
+    made = {"quantize": gathered // 6 + first, "reduce": second}
+    added = {"reduce": first, "dequantize": gathered + second}
+    assert flops == {name: 3 * made.get(name, 0) + added.get(name, 0) for name in flops}
+    assert gathered > first > second > 0
 
 
 def test_three_psi_become_three_quarters_across_nodes() -> None:

@@ -284,7 +284,10 @@ def two_parameters(device: Device) -> tuple[Flat, Parameter, Parameter]:
 def test_a_parameters_gradient_is_its_window(device: Device) -> None:
     flat, a, b = two_parameters(device)
     x = tensor([[1.0, 10.0]], device, dtype="fp64")
-    F.linear(x, a, b).sum().backward()
+    y = F.linear(x, a, b)
+    assert y.node is not None
+    assert y.node.depth == 1  # a parameter is a leaf, of depth 0
+    y.sum().backward()
     assert flat.take_grad().array.tolist() == [1, 1, 10, 10, 1, 1]
 
 

@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
+from zerosim.comm.runtime import Context, launch
 from zerosim.config import plan_config
+from zerosim.device.device import Kind
+from zerosim.dtypes import fp32
 from zerosim.errors import InputError, OutOfMemory, RankFailed
+from zerosim.tensor.tensor import Tensor
+from zerosim.train.build import build_rank, place_rank, world_of
+from zerosim.train.build_updater import build_updater
 from zerosim.train.plan import plan
+from zerosim.train.repeated import Rehearsals, Repeated
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -29,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a unit that stays": dict(GPT, stage=3, pp=2, layers=4, keep_last_unit=True),
     "owners": dict(GPT, stage=2, partition="owner", optimizer="muon"),
     "tensor parallel": dict(LLAMA, stage=1, tp=2, recipe="megatron"),
+    "the second stage's ring": dict(LLAMA, layers=4, stage=1, pp=2, tp=2, collective="ring", freeze="model.layers.3"),
     "sequence parallel": dict(GPT, stage=1, tp=2, sequence_parallel=True, recompute="selective", layers=2),
     "kept on the host": dict(
         LLAMA, stage=3, tp=2, recompute="full", partition_activations=True, cpu_checkpointing=True
@@ -56,6 +64,27 @@ def left(fields: dict[str, Any], *, every_block: bool) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_a_repeated_block_leaves_the_record_of_one_that_runs(case: str) -> None:
     assert left(CASES[case], every_block=False) == left(CASES[case], every_block=True)
+
+
+def test_without_gradients_or_with_another_function_a_block_runs() -> None:
+    """A rehearsal is of a block's own function, and leaves a graph for backward: neither is asked for here."""
+    config = plan_config(**CASES["ddp"])
+
+    def record(repeats: Rehearsals | None) -> Any:
+        def program(ctx: Context) -> Any:
+            built = build_rank(ctx, config, build_updater(config, 1), repeats=repeats)
+            place_rank(ctx, built.model, built.strategy, lambda flat, group: None)
+            block = next(unit for unit in built.model.units if unit.name == "h.0")
+            assert isinstance(block, Repeated) == (repeats is not None)
+            x = Tensor(ctx.device.alloc((1, 16, 32), fp32, Kind.ACTIVATION))
+            with ctx.device.no_grad():
+                block.forward(x)
+            block.forward(x, 0, lambda x: x * 2.0)
+            return list(ctx.device.recorder.events)
+
+        return launch(program, world_of(config, keep_events=True))
+
+    assert record({}) == record(None)
 
 
 def test_one_case_runs_out_of_memory_inside_a_block() -> None:
