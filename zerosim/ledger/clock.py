@@ -362,6 +362,7 @@ class _Calls:
     def __init__(self, runs: Mapping[int, _Run], stands_for: Sequence[int], costs: Costs) -> None:
         self.runs, self.stands_for, self.costs = runs, stands_for, costs
         self._members: dict[tuple[int, ...], tuple[_Run, ...]] = {}
+        self._seconds: dict[tuple[object, ...], float] = {}  # of a call, by all that its duration depends on
 
     def members(self, group: tuple[int, ...]) -> tuple[_Run, ...]:
         if group not in self._members:
@@ -385,9 +386,15 @@ class _Calls:
             if ready is None:
                 return False
             start = max(start, ready)
-        call.start, call.stop = start, start + self.costs.collective(call.launch)
+        call.start, call.stop = start, start + self._takes(call.launch)
         run.end_call(call)
         return True
+
+    def _takes(self, launch: Launch) -> float:
+        like = launch.op, launch.group, launch.payload_bytes, launch.algorithm
+        if like not in self._seconds:
+            self._seconds[like] = self.costs.collective(launch)
+        return self._seconds[like]
 
     def _ready(self, run: _Run, key: Key) -> float | None:
         """Return a member's earliest start: after its launch and the earlier work of its stream; None before its

@@ -6,6 +6,7 @@ no history. It returns frozen snapshots.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -64,6 +65,9 @@ class MemoryLedger:
         self._padding: dict[str, int] = {}
         self._total = 0
         self._past: dict[Moment, Snapshot] = {}  # the peaks of finished moments
+        self._nth: Counter[tuple[int, str, int]] = (
+            Counter()
+        )  # and how many there are of each step, phase and microbatch
         self._moment = Moment(-1, "", 0)  # without `by_moment` one moment, the whole run
         self._peak_bytes = 0  # of the present moment
         self._peak_scope = Scope()
@@ -152,8 +156,8 @@ class MemoryLedger:
         if where != self._moment[:3]:
             if self._peak_bytes:
                 self._past[self._moment] = self._peak_of_moment()
-            nth = sum(moment[:3] == where for moment in self._past)
-            self._moment, self._peak_bytes = Moment(*where, nth), 0
+                self._nth[self._moment[:3]] += 1
+            self._moment, self._peak_bytes = Moment(*where, self._nth[where]), 0
 
     def _peak_of_moment(self) -> Snapshot:
         by_unit, padding = _less(self._by_unit, self._by_unit_since), _less(self._padding, self._padding_since)
