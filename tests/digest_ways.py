@@ -175,7 +175,7 @@ PAGES: Mapping[str, str] = {
     "plot streams": "plot streams --model gpt2 --ranks 4 --pp 2 --stage 1 --accumulate 4 --gpu h100 --out OUT.svg",
     "plot schedule": "plot schedule --pp 4 --accumulate 8 --pipeline zb-h1 --out OUT.svg",
     "plot memory": "plot memory --model gpt2 --ranks 16 --pp 4 --stage 1 --accumulate 6 --out OUT.svg",
-    "step html": "step --model gpt --layers 2 --ranks 2 --stage 3 --html OUT.html",
+    "step": "step --model gpt --layers 2 --ranks 2 --stage 3 --steps 1",
 }
 
 
@@ -244,6 +244,6 @@ def _steady(printed: object, folder: str) -> str:
 
 def _printed(argv: list[str]) -> tuple[int, str]:
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), patch("sys.stdin", io.StringIO()):
         code = main(argv)
     return code, out.getvalue()

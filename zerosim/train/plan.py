@@ -17,11 +17,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from zerosim.comm.runtime import Context, launch_alone, make_backend
+from zerosim.comm.runtime import Context, launch_alone
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.device.device import Device, Phase
+from zerosim.device.device import Phase
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory, wrong
@@ -33,10 +33,7 @@ from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import classes, reasons
 from zerosim.placement.memories import DEVICE
-from zerosim.train.build import build_model, node_memories, node_ranks, world_of
-from zerosim.train.build_strategy import layout_of
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
+from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
 from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
 from zerosim.train.rank import Inputs, train_rank
@@ -117,10 +114,7 @@ def _plan(
     clock: bool,
 ) -> RunResult:
     """Plan all microbatches."""
-    model = build_model(config, Device(0, make_backend("meta")))
-    check_trained(config, model)
-    check_quantized(config, model)
-    layout = layout_of(config, model)
+    whole = declare(config)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
@@ -132,12 +126,12 @@ def _plan(
             ledgers[rank] = RankLedgers(
                 rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
             )
-            reports[rank] = _run_rank(config, ledgers[rank], uneven, repeats, skipped, keep_events, cluster)
+            reports[rank] = _run_rank(config, whole, ledgers[rank], uneven, repeats, skipped, keep_events, cluster)
         # owners of other units may reduce buffers that their group does not divide: then more ranks have to run
         if not every_rank:
-            stands_for = classes(layout, reasons(uneven.found, by_tensor=by_tensor), around)
+            stands_for = classes(whole.layout, reasons(uneven.found, by_tensor=by_tensor), around)
     size = node_ranks(config, cluster)
-    result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
+    result = collect(config, *whole, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
     if costs is None:
         return result
     paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
@@ -269,6 +263,7 @@ def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = N
 
 def _run_rank(
     config: RunConfig,
+    whole: Whole,
     ledgers: RankLedgers,
     uneven: _UnevenReductions,
     repeats: Rehearsals | None,
@@ -284,7 +279,7 @@ def _run_rank(
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-            return train_rank(ctx, config, inputs, make_control=control, repeats=repeats).reports
+            return train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 
