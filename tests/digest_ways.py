@@ -1,6 +1,6 @@
 """What `digests.py` takes beside random cases: small models in every way, and what every verb prints.
 
-A way is planned twice: with its events, all microbatches of them, and on a GPU without, as a page does. A page is a
+A way is planned twice on a GPU: with its events, those of all microbatches, and without, as a page does. A page is a
 command line, whose text and JSON are read, and the plans inside it.
 """
 
@@ -21,6 +21,7 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory, RankFailed
 from zerosim.train import plan as planning
+from zerosim.train.extend import Planned
 from zerosim.train.result import RankMemory, RunResult
 
 GPT: dict[str, Any] = dict(model="gpt", layers=4, hidden=64, heads=8, seq=32, vocab=256, ranks=4, accumulate=6)
@@ -180,16 +181,16 @@ PAGES: Mapping[str, str] = {
 
 
 def of_way(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What a way's plans leave: events in both precisions, all figures, and those of short plans on a GPU."""
+    """What a way's plans leave: events in both precisions, all figures, and those of short plans."""
     found: dict[str, Any] = {}
     cluster = cluster_of(find_hardware("h100"))
     for precision in (None, "fp32"):
         given = {**fields, **({"precision": precision} if precision and "precision" not in fields else {})}
-        whole = _ended(given, keep_events=True)
+        whole, short = _ended(given, keep_events=True, cluster=cluster), _ended(given, cluster=cluster)
         found[f"events {precision}"] = whole if isinstance(whole, tuple) else [whole.events[rank] for rank in whole.ran]
-        found[f"whole {precision}"] = whole if isinstance(whole, tuple) else of_plan(whole)
-        short = _ended(given, cluster=cluster)
-        found[f"short {precision}"] = short if isinstance(short, tuple) else of_plan(short)
+        for name, ended in {"whole": whole, "short": short}.items():
+            found[f"{name} {precision}"] = ended if isinstance(ended, tuple) else of_plan(ended)
+            found[f"{name} time {precision}"] = None if isinstance(ended, tuple) else ended.time
     return found
 
 
@@ -203,17 +204,17 @@ def _ended(fields: Mapping[str, Any], **how: Any) -> RunResult | tuple[Any, ...]
 
 
 def of_plan(result: RunResult) -> tuple[Any, ...]:
-    """A plan's figures, with the order of its tables' rows."""
+    """A plan's figures but its time, with the order of its tables' rows."""
     memory = [_memory(result.memory[rank]) for rank in result.ran]
     traffic = [result.traffic[rank] for rank in result.ran]
     saved = result.saved, result.saved_again
-    return memory, traffic, result.time, saved, result.stands_for, result.live_bytes_after, result.steps
+    return memory, traffic, saved, result.stands_for, result.live_bytes_after, result.steps
 
 
 def _memory(held: RankMemory) -> tuple[Any, ...]:
     return (
         *(held.marks, held.peak, held.allocator, held.host_peak_bytes, held.states, held.allocator_marks),
-        *(held.first_step_bytes, held.others),
+        *(held.first_step_bytes, {name: (one.marks, one.peak) for name, one in held.others.items()}),
     )
 
 
@@ -221,10 +222,10 @@ def of_page(line: str) -> dict[str, Any]:
     """What a command leaves: exit code, text with all tables, JSON, written file, and the plans inside it."""
     inner, plans = planning._plan, list[Any]()
 
-    def spied(*args: Any, **how: Any) -> RunResult:
-        result = inner(*args, **how)
-        plans.append((result.config.data.accumulate, of_plan(result)))
-        return result
+    def spied(*args: Any, **how: Any) -> Planned:
+        planned = inner(*args, **how)
+        plans.append((planned.result.config.data.accumulate, of_plan(planned.result)))
+        return planned
 
     with tempfile.TemporaryDirectory() as folder, patch.object(planning, "_plan", spied):
         argv = [re.sub("^OUT", f"{folder}/out", word) for word in line.split()]

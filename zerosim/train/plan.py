@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -26,15 +26,16 @@ from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
+from zerosim.ledger.costs import Costs
 from zerosim.ledger.costs_of import costs_of
-from zerosim.ledger.entries import Entry
+from zerosim.ledger.entries import Entries, Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import classes, reasons
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
-from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
+from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
@@ -78,22 +79,25 @@ def plan(
     if cluster is not None and clock and config.grads.late == config.optim.steps == 1:
         raise wrong("steps", " 1: step 2 applies the delayed update of step 1; choose 2 steps, or leave it out")
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
-
+    whole = declare(config)
+    costs = costs_of(config, cluster) if cluster is not None and clock else None
     repeats: Rehearsals | None = None if every_block else {}
 
-    def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
-        return _plan(asked, every_rank, repeats, skipped, keep_events, cluster, by_moment, clock)
+    def planned(asked: RunConfig, by_moment: bool = False) -> Planned:
+        return _plan(asked, whole, every_rank, repeats, skipped, keep_events, cluster, costs, by_moment)
 
-    # Under GPipe, where reductions delay the last backward, another pipeline stage may be the slowest of a long step: a
-    # search within a capacity ranks by exact times.
-    # Pending weight gradients are slack, which unequal stages use up over many microbatches: no short step tells.
-    kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
-    timed = cluster is not None and clock and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))
-    result = None if keep_events or timed else from_short_plans(config, partial(planned, by_moment=True))
+    def time_of(found: Planned) -> StepTime | None:
+        return None if costs is None else _time(found, costs)
+
+    others, result = node_memories(config, cluster), None
+    if not keep_events:
+        capacities = {DEVICE: config.memory.capacity, **others}
+        result = from_short_plans(config, partial(planned, by_moment=True), time_of, capacities)
     if result is None:
         check_plan(config, config.data.accumulate, every_rank=every_rank)
-        result = planned(config)
-    check_nodes(result.memory, result.node_ranks, node_memories(config, cluster))
+        found = planned(config)
+        result = replace(found.result, time=time_of(found))
+    check_nodes(result.memory, result.node_ranks, others)
     return result
 
 
@@ -105,21 +109,20 @@ def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: b
 
 def _plan(
     config: RunConfig,
+    whole: Whole,
     every_rank: bool,
     repeats: Rehearsals | None,
     skipped: Collection[int],
     keep_events: bool,
     cluster: Cluster | None,
+    costs: Costs | None,
     by_moment: bool,
-    clock: bool,
-) -> RunResult:
+) -> Planned:
     """Plan all microbatches."""
-    whole = declare(config)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
     uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
-    costs = costs_of(config, cluster) if cluster is not None and clock else None
     ledgers: dict[int, RankLedgers] = {}
     while missing := sorted(set(stands_for) - ledgers.keys()):
         for rank in missing:
@@ -132,19 +135,22 @@ def _plan(
             stands_for = classes(whole.layout, reasons(uneven.found, by_tensor=by_tensor), around)
     size = node_ranks(config, cluster)
     result = collect(config, *whole, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
-    if costs is None:
-        return result
-    paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
+    return Planned(result, {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None})
 
-    def time_of(entries: Mapping[int, Sequence[Entry]]) -> StepTime:
-        return step_time(simulate(entries, stands_for, config.mesh.axes, costs), stands_for)
 
-    time = time_of(paces)
+def _time(found: Planned, costs: Costs) -> StepTime:
+    """Return the time of a planned step."""
+    (result, entries), config = found, found.result.config
+
+    def of(entries: Mapping[int, Entries]) -> StepTime:
+        return step_time(simulate(entries, result.stands_for, config.mesh.axes, costs), result.stands_for)
+
+    time = of(entries)
     if config.optim.steps is None and result.steps[0].estimated:  # one of that many steps has an estimate
-        without = {rank: [entry for entry in paces[rank] if not _is_of_estimate(entry)] for rank in paces}
+        without = {rank: [one for one in entries[rank] if not _is_of_estimate(one)] for rank in entries}
         every = OPTIMIZERS[config.optim.optimizer].estimates_every
-        time = extrapolated(time_of(without), time, 1 / every - 1)
-    return replace(result, time=time)
+        time = extrapolated(of(without), time, 1 / every - 1)
+    return time
 
 
 def _is_of_estimate(entry: Entry) -> bool:
