@@ -114,8 +114,8 @@ class OutOfMemory(ZerosimError):
 
     `live` holds the live bytes by kind at the request of `requested` bytes for `kind`, `by_unit` those by
     unit and kind; `room` the allocator's free memory, if the capacity alone does not explain the refusal;
-    `advice`, if there is a run, the cheapest tried change that fits. `memory`: the device's, or one of its
-    node's, of which each rank of the node holds at most `held` bytes.
+    `advice`: the cheapest tried change that fits, '' if none does, None if none was tried. `memory`: the device's, or
+    one of its node's, of which each rank of the node holds at most `held` bytes.
     """
 
     exit_code = 3

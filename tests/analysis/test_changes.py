@@ -21,7 +21,7 @@ def test_a_recipe_brings_what_follows_from_it() -> None:
 def test_one_setting_of_the_other_is_all_that_changes(name: str) -> None:
     a = RunConfig(model="gpt2", stage=3, prefetch=2, bucket_bytes=None, lr=0.1)
     b = RunConfig(model="gpt2-medium", stage=2, recompute="full")
-    both = with_one(a, b, name)
+    both = with_one(a, b, name).sure()
     assert both.value(name) == b.value(name)
     brought = {"stage": {"prefetch", "overlap"}, "model": {"layers", "hidden", "heads", "kv_heads", "ffn"}}
     assert {one.name for one in settings(a, both)} == {name} | brought.get(name, set())  # stage 2 prefetches nothing

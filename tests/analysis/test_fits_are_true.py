@@ -144,7 +144,7 @@ def test_blocks_that_are_left_from_one_step_may_be_too_much_in_the_next() -> Non
 def test_a_run_is_advised_for_the_steps_that_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RunConfig] = []
 
-    def cheapest(config: RunConfig, *_: object) -> str | None:
+    def cheapest(config: RunConfig, *_: object, **__: object) -> str | None:
         asked.append(config)
         return None
 

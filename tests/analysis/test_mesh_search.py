@@ -63,6 +63,47 @@ def test_an_estimate_is_near_the_plan(mesh: dict[str, Any]) -> None:
     assert nbytes == pytest.approx(took.peak_bytes, rel=0.02)
 
 
+@pytest.mark.parametrize("node", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        dict(ranks=8),
+        dict(ranks=8, tp=2),
+        dict(ranks=12, tp=4),
+        dict(ranks=20),
+        dict(ranks=2),
+        dict(ranks=16, dp_replicate=2),
+    ],
+)
+def test_replicas_fill_a_node_each_and_still_divide_the_states(node: int, mesh: dict[str, Any]) -> None:
+    asked = plan_config(**{**SMALL, **mesh}, stage=3)
+    found = [one.mesh.axes for one in beside(asked, node) if one.mesh.dp_replicate != asked.mesh.dp_replicate]
+    assert all(axes.dp_shard > 1 and axes.dp_shard * axes.tp == node for axes in found)
+    shards = node // asked.mesh.tp
+    is_whole = 1 < shards < asked.mesh.shards and asked.mesh.shards % shards == 0
+    assert bool(found) == (is_whole and asked.mesh.dp_replicate == 1)  # else they are given
+
+
+def test_what_goes_with_few_blocks_only_is_estimated_whole() -> None:
+    """A pattern of block 3 matches nothing in a model of two blocks."""
+    frozen = plan_config(**{**SMALL, "layers": 8}, freeze="h.3")
+    took = unlimited(frozen)
+    assert took.time is not None
+    assert estimate(frozen, unlimited) == (took.time.seconds, took.peak_bytes)
+    assert least_seconds(A100)(frozen) <= took.time.seconds
+    assert least_memory(frozen)(frozen) <= took.peak_bytes
+
+
+def test_a_ladder_is_made_of_what_other_options_allow() -> None:
+    offloaded = plan_config(**SMALL, offload_activations=True)
+    again = {tuple(one.memory.recompute for one in ladder) for ladder in ladders(offloaded, 4, 8)}
+    assert again == {("none", "selective")}
+    grouped = dict(pipeline="interleaved", micro_batch_group=3)
+    of_pipelines = [ladder[0] for ladder in ladders(plan_config(**SMALL), 12, 8, grouped) if ladder[0].mesh.pp > 1]
+    assert {one.data.accumulate for one in of_pipelines} == {3, 6, 12}
+    assert any(ladder[0].mesh.pp == 1 for ladder in ladders(plan_config(**SMALL), 12, 8, grouped))
+
+
 def test_where_even_one_row_is_too_much_nothing_is_estimated_twice() -> None:
     asked: list[RunConfig] = []
 
@@ -142,6 +183,29 @@ def test_a_time_limit_and_ctrl_c_show_the_best_so_far(
     said = " ".join(capsys.readouterr().out.split())
     assert "there may be better ones" in said
     assert "--micro-batch" in said
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    "words",
+    ["--ranks-per-node 2", "--offload-activations", "--freeze h.3", "--micro-batch-group 3 --pipeline interleaved",
+     "--overlap-param-gather", "--grad-buckets views"],
+)  # fmt: skip
+def test_given_options_narrow_a_search_and_do_not_end_it(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best is planned with the flags that are given, without those that it has no use for."""
+    sizes = ["--ranks=2", "--layers=4", "--hidden=16", "--heads=2", "--seq=4", "--vocab=16"]
+    given = ["--limit", "10MB", *words.split(), *sizes]
+    assert main(["fit", "--find", "mesh", "--global-batch", "6", *given]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    flags = said.split(" A GPT")[0]
+    gone = (
+        re.findall(r"--\S+(?: [^-:]\S*)?", match[1]) if (match := re.search("Leave out (.*?): this mesh", said)) else []
+    )
+    kept = f" {' '.join(given)} "
+    for flag in gone:
+        assert f" {flag} " in kept
+        kept = kept.replace(f" {flag} ", " ")
+    assert main(["plan", *kept.split(), *flags.split(), "--quiet"]) == 0
 
 
 def test_the_fewest_ranks_that_fit_are_found(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from zerosim.analysis.meshes import ladders
 from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, in_whole_nodes, most_that_fits
 from zerosim.config import RunConfig, plan_config
-from zerosim.errors import OutOfMemory
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.plan import peak_within
 
 SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8)
@@ -105,6 +105,41 @@ def test_offload_comes_after_what_the_device_can_do_and_before_more_devices() ->
     assert all("--ranks" in flags for flags in order[last + 1 :])
     least = "--stage 3 --offload optimizer=host --attention flash --recompute full"
     assert least in order
+
+
+def test_a_change_that_other_options_exclude_is_passed_over_and_a_weaker_one_takes_its_place() -> None:
+    """Whole blocks are not recomputed beside --offload-activations; stage 3 has no --overlap-param-gather."""
+    tried = [flags for _, flags in changes(config(offload_activations=True, micro_batch=1))]
+    assert not any("--recompute full" in flags for flags in tried)
+    assert "--stage 3 --attention flash --recompute selective" in tried
+    assert all("--recompute selective" in flags for flags in tried if "--ranks" in flags)
+    tried = [flags for _, flags in changes(config(overlap_param_gather=True, stage=1, micro_batch=1))]
+    assert {flags.split()[1] for flags in tried if "--stage" in flags} == {"2"}
+    assert "--stage 2 --attention flash --recompute full" in tried
+
+
+def test_what_has_no_effect_after_a_change_goes_with_it() -> None:
+    live = config(stage=3, prefetch_elements=10, max_live=100)
+    tried = {flags: changed for changed, flags in changes(live)}
+    assert tried["--prefetch-elements 0 --max-live 0"] == live.replace(prefetch_elements=0, max_live=0)
+
+
+def test_more_ranks_have_as_few_microbatches_as_a_pipeline_can_group() -> None:
+    """Groups of 3 on 2 pipeline stages: of 4 microbatches one would be left alone."""
+    grouped = config(layers=4, pp=2, stage=1, accumulate=6, pipeline="interleaved", micro_batch_group=3, micro_batch=1)
+    counts = {changed.mesh.ranks: changed.data.accumulate for changed, _ in changes(grouped)}
+    assert [counts[ranks] for ranks in (4, 8, 16)] == [3, 3, 3]
+
+
+def test_a_trial_that_refuses_a_change_does_not_end_the_search() -> None:
+    def trial(asked: RunConfig, capacity: int) -> Mapping[str, int]:
+        if asked.data.accumulate > 1:
+            raise InputError("accumulate 2: a plan would record too many events")
+        return {"activation": 100 * asked.data.micro_batch, "param": 100 if asked.mesh.ranks == 2 else 0}
+
+    assert [tip.split(" would")[0] for tip in cheapest_fits(config(micro_batch=2), 120, trial)] == [
+        "--stage 3 --attention flash --recompute full --micro-batch 1 --ranks 4"
+    ]
 
 
 def test_what_another_memory_refuses_does_not_fit() -> None:
@@ -240,6 +275,45 @@ def test_searches_keep_to_what_a_mesh_divides(field: str, mesh: dict[str, Any], 
     assert found.best is not None
     assert {tried.value for tried in found.tried} <= values | {8, 10, 14, 16}
     assert found.best.value == max(values) if field == "ranks" else 6
+
+
+@pytest.mark.parametrize("edge", [1, 2, 5, 8, 12, 37, 100])
+def test_a_search_passes_over_refused_values_and_finds_the_edge_of_the_others(edge: int) -> None:
+    """Only multiples of 3 can be planned, up to 63."""
+
+    def trial(tried: RunConfig) -> int:
+        if tried.data.micro_batch % 3 or tried.data.micro_batch > 63:
+            raise InputError(f"micro_batch {tried.data.micro_batch}: choose another one", field="micro_batch")
+        return tried.data.micro_batch
+
+    found = most_that_fits(config(micro_batch=3), "micro_batch", edge, trial)
+    assert {tried.value % 3 for tried in found.tried} == {0}
+    assert (found.best and found.best.value) == (min(edge, 63) // 3 * 3 or None)
+    assert (found.beyond and found.beyond.value) == (None if edge > 63 else edge // 3 * 3 + 3)
+    assert found.refusal.startswith("--micro-batch 6" if edge > 63 else "--micro-batch ")
+
+
+def test_a_search_tries_ranks_that_fill_nodes_and_secondary_shards() -> None:
+    for given, ranks in (
+        ({"ranks_per_node": 6}, 18),
+        ({"secondary_shard": 4}, 16),
+        ({"ranks_per_node": 2, "tp": 2}, 14),
+    ):
+        asked = config(stage=3, ranks=12, **given)
+        found = fewest_ranks(asked, 100, lambda tried: 1400 // tried.mesh.ranks)
+        assert found.best is not None
+        assert found.best.value == ranks
+        whole = in_whole_nodes(asked, found, 8, lambda tried: 1400 // tried.mesh.ranks)
+        assert whole.whole_nodes is not None
+        assert whole.whole_nodes.value == {18: 24}.get(ranks, 16)
+
+
+def test_a_search_whose_own_value_is_refused_says_so() -> None:
+    def trial(tried: RunConfig) -> int:
+        raise InputError(f"freeze 'nothing': matches no parameter, of {tried.data.micro_batch} rows")
+
+    with pytest.raises(InputError, match="matches no parameter, of 4 rows"):
+        most_that_fits(config(micro_batch=4), "micro_batch", 10, trial)
 
 
 def test_candidates_are_meshes_that_the_model_can_be_cut_for() -> None:

@@ -108,6 +108,19 @@ def test_deepspeed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "optimizer_step" not in fp32["sections"]  # there is nothing to cast
 
 
+def test_frozen_weights_have_no_buckets_and_no_fp32_copies(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", "--layers", "2", "--ranks", "4", "--lora-rank", "4", "--recipe"]
+    ddp = figures(capsys, [*words, "ddp", "--stage", "0"])
+    trained = ddp["num_trained"]
+    assert 0 < trained < ddp["num_parameters"]
+    assert lines(ddp, "reduction_buffers") == [("comm", "2Ψ_t", 2 * trained)]
+    second, third = (figures(capsys, [*words, "deepspeed", "--stage", stage]) for stage in "23")
+    assert "reduction_buffers" not in second["sections"]
+    assert terms(third, "reduction_buffers") == {"comm": 2 * 500_000_000}
+    for deepspeed in (second, third):
+        assert lines(deepspeed, "optimizer_step")[1] == ("upcast", "4Ψ_t/N", Fraction(4 * trained, 4))
+
+
 def test_a_stage_that_the_framework_lacks_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Megatron itself has no stage 2" in flat(shown(capsys, [*ASKED, "--recipe", "megatron"]))
 

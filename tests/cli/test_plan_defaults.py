@@ -212,3 +212,37 @@ def test_a_plan_names_every_flag_that_makes_it_a_run(
         beside = run["ranks"][rank["rank"]]
         assert (rank["memory"], rank["traffic"]) == (beside["memory"], beside["traffic"])
     assert "zerosim run with the same flags" not in page(capsys, "plan", *words, *flags)
+
+
+# -- defaults beside given values ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("flags", "values"),
+    [
+        ("--fp32-softmax", {"attention": "eager", "fp32_softmax": True}),
+        ("--pp 2 --pipeline interleaved --micro-batch-group 3 --layers 4", {"accumulate": 9, "attention": "flash"}),
+        ("--pp 2 --stage 2 --optimizer sgd --momentum 0.9 --compress dgc --grad-dtype fp32", {"accumulate": 1}),
+    ],
+)
+def test_a_default_gives_way_to_given_values(
+    flags: str, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(capsys, *TINY, *flags.split(), "--limit", "1GB")
+    assert found | values == found
+
+
+def test_what_is_wrong_beside_every_default_is_told_as_given(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in ("--heads 3", "--heads 3 --pp 2", "--heads 3 --fp32-softmax --pp 2"):
+        assert main(["plan", *TINY, *flags.split(), "--limit", "1GB"]) == 2
+        assert capsys.readouterr().err == "zerosim: error: --heads 3 do not divide hidden 64: choose heads that do\n"
+
+
+def test_the_fewest_ranks_are_searched_among_those_that_other_options_allow(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", "--find", "ranks", *SIZES, "--limit", "700KB"]
+    for flags, step in (
+        ("--ranks-per-node 8", 8),
+        ("--secondary-shard 3", 3),
+        ("--dp-replicate 2 --ranks-per-node 2", 4),
+    ):
+        found = figures(capsys, *words, *flags.split())
+        assert found["best"]["value"] % step == 0
+        assert main(["plan", *words[3:], *flags.split(), "--ranks", str(found["best"]["value"]), "--quiet"]) == 0

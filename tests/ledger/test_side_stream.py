@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config
-from zerosim.device.events import Launch, Scope, Wait
+from zerosim.device.events import Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.grading.waiting import OnPaper
 from zerosim.ledger.clock import simulate
@@ -18,7 +19,7 @@ from zerosim.ledger.entries import Busy, Entry
 from zerosim.ledger.side_stream import beside
 from zerosim.placement.mesh import Mesh
 from zerosim.report.time import step_lines
-from zerosim.train.plan import plan, timeline_of
+from zerosim.train.plan import paces_of, plan, timeline_of
 
 A100 = replace(cluster_of(find_hardware("a100-80")), contention=0.0)
 RUN: dict[str, Any] = dict(
@@ -60,6 +61,47 @@ def test_the_side_stream_hides_waits_alone_and_leaves_the_record_as_it_is(more: 
     assert beside_it.compute == pytest.approx(at_once.compute, rel=1e-12)
     assert (beside_it.kernels, beside_it.flops) == (at_once.kernels, at_once.flops)
     assert [nbytes for _, nbytes in beside_it.live] == [nbytes for _, nbytes in at_once.live]
+
+
+OFFLOADS: list[dict[str, Any]] = [
+    dict(offload="optimizer=host", delayed_update=1),
+    dict(offload="optimizer=host,params=host", delayed_update=1, prefetch=1, accumulate=3),
+    dict(offload="optimizer=nvme,params=nvme", delayed_update=2, steps=3),
+    dict(offload="optimizer=host,grads=nvme", accumulate=3),
+    dict(offload="optimizer=nvme,params=nvme", accumulate=2, gather="unit", prefetch=2),
+]
+
+
+@pytest.mark.parametrize("more", OFFLOADS, ids=str)
+def test_beside_offload_no_wait_comes_before_its_launch(more: dict[str, Any]) -> None:
+    """What a reduction's result goes through, to the host and to a drive, is deferred with it; parameters are not."""
+    fields = RUN | dict(hidden=64, seq=32, layers=2, reduce_bucket=50_000, prefetch_elements=0) | more
+    off, on = (plan(plan_config(**fields, overlap_comm=on), keep_events=True) for on in (False, True))
+    assert on.events == off.events
+    at_once, deferred = (paces_of(result, A100, detail=True)[0] for result in (off, on))
+    assert Counter(deferred) == Counter(at_once)
+    assert deferred != at_once
+    launched = set[int | None]()
+    for entry in deferred:
+        if isinstance(entry, Launch | Copy | CpuEvent):
+            launched.add(entry.work)
+        assert not isinstance(entry, Wait) or entry.work in launched
+    timed = plan(plan_config(**fields), cluster=A100).time
+    assert timed is not None
+    assert timed.seconds <= timeline_of(off, A100).last.end * (1 + 1e-12)
+
+
+def test_the_gate_of_new_parameters_stays_where_it_is() -> None:
+    """By hand: a reduction's result goes to the host; the CPU's update beside it gates other copies to the device."""
+    scope = Scope(0, "backward", "h.0")
+    launch, wait, _ = _reduction(0, 4, 0)
+    out = Copy(scope, "device", "host", 4, "offload", 1, "compute")
+    gate, back = Wait(scope, 9, "host to device"), Copy(scope, "host", "device", 4, "offload", 2, "compute")
+    second = Copy(scope, "device", "host", 4, "offload", 3, "compute")
+    waits = Wait(scope, 1), Wait(scope, 3, "cpu")
+    product = Busy(scope, "linear_dgrad", 4.0, 0, 0)
+    entries = [launch, wait, out, gate, back, second, *waits, product]
+    assert list(beside(entries)) == [launch, gate, back, product, wait, out, second, *waits]
 
 
 def test_recipe_deepspeed_overlaps_its_reductions_at_stage_3_alone() -> None:

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from zerosim.config import RunConfig
-from zerosim.device.events import Alloc
+from zerosim.device.events import Alloc, Launch
+from zerosim.errors import InputError
 from zerosim.placement.spec import FlatSpec, unit_of
+from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -23,6 +25,10 @@ CASES: tuple[dict[str, Any], ...] = (
     *(dict(ranks=2, stage=stage, recipe="fsdp2") for stage in (2, 3)),
     *(dict(ranks=2, stage=stage, recipe="megatron") for stage in (0, 1)),
     dict(ranks=2, stage=0, recipe="ddp"),
+    dict(ranks=1, stage=0, recipe="ddp"),
+    dict(ranks=4, stage=0, recipe="ddp", tp=2),
+    dict(ranks=4, stage=0, recipe="ddp", pp=2, accumulate=2),
+    dict(ranks=2, stage=0, recipe="ddp", optimizer="adam8bit"),
     dict(ranks=4, stage=3, tp=2, accumulate=2),
     dict(ranks=4, stage=2, pp=2, accumulate=2),
     dict(ranks=4, stage=1, pp=2, tp=2, clip_norm=0.1, precision="fp16"),
@@ -43,6 +49,7 @@ def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[st
     result, planned = run(config), plan(config, every_rank=True)
     assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
     assert planned.traffic == result.traffic
+    assert formulas_agree(result)
     first = run(config.replace(steps=1, lr=1e-30)).weights
     changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
     assert changed == {name for name in first if name.startswith(("h.1.", "ln_f."))}
@@ -74,6 +81,58 @@ def test_the_stages_hold_and_send_what_is_trained_and_give_the_same_bits() -> No
         assert all(np.array_equal(result.weights[name], one) for name, one in results[0].weights.items())
 
 
+LORA: dict[str, Any] = dict(lora_rank=4)
+TRAINS_ON_ONE_STAGE: dict[str, Any] = dict(freeze="*,!h.3,!ln_f", tie_embeddings=False)
+BUFFERS: tuple[tuple[dict[str, Any], dict[str, Any], list[int]], ...] = (
+    (dict(ranks=2, stage=0, recipe="ddp"), LORA, [2 * 1024] * 2),
+    (dict(ranks=2, stage=0, recipe="ddp", grad_dtype="fp32"), LORA, [4 * 1024] * 2),
+    (dict(ranks=2, stage=0, grad_buckets="views"), LORA, [0] * 2),
+    (dict(ranks=4, stage=0, recipe="ddp", pp=2, accumulate=2), LORA, [2 * 512] * 4),
+    (dict(ranks=4, stage=0, recipe="ddp", pp=2, accumulate=2), TRAINS_ON_ONE_STAGE, [0, 0, 2 * 3312, 2 * 3312]),
+    (dict(ranks=4, stage=0, recipe="ddp", tp=2), LORA, [2 * 768] * 4),
+    (dict(ranks=1, stage=0, recipe="ddp"), LORA, [0]),
+    (dict(ranks=2, stage=0, recipe="ddp", tp=2), LORA, [0] * 2),
+    (dict(ranks=1, stage=0, recipe="ddp", grad_buckets="copies"), LORA, [2 * 1024]),
+    *((dict(ranks=2, stage=stage, recipe="megatron"), LORA, [0] * 2) for stage in range(2)),
+    *((dict(ranks=2, stage=stage, recipe="fsdp2"), LORA, [0] * 2) for stage in (2, 3)),
+    *((dict(ranks=n, stage=3, recipe="deepspeed", reduce_bucket=5000), LORA, [2 * 5000] * n) for n in (1, 2)),
+    *(
+        (dict(ranks=n, stage=stage, recipe="deepspeed", reduce_bucket=5000), LORA, [0] * n)
+        for n in (1, 2)
+        for stage in (1, 2)
+    ),
+    (dict(ranks=2, stage=3, pp=2, accumulate=2, reduce_bucket=300), TRAINS_ON_ONE_STAGE, [0, 2 * 300]),
+)
+
+
+@pytest.mark.parametrize(("case", "what", "nbytes"), BUFFERS, ids=str)
+def test_permanent_reduction_buffers_are_for_trained_weights_alone(
+    case: dict[str, Any], what: dict[str, Any], nbytes: list[int]
+) -> None:
+    """PyTorch's DDP has buckets of trained parameters, and one rank has no DDP unless it is asked for. DeepSpeed's
+    buffer has one size, whatever is trained and on how many ranks, at stage 3 from the start. Megatron's gradient
+    buffer and FSDP2's shards are gradients. Of 18,400 parameters 1,024 are adapters'."""
+    result = plan(RunConfig(**SMALL, **case, **what), every_rank=True)
+    assert [memory.marks["after_init"].by_kind.get("comm", 0) for memory in result.memory] == nbytes
+    assert formulas_agree(result)
+    trained = sum(f.num_parameters for f in result.layout.flats.values() if result.layout.is_trained(f.name))
+    for memory in result.memory:  # in fp32 at most, stored and not reduced yet
+        held = memory.marks["end_of_backward"].by_kind.get("grad", 0) + memory.peak.by_kind.get("unsharded_grad", 0)
+        assert held <= 8 * trained
+
+
+def test_constant_size_buffers_are_there_in_each_backward_where_something_is_trained() -> None:
+    """DeepSpeed's stages 1 and 2, on one rank as on two: what a stage trains decides whether, not how large."""
+    pipeline: dict[str, Any] = dict(ranks=2, pp=2, accumulate=2, **TRAINS_ON_ONE_STAGE)
+    for case, counts in ((LORA | dict(ranks=1), [2]), (LORA | dict(ranks=2), [2, 2]), (pipeline, [0, 4])):
+        config = RunConfig(**SMALL, stage=2, recipe="deepspeed", reduce_bucket=5000, **case)
+        events = plan(config, every_rank=True, keep_events=True).events
+        made = [
+            sum(isinstance(e, Alloc) and e.kind == "comm" and e.nbytes == 2 * 5000 for e in each) for each in events
+        ]
+        assert made == counts
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"recompute": "full"}, {"tp": 2, "sequence_parallel": True}, {"pp": 2}, {"model": "llama"}], ids=str
 )
@@ -103,3 +162,75 @@ def test_a_block_whose_maps_are_frozen_keeps_no_inputs_for_them() -> None:
     results = [run(config), run(config.replace(freeze="*,!h.1"))]
     kept = [{row.op for row in result.saved["h.2"] if row.what == "input"} for result in results]
     assert kept[0] - kept[1] == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
+
+
+ZERO_BUBBLE = [("zb-h1", 0), ("zb-h1", 3), ("zb-v", 1), ("zb-v", 2)]
+
+
+@pytest.mark.parametrize(("pipeline", "stage"), ZERO_BUBBLE)
+def test_a_frozen_block_above_a_trained_one_has_no_weight_gradient_to_wait_for(pipeline: str, stage: int) -> None:
+    """A schedule lists its weight gradient all the same. Blocks that are repeated leave its record too."""
+    config = RunConfig(
+        **SMALL | dict(steps=1), ranks=2, pp=2, pipeline=pipeline, stage=stage, accumulate=4, freeze="h.3"
+    )
+    result, few = run(config), plan(config)
+    every = plan(config, every_rank=True, every_block=True)
+    assert result.live_bytes_after == [0, 0]
+    for planned in (few, every):
+        assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+        assert planned.traffic == result.traffic
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("overlap", ["none", "reduce"])
+def test_a_pipeline_stage_that_trains_nothing_has_no_buffer_to_reduce_from(stage: int, overlap: str) -> None:
+    fields = SMALL | dict(
+        ranks=4, pp=2, stage=stage, reduce_bucket=3001, overlap=overlap, tie_embeddings=False, steps=1
+    )
+    config = RunConfig(**fields, freeze="wte,wpe,h.0,h.1")
+    result, planned = run(config, keep_events=True), plan(config)
+    assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+    buffers = [
+        sum(isinstance(event, Alloc) and event.nbytes == 2 * 3001 for event in events) for events in result.events
+    ]
+    assert buffers == [0, 0, *[1 + (overlap == "reduce")] * 2]
+
+
+@pytest.mark.parametrize("recompute", ["full", "full:2"])
+@pytest.mark.parametrize("offload", ["", "params=host"])
+def test_a_recomputed_block_that_no_backward_reaches_is_not_prefetched_for_one(recompute: str, offload: str) -> None:
+    """By leaf module a recomputed block's backward begins with its leaves' forward, if there is a backward."""
+    fields = SMALL | dict(ranks=2, stage=3, gather="module", prefetch=2, recompute=recompute, offload=offload)
+    result = run(RunConfig(**fields, freeze="*,!ln_f"), keep_events=True)
+    assert result.live_bytes_after == [0, 0]
+    backward = {
+        event.scope.unit
+        for event in result.events[0]
+        if isinstance(event, Launch) and event.op == "all_gather" and event.scope.phase == "backward"
+    }
+    assert backward == {"lm_head", "ln_f"}
+
+
+def test_a_pattern_that_matches_nothing_names_the_only_parameter() -> None:
+    config = RunConfig(model="flat", params=1000, units=1, ranks=1, steps=1, freeze="wte")
+    with pytest.raises(InputError, match=r"'wte': matches no parameter of flat; its parameters are units\.0\.weight$"):
+        run(config)
+
+
+@pytest.mark.parametrize("gather", ["unit", "module"])
+def test_an_owner_holds_all_states_of_its_buffers(gather: str) -> None:
+    """Frozen buffers are dealt out among themselves, so that a trained one's parameters lie with its states."""
+    config = RunConfig(**SMALL, ranks=4, stage=3, partition="owner", gather=gather, freeze="wte,h.1")
+    layout = plan(config).layout
+    for rank in range(4):
+        for name in layout.flats:
+            parts = {layout.part(rank, name, state) for state in layout.rows(name)}
+            assert parts == {layout.own(rank, name)}
+
+
+def test_a_frozen_buffer_has_no_gaps_between_blocks_of_states_that_it_lacks() -> None:
+    config = RunConfig(**SMALL, ranks=2, stage=3, optimizer="adam8bit", freeze=SOME)
+    result, planned = run(config), plan(config)
+    assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
+    for name, flat in result.layout.flats.items():
+        assert (flat.numel > flat.num_parameters) == result.layout.is_trained(name)

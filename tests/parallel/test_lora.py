@@ -12,6 +12,7 @@ from zerosim.config import RunConfig
 from zerosim.config.tuning import is_adapter
 from zerosim.device.events import Alloc
 from zerosim.models.adapters import adapters_of, merged
+from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -27,6 +28,8 @@ CASES: tuple[dict[str, Any], ...] = (
     GPT | dict(ranks=2, stage=2, partition="owner", freeze="!ln_f,!wte"),
     GPT | dict(ranks=4, stage=3, tp=2, lora_target="all-linear", lora_dropout=0.1),
     GPT | dict(ranks=4, stage=1, tp=2, sequence_parallel=True, lora_target="all-linear", recipe="megatron"),
+    GPT | dict(ranks=2, stage=0, recipe="ddp"),
+    GPT | dict(ranks=4, stage=0, recipe="ddp", tp=2, lora_target="all-linear"),
     GPT | dict(ranks=4, stage=2, pp=2, accumulate=4, layers=4),
     GPT | dict(ranks=4, stage=0, pp=2, accumulate=4, pipeline="zb-h1", layers=4),
     *(LLAMA | dict(ranks=2, stage=stage, lora_target="all-linear") for stage in range(4)),
@@ -34,6 +37,8 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=2, freeze="layers.0", lora_target="q_proj"),
     *(LLAMA | dict(ranks=4, stage=stage, base="nf4") for stage in range(4)),
     GPT | dict(ranks=3, stage=3, base="nf4", gather="module", recipe="deepspeed", lora_target="all-linear"),
+    GPT | dict(ranks=2, stage=1, base="nf4", freeze="h.0"),  # adapters that are frozen stay numbers
+    LLAMA | dict(ranks=2, stage=3, base="nf4", freeze="lora_A", gather="module", lora_target="all-linear"),
     GPT | dict(ranks=4, stage=3, base="nf4", tp=2, lora_target="all-linear", recompute="full"),
     GPT | dict(ranks=4, stage=3, base="nf4", partition="owner", dp_replicate=2, lora_dropout=0.1),
     LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),
@@ -47,6 +52,7 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
     result, planned = run(config), plan(config, every_rank=True)
     assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
     assert planned.traffic == result.traffic
+    assert formulas_agree(result)
     first = run(config.replace(steps=1, lr=1e-30)).weights
     changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
     assert changed == set(filter(config.tuning.trains, first))

@@ -14,6 +14,7 @@ from zerosim.analysis.compare import check_states
 from zerosim.analysis.copies import check_copies, check_memories
 from zerosim.config import RunConfig, plan_config
 from zerosim.device.events import Alloc, Copy, Kernel
+from zerosim.errors import OutOfMemory
 from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.report.plots.by_stage import memory_bars
 from zerosim.train.plan import plan
@@ -206,3 +207,25 @@ def test_pictures_and_the_stepper_have_a_bar_for_each_memory() -> None:
         assert rank.memories == ["device", "host"]
         assert rank.memory("host").by_kind == result.memory[0].others["host"].marks["end_of_backward"].by_kind
         assert "in its host memory" in rank._repr_html_()
+
+
+TP_OFFLOADS: list[dict[str, Any]] = [
+    dict(stage=1, lora_rank=2, offload="optimizer=nvme"),
+    dict(stage=2, model="llama", kv_heads=1, offload="optimizer=host,grads=nvme"),
+    dict(stage=3, sequence_parallel=True, offload="optimizer=host", gather="module"),
+    dict(stage=3, dp_replicate=2, offload="optimizer=nvme,params=nvme"),
+]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("more", TP_OFFLOADS, ids=str)
+def test_a_node_has_room_for_a_run_where_it_has_room_for_its_plan(more: dict[str, Any], tmp_path: Path) -> None:
+    """Ranks of tp count unlike parts of the norm, one gradient after the other, and hold as many bytes on the host."""
+    config = RunConfig(ranks=8, tp=2, steps=1, micro_batch=1, layers=2, hidden=8, heads=2, seq=2, **more)
+    config = config.replace(nvme=str(tmp_path)) if config.offload.uses_nvme else config
+    held = [one.host_peak_bytes for one in run(config).memory]
+    assert held == [one.host_peak_bytes for one in plan(config).memory]
+    for end in (run, plan):
+        end(config.replace(host_memory=sum(held)))
+        with pytest.raises(OutOfMemory, match="out of host memory"):
+            end(config.replace(host_memory=sum(held) - 1))

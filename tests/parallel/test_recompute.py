@@ -13,6 +13,7 @@ from built import gpt, place
 from same import assert_same_bits
 
 from zerosim.config import RunConfig
+from zerosim.config.recompute import PARTS as OF_BLOCK
 from zerosim.device.device import Device, Kind, Phase
 from zerosim.device.events import Alloc, Kernel, Launch, Retag
 from zerosim.dtypes import fp64
@@ -49,6 +50,34 @@ def test_weights_are_those_without_recompute(stage: int, partition: str, precisi
     wanted = small(**base)
     for way in WAYS.get((precision, accumulate)) or itertools.chain(*WAYS.values()):
         assert_same_bits(small(**base, **way), wanted)
+
+
+ZERO_BUBBLE: list[dict[str, Any]] = [
+    dict(pipeline="zb-h1", stage=3, tie_embeddings=False),
+    dict(pipeline="zb-v", stage=3, model="llama", kv_heads=1, dropout=0.0),
+    dict(pipeline="zb-h1", stage=3, model="llama", gather="module", dropout=0.0, attention="flash"),
+    dict(pipeline="zb-v", stage=3, gather="module", saves="megatron"),
+    dict(pipeline="zb-v", stage=2, lora_rank=2, lora_target="all-linear", base="nf4"),
+    dict(pipeline="zb-h1", stage=1, tp=2, saves="megatron"),
+    dict(pipeline="zb-h1", stage=0),
+]
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("part", OF_BLOCK)
+@pytest.mark.parametrize("way", ZERO_BUBBLE, ids=str)
+def test_a_pending_weight_gradient_holds_what_was_recomputed_and_reads_no_parameter(
+    way: dict[str, Any], part: str
+) -> None:
+    """What was discarded is recomputed for the input's gradient, while the unit is gathered: no unit is gathered
+    again."""
+    base = dict(ranks=4, pp=2, layers=4, accumulate=4, steps=1, precision="fp32", micro_batch=1, seq=4) | way
+    kept, again = small(**base), small(**base, recompute=f"selective:{part}")
+    assert_same_bits(again, kept)
+    assert again.live_bytes_after == [0] * base["ranks"]
+    if "gather" not in way:  # by module, recompute gathers a leaf again
+        states = [[[row for row in rows if row.purpose == "states"] for rows in one.traffic] for one in (kept, again)]
+        assert states[0] == states[1]
 
 
 PARTS = ["selective:layernorm", "selective:core_attn,layernorm,mlp", "selective:op", "full:2"]

@@ -171,6 +171,19 @@ def test_groups_of_gradients_are_deepspeeds_where_its_rule_holds() -> None:
     assert grad_groups(((3, 5),), 16, 16) == 0
 
 
+@pytest.mark.parametrize("ranks", [4, 6, 8])
+def test_a_slice_of_few_elements_is_cut_into_pairs(ranks: int) -> None:
+    """A thin tensor, such as the positions of one token, has more columns than groups of two elements."""
+    for rows, columns in product((1, 2, 3), range(2, 60)):
+        numel = -(-rows * columns // ranks) * ranks
+        found = grad_groups(((rows, columns),), numel, ranks)
+        assert found == formulas.grad_scales([(rows, columns)], numel, ranks)
+        assert found == 0 or (found % ranks, numel % found, numel // found % 2) == (0, 0, 0)
+    result = run(RunConfig(**SMALL | QGZ | dict(steps=1, seq=1, positions=1, hidden=8)))
+    assert result.live_bytes_after == [0] * 4
+    assert_every_byte_has_its_form(result)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_codes_are_deepspeeds(bits: int) -> None:
     rng = np.random.default_rng(3)
@@ -307,13 +320,20 @@ def test_plans_count_what_runs_do_event_by_event(options: dict[str, Any]) -> Non
         shapes = plan(config, keep_events=True)
         for rank in shapes.ran:
             assert shapes.events[rank] == real.events[rank]
-        assert [shapes.memory[rank] == real.memory[rank] for rank in range(config.mesh.ranks)]
+        assert shapes.memory == real.memory
         assert shapes.traffic == real.traffic
 
 
-def test_ranks_of_unlike_second_shards_are_run_apart() -> None:
-    """Odd sizes: padding is on the last ranks of the last nodes."""
-    config = RunConfig(**{**SMALL, "hidden": 6, "heads": 1, "vocab": 17, "seq": 3, "ranks": 12, "secondary_shard": 3})
+ODD: list[dict[str, Any]] = [
+    {**SMALL, "hidden": 6, "heads": 1, "vocab": 17, "seq": 3, "ranks": 12, "secondary_shard": 3},
+    {"model": "flat", "params": 210, "units": 1, "ranks": 4, "steps": 2, **HPZ, "optimizer": "adam8bit"},
+]
+
+
+@pytest.mark.parametrize("sizes", ODD, ids=str)
+def test_ranks_of_unlike_second_shards_are_run_apart(sizes: dict[str, Any]) -> None:
+    """Padding is on the last ranks of the last nodes, and between blocks of 8-bit states."""
+    config = RunConfig(**sizes)
     few, every = plan(config), plan(config, every_rank=True)
     assert few.memory == every.memory
     assert few.traffic == every.traffic

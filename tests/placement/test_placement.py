@@ -15,7 +15,7 @@ from zerosim.analysis.formulas import blocked_numel
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.assemble import Piece, assemble
-from zerosim.placement.classes import classes, reasons
+from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import AXES, DATA, Mesh, joined, what_for, without
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
@@ -246,7 +246,8 @@ def test_ranks_of_a_class_hold_as_much_and_as_much_padding(case: Any, around: tu
 
 
 def classes_of(layout: Layout, uneven: Any, around: tuple[int, ...] = (0,)) -> list[int]:
-    return classes(layout, reasons(uneven, by_tensor=False), around)
+    found = classes(layout, reasons(by_tensor=False), around)
+    return by_shares(found, layout.mesh, dict.fromkeys(found, uneven), around)
 
 
 def test_classes_by_hand() -> None:
@@ -256,6 +257,9 @@ def test_classes_by_hand() -> None:
     assert classes_of(layout, [(("dp_replicate",), 3)]) == [0, 0, 0, 3, 4, 4, 4, 7]  # replica 0 adds 2 of 3 elements
     assert classes_of(layout, [(("dp_shard",), 5)]) == [0, 0, 2, 3, 0, 0, 2, 3]
     assert classes_of(layout, [(("dp_shard",), 5)], (-1, 0, 1)) == [0, 1, 2, 3, 0, 1, 2, 3]
+    found = classes_of(layout, [])
+    only_padding = by_shares(found, layout.mesh, {0: [], 3: [(("dp_replicate",), 3)]})  # rank 0's class calls none
+    assert only_padding == [0, 0, 0, 3, 0, 0, 0, 7]
 
 
 def test_sixteen_thousand_ranks_are_told_apart_at_once() -> None:

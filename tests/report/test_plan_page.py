@@ -110,6 +110,41 @@ def test_a_gathered_block_is_named_with_its_gradient() -> None:
     assert held[name] == sum(memory.peak.by_unit.get((unit, kind), 0) for kind in kinds) > 0
 
 
+MEET: list[dict[str, Any]] = [
+    dict(stage=3, offload="params=host", compress="top-k", grad_dtype="fp32"),
+    dict(stage=3, offload="optimizer=nvme,params=nvme", lazy_states=True),
+    dict(stage=3, offload="params=host", optimizer="adam8bit", hidden=4),
+    dict(stage=3, offload="optimizer=nvme,params=nvme", secondary_shard=2, prefetch=2),
+    dict(stage=3, offload="optimizer=nvme", gather="module", freeze="*,!ln_f", hidden=4, ranks=3),
+    dict(stage=1, offload="optimizer=host,grads=nvme", partition="owner", lora_rank=2, layers=2, ranks=3),
+    dict(stage=2, offload="optimizer=host,grads=nvme", pp=2, accumulate=4, clip_norm=0.5),
+    dict(stage=2, offload="optimizer=host", partition="owner", recompute="full", cpu_checkpointing=True),
+    dict(stage=2, offload="optimizer=nvme", delayed_update=1, pp=2, stage_layers="0,4", freeze="wte,wpe"),
+    dict(stage=0, optimizer="adam8bit", freeze="h.0"),
+    dict(stage=2, partition="owner", ranks_per_node=2, ranks=8),
+    dict(stage=3, partition="owner", ranks_per_node=2, collective="ring"),
+    dict(stage=0, ranks_per_node=2, lora_rank=1, lora_target="fc", hidden=6, heads=3),
+    dict(stage=3, ranks_per_node=2, collective="ring", optimizer="adafactor", hidden=10, heads=2),
+    dict(stage=1, ranks_per_node=1, tp=2, dp_replicate=2),
+    dict(stage=3, ranks_per_node=2, hierarchical_gather=True, reshard_after_forward=False, accumulate=2),
+    dict(stage=3, gather="module", reshard_after_forward=False, recompute="selective:mlp", lora_rank=2),
+    dict(stage=3, gather="module", reshard_after_forward=False, recompute="full", lora_rank=2, layers=1),
+    dict(stage=3, gather="module", recompute="selective:op", freeze="mlp", accumulate=2),
+    dict(stage=3, gather="module", recompute="selective:layernorm,mlp", lora_rank=2, pp=2, accumulate=2),
+    dict(stage=3, gather="module", recompute="selective:layernorm", freeze="*,!c_fc", accumulate=2),
+    dict(stage=1, tp=2, sequence_parallel=True, loss="chunked", freeze="wte"),
+    dict(stage=1, saves="megatron", dropout=0.1, lora_rank=2),
+]
+"""Options that change one another's counts."""
+
+
+@pytest.mark.parametrize("fields", MEET, ids=str)
+def test_counts_and_formulas_agree_where_options_meet(fields: dict[str, Any]) -> None:
+    assert formulas_agree(
+        plan(RunConfig(**{"ranks": 4, "steps": 1 + bool(fields.get("delayed_update")), **SMALL, **fields}))
+    )
+
+
 def test_what_does_not_agree_is_said_and_its_tables_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     result = plan(small("stage 2"))
     memory = result.memory[0]

@@ -12,12 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.text import Text
 
 import zerosim
+from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.stepper import DebugWorld, Match, Moment
@@ -333,6 +335,18 @@ def test_piped_it_prints_every_event_of_its_steps(steps: int) -> None:
         (str(rank), str(number), text) for rank, number, text in expected
     ]
     assert {rank for rank, _, _ in expected} == {0, 1, 2}
+
+
+def test_on_too_small_a_device_it_says_what_run_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bytes that were live at the refusal, and a change that fits; on a page, too."""
+    words = ["--layers", "2", "--capacity", "700KB"]
+    assert main(["run", *words, "--quiet"]) == 3
+    said = capsys.readouterr().err
+    assert "Tried for you: --attention flash" in said
+    assert main(["step", *words]) == 3
+    assert capsys.readouterr().err == said
+    assert main(["step", *words, "--html", str(tmp_path / "step.html")]) == 3
+    assert capsys.readouterr().err == said
 
 
 # -- the screen ---------------------------------------------------------------------------------

@@ -96,9 +96,16 @@ def test_a_capacity_of_exactly_the_peak_is_enough() -> None:
             run(RunConfig(**SMALL, stage=stage, capacity=peak - 1))
 
 
-def test_a_capacity_too_small_for_one_unit_is_bad_input() -> None:
-    with pytest.raises(InputError, match="too small for one unit"):
+def test_a_capacity_too_small_for_one_unit_is_out_of_memory_as_any_other() -> None:
+    with pytest.raises(OutOfMemory) as caught:
         run(RunConfig(**SMALL, capacity=1000))
+    assert caught.value.advice == ""  # it was searched for, and nothing fits
+
+
+def test_a_pattern_that_matches_nothing_names_the_parameters_that_are_there() -> None:
+    for sizes, known in (({"units": 1}, "are units.0.weight$"), ({"units": 2}, "are units.0.weight, units.1.weight$")):
+        with pytest.raises(InputError, match=known):
+            run(RunConfig(model="flat", params=8, **sizes, freeze="other", steps=1))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

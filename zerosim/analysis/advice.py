@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from zerosim.analysis.candidate import candidate
 from zerosim.analysis.search import cheapest_fit
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
@@ -11,6 +15,20 @@ from zerosim.train import run as training
 from zerosim.train.plan import peak_within
 from zerosim.train.rank import Progress
 from zerosim.train.result import RunResult
+
+
+@contextmanager
+def advised(config: RunConfig) -> Iterator[None]:
+    """Add the cheapest change that fits to an OutOfMemory of this run that is raised inside the block."""
+    try:
+        yield
+    except OutOfMemory as error:
+        capacity = config.memory.capacity
+        if error.memory == DEVICE and capacity is not None:  # the search tries only the device's memory
+            steps = config.optim.steps or training.DEFAULT_STEPS
+            asked = candidate(config, capacity=None, steps=steps).sure()
+            error.advice = cheapest_fit(asked, capacity, peak_within, given=config.given) or ""
+        raise
 
 
 def run(
@@ -28,12 +46,6 @@ def run(
     Raises: InputError (bad input, before any rank starts), OutOfMemory (with the cheapest change
     that fits, found by trying), RankFailed.
     """
-    try:
+    # A plan does not count a custom optimizer's states.
+    with advised(config) if optimizer is None else nullcontext():
         return training.run(config, progress=progress, keep_events=keep_events, optimizer=optimizer)
-    except OutOfMemory as error:
-        # A plan does not count a custom optimizer's states, and the search tries only the device's memory.
-        if optimizer is not None or error.memory != DEVICE or config.memory.capacity is None:
-            raise
-        asked = config.replace(capacity=None, steps=config.optim.steps or training.DEFAULT_STEPS)
-        error.advice = cheapest_fit(asked, config.memory.capacity, peak_within)
-        raise

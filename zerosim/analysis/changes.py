@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from zerosim.analysis.candidate import Candidate, candidate, candidate_at, taken_back
 from zerosim.analysis.compare import last_whole_step
 from zerosim.config import OPTIONS, WITH_VALUES, RunConfig
 from zerosim.config.model import ModelConfig
@@ -57,13 +58,12 @@ def settings(a: RunConfig, b: RunConfig) -> list[Setting]:
     return found
 
 
-def with_one(a: RunConfig, b: RunConfig, name: str) -> RunConfig:
-    """Return A with one setting of B's; a model brings its sizes. Raises: InputError if they exclude one another."""
+def with_one(a: RunConfig, b: RunConfig, name: str) -> Candidate:
+    """Return A with one setting of B's, if they go together; a model brings its sizes."""
     if name == "stage":
-        return a.at_stage(b.parallel.zero_stage)
+        return candidate_at(a, b.parallel.zero_stage)
     names = ModelConfig.options() if name == "model" else (name,)
-    unsaid = {each: OPTIONS[each].default if OPTIONS[each].none_is_a_value else None for each in names}
-    return a.replace(**{each: b.given.get(each, unsaid[each]) for each in names})
+    return candidate(a, **taken_back(names) | {each: b.given[each] for each in names if each in b.given})
 
 
 def each_alone(
@@ -74,8 +74,9 @@ def each_alone(
     for setting in found:
         if setting.follows or setting.name in WITH_VALUES.split():
             continue
+        one = with_one(a, b, setting.name)
         try:
-            tried.append(Alone(setting, totals_of(with_one(a, b, setting.name))))
+            tried.append(Alone(setting, None if one.config is None else totals_of(one.config), one.why_not))
         except InputError as error:
             tried.append(Alone(setting, None, str(error)))
     return tried

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.formulas import Form
+from zerosim.analysis.formulas import BytesPerParameter, Form
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, master_bytes, share_of
 from zerosim.placement.mesh import STATES
@@ -48,14 +48,12 @@ class StateCheck:
 
 def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     """Check param, grad, optim, then their total, for the ranks of a pipeline stage, over all memories of a rank."""
-    config, cost, share = result.config, cost_of(result, stage), share_of(result, stage)
+    config, cost, share = result.config, held_cost(result, stage), share_of(result, stage)
     memories = [result.memory[rank] for rank in share.ranks]
-    has_states = not config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
-    if not has_states:
-        cost = replace(cost, optim=master_bytes(config))
+    has_states = _has_states(result)
     late = has_late(result)
     states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost, late=late), "states").items()}
-    held, beside = letters_of(result, stage), forms.late_states(config, cost, late)
+    held, beside = letters_of(result, stage), forms.local_states(config, cost, late)
     formula = {kind: form.at(held) for kind, form in states.items()}
     expected = {kind: _expected(result, share, kind, form, beside.get(kind, Form())) for kind, form in states.items()}
     if has_states and config.optim.optimizer not in formulas.UNIFORM:
@@ -83,6 +81,36 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
         expected=_total([check.expected for check in checks]),
     )
     return [*checks, total]
+
+
+def held_cost(result: RunResult, stage: int) -> BytesPerParameter:
+    """Return the bytes per parameter on a pipeline stage when backward ends: without optimizer states where they are
+    made in the step after it."""
+    cost = cost_of(result, stage)
+    return cost if _has_states(result) else replace(cost, optim=master_bytes(result.config))
+
+
+def _has_states(result: RunResult) -> bool:
+    return not result.config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
+
+
+def check_buffers(result: RunResult, stage: int = 0) -> StateCheck:
+    """Check the buffers from which gradients are reduced, if they live from start to end. Without such buffers the
+    count must be 0."""
+    config, share = result.config, share_of(result, stage)
+    is_trained = any(map(result.layout.is_trained, share.numels))
+    form = forms.forms(config).get(forms.Key("buffers", "comm"), Form()) if is_trained else Form()
+    marks = [result.memory[rank].marks["after_init"] for rank in share.ranks]
+    held = letters_of(result, stage) if form.terms else {}
+    padded = held | _held(result, share, list(share.whole)) if form.terms else {}
+    return StateCheck(
+        kind="comm",
+        counted=tuple(mark.by_kind.get("comm", 0) for mark in marks),
+        padding=tuple(mark.padding.get("comm", 0) for mark in marks),
+        formula=form.at(held),
+        text=str(form),
+        expected=(form.at(padded),) * len(marks),
+    )
 
 
 def updated_by(result: RunResult, step: int) -> int | None:

@@ -25,6 +25,7 @@ class Key(NamedTuple):
     """The key of a form: its subject, a kind of memory or an operation, and the purpose of its group.
 
     states, upcast, between   bytes of a model state per rank: when backward ends, in the optimizer step, between steps
+    buffers                   bytes per rank of the buffers from which gradients are reduced, from start to end
     sent                      bytes per rank and step for model states, by operation and the group's purpose
     exchanged                 the same for activations, by operation and axis
     copied                    bytes that move between a rank's memories: blocks' inputs, offloaded model states
@@ -65,6 +66,20 @@ def late_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -
     return formulas.late_states(cost, frozen_of(config)) if late and config.grads.late else {}
 
 
+def local_states(config: RunConfig, cost: BytesPerParameter, late: bool = True) -> dict[str, Form]:
+    """Return a rank's bytes of local shards beside whole states: the additions of a delayed update, and at stage 1 an
+    offloaded local shard of the gradients."""
+    found, own = late_states(config, cost, late), _own_grads(config, cost)
+    return found if own is None else found | {"grad": own + found.get("grad", Form())}
+
+
+def _own_grads(config: RunConfig, cost: BytesPerParameter) -> Form | None:
+    """Return the local shard's copy in another memory, beside whole gradients on the device; None without one."""
+    if config.states_stage != 1 or config.offload.memory_of("grads") == DEVICE:
+        return None
+    return formulas.model_states(2, cost, frozen_of(config))["grad"]
+
+
 def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
     stage, grads, optim = config.states_stage, config.grads, config.optim
     held = frozen_of(config)
@@ -91,6 +106,8 @@ def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
         return
     for kind, memory in config.offload.by_state.items():
         whole, beside = at["states"][kind], more.get(kind, Form())
+        if kind == "optim" and config.reduction.is_encoded:  # only where the states are on the device
+            whole = whole + formulas.KEPT
         if kind == "param" and memory == DEVICE and more:  # new ones wait on the host
             yield Key("lies", kind, HOST), beside
         elif stage > 1 or kind != "grad":
@@ -100,8 +117,7 @@ def _states(config: RunConfig, cost: BytesPerParameter, late: bool) -> Forms:
                 whole = whole + zeropp.second(config)
             else:
                 yield Key("lies", kind), zeropp.second(config)
-        if kind == "grad" and stage == 1 and memory != DEVICE:  # the local shard's copy, beside the whole on the device
-            own = formulas.model_states(2, cost, held)[kind]
+        if kind == "grad" and (own := _own_grads(config, cost)) is not None:
             yield from (
                 (Key("lies", kind), whole),
                 (Key("lies", kind, memory), own + beside),
@@ -245,6 +261,19 @@ def _offload(config: RunConfig, passes: int) -> Forms:
         yield Key("copied", "host to device"), moved
 
 
+def _buffers(config: RunConfig, passes: int) -> Forms:
+    """Return the forms of reduction buffers that live from start to end: stage 0's buckets, stage 3's constant size."""
+    how = config.reduction
+    form = formulas.reduction_buffers(
+        dtype(config.precision.grad_dtype).itemsize,
+        frozen_of(config),
+        copies=config.grads.bucket_copies,
+        numel=how.bucket * how.buffers if config.parallel.zero_stage == 3 else 0,
+    )
+    if form.terms:
+        yield Key("buffers", "comm"), form
+
+
 def _activations(config: RunConfig, passes: int) -> Forms:
     """Return the forms of one block; if every K-th block is recomputed, of a block that saves everything. The bytes
     saved for frozen maps depend on the maps, and have no form."""
@@ -252,7 +281,7 @@ def _activations(config: RunConfig, passes: int) -> Forms:
         yield Key("kept", "block"), block_form(config)
 
 
-CAPABILITIES = (_optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _activations)
+CAPABILITIES = (_optimizer_sums, _replicas, _shared_grads, _tensor, _pipeline, _offload, _buffers, _activations)
 """Operations in the order of the tables."""
 
 

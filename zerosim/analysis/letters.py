@@ -6,7 +6,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import cast
 from zerosim.analysis import forms, formulas, zeropp
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
-from zerosim.analysis.reach import gathered_again, reach_of
+from zerosim.analysis.reach import gathered_again, reach_of, run_again
 from zerosim.analysis.shares import Placed, Share, itemsizes, share_of, shared_grads
 from zerosim.config import RunConfig
 from zerosim.config.zero import CASTS
@@ -202,7 +202,7 @@ def _of_weights(
 
 
 def _of_frozen(
-    placed: Placed, share: Share, freed: Collection[str], last: Sequence[str], numels: Mapping[str, int]
+    placed: Placed, share: Share, freed: Set[str], last: Sequence[str], numels: Mapping[str, int]
 ) -> dict[str, int]:
     """Return the letters of runs that train some of the model (`reach.py`).
 
@@ -210,23 +210,27 @@ def _of_frozen(
     """
     config, layout, gathering = placed.config, placed.layout, placed.config.gathering
     reach = reach_of(placed, share)
-    again, last_kept = 0, gathering.keep_last_unit and config.mesh.pp == 1
+    again, stay, last_kept = 0, set[str](), gathering.keep_last_unit and config.mesh.pp == 1
     for units in reach.units:
         for at, (unit, sends_back) in enumerate(units):
             stays = not gathering.reshard_after_forward or (gathering.keep_root_units and not is_block(unit))
             is_last = last_kept and unit == share.chunks[-1][-1] and at == len(units) - 1
-            if not stays and not is_last:
-                again += sum(
-                    numels[name] for name in gathered_again(placed, unit, sends_back=sends_back) if name in freed
-                )
+            names = gathered_again(placed, unit, sends_back=sends_back)
+            if stays:
+                stay.update(names)
+            elif not is_last:
+                again += sum(numels[name] for name in names if name in freed)
     stays = not gathering.reshard_after_forward or gathering.keep_root_units
     at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
     table = 0 if stays and at_first else sum(numels[name] for name in [share.tied] if name in freed)
     persistent = [name for name in share.numels if name not in freed]
-    back = {unit for units in reach.units for unit, _ in units}
-    modules = [
-        name for name in freed if layout.flats[name].unit in back and runs_again(config, layout.flats[name].module)
-    ]
+    back = {unit: run_again(placed, unit, sends_back=flows) for units in reach.units for unit, flows in units}
+
+    def is_read(module: str) -> bool:
+        unit = unit_of(module)
+        return unit in back and (_is_wrapped(config, unit) or leaf_of(module) in back[unit])
+
+    modules = [name for name in freed - stay if runs_again(config, (to := layout.flats[name].module)) and is_read(to)]
     return {
         "M": sum(numels[name] for name in modules),
         "r": sum(_is_wrapped(config, unit) for unit in back),
@@ -241,9 +245,12 @@ def runs_again(config: RunConfig, module: str) -> bool:
     """Return whether backward recomputes a leaf module's forward."""
     if config.gathering.gather == "unit":
         return False
-    unit = unit_of(module)
-    part = PART_OF_LEAF.get(module.removeprefix(f"{unit}.").partition(".tile")[0])
-    return _is_wrapped(config, unit) or part in config.memory.again.parts
+    return _is_wrapped(config, unit_of(module)) or PART_OF_LEAF.get(leaf_of(module)) in config.memory.again.parts
+
+
+def leaf_of(module: str) -> str:
+    """Return a leaf module's name in its block, without the number of a tile."""
+    return module.removeprefix(f"{unit_of(module)}.").partition(".tile")[0]
 
 
 def _is_wrapped(config: RunConfig, unit: str) -> bool:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -38,6 +38,7 @@ from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build import build_model
+from zerosim.train.check_trained import check_trained
 from zerosim.train.plan import Figures, plan
 
 MOST = 5
@@ -109,7 +110,8 @@ def best_meshes(
     """Find the best meshes on `config`'s ranks, with that many rows in a step; pipelines with that `schedule`.
     `check_time` raises Stopped when time is up.
 
-    Raises: KeyboardInterrupt before the first answer. Later an interrupt ends the search with the answers so far.
+    Raises: InputError if no candidate can be planned; KeyboardInterrupt before the first answer. Later an interrupt
+    ends the search with the answers so far.
     """
     families, least_bytes = list(ladders(config, global_batch, node, schedule)), least_memory(config)
     waiting = [((trials.bound(family[0]), 0), BOUND, number, 0) for number, family in enumerate(families)]
@@ -144,38 +146,49 @@ def best_meshes(
         return figures is not None
 
     def next_of(number: int, level: int) -> None:
-        """Return the candidate with more recompute, if that may help."""
+        """Add the candidate with more recompute, if that may help."""
         smallest = _one_row(families[number][-1])
         if smallest not in hopeless:
             room = trials.room(smallest)
-            hopeless[smallest] = least_bytes(smallest) > room or estimate(smallest, trials.unlimited)[1] > room
+            try:
+                hopeless[smallest] = least_bytes(smallest) > room or estimate(smallest, trials.unlimited)[1] > room
+            except InputError:  # no plan says so
+                hopeless[smallest] = False
         if not hopeless[smallest] and level + 1 < len(families[number]):
             heapq.heappush(waiting, ((trials.bound(families[number][level + 1]), 0), BOUND, number, level + 1))
 
-    def ask() -> None:
-        _, what, number, level = heapq.heappop(waiting)
+    def ask(what: int, number: int, level: int) -> bool:
+        """Go on with a candidate. Return False if it needs too much memory."""
         asked = families[number][level]
         if what == BOUND:
             if hopeless.get(_one_row(families[number][-1])):
-                return
-            if (guess := estimated(asked)) is not None:
-                first = estimates.count(True) == 1  # planned at once: a waiting person sees an answer early
-                heapq.heappush(waiting, ((0.0, 0) if first else guess, ESTIMATE, number, level))
-                return
-        elif whole(asked):
-            for other in beside(asked, node):
-                if other not in seen:
-                    seen.add(other)
-                    families.append([other])
-                    heapq.heappush(waiting, ((trials.bound(other), 0), BOUND, len(families) - 1, 0))
-            return
-        next_of(number, level)
+                return True
+            if (guess := estimated(asked)) is None:
+                return False
+            first = estimates.count(True) == 1  # planned at once: a waiting person sees an answer early
+            heapq.heappush(waiting, ((0.0, 0) if first else guess, ESTIMATE, number, level))
+            return True
+        if not whole(asked):
+            return False
+        for other in beside(asked, node):
+            if other not in seen:
+                seen.add(other)
+                families.append([other])
+                heapq.heappush(waiting, ((trials.bound(other), 0), BOUND, len(families) - 1, 0))
+        return True
 
     ended = False
+    refusal: InputError | None = None
     try:
         while waiting and not (len(found) == most and waiting[0][0] >= found[-1].value):
             check_time()
-            ask()
+            _, what, number, level = heapq.heappop(waiting)
+            try:
+                is_done = ask(what, number, level)
+            except InputError as error:  # a plan of it would take far too long, for one
+                refusal, is_done = refusal or error, False
+            if not is_done:
+                next_of(number, level)
         ended = True
     except (KeyboardInterrupt, Stopped) as error:
         for _, what, number, level in sorted(waiting) if not found else ():  # the best estimate
@@ -183,6 +196,8 @@ def best_meshes(
                 whole(families[number][level])
         if not found and isinstance(error, KeyboardInterrupt):
             raise
+    if refusal is not None and not estimates and not plans:
+        raise refusal
     too_much = [*estimates, *plans].count(False)
     return Meshes(found, len(families), len(estimates), len(plans), too_much, ended)
 
@@ -190,7 +205,8 @@ def best_meshes(
 def _one_row(asked: RunConfig) -> RunConfig:
     """Return the configuration with one row per microbatch, and as few as the schedule allows: more rows never take
     less memory."""
-    return asked.replace(micro_batch=1, accumulate=asked.parallel.fewest_micro_batches(asked.mesh.pp))
+    fewest = asked.parallel.fewest_micro_batches(asked.mesh.pp)
+    return with_micro_batches(asked, fewest, micro_batch=1).config or asked
 
 
 def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
@@ -203,7 +219,10 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
     def kept(one: RunConfig) -> float:
         """Return the bytes that one block saves of one microbatch."""
         every = max(1, one.memory.again.every)
-        marks = [plan(one.replace(layers=count * every)).memory[0].marks["end_of_forward"] for count in (1, 2)]
+        shorter = _of_layers(one, every)
+        if shorter is None:
+            return 0.0
+        marks = [plan(each).memory[0].marks["end_of_forward"] for each in shorter]
         few, more = (mark.by_kind.get(Kind.ACTIVATION, 0) + mark.by_kind.get(Kind.KEPT, 0) for mark in marks)
         return (more - few) / every
 
@@ -213,10 +232,9 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
         each = is_here["params"] * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
         if asked.optim.optimizer in ("adam", "adamw") and is_here["optimizer"]:
             each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
-        one = arranged(asked, mesh.tp, mesh.tp, 1, 0, accumulate=1, steps=1)
-        assert one is not None  # a mesh of tp alone is one
+        one = _of_tp_alone(asked)
         live = min(mesh.pp, asked.data.accumulate) * (asked.model.layers // mesh.pp)
-        return each * numel / (mesh.tp * mesh.pp) + live * kept(one)
+        return each * numel / (mesh.tp * mesh.pp) + (0.0 if one is None else live * kept(one))
 
     return least
 
@@ -228,9 +246,30 @@ def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tu
     layers = config.model.layers
     if layers <= 3 * few or config.parallel.balance_ends:
         return _value(unlimited(config))
-    (first, least), (second, more) = (_value(unlimited(config.replace(layers=count * few))) for count in (1, 2))
+    if (shorter := _of_layers(config, few)) is None:
+        return _value(unlimited(config))
+    (first, least), (second, more) = (_value(unlimited(one)) for one in shorter)
     times = layers / few - 1
     return first + times * (second - first), round(least + times * (more - least))
+
+
+def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
+    """Return the configuration with that many layers and with twice as many; None if other options need more, or if
+    the names of trained parameters do."""
+    shorter = list(accepted(candidate(config, layers=count * few) for count in (1, 2)))
+    try:
+        for one in shorter if config.tuning.is_on else ():
+            check_trained(one, build_model(one, Device(0, make_backend("meta"))))
+    except InputError:
+        return None
+    return shorter if len(shorter) == 2 else None
+
+
+def _of_tp_alone(config: RunConfig) -> RunConfig | None:
+    """Return one microbatch on a mesh of tp alone: it has the kernels and saves of every mesh with that tp. None if
+    other options do not go with it."""
+    tp = config.mesh.tp
+    return arranged(config, tp, tp, 1, 0, accumulate=1, steps=1, ranks_per_node=0)
 
 
 def _value(figures: Figures) -> tuple[float, int]:
@@ -251,13 +290,9 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
         tried += [{"pipeline": "interleaved", "virtual_stages": count} for count in chunks]
         tried += [{"pipeline": kind, "virtual_stages": None} for kind in ("zb-h1", "zb-v")]
     shards = max(1, node // mesh.tp)
-    if config.parallel.zero_stage == 3 and mesh.dp_replicate == 1 and 1 < shards < mesh.axes.dp_shard:
+    if config.parallel.zero_stage == 3 and mesh.dp_replicate == 1 and shards > 1 and mesh.axes.dp_shard % shards == 0:
         tried.append({"dp_replicate": mesh.axes.dp_shard // shards})
-    for values in tried:
-        with suppress(InputError):  # a schedule may not accept this number of microbatches
-            changed = config.replace(**values)
-            if changed != config:
-                yield changed
+    yield from (changed for changed in accepted(candidate(config, **values) for values in tried) if changed != config)
 
 
 def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
@@ -276,7 +311,9 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
     def kernels(config: RunConfig) -> float:
         every = max(1, config.memory.again.every)  # one of that many blocks is recomputed
         if config.model.has_blocks and config.model.layers > 2 * every:
-            one, two = (kernels(config.replace(layers=count * every)) for count in (1, 2))
+            if (shorter := _of_layers(config, every)) is None:
+                return 0.0
+            one, two = map(kernels, shorter)
             return one + (config.model.layers // every - 1) * (two - one)
         events, costs = plan(config, keep_events=True).events[0], costs_of(config, cluster)
         seconds = sum(costs.kernel(event) for event in events if isinstance(event, Kernel) and _in_all(event))
@@ -287,9 +324,9 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
         )
 
     def bound(config: RunConfig) -> float:
-        tp, stages, batches = config.mesh.tp, config.mesh.pp, config.data.accumulate
-        one = arranged(config, tp, tp, 1, 0, accumulate=1, steps=1)
-        assert one is not None  # a mesh of tp alone is one
+        stages, batches = config.mesh.pp, config.data.accumulate
+        if (one := _of_tp_alone(config)) is None:
+            return 0.0
         if config.parallel.pipeline_schedule in ("interleaved", "zb-h1", "zb-v"):
             return kernels(one) * max(1.0, batches / stages)
         return kernels(one) / (1 - (1 - 1 / batches) ** stages)

@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.analysis.search import ever_more_recompute
+from zerosim.analysis.candidate import accepted, candidate, candidate_at
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.errors import InputError
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import Mesh
 
@@ -55,7 +54,16 @@ def ladders(
             sizes = {"micro_batch": rows, "accumulate": own // rows, **schedule}
             ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=cut) for cut in (tp > 1, False))
             if (asked := next(filter(None, ways), None)) is not None:
-                yield [asked.replace(recompute=recompute) for recompute in ever_more_recompute(config)]
+                ever_more = (candidate(asked, recompute=recompute) for recompute in ever_more_recompute(config))
+                yield list(accepted(ever_more))
+
+
+def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
+    """Return the configuration's recompute, then settings that recompute more. Whole blocks follow a list of parts."""
+    own = config.memory.recompute
+    if not config.model.has_blocks or own == "full":
+        return (own,)
+    return ("none", "selective", "full") if own == "none" else (own, "full")
 
 
 def _alone(config: RunConfig, pp: int) -> int:
@@ -96,8 +104,5 @@ def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more
     uneven = config.model.has_blocks and config.model.vocab % tp > 0
     inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
     if pp == 1:
-        inside |= {"pipeline": None, "virtual_stages": None, "balance_ends": False}
-    try:
-        return config.at_stage(stage, ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage_layers=None, **inside)
-    except InputError:
-        return None
+        inside |= {"pipeline": None, "virtual_stages": None, "micro_batch_group": None, "balance_ends": False}
+    return candidate_at(config, stage, ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage_layers=None, **inside).config

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
+from zerosim.analysis.candidate import accepted, candidate
 from zerosim.analysis.search import Trial
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -35,20 +35,24 @@ class TriedModel(NamedTuple):
 def largest_models(
     config: RunConfig, capacity: int, trial: Trial, reserve: Callable[[RunConfig], int]
 ) -> list[TriedModel]:
-    """Return the planned models, largest first: those that do not fit, and the first few that do."""
+    """Return the planned models, largest first: those that do not fit, and the first few that do. Models that other
+    options exclude are left out. Raises: InputError if all are."""
     device, named = Device(0, make_backend("meta")), list[tuple[int, str, RunConfig]]()
     for name in model_names():
-        with suppress(InputError):  # a model that the other options exclude
-            asked = config.replace(model=name)
+        for asked in accepted([candidate(config, model=name)]):
             named.append((build_model(RunConfig(model=name), device).num_parameters, name, asked))
-    tried = list[TriedModel]()
+    tried, refusal = list[TriedModel](), None
     for numel, name, asked in sorted(named, key=lambda one: (-one[0], one[1])):
         kept = reserve(asked)
         try:
             nbytes = trial(asked)
             tried.append(TriedModel(name, numel, nbytes, kept, nbytes + kept <= capacity))
+        except InputError as error:  # its names, for one
+            refusal = refusal or error
         except OutOfMemory as error:
             tried.append(TriedModel(name, numel, 0, kept, False, error.memory))
         if sum(one.fits for one in tried) == MOST:
             break
+    if refusal is not None and not tried:
+        raise refusal
     return tried

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from zerosim.analysis.candidate import accepted, candidate
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.errors import InputError, OutOfMemory
+from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.placement.memories import DEVICE, HOST, MEMORIES, NVME
 from zerosim.train.build import node_has
@@ -33,8 +33,8 @@ def offloads(config: RunConfig, memories: Collection[str]) -> Iterator[RunConfig
     for where, stage in (*tried, ("optimizer=host,params=host", 3), ("optimizer=nvme,params=nvme", 3)):
         if HOST not in memories or ("nvme" in where and NVME not in memories):
             continue
-        with suppress(InputError):  # other given options may not go with it
-            changed = config.replace(stage=stage, offload=where) if stage != own else config.replace(offload=where)
+        other = {"stage": stage} if stage != own else {}
+        for changed in accepted([candidate(config, offload=where, **other)]):
             if _further(changed) > _further(config) and all(_is_further(changed, config)):
                 yield changed
 
@@ -47,8 +47,7 @@ def ways(config: RunConfig, memories: Collection[str], late: int = 0) -> Iterato
         for optimizer in places:
             pairs = (f"{what}={where}" for what, where in (("optimizer", optimizer), ("params", params)))
             where = ",".join(pair for pair in pairs if not pair.endswith(DEVICE))
-            with suppress(InputError):
-                yield config.replace(offload=where, delayed_update=late if optimizer != DEVICE else 0)
+            yield from accepted([candidate(config, offload=where, delayed_update=late if optimizer != DEVICE else 0)])
 
 
 def _further(config: RunConfig) -> int:
@@ -94,12 +93,12 @@ def planned_way(
     """Plan a configuration in nodes without limits, on devices of `capacity` bytes, of which `reserve` are kept; then
     name the memory that is too small. `has`: a node's bytes of its other memories, None if unknown."""
     free, room = cluster and cluster.without_limits(), capacity - reserve
-    asked = config.replace(host_memory=None)
+    asked = candidate(config, host_memory=None).sure()
     try:
         result = plan(judged(asked, None if config.memory.allocator == "exact" else room), cluster=free)
         peak = max(memory.reserved_bytes for memory in result.memory)
     except OutOfMemory:  # an allocator refused: how much it takes is known, and what exact bytes are elsewhere
-        exact = asked.replace(allocator="exact", allocator_conf=None)
+        exact = candidate(asked, allocator="exact", allocator_conf=None).sure()
         result, peak = plan(judged(exact, None), cluster=free, clock=False), peak_of(asked, room, free)
     most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in has}
     too_small = [DEVICE] * (peak > room)

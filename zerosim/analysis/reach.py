@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from zerosim.analysis.shares import Placed, Share
+from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.spec import is_block, unit_of
 
 _NORMS = (("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm"))
@@ -58,7 +59,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 more = _in_block(of_block, sends_back=at > lowest)
                 x, y, z, k = x + more[0], y + more[1], z + more[2], k + 1
             elif at == len(order) - 1:
-                x, z = x + (at > lowest), z + (unit in trained)
+                x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
     return Reach(backs, x, y, z, k, j)
@@ -77,6 +78,25 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
     return found
 
 
+def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[str]:
+    """Return the leaf modules of a block whose results backward reads: those that it recomputes if they are discarded.
+    A norm's result is read for weight gradients of the maps behind it; the sum before the second norm by that norm; the
+    first map of the feed-forward by its activation."""
+    trained, parts = _trained_layers(placed, unit), placed.config.memory.again.parts
+    reads = [not _reading(placed, unit).isdisjoint(columns) for columns in _COLUMNS]
+    flows = sends_back or not trained.isdisjoint((*_NORMS[0], *_COLUMNS[0], *_ROWS[0], *_NORMS[1]))
+    maps = flows or not trained.isdisjoint((*_COLUMNS[1], *_ROWS[1]))
+    second = reads[1] or (maps and "fc1" in parts)
+    added = flows or (second and "layernorm" in parts)
+    layers = (reads[0], _NORMS[0]), (added, _ROWS[0]), (second, _NORMS[1]), (maps, (*_COLUMNS[1], "mlp.gate_up_proj"))
+    return {layer for is_read, same in layers if is_read for layer in same}
+
+
+def _reading(placed: Placed, unit: str) -> set[str]:
+    """Return the maps of a block with a trained weight whose gradient reads the map's input: all but adapters' B."""
+    return _trained_layers(placed, unit, without=".lora_B.")
+
+
 def _units(placed: Placed) -> list[str]:
     return list(dict.fromkeys(flat.unit for flat in placed.layout.flats.values()))
 
@@ -91,12 +111,13 @@ def _chunks(placed: Placed, share: Share, order: Sequence[str]) -> Mapping[int, 
     return found
 
 
-def _trained_layers(placed: Placed, unit: str) -> set[str]:
-    """Return the layers of a block with trained weights, including adapters."""
+def _trained_layers(placed: Placed, unit: str, without: str = " ") -> set[str]:
+    """Return the layers of a block with trained weights, including adapters; of those whose names hold `without`
+    none."""
     layout, found = placed.layout, set[str]()
     for name, flat in layout.flats.items():
         if flat.unit == unit and layout.is_trained(name):
-            for weight in flat.weights:
+            for weight in (one for one in flat.weights if without not in one.name):
                 head = unit_of(weight.name)
                 layer = weight.name[weight.name.index(f"{unit}.") + len(unit) + 1 :] if head else weight.name
                 found.add(layer.partition(".lora_")[0].removesuffix(".weight").removesuffix(".bias"))

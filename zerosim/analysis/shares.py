@@ -110,7 +110,7 @@ def share_of(placed: Placed, stage: int) -> Share:
 def _padded(config: RunConfig, layout: Layout, name: str) -> int:
     """Return the elements of a buffer, padding included. A frozen buffer is cut as parameters are."""
     tensors = [weight.numel for weight in layout.flats[name].weights]
-    block = 1 if layout.flats[name].weights[0].stored else OPTIMIZERS[config.optim.optimizer].block
+    block = OPTIMIZERS[config.optim.optimizer].block if layout.is_trained(name) else 1
     if block > 1:
         return formulas.blocked_numel(tensors, config.mesh.shards, block)
     is_cut = is_sliced(config) and (layout.is_trained(name) or config.parallel.zero_stage == 3)

@@ -28,6 +28,7 @@ def gathers_of(config: RunConfig, passes: int = 1) -> formulas.Gathers:
         persistent=gathering.persistent_numel > 0,
         again=gathering.by_module,
         kept=passes if gathering.keep_last_unit and is_cut else 0,
+        reshard_after_forward=gathering.reshard_after_forward,
     )
 
 

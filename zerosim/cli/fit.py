@@ -9,8 +9,10 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from zerosim.analysis.candidate import accepted, candidate
 from zerosim.analysis.search import (
     MOST_RANKS,
     SEARCHES,
@@ -33,7 +35,7 @@ from zerosim.cli.plan import (
     planned_config,
 )
 from zerosim.cli.streams import stopwatch
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.option import known_word
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
@@ -112,7 +114,8 @@ def search_of(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -
         raise InputError(no_limit or "no memory size to fit into: pass --gpu NAME or --limit SIZE")
     from zerosim.report.fit import Search
 
-    return Search(args.find, config.replace(capacity=None), limit, device_cluster(args, limit), args.all), figures
+    asked = candidate(config, capacity=None).sure()
+    return Search(args.find, asked, limit, device_cluster(args, limit), args.all), figures
 
 
 def told_on(args: argparse.Namespace) -> Callable[[str], None]:
@@ -176,10 +179,11 @@ def find_size(args: argparse.Namespace) -> int:
             found = in_whole_nodes(config, found, search.cluster.node_gpus, trial, say, reserve)
     else:
         found = most_that_fits(config, field, nbytes, trial, say, reserve)
-    best = None if found.best is None else with_value(config, field, found.best.value)
+    best = None if found.best is None else with_value(config, field, found.best.value).sure()
     timed = None
     if best is not None and search.cluster is not None:
-        timed = plan(judged(best, search.room(best)), cluster=search.cluster)
+        with suppress(InputError):  # its time may take too many events, where its memory follows from fewer
+            timed = plan(judged(best, search.room(best)), cluster=search.cluster)
     values = {
         "best": found.best and found.best._asdict(),
         "beyond": found.beyond and found.beyond._asdict(),
@@ -208,7 +212,7 @@ def find_model(args: argparse.Namespace) -> int:
 
     tried = largest_models(search.config, search.limit.nbytes, trial, search.limit.reserve)
     found = [one for one in tried if one.fits]
-    best = search.config.replace(model=found[0].name) if found else None
+    best = candidate(search.config, model=found[0].name).sure() if found else None
     values = {"best": found[0]._asdict() if found else None, "tried": [one._asdict() for one in tried]}
     taken = found[0].peak_bytes if found else None
     return leave_found(args, search, figures, best, taken, values, lambda: models_report(search, tried, best))
@@ -218,8 +222,24 @@ def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
     """Take the options of all pipelines in a mesh search out of `args`: one rank has no pipeline to check them with."""
     names = ("pipeline", "virtual_stages", "micro_batch_group")
     asked = {name: vars(args).pop(name) for name in names if hasattr(args, name)}
-    checked = RunConfig(pp=2, layers=4096, accumulate=4096, **asked)
+    group, most = max(1, asked.get("micro_batch_group", 1)), int(OPTIONS["accumulate"].high or 4)
+    whole_groups = max(4, min(4 * group, most // group * group))
+    checked = RunConfig(pp=2, layers=4096, accumulate=whole_groups, **asked)
     return {name: getattr(checked.parallel, name) for name in asked}
+
+
+def _at_any_stage(args: argparse.Namespace) -> RunConfig:
+    """Build the configuration at the usual ZeRO stage or, if given options exclude it, at the highest that goes with
+    them. Raises: InputError, the usual stage's."""
+    refusal = None
+    for stage in (None, 2, 1, 0):
+        vars(args).update({} if stage is None else {"stage": stage})
+        try:
+            return planned_config(args, one_recipe=True, any_ranks=True)
+        except InputError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
 
 
 def find_meshes(args: argparse.Namespace) -> int:
@@ -232,8 +252,9 @@ def find_meshes(args: argparse.Namespace) -> int:
     for name in ("micro_batch", "accumulate"):
         if args.global_batch is not None and hasattr(args, name):
             raise InputError(f"--global-batch and {flag_of(name)} are both given: choose one")
+    given = {name: value for name, value in vars(args).items() if name in OPTIONS}
     schedule = _asked_schedule(args)
-    config, any_ranks = planned_config(args, one_recipe=True, any_ranks=True), not hasattr(args, "ranks")
+    config, any_ranks = _at_any_stage(args), not hasattr(args, "ranks")
     if not config.model.has_blocks:
         raise InputError(f"--find mesh: {config.model.name} has no blocks to time; choose another --model")
     if not 1 <= args.most_ranks <= 65536:
@@ -262,7 +283,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     free = cluster and cluster.without_limits()
 
     def unlimited(tried: RunConfig) -> Figures:
-        figures = figures_within(tried.replace(host_memory=None), MOST_BYTES, free)
+        figures = figures_within(candidate(tried, host_memory=None).sure(), MOST_BYTES, free)
         assert figures is not None
         return figures
 
@@ -272,19 +293,19 @@ def find_meshes(args: argparse.Namespace) -> int:
         lambda tried: figures_within(tried, search.room(tried), cluster),
         search.room,
     )
-    ranks, result = 1 if any_ranks else config.mesh.ranks, Meshes((), 0, 0, 0, 0)
-    while ranks <= max(args.most_ranks, config.mesh.ranks):
-        asked = search.config.replace(ranks=ranks)
+    result, own = Meshes((), 0, 0, 0, 0), config.mesh.ranks
+    most = max(args.most_ranks, own)
+    doubled = sorted({first * 2**power for first in (1, own) for power in range((most // first).bit_length())})
+    for asked in accepted(candidate(search.config, ranks=ranks) for ranks in (doubled if any_ranks else [own])):
         batch = args.global_batch or asked.global_batch
         node = NODE if cluster is None else cluster.node_gpus
         result = best_meshes(asked, batch, trials, node=node, schedule=schedule, check_time=check_time, say=say)
         if result.found or not result.ended or not any_ranks:
             break
-        ranks *= 2
     search = search._replace(config=asked)
     if not any_ranks and not result.candidates:
         raise InputError(
-            f"no mesh of {ranks} ranks divides a global batch of {batch:,} rows: choose another --global-batch"
+            f"no mesh of {own} ranks divides a global batch of {batch:,} rows: choose another --global-batch"
         )
     found = result.found
     values = {
@@ -293,7 +314,7 @@ def find_meshes(args: argparse.Namespace) -> int:
         **{name: getattr(result, name) for name in ("candidates", "estimated", "planned", "too_much", "ended")},
     }
     best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
-    code = leave_found(args, search, figures, best, taken, values, lambda: mesh_report(search, batch, result))
+    code = leave_found(args, search, figures, best, taken, values, lambda: mesh_report(search, batch, result, given))
     if not result.ended and args.time_limit is None:
         raise KeyboardInterrupt  # the answers so far were shown
     return code

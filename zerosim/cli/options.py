@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -61,6 +62,8 @@ _PLANNED = {
 }
 """Defaults of a plan that depend on other flags, as text."""
 
+MOST_TIMES = 64
+"""How many numbers of ranks are tried where none is given."""
 _LONGEST_CHOICES = 44  # letters: a longer placeholder goes into the help text
 _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "sample": utf8,
@@ -135,18 +138,16 @@ def run_config(
     """Build the configuration: a verb's `defaults`, then the scenario's values, then the given flags.
 
     `scenario`: its values, if already read. `any_ranks`: without --ranks, take as few ranks as the mesh
-    needs, which divide any number that is tried.
+    needs, or more if another option does.
 
     Raises: InputError that names the flag or the scenario with the bad value.
     """
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
     path, scenario = args.scenario, scenario_values(args) if scenario is None else scenario
     values = {**(defaults or {}), **scenario, **given}
-    sizes = [size for axis in ("dp_replicate", "tp", "pp") if (size := values.get(axis)) is not None]
-    if any_ranks and "ranks" not in values and sizes and all(isinstance(size, int) and size > 0 for size in sizes):
-        values["ranks"] = min(math.prod(sizes), int(OPTIONS["ranks"].high or 1))
+    build = partial(RunConfig.from_dict, source=f"scenario {path}")
     try:
-        return RunConfig.from_dict(values, source=f"scenario {path}")
+        return _on_few_ranks(values, build) if any_ranks and "ranks" not in values else build(values)
     except InputError as error:
         where = f" ({error.beside} is the scenario's, {path})" if error.beside in scenario.keys() - given else ""
         if error.field in given:
@@ -155,6 +156,25 @@ def run_config(
             where = f" ({flag_of(error.beside)} was given)" if error.beside in given else ""
             raise InputError(f"scenario {path}: {error}{where}", field=error.field) from None
         raise
+
+
+def _on_few_ranks(values: Mapping[str, Any], build: Callable[[Mapping[str, Any]], RunConfig]) -> RunConfig:
+    """Build the configuration on the ranks of its mesh's other axes, or on the fewest multiple that nothing refuses.
+
+    Raises: InputError, the first refusal.
+    """
+    sizes = [size for axis in ("dp_replicate", "tp", "pp") if (size := values.get(axis)) is not None]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return build(values)
+    each, usual, refusal = math.prod(sizes), OPTIONS["ranks"].default, None
+    most = int(OPTIONS["ranks"].high or usual)
+    for ranks in (each if sizes else usual, *range(each, MOST_TIMES * each + 1, each)):
+        try:
+            return build({**values, "ranks": min(ranks, most)})
+        except InputError as error:
+            refusal = refusal or error
+    assert refusal is not None
+    raise refusal
 
 
 def training_config(args: argparse.Namespace) -> RunConfig:

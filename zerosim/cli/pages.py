@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
+from zerosim.analysis.advice import advised
 from zerosim.cli.outputs import Output, human_stream, output, written
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, printable
@@ -31,7 +32,11 @@ def step_page(args: argparse.Namespace, config: RunConfig) -> int:
     assert file is not None
     with naming_page(file):
         check_size(*configs)
-    leave_page(file, [record(one) for one in configs], sys.stdout)
+    recorded = []
+    for one in configs:
+        with advised(one):
+            recorded.append(record(one))
+    leave_page(file, recorded, sys.stdout)
     return 0
 
 

@@ -108,26 +108,43 @@ def planned_config(
     """Build `run_config` with a plan's defaults and, without a scenario, with what people usually run.
 
     That is four microbatches per pipeline stage, attention without saved scores if a GPU or a limit is given, and
-    with --gpu the usual recipe of this ZeRO stage. `one_recipe`: the paper's recipe, to compare several ZeRO stages.
+    with --gpu the usual recipe of this ZeRO stage, unless given values exclude these. `one_recipe`: the paper's recipe,
+    to compare several ZeRO stages.
 
     Raises: InputError as `run_config` does, and for an unknown device.
     """
     if args.scenario is not None:
         return run_config(args, PLAN_DEFAULTS, any_ranks=any_ranks, scenario=scenario)
-    defaults, pp = dict(PLAN_DEFAULTS), getattr(args, "pp", 1)
+    usual, pp = dict[str, Any](), getattr(args, "pp", 1)
     if pp > 1 and getattr(args, "global_batch", None) is None:
-        defaults["accumulate"] = MICRO_BATCHES_A_STAGE * min(pp, int(OPTIONS["pp"].high or pp))
-    config = run_config(args, defaults, any_ranks=any_ranks)
+        group, most = getattr(args, "micro_batch_group", None) or 1, int(OPTIONS["pp"].high or pp)
+        usual["accumulate"] = -(-MICRO_BATCHES_A_STAGE * min(pp, most) // group) * group
+    config = _usually(args, usual, any_ranks)
     device = device_of(args)
     is_machine = device is not None and device.machine is not None  # this one trains with zerosim itself
     if not config.model.has_blocks or is_machine or (device is None and getattr(args, "limit", None) is None):
         return config
-    defaults["attention"] = "flash"
+    usual["attention"] = "flash"
     if device is not None and device.flash is False:
-        defaults["flash_kernel"] = EFFICIENT
+        usual["flash_kernel"] = EFFICIENT
     if device is not None and not one_recipe:
-        defaults["recipe"] = USUAL
-    return run_config(args, defaults, any_ranks=any_ranks)
+        usual["recipe"] = USUAL
+    return _usually(args, usual, any_ranks)
+
+
+def _usually(args: argparse.Namespace, usual: Mapping[str, Any], any_ranks: bool) -> RunConfig:
+    """Build `run_config` with a plan's defaults and these. If given values exclude one of them, leave it out; if they
+    exclude several, leave out all."""
+    kept: list[Mapping[str, Any]] = [usual]
+    kept += [{name: value for name, value in usual.items() if name != out} for out in usual]
+    refusal = None
+    for some in (*kept, {}) if len(usual) > 1 else kept:
+        try:
+            return run_config(args, {**PLAN_DEFAULTS, **some}, any_ranks=any_ranks)
+        except InputError as error:
+            refusal = error if refusal is None or refusal.field in usual else refusal
+    assert refusal is not None
+    raise refusal
 
 
 def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: RunConfig) -> str:
@@ -199,7 +216,8 @@ def main(args: argparse.Namespace) -> int:
         from zerosim.train.plan import peak_within
 
         trial, memories = partial(peak_within, cluster=cluster), other_memories(config, cluster)
-        found = cheapest_fits(config, limit.nbytes, trial, reserve=limit.reserve, memories=memories)
+        given = scenario.keys() | vars(args).keys()
+        found = cheapest_fits(config, limit.nbytes, trial, reserve=limit.reserve, memories=memories, given=given)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
     unlike = unlike_run(args, scenario, config)
     page = partial(plan_report, result, limit, found, refusal, cluster, unlike_run=unlike, all=args.all)

@@ -56,9 +56,10 @@ def main(args: argparse.Namespace) -> int:
 
 def print_events(config: RunConfig, steps: int) -> int:
     """Print every event of the first `steps` steps in order, including initialization, one line each."""
+    from zerosim.analysis.advice import advised
     from zerosim.stepper import debug
 
-    with debug(config) as world:
+    with advised(config), debug(config) as world:
         while world.step < steps:
             done = world.next()
             sys.stdout.write(f"rank {done.rank}  {done.number:>5}  {done.text}\n")

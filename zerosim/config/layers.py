@@ -90,6 +90,8 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     values |= {**given, "recipe": recipe.name}
     source |= dict.fromkeys(given, "")
     set_aside = _exclude(values, source, stage) | _off_device(values, source)
+    if (ranks := given.get("ranks", OPTIONS["ranks"].default)) == tp * pp:
+        set_aside |= _on_one_rank(values, source, ranks)
     if precision == PURE and (masters := next((n for n in ("cast_shards", "upcast_grads") if values.get(n)), "")):
         who, right = source[masters] or masters, "choose recipe paper" if source[masters] else f"leave out {masters}"
         raise wrong(
@@ -114,6 +116,15 @@ def _off_device(values: dict[str, Any], source: Mapping[str, str]) -> dict[str, 
     return {
         name: f"{source[name]}'s {name}, not with offload {offload.where!r}: gradients on NVMe have no permanent buffer"
     }
+
+
+def _on_one_rank(values: dict[str, Any], source: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """Take a recipe's DDP buckets out of `values`, where one of the `ranks` has all of the data. Return why."""
+    name = "grad_buckets"
+    if name not in values or not source[name]:
+        return {}
+    buckets = f"{source[name]}'s {name} {values.pop(name)!r}"
+    return {name: f"{buckets}, not with ranks {ranks}: nobody wraps a model in DDP for one data-parallel rank"}
 
 
 def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> dict[str, str]:

@@ -95,8 +95,8 @@ class RunConfig(Parts):
 
     def at_stage(self, stage: int, **changes: Any) -> RunConfig:
         """Build a copy at another ZeRO stage, without the options that this stage does not have (`Option.stages`)."""
-        kept = {name: value for name, value in self.given.items() if stage in OPTIONS[name].stages}
-        return RunConfig(**{**kept, **changes, "stage": stage})
+        lost = [name for name in self.given if stage not in OPTIONS[name].stages]
+        return self.replace(**{**dict.fromkeys(lost), **changes, "stage": stage})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values by flat name, as JSON and TOML hold them; None for derived values that were not given."""

@@ -7,18 +7,21 @@ from collections.abc import Callable, Sequence
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
-from zerosim.tensor.discarded import Readable, held
+from zerosim.tensor.discarded import Discarded, Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Parameter, Tensor, outline
 
 Grads = tuple[Buffer | None, ...]
 
 
-def weight_grad(weight: Operand, make: Callable[[], Buffer]) -> Buffer | None:
+def weight_grad(weight: Operand, make: Callable[[], Buffer], reads: Readable | Outline | None = None) -> Buffer | None:
     """Compute a weight's gradient now. Return None if the weight is not trained, or if a pipeline's action wants only
-    the input's gradient: then it is computed later, and `make` keeps its inputs alive."""
+    the input's gradient: then it is computed later, and `make` keeps its inputs alive. `reads`: the map's input, which
+    is recomputed now if it was discarded, because parameters are gathered for the input's gradient only."""
     if not weight.requires_grad:
         return None
     if isinstance(weight, Parameter) and weight.flat.later is not None:
+        if isinstance(reads, Discarded):
+            reads.recompute()
         weight.flat.postpone(weight.index, make)
         return None
     return make()

@@ -40,7 +40,7 @@ class Linear:
             device.product(WGRAD, k.matmul, left, right, dweight.array)
             return dweight
 
-        dweight = weight_grad(self.weight, make)
+        dweight = weight_grad(self.weight, make, self.x)
         return (dx, dweight) if self.bias is None else (dx, dweight, bias_grad(self.bias, grad))
 
 
@@ -85,7 +85,9 @@ class PackedLinear:
     weights: Sequence[Operand]
 
     def backward(self, grad: Buffer) -> Grads:
-        dweights = [weight_grad(weight, partial(self._grad_of, i, grad)) for i, weight in enumerate(self.weights)]
+        dweights = [
+            weight_grad(weight, partial(self._grad_of, i, grad), self.x) for i, weight in enumerate(self.weights)
+        ]
         return self._grad_of_x(grad) if self.x.requires_grad else None, *dweights
 
     def _grad_of(self, index: int, grad: Buffer) -> Buffer:

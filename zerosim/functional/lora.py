@@ -131,4 +131,4 @@ class Adapted:
             device.product(WGRAD, k.matmul, adapter.of(grad.array).T, down.t.array, db.array)
             return db
 
-        return weight_grad(adapter.a, make_a), weight_grad(adapter.b, make_b)
+        return weight_grad(adapter.a, make_a, self.x), weight_grad(adapter.b, make_b)

@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from zerosim.device.device import Phase
-from zerosim.device.events import Copy, Launch, Wait
+from zerosim.device.events import COMPUTE, Copy, Launch, Wait
 from zerosim.ledger.entries import Busy, Entry
+from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import what_for
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
@@ -27,27 +28,39 @@ _KEEPS = ("copy", "accumulate")
 
 
 def beside(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Return entries of single kernels, with each wait for a reduction deferred."""
-    reductions, put_off, slot = set[int](), list[Entry](), -1  # the deferred wait, and its microbatch's backward
-    copies = set[int | None]()  # of the result, to another memory
-    follows = False  # the last deferred entry is a wait, or a kernel that stores the result
+    """Return entries of single kernels, with each wait for a reduction deferred, and the use of its result with it."""
+    reductions, copies = set[int](), set[int | None]()  # copies of results to another memory
+    put_off, pending, slot = list[Entry](), set[int | None](), -1  # what is deferred, its copies, its backward
+    follows = False  # the last deferred entry belongs to the same use
     for entry in entries:
         now = entry.scope.slot if entry.scope.phase == Phase.BACKWARD else -1
         is_reduction = isinstance(entry, Launch) and entry.op in _REDUCTIONS and what_for(entry.axis) == "states"
         if now != slot or is_reduction:
             yield from put_off
-            put_off, follows, slot = [], False, now
+            put_off, pending, follows, slot = [], set(), False, now
         if isinstance(entry, Launch) and is_reduction and now >= 0:
             reductions.add(entry.work)
+        waits = isinstance(entry, Wait) and (entry.work in pending or (follows and entry.work in copies))
         if isinstance(entry, Wait) and entry.work in reductions:
-            put_off.append(entry)
             follows = True
-        elif follows and isinstance(entry, Busy) and entry.name in _KEEPS:
             put_off.append(entry)
-        elif follows and (isinstance(entry, Copy) or (isinstance(entry, Wait) and entry.work in copies)):
+        elif waits or (follows and _uses(entry)):
             put_off.append(entry)
-            copies.add(entry.work)
+            if isinstance(entry, Copy):
+                copies.add(entry.work)
+                pending.add(entry.work)
         else:
-            follows = follows and not isinstance(entry, Busy | Launch | Wait)
+            follows = follows and not isinstance(entry, Busy | Launch) and not _is_by_compute(entry)
             yield entry
     yield from put_off
+
+
+def _uses(entry: Entry) -> bool:
+    """Return whether an entry behind a reduction stores its result: a kernel, or a copy away from the device."""
+    if isinstance(entry, Busy):
+        return entry.name in _KEEPS or entry.place != DEVICE
+    return isinstance(entry, Copy) and entry.target != DEVICE
+
+
+def _is_by_compute(entry: Entry) -> bool:
+    return isinstance(entry, Wait) and entry.by == COMPUTE

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zerosim.config.tuning import TuningConfig
+from zerosim.config.tuning import TuningConfig, is_adapter
 from zerosim.nn.unit import Unit
 from zerosim.placement.spec import is_in_block
 from zerosim.tensor.flat import Flat
@@ -45,6 +45,6 @@ class Halves:
 
 def stored_as(tuning: TuningConfig, module: str, name: str, shape: tuple[int, ...]) -> str:
     """Return the stored format of a parameter: `base` for frozen linear maps of blocks, '' (unchanged) for all
-    others."""
-    is_map = is_in_block(module) and len(shape) == 2 and not tuning.trains(name)
+    others, adapters too."""
+    is_map = is_in_block(module) and len(shape) == 2 and not tuning.trains(name) and not is_adapter(name)
     return tuning.base or "" if is_map else ""

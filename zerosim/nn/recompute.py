@@ -32,7 +32,8 @@ class Recompute(Unit):
         self.unit.reach(sends_back, trained)
 
     def turns_back(self) -> Sequence[Unit]:
-        return (*self.turns(), *super().turns_back()) if self.leaves else super().turns_back()
+        again = self.turns() if self.leaves and self.goes_back else ()
+        return (*again, *super().turns_back())
 
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Return the unit's output and leave nothing of its graph."""

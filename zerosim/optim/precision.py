@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
@@ -108,28 +109,33 @@ def norm_partials(
     partials = device.alloc((num_rows or len(flats), world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for flat, place in zip(flats, rows, strict=True):
-        stop = min(flat.own.stop, flat.numel)
-        if place is None or flat.own.start >= stop or (grad := grad_on_hand(flat)) is None:
-            continue  # only padding, or another rank's
-        number, member, members, ranks = place
-        size = slice_size(flat.numel, ranks or world_size)
-        row = partials.array[number]
-        if members == 1 and buffers[number] == 1:
-            part = grad[: stop - flat.own.start]
-            first = flat.own.start // size
-            out = row[first : first + -(-part.numel // size)]
-            device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
-            continue
-        one = device.alloc((1,), fp64, Kind.TEMP)
-        for start, end in _counted(flat, member, members):
-            for at in range(start // size, -(-end // size)):
-                lo, hi = max(start, at * size) - flat.own.start, min(end, at * size + size) - flat.own.start
-                part = grad[lo:hi]
-                device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
-                added = row[at : at + 1], one.array, row[at : at + 1]
-                work = work_of("add", 1, added)._replace(name=ADD_NORM)
-                device.kernels((work,), device.backend.add, *added)
+        if place is not None:  # a separate call: one gradient from NVMe is on the host at a time
+            alone = place.members == 1 and buffers[place.row] == 1
+            _add_squares(device, flat, place, partials.array[place.row], place.ranks or world_size, alone=alone)
     return partials
+
+
+def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: int, *, alone: bool) -> None:
+    """Add the squares of a local shard to its row of sums, one for each of `ranks` slices. `alone`: all weights of the
+    buffer count here, and no other buffer does."""
+    start, stop, grad = flat.own.start, min(flat.own.stop, flat.numel), grad_on_hand(flat)
+    if start >= stop or grad is None:
+        return  # only padding, or another rank's
+    size = slice_size(flat.numel, ranks)
+    if alone:
+        part = grad[: stop - start]
+        first = start // size
+        out = row[first : first + -(-part.numel // size)]
+        device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
+        return
+    one = device.alloc((1,), fp64, Kind.TEMP)
+    for begin, end in _counted(flat, place.member, place.members):
+        for at in range(begin // size, -(-end // size)):
+            part = grad[max(begin, at * size) - start : min(end, at * size + size) - start]
+            device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
+            added = row[at : at + 1], one.array, row[at : at + 1]
+            work = work_of("add", 1, added)._replace(name=ADD_NORM)
+            device.kernels((work,), device.backend.add, *added)
 
 
 def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:

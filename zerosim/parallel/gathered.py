@@ -128,6 +128,10 @@ class Gathered(Published):
     def launch_gather(self, flat: Flat) -> Arriving:
         return self.exchange.launch_gather(flat)
 
+    def fetch(self, flat: Flat, to: str) -> None:
+        """Bring an offloaded local shard nearer, for a later gather of this action."""
+        flat.fetch(to=to)
+
     def is_absent(self, flat: Flat) -> bool:
         return flat.param is None and flat.name not in self._in_flight
 
@@ -169,7 +173,7 @@ class Units(Prefetch):
                 if place < self.count:
                     gathered.launch(unit, flat)
                 else:  # ZeRO-Infinity's next reads: to the device, and to the host
-                    flat.fetch(to=DEVICE if place == self.count else HOST)
+                    gathered.fetch(flat, DEVICE if place == self.count else HOST)
 
 
 @dataclass

@@ -4,7 +4,7 @@ AtOnce         each gradient when it is complete. `late`: wait for it when the n
                until then (FSDP2's reduce_scatter_state)
 InBuckets      for gradients that are stored whole (stages 0 and 1): several together, in place, as soon as they fill
                a bucket; that costs no memory and saves launches. `late`: wait for them when backward ends. Or in
-               copies that live through the run (PyTorch's DDP)
+               copies of these gradients that live through the run (PyTorch's DDP)
 OutOfBuffers   ZeRO-R's constant-size buffers, CB (ZeRO paper, section 6.2): gradients are copied into a buffer whose
                size does not depend on the model's, and reduced from there
 AfterDrain     one of these in a pipeline: no reduction before the last input gradient is sent, then all of them, on
@@ -48,14 +48,14 @@ class Reducer:
         self.exchange.join(groups)
 
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
-        """Allocate memory that lives through the run."""
+        """Allocate memory that lives through the run, for the trained `flats`."""
 
     def begin(self, timetable: Timetable) -> None:
         """Begin a step."""
         self.timetable = timetable
 
     def open(self, flats: Sequence[Flat]) -> None:
-        """Begin a microbatch's backward."""
+        """Begin a microbatch's backward, which computes the gradients of `flats`."""
 
     def reduce(self, flat: Flat) -> None:
         """Take a flat's complete gradient, to be reduced now or later."""
@@ -134,7 +134,9 @@ class InBuckets(Reducer):
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
         for flat in flats if memory.bucket_copies else ():
             with flat.device.scope(unit=flat.module):
-                self._copies[flat.name] = flat.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM)
+                padding = flat.numel - flat.spec.num_parameters
+                copy = flat.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM, padding=padding)
+                self._copies[flat.name] = copy
 
     def reduce(self, flat: Flat) -> None:
         if self._waiting and self._nbytes(flat, *self._waiting) > self.capacity:
@@ -180,7 +182,8 @@ class OutOfBuffers(Reducer):
     example of a buffer that grows with the model, a fused fp32 one of all gradients, is 12 GB for 3B parameters.
     Source: DeepSpeed edaa722, stage_1_and_2.py (setup_buckets: reduce_bucket_size elements, two of them under
     overlap_comm, for each backward), stage3.py (one, from start to end); a gradient larger than a buffer is reduced in
-    place.
+    place. One rank has the same buffer, and a model with few trained parameters too (DeepSpeed 0.19.8, as run on CPUs).
+    A pipeline stage that trains nothing has none.
     """
 
     def __init__(
@@ -199,7 +202,7 @@ class OutOfBuffers(Reducer):
             self.open(flats)
 
     def open(self, flats: Sequence[Flat]) -> None:
-        if not self._buffers:
+        if flats and not self._buffers:
             take = partial(flats[0].device.alloc, (self.numel,), flats[0].grad_dtype, Kind.COMM)
             self._buffers.extend(take() for _ in range(self.count))
 

@@ -73,8 +73,8 @@ class InputGrad(Action):
 
 
 class WeightGrad(Action):
-    """The rest of a backward, any time later: gradients of the weights. It reads what forward saved, and no
-    parameters."""
+    """The rest of a backward, any time later: gradients of the weights. It reads what forward saved or the input's
+    gradient recomputed, and no parameters."""
 
     letter, name, sends, follows, length, keeps = "W", "weight gradient", 0, "I", 1, (0, -1)
     gathers, completes = False, True

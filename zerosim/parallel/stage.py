@@ -43,6 +43,11 @@ class Stage(Strategy):
     def default_gathered(self) -> Published:
         return Published(self.exchange)
 
+    @property
+    def trained(self) -> list[Flat]:
+        """The flats that have gradients."""
+        return [flat for flat in self.flats if flat.is_trained]
+
     def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
         super().join(groups, layout, memory)
         self.reducer.join(groups)
@@ -53,7 +58,7 @@ class Stage(Strategy):
             for state in (name for name in flat.rows if name in self.exchange.states):
                 with self.device.scope(unit=flat.module):
                     self.exchange.place(flat, state)
-        self.reducer.place(flats, self.memory)
+        self.reducer.place(self.trained, self.memory)
         self.gathered.place(flats)
         self.delayed = Delayed(self.updater, self.flats, self.memory, self.groups)
 
@@ -75,7 +80,7 @@ class Stage(Strategy):
         self.gathered.open()
 
     def open_backward(self) -> None:
-        self.reducer.open(self.flats)
+        self.reducer.open(self.trained)
 
     def close_backward(self) -> None:
         self.reducer.close()

@@ -1,15 +1,16 @@
 """Find classes of ranks with identical bytes and traffic: one rank of each class runs, and represents the others.
 
 A list of reasons says how ranks differ. A reason returns, for one pipeline stage, axes and a value for each place along
-them. Ranks with equal values for every reason belong to one class.
+them. Ranks with equal values for every reason belong to one class. Only a record tells which all-reduces their group
+does not divide: `by_shares` cuts the classes again by these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import EvenSlices, Slice, shares
 from zerosim.placement.spec import FlatSpec
 
@@ -42,16 +43,37 @@ def classes(layout: Layout, reasons: Sequence[Reason], around: Sequence[int] = (
     ]
 
 
+def by_shares(
+    stands_for: Sequence[int],
+    mesh: Mesh,
+    uneven: Mapping[int, Collection[tuple[tuple[str, ...], int]]],
+    around: Sequence[int] = (0,),
+) -> list[int]:
+    """Cut classes again, by the shares that their ranks add in all-reduces whose elements the group does not divide.
+    `uneven` are these, as (axes, elements), by the lowest rank of a class: its members call the same ones."""
+    columns = {
+        (axes, numel): _around([shares(numel, mesh.size(*axes))], around)
+        for found in uneven.values()
+        for axes, numel in found
+    }
+    calls = {lowest: sorted(found) for lowest, found in uneven.items()}
+    seen: dict[Hashable, int] = {}
+    return [
+        seen.setdefault((lowest, *[columns[call][mesh.index(rank, *call[0])] for call in calls[lowest]]), rank)
+        for rank, lowest in enumerate(stands_for)
+    ]
+
+
 def _around(columns: Sequence[Sequence[Hashable]], around: Sequence[int]) -> list[Hashable]:
     """Return each member's values with those of its neighbours."""
     own = list(zip(*columns, strict=True))
     return [tuple([own[(index + step) % len(own)] for step in around]) for index in range(len(own))]
 
 
-def reasons(uneven: Collection[tuple[tuple[str, ...], int]], *, by_tensor: bool) -> list[Reason]:
-    """Return the reasons why ranks differ. `uneven` are the all-reduces whose elements the group does not divide, as
-    (axes, elements); `by_tensor`: an optimizer's states for a slice depend on the tensors in it."""
-    return [parts_held, partial(unlike_shares, uneven=uneven), shared_gradients, *([tensors_held] if by_tensor else [])]
+def reasons(*, by_tensor: bool) -> list[Reason]:
+    """Return the reasons why ranks differ. `by_tensor`: an optimizer's states for a slice depend on the tensors in
+    it."""
+    return [parts_held, shared_gradients, *([tensors_held] if by_tensor else [])]
 
 
 def parts_held(layout: Layout, stage: int) -> Iterator[Column]:
@@ -60,18 +82,10 @@ def parts_held(layout: Layout, stage: int) -> Iterator[Column]:
         yield axes, partition.kinds(numels, layout.mesh.size(*axes))
 
 
-def unlike_shares(layout: Layout, stage: int, uneven: Collection[tuple[tuple[str, ...], int]]) -> Iterator[Column]:
-    """Compare the shares that members add in an uneven all-reduce."""
-    for axes, numel in uneven:
-        yield axes, shares(numel, layout.mesh.size(*axes))
-
-
 def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
     """Compare the elements with shared gradients, for each kind of buffer."""
     seen = set[Hashable]()
     for flat, axes, is_sliced in _cut(layout, stage):
-        if not layout.is_trained(flat.name):
-            continue
         size = layout.mesh.size(flat.axis)
         runs = tuple((weight.numel, weight.sharers(size)) for weight in flat.weights)
         if (axes, runs) in seen or all(sharers == 1 for _, sharers in runs):
@@ -82,18 +96,22 @@ def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
 
 
 def tensors_held(layout: Layout, stage: int) -> Iterator[Column]:
-    """Compare the tensors in the slices, for each kind of buffer. Whole buffers differ by their owners."""
-    cut = _cut(layout, stage)
-    kinds = {(tuple(w.shape for w in flat.weights), axes): flat for flat, axes, is_sliced in cut if is_sliced}
-    for (_, axes), flat in kinds.items():
-        parts = layout.parts(stage, flat.name, "optim" if layout.is_trained(flat.name) else "param")
+    """Compare the tensors in the slices, for each kind of buffer: of optimizer states or, where blocks leave gaps
+    between tensors, of every state. Whole buffers differ by their owners."""
+    kinds = dict[Hashable, tuple[FlatSpec, str, tuple[str, ...]]]()
+    for flat, _, is_sliced in _cut(layout, stage):
+        for state, row in layout.rows(flat.name).items() if is_sliced else ():
+            if state == "optim" or (flat.block > 1 and not row.is_whole):
+                kinds[tuple(weight.shape for weight in flat.weights), row.partition, row.axes] = flat, state, row.axes
+    for flat, state, axes in kinds.values():
+        parts = layout.parts(stage, flat.name, state)
         yield axes, [tuple((mine.weight.shape, mine.numel) for mine in flat.within(part)) for part in parts]
 
 
 def _cut(layout: Layout, stage: int) -> Iterator[tuple[FlatSpec, tuple[str, ...], bool]]:
-    """Return a pipeline stage's buffers, the axes that cut a rank's slices, and whether the slices are even."""
-    for name in layout.stages[stage]:
-        row = layout.rows(name)["optim" if layout.is_trained(name) else "param"]
+    """Return a pipeline stage's trained buffers, the axes that cut a rank's slices, and whether the slices are even."""
+    for name in filter(layout.is_trained, layout.stages[stage]):
+        row = layout.rows(name)["optim"]
         yield layout.flats[name], row.axes, isinstance(row.partition, EvenSlices)
 
 

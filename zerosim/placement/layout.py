@@ -74,15 +74,16 @@ class Layout:
         """The axes over which any trained buffer is cut."""
         self._cut = [self._cut_together(names) for names in self.stages]
 
-    def _cut_together(self, names: Sequence[str]) -> dict[tuple[str, Row], _Together]:
-        """Return a pipeline stage's buffers by state and shared row: owners are assigned among them."""
+    def _cut_together(self, names: Sequence[str]) -> dict[tuple[str, Row, bool], _Together]:
+        """Return a pipeline stage's buffers by state and shared row, and whether they are trained: owners are assigned
+        among them. So all states of a buffer have one owner."""
         alike: dict[int, list[str]] = {}
         for name in names:
             alike.setdefault(id(self._rows[name]), []).append(name)
-        found: dict[tuple[str, Row], list[str]] = {}
+        found: dict[tuple[str, Row, bool], list[str]] = {}
         for same in alike.values():
-            for item in self._rows[same[0]].items():
-                found.setdefault(item, []).extend(same)
+            for state, row in self._rows[same[0]].items():
+                found.setdefault((state, row, self.is_trained(same[0])), []).extend(same)
         return {
             item: _Together({name: which for which, name in enumerate(cut)}, tuple(self.flats[n].numel for n in cut))
             for item, cut in found.items()
@@ -117,7 +118,7 @@ class Layout:
         if not isinstance(row.partition, WholeUnits):
             return None
         stage = next(stage for stage, names in enumerate(self.stages) if name in names)
-        which, numels = self._cut[stage][state, row]
+        which, numels = self._cut[stage][state, row, self.is_trained(name)]
         return row.partition.owner(numels, which[name], self.mesh.size(*row.axes))
 
     def _own_state(self, name: str) -> str:
@@ -125,7 +126,7 @@ class Layout:
 
     def cuts(self, stage: int) -> Iterator[tuple[Row, tuple[int, ...]]]:
         """Yield each row of a pipeline stage, and the elements of the buffers that it cuts."""
-        for (_, row), cut in self._cut[stage].items():
+        for (_, row, _), cut in self._cut[stage].items():
             yield row, cut.numels
 
     def parts(self, stage: int, name: str, state: str = "optim") -> list[Slice]:
@@ -134,7 +135,7 @@ class Layout:
 
     def _part(self, stage: int, name: str, state: str, index: int) -> Slice:
         row = self._rows[name][state]
-        which, numels = self._cut[stage][state, row]
+        which, numels = self._cut[stage][state, row, self.is_trained(name)]
         return row.partition.part(numels, which[name], index, self.mesh.size(*row.axes))
 
     def holders(self, name: str) -> list[int]:

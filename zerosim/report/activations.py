@@ -68,6 +68,8 @@ def _other_premises(config: RunConfig, recompute: str) -> list[str]:
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
     if recompute == "full":
         return found
+    if config.tuning.is_on:
+        found.append("frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else ""))
     if config.model.family != "gpt":
         found.append(f"the paper's block is a GPT's, not that of a {config.model.family}")
     elif config.model.ffn != 4 * config.model.hidden:

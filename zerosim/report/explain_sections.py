@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from zerosim.analysis import formulas
-from zerosim.analysis.forms import Key, forms, is_owned, of
+from zerosim.analysis.forms import Key, forms, frozen_of, is_owned, of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
@@ -170,17 +170,25 @@ def _optimizer_step(asked: Asked) -> Section | None:
         return None
     held = formulas.total(found.values())
     note = f"The reduced gradients and their fp32 copies, both alive: {copies.source}."
-    if group and asked.held["Ψ"] > group * asked.held["N"]:
+    if group and asked.held["Ψ_t"] > group * asked.held["N"]:
         note += " The optimizer copies and steps that many elements at once (sub_group_size), and what the last tensor "
         note += "has beyond."
     else:
-        copies = formulas.optimizer_step_states(asked.config.states_stage, asked.cost, upcast_grads=True)["upcast"]
+        stage, frozen = asked.config.states_stage, frozen_of(asked.config)
+        copies = formulas.optimizer_step_states(stage, asked.cost, frozen, upcast_grads=True)["upcast"]
     terms = (
         Term("states", asked.text(held), "as above", held.at(asked.held)),
         asked.term("upcast", copies),
         asked.term("total", held + copies, is_sum=True),
     )
     return Section("optimizer_step", "While the optimizer steps", terms, (note,))
+
+
+def _buffers(asked: Asked) -> Section | None:
+    if (form := asked.forms.get(Key("buffers", "comm"))) is None:
+        return None
+    term, note = asked.term("comm", form), f"They live from start to end, beside the gradients. {form.source}."
+    return Section("reduction_buffers", "Buffers from which gradients are reduced", (term,), (note,))
 
 
 def _sent(asked: Asked) -> Section:
@@ -368,7 +376,8 @@ def _paper_activations(asked: Asked) -> Section | None:
 
 
 SECTIONS = (
-    _states, _memories, _optimizer_step, _sent, _nodes, _gathered, _exchanged, _copies, _blocks, _paper_activations,
+    _states, _memories, _optimizer_step, _buffers, _sent, _nodes, _gathered, _exchanged, _copies, _blocks,
+    _paper_activations,
 )  # fmt: skip
 
 

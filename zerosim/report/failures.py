@@ -24,6 +24,8 @@ def out_of_memory(error: OutOfMemory) -> RenderableType:
         f"{live:,} of {error.capacity:,} B were live, so {room:,} B were left."
     )
     advice = f"Tried for you: {error.advice or 'no other stage, microbatch or number of ranks fits'}."
+    if error.advice is None:
+        advice = "zerosim plan with these flags tries what would fit."
     if error.memory != DEVICE:
         request = f"Asked for: {error.requested:,} B of {error.kind}." if error.requested else ""
         advice = "A node's ranks share this memory. What helps: fewer ranks on a node, or less offloaded state there: "

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
+from zerosim.analysis.candidate import candidate
 from zerosim.analysis.interval import step_interval
+from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Fitting, Meshes
+from zerosim.analysis.meshes import mesh_values
 from zerosim.analysis.models import TriedModel
 from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh
@@ -35,6 +39,7 @@ FEW = 3
 """The number of rows on the first page."""
 TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
 """What a rank needs if its share of its node's other memories is too small."""
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
 
 
@@ -103,7 +108,7 @@ def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> 
         does = "yes" if tried.fits(limit.nbytes) else TOO_SMALL[tried.too_small] or "no"
         peak = (None, None) if tried.too_small else (tried.peak_bytes, format_bytes(tried.peak_bytes))
         grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
-    best = None if found.best is None else with_value(config, what.replace("-", "_"), found.best.value)
+    best = None if found.best is None else with_value(config, what.replace("-", "_"), found.best.value).sure()
     lines = [] if timed is None else step_lines(timed, search.cluster)
     tables = [titled("What was run", Adaptive(grid)), None if timed is None else time_table(timed, search.cluster)]
     taken = None if found.best is None else found.best.peak_bytes
@@ -136,9 +141,9 @@ def _answer(search: Search, found: Found) -> str:
             need = TOO_SMALL[found.tried[0].too_small]
             return f"Nothing fits: every candidate needs {need} than the node has."
         least = min(known, key=lambda tried: tried.taken_bytes)
-        does_not = verdict(with_value(config, field, least.value), limit, least.peak_bytes)
+        does_not = verdict(with_value(config, field, least.value).sure(), limit, least.peak_bytes)
         return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config)}"
-    shown = with_value(config, field, best.value)
+    shown = with_value(config, field, best.value).sure()
     text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
     if beyond is not None:
         least_of_it = "" if config.memory.allocator == "exact" else "at least "  # the run ended at the refusal
@@ -149,7 +154,7 @@ def _answer(search: Search, found: Found) -> str:
         one = "data rank" if is_mesh(config) else "rank per replica" if config.mesh.dp_replicate > 1 else "rank"
         text += f" One {one} is enough."
     else:
-        text += " No larger value was searched."
+        text += f" Larger values are refused: {found.refusal}." if found.refusal else " No larger value was searched."
     if found.whole_nodes is not None and search.cluster is not None:
         text += _in_nodes(found.whole_nodes, limit, search.cluster.node_gpus)
     if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
@@ -172,17 +177,19 @@ def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
 
 
 def _what_to_try(config: RunConfig) -> str:
-    """Return flags that were not given and need less memory, without those that the model does not have."""
-    flags = ["a higher --stage"] if config.parallel.zero_stage < 3 else []
-    if config.model.has_blocks:
-        flags += ["--recompute full"] if config.memory.recompute != "full" else []
-        flags += ["--attention flash"] if config.memory.attention == "eager" else []
+    """Return flags that were not given, need less memory and go with the other options."""
+    stages = range(config.parallel.zero_stage + 1, 4)
+    flags = ["a higher --stage"] if any(candidate(config, stage=stage).config for stage in stages) else []
+    for name, value in (("recompute", "full"), ("attention", "flash")):
+        if config.value(name) != value and candidate(config, **{name: value}).config is not None:
+            flags.append(f"--{name} {value}")
     return f" Try {' or '.join(flags)}." if flags else ""
 
 
 # -- meshes ---------------------------------------------------------------------------------------
-def mesh_report(search: Search, batch: int, result: Meshes) -> Stack:
-    """Return the flags of the best, its speed and memory, then the best ten."""
+def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, Any] = NOTHING) -> Stack:
+    """Return the flags of the best, its speed and memory, then the best ten. `given`: the options that a person gave,
+    of which the best may not have all."""
     config, limit, cluster = search.config, search.limit, search.cluster
     ranks = counted(config.mesh.ranks, "rank")
     on = f"{ranks} of {limit.name or format_bytes(limit.nbytes)}"
@@ -216,6 +223,8 @@ def mesh_report(search: Search, batch: int, result: Meshes) -> Stack:
         speed = speed_text(values, "" if of is None else interval_words(of, best.time.seconds))
         doubt = implausible(values["mfu"], cluster), _told_apart(result, cluster)
         lines = [speed, *filter(None, doubt), *lines]
+    if gone := _not_of(best.config, given):
+        lines = [f"Leave out {' '.join(gone)}: this mesh has no use for {'it' if len(gone) == 1 else 'them'}.", *lines]
     table = titled(search.title(by, result.found), Adaptive(*shown), note)
     more = how if search.all or not result.ended else None
     return search.page(about, mesh_flags(best.config), best.config, lines, table, more, taken=best.peak_bytes)
@@ -238,6 +247,13 @@ def mesh_flags(config: RunConfig) -> str:
     flags += ["--sequence-parallel"] * parallel.sequence_parallel
     flags += [f"--overlap {config.parallel.overlap}"] if "overlap" in config.given else []
     return " ".join([*flags, f"--micro-batch {data.micro_batch}", f"--accumulate {data.accumulate}"])
+
+
+def _not_of(best: RunConfig, given: Mapping[str, Any]) -> list[str]:
+    """Return the given flags that the best configuration does not have."""
+    varied = mesh_values(best).keys() - {"pipeline"}  # a mesh search takes a schedule as given
+    gone = (name for name, value in given.items() if name not in varied and best.given.get(name) != value)
+    return [given_flag(name, given[name]) for name in gone]
 
 
 def _trust(found: Sequence[Fitting], cluster: Cluster) -> str:

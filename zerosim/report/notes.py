@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
+from zerosim.analysis.compare import check_buffers
 from zerosim.analysis.forms import is_by_pairs, is_owned
 from zerosim.analysis.formulas.letters import LETTERS
 from zerosim.analysis.letters import exchanged, letters_of
@@ -50,7 +51,18 @@ def states_note(result: RunResult) -> str:
         f"N does not divide every {piece}, so slices are padded: the mean without padding is compared.": has_padding
         and block == 1,
     }
-    return " ".join(text for text, holds in said.items() if holds)
+    return " ".join([*(text for text, holds in said.items() if holds), *_buffers(result)])
+
+
+def _buffers(result: RunResult) -> list[str]:
+    """Return the reduction buffers that live from start to end, with the formula's mark."""
+    checks = [check_buffers(result, share.stage) for share in shares_of(result)]
+    if not any(any(check.counted) for check in checks):
+        return []
+    mark, text = "✓" if all(check.agrees for check in checks) else "≠", of_rank(result)(checks[0].text)
+    return [
+        f"Each rank also has reduction buffers: {by_stage([check.counted[0] for check in checks])} B, {text} {mark}."
+    ]
 
 
 def _trained(result: RunResult) -> str:
@@ -82,6 +94,8 @@ def nodes_note(config: RunConfig) -> str:
     """Return which ranks' bytes leave a node, and by which way."""
     if config.mesh.axes.nodes == 1:
         return "Model states are divided within a node; across nodes replicas average their gradients."
+    if is_owned(config):
+        return "Owners receive more than they send, so nodes differ: the bytes are the mean over nodes."
     if config.world.algorithm in ("ring", "native"):
         return "A ring leaves a node once, however many ranks are in it: (N-1)/N of a volume. NCCL's rings do the same."
     return (

@@ -11,7 +11,7 @@ from collections.abc import Container, Sequence
 from rich.console import RenderableType
 from rich.table import Column
 
-from zerosim.analysis.compare import check_states, last_whole_step, peak_rank
+from zerosim.analysis.compare import check_buffers, check_states, last_whole_step, peak_rank
 from zerosim.analysis.copies import check_copies, check_memories
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.formulas import STATES
@@ -238,13 +238,15 @@ def _too_much(result: RunResult, limit: Limit) -> str:
 def formulas_agree(result: RunResult) -> bool:
     """Return whether every count that the tables mark equals its closed form."""
     step, saved, stages = last_whole_step(result), result.saved, range(result.layout.mesh.pp)
-    agreed = [check.agrees for stage in stages for check in check_states(result, stage)]
+    agreed = [
+        check.agrees for stage in stages for check in (*check_states(result, stage), check_buffers(result, stage))
+    ]
     agreed += [check.agrees is not False for stage in stages for check in check_memories(result, stage)]
     if step is not None:
         for stage in stages:
             sent = (*check_traffic(result, step, stage), *check_exchanges(result, step, stage))
             agreed += [check.agrees for check in sent]
-            agreed += [check.agrees for check in check_nodes(result, step, stage)]
+            agreed += [check.agrees is not False for check in check_nodes(result, step, stage)]
             if result.config.memory.cpu_checkpointing or result.config.offload.is_on:
                 agreed += [check.agrees is not False for check in check_copies(result, step, stage)]
     if has_block(saved):

@@ -18,7 +18,7 @@ from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Buffer, Device, Kind, Switch
 from zerosim.device.events import Event
 from zerosim.dtypes import DType
-from zerosim.errors import Aborted, InputError
+from zerosim.errors import Aborted, InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.parallel.base import Strategy
@@ -83,7 +83,7 @@ class Session:
             )
             return self.devices[-1]
 
-        program = _program(experiment, self.recorders, self.parts)
+        program = _program(experiment, self.recorders, self.ledgers, self.parts)
         self._ranks = assemble(program, world, make_device, self.scheduler)
         self.transport = self._ranks.transport
         self._ranks.start()
@@ -140,7 +140,7 @@ class Session:
 
 
 def _program(
-    experiment: Experiment, recorders: list[SteppedRecorder], parts: list[Parts | None]
+    experiment: Experiment, recorders: list[SteppedRecorder], ledgers: list[RankLedgers], parts: list[Parts | None]
 ) -> Callable[[Context], RankOutcome]:
     """Run a rank's program, on its thread. It holds no reference to the session, so that a dropped world ends."""
 
@@ -149,7 +149,11 @@ def _program(
 
     def program(ctx: Context) -> RankOutcome:
         recorders[ctx.rank].thread = threading.get_ident()
-        outcome = experiment.train_rank(ctx, opened=opened)
+        try:
+            outcome = experiment.train_rank(ctx, opened=opened)
+        except OutOfMemory as error:
+            ledgers[ctx.rank].explain(error)
+            raise
         parts[ctx.rank] = None  # as in any run, the rank's objects end with its program
         return outcome
 

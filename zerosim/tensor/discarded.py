@@ -40,6 +40,10 @@ class Discarded:
     @property
     def buffer(self) -> Buffer:
         """Its bytes, recomputed if they are missing."""
+        return self._buffer or self.recompute()
+
+    def recompute(self) -> Buffer:
+        """Recompute its bytes if they are missing, and keep them for all rules that hold it."""
         if self._buffer is None:
             with self.device.no_grad(), self.device.scope(unit=self._unit):  # a module after it may have asked
                 self._buffer = self._run(*(Tensor(x.buffer) for x in self._inputs)).buffer

@@ -102,7 +102,7 @@ def build_model(
     model.loss_mode = config.memory.loss
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
     if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
-        for flat in (flat for flat in model.flats if not flat.stored):
+        for flat in (flat for flat in model.flats if is_trained(config, flat.spec)):
             flat.spec = replace(flat.spec, block=block, members=config.mesh.shards)
     return model
 

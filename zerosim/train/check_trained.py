@@ -44,7 +44,8 @@ def nearest(word: str, names: Sequence[str]) -> str:
         for start in range(len(parts)):
             for stop in range(start + 1, len(parts) + 1):
                 runs[".".join(parts[start:stop])] = None
-    return did_you_mean(word, runs, f"its parameters are {names[0]}, {names[1]}, ...", most=3)
+    listed = names[0] if len(names) == 1 else f"{names[0]}, {names[1]}{', ...' * (len(names) > 2)}"
+    return did_you_mean(word, runs, f"its parameters are {listed}", most=3)
 
 
 def num_trained(layout: Layout) -> int:

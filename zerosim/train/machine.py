@@ -36,9 +36,7 @@ def check_libraries(config: RunConfig) -> None:
 
 
 def check_room_for(config: RunConfig, model: Model) -> None:
-    """Check the devices' capacity, and the memory of this machine and its GPUs. Raises: InputError with needed and
-    available bytes."""
-    _check_capacity(config, model)
+    """Check the memory of this machine and its GPUs. Raises: InputError with needed and available bytes."""
     if config.world.backend == "cuda":
         _check_gpus(config)
     else:
@@ -53,17 +51,6 @@ def is_too_large(config: RunConfig, runs: int) -> bool:
     except InputError:
         return True
     return runs * step_flops(config) > LONG_FLOPS
-
-
-def _check_capacity(config: RunConfig, model: Model) -> None:
-    largest = max(model.flats, key=lambda flat: flat.numel)
-    needed = largest.numel * largest.dtype.itemsize
-    if config.memory.capacity is not None and config.memory.capacity < needed:
-        raise wrong(
-            "capacity",
-            f" {format_bytes(config.memory.capacity)} is too small for one unit: at any stage, the parameters of "
-            f"{largest.name} alone take {format_bytes(needed)} while in use",
-        )
 
 
 def _local_ranks(config: RunConfig) -> int:

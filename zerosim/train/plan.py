@@ -32,7 +32,7 @@ from zerosim.ledger.entries import Entries, Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
-from zerosim.placement.classes import classes, reasons
+from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
@@ -120,19 +120,26 @@ def _plan(
 ) -> Planned:
     """Plan all microbatches."""
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
+    of_owners = around if config.parallel.partition == "owner" else (0,)  # and what goes to an owner
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
-    stands_for = list(range(config.mesh.ranks)) if every_rank else [0] * config.mesh.ranks
-    uneven, reports = _UnevenReductions(), dict[int, list[StepReport]]()
+    uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
-    while missing := sorted(set(stands_for) - ledgers.keys()):
-        for rank in missing:
+
+    def run(ranks: Collection[int]) -> None:
+        for rank in sorted(set(ranks) - ledgers.keys()):
             ledgers[rank] = RankLedgers(
                 rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
             )
-            reports[rank] = _run_rank(config, whole, ledgers[rank], uneven, repeats, skipped, keep_events, cluster)
-        # owners of other units may reduce buffers that their group does not divide: then more ranks have to run
-        if not every_rank:
-            stands_for = classes(whole.layout, reasons(uneven.found, by_tensor=by_tensor), around)
+            uneven[rank] = _UnevenReductions()
+            reports[rank] = _run_rank(config, whole, ledgers[rank], uneven[rank], repeats, skipped, keep_events, cluster)
+
+    stands_for = list(range(config.mesh.ranks))
+    if not every_rank:
+        stands_for = classes(whole.layout, reasons(by_tensor=by_tensor), of_owners)
+        run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
+        found = {rank: uneven[rank].found for rank in set(stands_for)}
+        stands_for = by_shares(stands_for, whole.layout.mesh, found, around)
+    run(stands_for)
     size = node_ranks(config, cluster)
     result = collect(config, *whole, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
     return Planned(result, {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None})
@@ -317,14 +324,14 @@ class _KnownSkips(StepControl):
 
 class _UnevenReductions:
     """A reader of all_reduce calls that their group does not divide, as (axes, elements): members add unequal
-    shares."""
+    shares, unless each adds all of it."""
 
     def __init__(self) -> None:
         self.found: set[tuple[tuple[str, ...], int]] = set()
 
     def read(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Launch) and event.op == "all_reduce":
+            if isinstance(event, Launch) and event.op == "all_reduce" and event.algorithm != "pairs":
                 numel = event.payload_bytes // dtype(event.dtype).itemsize
                 if numel % len(event.group):
                     self.found.add((tuple(event.axis.split("+")), numel))

@@ -32,13 +32,13 @@ Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
 
 
 class Rehearsed(NamedTuple):
-    """A block's forward, backward and, if deferred, its weights' gradients as calls. The ids are those of
-    the rehearsal: of the block's input and output, of the output's gradient and the input's. `keeps`: which of the
-    first two the block holds from forward to backward."""
+    """A block's forward and backward as calls, and its weights' gradients if they are deferred (None: they are part of
+    backward). The ids are those of the rehearsal: of the block's input and output, of the output's gradient and the
+    input's. `keeps`: which of the first two the block holds from forward to backward."""
 
     forward: Sequence[Call]
     backward: Sequence[Call]
-    weights: Sequence[Call]
+    weights: Sequence[Call] | None
     x: int
     y: int
     grad: int
@@ -183,7 +183,7 @@ class Repeated(Unit):
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         player, calls = self._passes[slot] if defers else self._passes.pop(slot)
-        assert defers == bool(calls.weights), "a block's backward is rehearsed whole, or in two"
+        assert defers == (calls.weights is not None), "a block's backward is rehearsed whole, or in two"
         player.hold(calls.grad, grads.pop())
         for flat in self.flats:
             flat.later = deque() if defers else None
@@ -195,7 +195,7 @@ class Repeated(Unit):
 
     def backward_weights(self, slot: int = 0) -> None:
         player, calls = self._passes.pop(slot)
-        player.play(calls.weights)
+        player.play(calls.weights or ())
 
 
 class Script:
@@ -316,7 +316,7 @@ def rehearse(
             backward = _calls(
                 unit.name, script, began, {dx_id: (grads[0].shape, grads[0].dtype)} if dx_id is not None else {}
             )
-            began, weights = len(device.recorder.events), list[Call]()
+            began, weights = len(device.recorder.events), None
             if defers:
                 unit.backward_weights()
                 weights = _calls(unit.name, script, began, {})

@@ -87,6 +87,7 @@ from zerosim.analysis.formulas.states import model_states as model_states
 from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
+from zerosim.analysis.formulas.states import reduction_buffers as reduction_buffers
 from zerosim.analysis.formulas.traffic import Volume as Volume
 from zerosim.analysis.formulas.traffic import all_reduce_volume as all_reduce_volume
 from zerosim.analysis.formulas.traffic import encoded_volume as encoded_volume

@@ -15,7 +15,7 @@ from zerosim.analysis.formulas.form import Form, form, group, symbols, total
 
 PSI, N = symbols("Ψ N")
 TRAINED, QUANTIZED, QUANTIZED_BYTES = symbols("Ψ_t Ψ_q Q")
-[KEPT] = symbols("Y")
+KEPT, GRAD_BYTES = symbols("Y g")
 STATES = ("param", "grad", "optim")
 ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
 MASTER_BYTES = 4
@@ -133,6 +133,18 @@ def after_step_states(
     """
     states = optimizer_step_states(stage, cost, frozen, upcast_grads=keep_upcast)
     return states if persistent_grads else {**states, "grad": Form()}
+
+
+def reduction_buffers(grad: int, frozen: Frozen | None = None, *, copies: bool = False, numel: int = 0) -> Form:
+    """Return bytes per rank of the buffers from which gradients of `grad` bytes are reduced, if they live from start to
+    end.
+
+    With `copies` PyTorch's DDP copies each gradient into a bucket. It makes buckets of the parameters that require a
+    gradient, no others. DeepSpeed's stage 3 has `numel` elements, on one rank and beside frozen weights too.
+    """
+    if copies:
+        return (grad * (PSI if frozen is None else TRAINED)).by("PyTorch c10d/reducer.cpp, initialize_buckets")
+    return (numel * GRAD_BYTES).by("DeepSpeed edaa722, stage3.py")
 
 
 def late_states(cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:

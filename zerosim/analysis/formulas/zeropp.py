@@ -42,10 +42,13 @@ def gathers(
     persistent: bool = False,
     again: bool = False,
     kept: int = 0,
+    reshard_after_forward: bool = True,
 ) -> Gathers:
     """Return the parts of `traffic.volume`, with its letters and options. `kept`: how often U elements stay gathered
     for the next use, in a pipeline. Source: derived."""
     m, stays = micro_batches, form(persistent * micro_batches) * _P
+    if not reshard_after_forward:
+        return Gathers(m * PSI - stays, Form(), persistent * _P)
     forward, backward = m * PSI - stays, m * PSI + again * m * _M - stays - kept * _U
     if keep_root_units:
         backward = backward - m * _R - keep_last_unit * m * _U
@@ -125,10 +128,11 @@ def weight_scales(numel: int) -> int:
 
 def grad_scales(shapes: Sequence[Sequence[int]], numel: int, ranks: int) -> int:
     """Return the groups of a gradient of so many elements with padding, 0 if it is reduced exactly: as many as the rows
-    or columns of its largest tensor, at least one per rank, and more until a slice is groups of an even size. Source:
-    DeepSpeed, all_to_all_quant_reduce; for several tensors derived."""
+    or columns of its largest tensor, at least one per rank, and more until a slice is groups of an even size; two
+    elements are the smallest. Source: DeepSpeed, all_to_all_quant_reduce; for several tensors derived."""
     sides = [side for shape in shapes if len(shape) > 1 for side in shape[:2]]
     if not sides or numel % (2 * ranks):
         return 0
-    own, least = numel // ranks, -(-max(*sides, ranks) // ranks)
+    own = numel // ranks
+    least = min(-(-max(*sides, ranks) // ranks), own // 2)
     return ranks * next(k for k in range(least, own + 1) if own % k == 0 and own // k % 2 == 0)

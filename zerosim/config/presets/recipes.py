@@ -71,7 +71,8 @@ def recipes() -> tuple[Recipe, ...]:
             "ddp",
             "PyTorch's DistributedDataParallel: it copies gradients into permanent buckets, all-reduces them there "
             "during backward, and copies them back after backward (its default; "
-            "gradient_as_bucket_view=True is --grad-buckets views). The optimizer steps all tensors together "
+            "gradient_as_bucket_view=True is --grad-buckets views). Frozen parameters have no buckets, and one "
+            "data-parallel rank has no DistributedDataParallel. The optimizer steps all tensors together "
             "(foreach), and the loss is PyTorch's.",
             "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
@@ -83,11 +84,12 @@ def recipes() -> tuple[Recipe, ...]:
         ),
         Recipe(
             "deepspeed",
-            "DeepSpeed's defaults: gradients are reduced from a buffer of 5e8 elements. Stages 1 and 2 all-reduce "
-            "them and keep the local slice, which the step casts to fp32. Stage 3 gathers each linear map and norm "
-            "separately, and prefetches 5e7 more elements at each turn until 1e9 are gathered. It allocates the "
-            "buffer for its slice of the gradients at the start, and never frees tensors of at most 1e5 elements. "
-            "Its reductions overlap with compute (overlap_comm; only the clock uses this). The loss is PyTorch's.",
+            "DeepSpeed's defaults: gradients are reduced from a buffer of 5e8 elements, however few are trained. "
+            "Stages 1 and 2 all-reduce them and keep the local slice, which the step casts to fp32. Stage 3 gathers "
+            "each linear map and norm separately, and prefetches 5e7 more elements at each turn until 1e9 are "
+            "gathered. It allocates the buffer for its slice of the gradients at the start, and never frees tensors "
+            "of at most 1e5 elements. Its reductions overlap with compute (overlap_comm; only the clock uses this). "
+            "The loss is PyTorch's.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "

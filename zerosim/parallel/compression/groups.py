@@ -42,13 +42,14 @@ def grad_groups(shapes: Sequence[tuple[int, ...]], numel: int, ranks: int) -> in
 
     DeepSpeed's rule for one tensor: as many groups as it has rows or columns, whichever are more, and at least one per
     rank; a tensor of one dimension is reduced exactly. A flat buffer of several tensors has the most groups that any of
-    them would have. Here that is raised to the next number that cuts each rank's slice into groups of an even size.
+    them would have. Here that is raised to the next number that cuts each rank's slice into groups of an even size; the
+    smallest groups have two elements.
     """
     wanted = max((max(shape[:2]) for shape in shapes if len(shape) > 1), default=0)
     if not wanted or numel % (2 * ranks):
         return 0
     own = numel // ranks
-    each = -(-max(wanted, ranks) // ranks)
+    each = min(-(-max(wanted, ranks) // ranks), own // 2)
     while own % each or own // each % 2:
         each += 1
     return each * ranks

@@ -1,0 +1,20 @@
+"""Options of every kind together: a run leaves the record of its plans. Cases 0 to 1,499 were checked once."""
+
+from __future__ import annotations
+
+import pytest
+from crosses import CHOICES, NOT_DRAWN, SIZES, check_case
+
+from zerosim.config import OPTIONS
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("case", range(40))
+def test_a_run_its_plan_and_the_plan_of_every_block_and_rank_leave_the_same_record(case: int) -> None:
+    """Bytes, peaks, traffic, host and drives, time, classes; nothing is live at the end; commands' exit codes."""
+    check_case(case)
+
+
+def test_every_option_is_drawn_or_named() -> None:
+    named = [*SIZES, *CHOICES, *NOT_DRAWN]
+    assert sorted(named) == sorted(OPTIONS)
