@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zerosim.device.events import Event, Mark, Recorder, Scope
+from zerosim.device.events import Event, Mark, Scope
+from zerosim.device.recorder import Recorder
 
 
 class Names:

@@ -1,9 +1,9 @@
 """Ctrl-C during a destructor of other code: Python prints an exception that a destructor raises, and continues without
 it.
 
-zerosim's own buffers are freed without a line of Python (`device/events.py`, `Recorder.watch`). Other objects are not.
-When a thread object is dropped, for instance, the standard library removes it from a `WeakSet` in a callback, and each
-import ends with one. So a swallowed signal is sent again, until one gets through.
+zerosim's own buffers are freed without a line of Python (`device/recorder.py`, `Recorder.watch`). Other objects are
+not. When a thread object is dropped, for instance, the standard library removes it from a `WeakSet` in a callback, and
+each import ends with one. So a swallowed signal is sent again, until one gets through.
 """
 
 from __future__ import annotations

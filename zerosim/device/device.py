@@ -16,9 +16,10 @@ from typing import Any, ParamSpec
 from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
-from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Refusal, Retag, Scope
 from zerosim.device.memory import Allocator, Exact, Memories
 from zerosim.device.node import CALLED, Share, out_of_node
+from zerosim.device.recorder import Recorder
 from zerosim.device.work import KernelWork, work_of
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, OutOfMemory

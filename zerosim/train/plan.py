@@ -131,7 +131,8 @@ def _plan(
                 rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
             )
             uneven[rank] = _UnevenReductions()
-            reports[rank] = _run_rank(config, whole, ledgers[rank], uneven[rank], repeats, skipped, keep_events, cluster)
+            mine = ledgers[rank], uneven[rank]
+            reports[rank] = _run_rank(config, whole, *mine, repeats, skipped, keep_events, cluster)
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:

@@ -20,8 +20,8 @@ from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
-from zerosim.device.events import Reader
 from zerosim.device.nvme import asks_for_folder, run_folder
+from zerosim.device.recorder import Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat
