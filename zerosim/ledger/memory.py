@@ -144,15 +144,15 @@ class MemoryLedger:
 
     def read(self, events: Sequence[Event | Repeat]) -> None:
         """Fold events in order; the peak stands where it first occurs."""
-        latest = {event.name: event for event in events if isinstance(event, Mark)}
+        latest = {event.name: event for event in events if type(event) is Mark}
         for event in events:
-            if isinstance(event, Kernel):  # the most frequent first: this loop is the cost of recording
+            if type(event) is Kernel:  # the most frequent first: this loop is the cost of recording
                 continue
-            if isinstance(event, Repeat):
+            if type(event) is Repeat:
                 self._repeat(event)
-            elif isinstance(event, Alloc):
+            elif type(event) is Alloc:
                 self._of(event.memory)._open(event)
-            elif isinstance(event, Free):
+            elif type(event) is Free:
                 of = self._of(event.memory)
                 of._count(of._live.pop(event.id), -1)
             elif isinstance(event, Retag):

@@ -335,9 +335,9 @@ class _UnevenReductions:
 
     def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
-            if isinstance(event, Repeat):
+            if type(event) is Repeat:
                 self.found |= event.stretch.once(_uneven_of, len(event.group))
-            elif isinstance(event, Launch):
+            elif type(event) is Launch:
                 self._look(event, len(event.group))
 
     def _look(self, call: Launch, size: int) -> None:
