@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Device
-from zerosim.device.events import Recorder
+from zerosim.device.recorder import Recorder
 from zerosim.ledger.memory import MemoryLedger
 
 # Nothing here lives in cycles for long, and what is live is kept: looking for garbage less often spares a tenth.

@@ -2,8 +2,9 @@
 
 For a change of structure, which may change no bit, no byte and no event: take digests before it, compare after it.
 Cases are drawn at random, by their number: runs and plans of stages, recipes, precisions, partitions, meshes,
-recompute, accumulation, prefetch, buckets, optimizers. The file keeps each case's configuration beside its digests, so
-that a later version runs the same. Exit code 1 where a digest differs; each difference is named with its case.
+recompute, accumulation, prefetch, buckets, optimizers. Ways and pages (`digest_ways.py`) are taken too, all of them.
+The file keeps each case's configuration or command beside its digests, so that a later version runs the same. Exit
+code 1 where a digest differs; each difference is named with its case. CASE may be the beginning of a name.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "parallel"))
 
 import numpy as np
+from digest_ways import PAGES, of_page, of_way, ways
 from test_mesh_fuzz import MOST_RANKS, _fields
 
 from zerosim.config import RunConfig, plan_config
@@ -82,8 +84,22 @@ def of_words(value: object) -> str:
     return short(repr(value).encode())
 
 
-def digest(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of a run or a plan by what they are of."""
+def digest(case: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of a case by what they are of."""
+    if "page" in case:
+        return _named(of_page, case["page"])
+    return _named(of_way, case["way"]) if "way" in case else _drawn(case["fields"])
+
+
+def _named(found: Callable[[Any], dict[str, Any]], how: Any) -> dict[str, str]:
+    try:
+        return {name: of_words(value) for name, value in found(how).items()}
+    except Exception as error:  # also a defect of that version, which its successor may not hide
+        return {"ends": f"{type(error).__name__}: {error}"}
+
+
+def _drawn(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of a run or a plan."""
     is_plan = "layers" not in fields and fields["model"] != "flat"
     try:
         result = plan(plan_config(**fields)) if is_plan else run(RunConfig(**fields), keep_events=True)
@@ -116,27 +132,32 @@ def take(path: Path, count: int) -> int:
     found: dict[str, Any] = {}
     case = 0
     while len(found) < count:
-        fields = fields_of(case)
-        digests = digest(fields)
-        if digests["ends"] == "well":  # most that is drawn at random is refused, and shows nothing
-            found[str(case)] = {"fields": fields, "digests": digests}
+        one: dict[str, Any] = {"fields": fields_of(case)}
+        one["digests"] = digest(one)
+        if one["digests"]["ends"] == "well":  # most that is drawn at random is refused, and shows nothing
+            found[str(case)] = one
         case += 1
+    for name, fields in ways():
+        found[f"way {name}"] = {"way": fields, "digests": digest({"way": fields})}
+    for name, line in PAGES.items():
+        found[f"page {name}"] = {"page": line, "digests": digest({"page": line})}
     path.write_text(json.dumps(found, indent=0), encoding="utf-8")
-    print(f"{count} of {case} cases drawn ran")
+    print(f"{count} of {case} cases drawn ran; {len(found)} in all")
     return 0
 
 
 def compare(path: Path, only: str | None) -> int:
     before = json.loads(path.read_text("utf-8"))
-    num_equal = 0
+    num_equal = wanted = 0
     for case, one in before.items():
-        if only is None or case == only:
-            found = digest(one["fields"])
+        if only is None or case == only or (case.startswith(only) and not only.isdigit()):
+            wanted += 1
+            found = digest(one)
             differs = [name for name, value in one["digests"].items() if found.get(name) != value]
             num_equal += not differs
             if differs:
-                print(f"case {case} differs in {', '.join(differs)}: {one['fields']}", flush=True)
-    wanted = len(before) if only is None else 1
+                what = {name: value for name, value in one.items() if name != "digests"}
+                print(f"case {case} differs in {', '.join(differs)}: {what}", flush=True)
     print(f"{num_equal} of {wanted} cases are equal")
     return int(num_equal < wanted)
 

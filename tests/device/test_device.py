@@ -11,9 +11,10 @@ import pytest
 
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Buffer, Device, Kind, Phase, Switch
-from zerosim.device.events import Alloc, Free, Kernel, Mark, Recorder, Retag, Scope
+from zerosim.device.events import Alloc, Free, Kernel, Mark, Retag, Scope
 from zerosim.device.host import HostBuffer
 from zerosim.device.memory import Exact
+from zerosim.device.recorder import Recorder
 from zerosim.device.work import KernelWork
 from zerosim.dtypes import bf16, fp16, fp32, fp64, int64, uint8
 from zerosim.errors import Aborted, OutOfMemory

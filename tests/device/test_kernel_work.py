@@ -14,7 +14,8 @@ from zerosim.backends.kernels import AdamStep, Coded
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device, Kind
-from zerosim.device.events import Kernel, Launch, Recorder
+from zerosim.device.events import Kernel, Launch
+from zerosim.device.recorder import Recorder
 from zerosim.device.work import BY_ROWS, FILLS, MATMUL, UPDATES, VECTOR, work_of
 from zerosim.dtypes import DType, bf16, fp16, fp32
 from zerosim.optim.adam import Adam

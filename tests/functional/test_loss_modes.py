@@ -11,7 +11,8 @@ import pytest
 from zerosim import functional as F
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Buffer, Device
-from zerosim.device.events import Alloc, Free, Recorder
+from zerosim.device.events import Alloc, Free
+from zerosim.device.recorder import Recorder
 from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import MODES
 from zerosim.tensor.tensor import tensor

@@ -18,7 +18,7 @@ from grading_here import Own2, Own3, grade
 
 from zerosim.device.allocators import arena
 from zerosim.device.device import Kind
-from zerosim.device.events import Recorder
+from zerosim.device.recorder import Recorder
 from zerosim.errors import InputError
 from zerosim.grading import EXERCISES, Flat, Slice, Strategy, Unit, Zero2, Zero3, find_exercise
 from zerosim.grading.borrowed import _owners, noted

@@ -321,7 +321,7 @@ def test_a_long_step_takes_what_two_short_ones_say(schedule: str) -> None:
     cut = dict(pp=2, pipeline=schedule) if schedule else dict(stage=3, prefetch=1)
     config = small(ranks=2, accumulate=12, recompute="full", **cut)
     short = plan(config, cluster=A100)
-    assert (short.extended_from is None) == schedule.startswith("zb")
+    assert short.extended_from is not None
     assert short.time is not None
     whole = step_time(planned(config, A100), short.stands_for)
     assert short.time.seconds == pytest.approx(whole.seconds, rel=1e-9)

@@ -14,7 +14,8 @@ from zerosim.cli.main import main
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
-from zerosim.device.events import Alloc, Kernel, Recorder
+from zerosim.device.events import Alloc, Kernel
+from zerosim.device.recorder import Recorder
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.errors import InputError
 from zerosim.optim.adafactor import Adafactor, AdafactorHF

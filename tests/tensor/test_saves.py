@@ -16,7 +16,8 @@ from built import gpt, place
 from zerosim import functional as F
 from zerosim.comm.runtime import make_backend
 from zerosim.device.device import Device, Phase
-from zerosim.device.events import Alloc, Recorder, Save, Scope
+from zerosim.device.events import Alloc, Save, Scope
+from zerosim.device.recorder import Recorder
 from zerosim.dtypes import DType, fp16, fp32, fp64
 from zerosim.errors import InputError
 from zerosim.ledger.activations import ActivationLedger, SavedRow

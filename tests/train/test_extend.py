@@ -15,7 +15,7 @@ from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.train import plan as module
-from zerosim.train.extend import shorter_runs
+from zerosim.train.extend import Planned, shorter_runs
 from zerosim.train.plan import figures_within, plan
 from zerosim.train.result import RunResult
 
@@ -99,6 +99,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         precision=("bf16", "fp16", "fp32"),
         keep_last_unit=(False, True),
         partition=("slices", "owner"),
+        offload=(None, None, "optimizer=host", "optimizer=nvme"),
     )
     of_blocks: dict[str, tuple[Any, ...]] = dict(
         recompute=("none", "full", "selective"),
@@ -153,11 +154,12 @@ def test_more_micro_batches_are_run_where_few_do_not_tell_the_peak(
     """Plans of fewer than `silent` microbatches lack all moments but the first."""
     honest = module._plan
 
-    def planned(config: RunConfig, *args: Any) -> RunResult:
-        result = honest(config, *args)
+    def planned(config: RunConfig, *args: Any) -> Planned:
+        found = honest(config, *args)
         if config.data.accumulate >= silent:
-            return result
-        return replace(result, memory=[replace(one, moments=dict([*one.moments.items()][:1])) for one in result.memory])
+            return found
+        memory = [replace(one, moments=dict([*one.moments.items()][:1])) for one in found.result.memory]
+        return found._replace(result=replace(found.result, memory=memory))
 
     config = RunConfig(**{**BASE, **MOVED[0], "accumulate": 16})
     monkeypatch.setattr(module, "_plan", planned)
@@ -166,9 +168,9 @@ def test_more_micro_batches_are_run_where_few_do_not_tell_the_peak(
     assert_same(short, planned_in_full(config))
 
 
-def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
+def test_a_plan_and_a_search_give_gpipe_the_time_of_all_micro_batches() -> None:
     """Reductions out of two buffers are waited for in the last backward. The critical path of 4 microbatches is then
-    not that of 16: extended, the step would be 3 % shorter."""
+    not that of 16: a time extrapolated from 3 and 4 would be 3 % shorter."""
     sizes: dict[str, Any] = dict(layers=2, hidden=256, heads=4, vocab=64, seq=64, micro_batch=1)
     reductions: dict[str, Any] = dict(stage=1, reduce_bucket=300_000, reduce_buffers=2)
     config = plan_config(model="gpt", **sizes, **reductions, **GPIPE, accumulate=16)
@@ -180,7 +182,7 @@ def test_a_search_ranks_gpipe_by_the_time_of_all_micro_batches() -> None:
     short = plan(config, cluster=cluster).time
     assert whole is not None
     assert short is not None
-    assert timed.time.seconds == whole.seconds > 1.03 * short.seconds
+    assert timed.time.seconds == whole.seconds == short.seconds
 
 
 def test_a_peak_beyond_the_capacity_is_refused_where_it_comes_up() -> None:

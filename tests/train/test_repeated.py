@@ -11,6 +11,8 @@ import pytest
 
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import plan_config
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
 from zerosim.errors import InputError, OutOfMemory, RankFailed
@@ -85,6 +87,18 @@ def test_without_gradients_or_with_another_function_a_block_runs() -> None:
         return launch(program, world_of(config, keep_events=True))
 
     assert record({}) == record(None)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "out of memory"])
+def test_ledgers_that_fold_stretches_have_the_figures_and_tables_of_single_events(case: str) -> None:
+    cluster = cluster_of(find_hardware("h100-80"))
+
+    def figures(every_block: bool) -> Any:
+        result = plan(plan_config(**CASES[case]), every_block=every_block, cluster=cluster)
+        memory = [(one.marks, one.peak, one.moments, one.others) for one in result.memory]
+        return repr((memory, result.traffic, result.saved, result.saved_again, result.time))
+
+    assert figures(every_block=False) == figures(every_block=True)
 
 
 def test_one_case_runs_out_of_memory_inside_a_block() -> None:

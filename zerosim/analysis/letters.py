@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
@@ -21,7 +22,7 @@ from zerosim.config import RunConfig
 from zerosim.config.zero import CASTS
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.parallel.compression.dgc import ratio_at
-from zerosim.parallel.pipeline import Pipeline, schedule_of
+from zerosim.parallel.pipeline import schedule_of
 from zerosim.placement.spec import is_block, unit_of
 from zerosim.train.result import RunResult
 
@@ -189,7 +190,7 @@ def _of_weights(
         "Q": sum(codes.values()),
         "Ψ_t": sum(numels[name] for name in trained),
         "VD": total([share.tied]),
-        "U": total(name for unit in last for name in of_unit(unit)),
+        "U": sum(times * total(of_unit(unit)) for unit, times in Counter(last).items()),
         "R": total(name for name in freed if not is_block(flats[name].unit)),
         "P": sum(numels[name] for name in share.numels if name not in freed),
         "M": total(name for name in share.numels if runs_again(config, flats[name].module)),
@@ -266,14 +267,14 @@ def live_micro_batches(config: RunConfig) -> Form:
 
 def _used_twice(config: RunConfig, share: Share, placed: Placed) -> list[str]:
     """Return the unit of each forward whose last unit is used again next, by the pipeline stage's schedule."""
-    order = schedule_of(config.parallel)
-    actions = Pipeline(config.chunks, share.stage, order=order).actions(config.data.accumulate)
+    chunks = config.chunks
+    actions = schedule_of(config.parallel)(chunks.stages, share.stage, config.data.accumulate, chunks.each)
     actions = [action for action in actions if share.chunks[action.chunk]]  # the others use none
     by_module, flats, found = config.gathering.by_module, placed.layout.flats, []
+    modules = [{flats[name].module for name in share.numels if flats[name].unit in units} for units in share.chunks]
     for action, following in pairwise(actions):
         units = share.chunks[action.chunk]
-        modules = {flats[name].module for name in share.numels if flats[name].unit in units}
-        turns = following.sends < 0 or len(modules) == 1  # or the next forward begins where this one ended
+        turns = following.sends < 0 or len(modules[action.chunk]) == 1  # or the next forward begins where it ended
         if by_module and _is_wrapped(config, units[-1]):
             continue  # its second forward comes first
         if action.sends > 0 and following.gathers and following.chunk == action.chunk and turns:

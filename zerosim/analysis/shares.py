@@ -16,19 +16,14 @@ from typing import NamedTuple
 from zerosim.analysis import formulas
 from zerosim.analysis.forms import is_sliced
 from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.device.device import Device
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
 from zerosim.placement.stages import cut_units
-from zerosim.train.build import build_model
-from zerosim.train.build_strategy import layout_of
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
+from zerosim.train.build import declare
 from zerosim.train.result import RunResult
 
 
@@ -47,10 +42,8 @@ Placed = RunResult | LaidOut
 
 def laid_out(config: RunConfig) -> LaidOut:
     """Lay out a configuration's model without allocating memory. Raises: InputError."""
-    model = build_model(config, Device(0, make_backend("meta")))
-    check_trained(config, model)
-    check_quantized(config, model)
-    return LaidOut(config, layout_of(config, model), model.num_parameters, model.tied_numel)
+    model, layout = declare(config)
+    return LaidOut(config, layout, model.num_parameters, model.tied_numel)
 
 
 @dataclass(frozen=True, slots=True)

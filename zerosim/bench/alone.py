@@ -18,7 +18,7 @@ from zerosim.comm.runtime import Context, assemble, make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.machine_file import Measured
 from zerosim.device.device import Device
-from zerosim.device.events import Recorder
+from zerosim.device.recorder import Recorder
 from zerosim.device.work import MATMUL, KernelWork, work_of
 from zerosim.dtypes import dtype
 from zerosim.ledger.memory import MemoryLedger

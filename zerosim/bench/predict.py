@@ -21,7 +21,7 @@ from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.machine_file import Machine
-from zerosim.device.events import Reader
+from zerosim.device.recorder import Reader
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger

@@ -29,7 +29,8 @@ from zerosim.bench.gate import Gate
 from zerosim.comm.runtime import Context, launch, make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
-from zerosim.device.events import Event, Kernel, Reader
+from zerosim.device.events import Event, Kernel
+from zerosim.device.recorder import Reader
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import initial_values, load_flat

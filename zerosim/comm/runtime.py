@@ -31,11 +31,11 @@ from zerosim.comm.transports.rounds import Transport
 from zerosim.comm.transports.threads import ThreadTransport
 from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Device, Switch
-from zerosim.device.events import Reader, Recorder
 from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.device.memory import Allocator
 from zerosim.device.node import NodePool, Share, pools_of
 from zerosim.device.nvme import Files
+from zerosim.device.recorder import Reader, Recorder
 from zerosim.errors import Aborted, InputError, RankFailed, ZerosimError, described
 from zerosim.placement.memories import NVME
 

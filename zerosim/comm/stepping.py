@@ -15,7 +15,8 @@ from collections.abc import Iterable
 
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.device.device import Switch
-from zerosim.device.events import Event, Reader, Recorder
+from zerosim.device.events import Event
+from zerosim.device.recorder import Reader, Recorder
 
 
 class SteppedScheduler(Scheduler):

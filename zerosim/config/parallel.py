@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from zerosim.config.node_checks import check_node, node_of
 from zerosim.config.option import OF_RECIPE, Part, option
@@ -81,13 +82,19 @@ class MeshConfig(Part):
     @property
     def axes(self) -> Mesh:
         """The number of ranks along each axis."""
-        shards = self.ranks // self.others.world_size
-        return replace(self.others, dp_shard=shards, node=self.secondary_shard or node_of(self.ranks_per_node, self.tp))
+        return _axes_of(self)
 
     @property
     def shards(self) -> int:
         """The number of ranks that divide the model states: the formulas' N."""
         return self.axes.shards
+
+
+@lru_cache(maxsize=1024)
+def _axes_of(mesh: MeshConfig) -> Mesh:
+    given = mesh.others
+    node = mesh.secondary_shard or node_of(mesh.ranks_per_node, mesh.tp)
+    return replace(given, dp_shard=mesh.ranks // given.world_size, node=node)
 
 
 def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:

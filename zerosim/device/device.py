@@ -16,9 +16,10 @@ from typing import Any, ParamSpec
 from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
-from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Recorder, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Refusal, Retag, Scope
 from zerosim.device.memory import Allocator, Exact, Memories
 from zerosim.device.node import CALLED, Share, out_of_node
+from zerosim.device.recorder import Recorder
 from zerosim.device.work import KernelWork, work_of
 from zerosim.dtypes import DType
 from zerosim.errors import Aborted, OutOfMemory
@@ -162,10 +163,10 @@ class Device:
         self.recorder.settle()
         return self._allocator
 
-    def next_id(self) -> int:
-        """Return a number that names one buffer or one work of this rank."""
-        self._last_id += 1
-        return self._last_id
+    def next_id(self, count: int = 1) -> int:
+        """Return a number that names one buffer or one work of this rank; the first of `count`."""
+        self._last_id += count
+        return self._last_id - count + 1
 
     def alloc(
         self,

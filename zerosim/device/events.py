@@ -1,15 +1,13 @@
-"""The events of one rank, in order, and the recorder that collects them.
+"""The events of one rank.
 
-Everything that zerosim prints about memory, traffic or work is read from this stream; a reader
+Everything that zerosim prints about memory, traffic or work is read from the stream of them (`recorder.py`); a reader
 (`ledger/`) never touches a device. Every event carries its scope.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, Protocol
-from weakref import ref
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import unit_of
@@ -214,77 +212,3 @@ Event = (
 def on_device(events: Iterable[Event]) -> Iterator[Event]:
     """Yield the events without those of the rank's other memories."""
     return (event for event in events if getattr(event, "memory", DEVICE) == DEVICE)
-
-
-class Reader(Protocol):
-    """Folds events into a ledger, in order."""
-
-    def read(self, events: list[Event]) -> None: ...
-
-
-class Recorder:
-    """Collects one rank's events and hands them to its readers.
-
-    Readers are fed in batches (`drain`, once a step), so a long run keeps its ledgers but not
-    its history. With `keep` the drained events stay in `history`.
-
-    The recorder also learns when an owner of bytes dies (`watch`): a weak reference's callback puts the death into a
-    queue. The next event, drain or change of scope records it first (`settle`), as if it had been recorded at once.
-    The callback is the deque's own `append`. Python runs a signal's handler only between bytecodes, and `append` has
-    none, so Ctrl-C cannot interrupt it. It could interrupt a `__del__`. Python ignores exceptions of a destructor: then
-    the interrupt would be lost, and the `Free` with it.
-    """
-
-    def __init__(self, readers: tuple[Reader, ...] = (), *, keep: bool = False, enabled: bool = True) -> None:
-        self.history: list[Event] = []
-        self.readers = readers
-        self.keep = keep
-        self.enabled = enabled
-        self.where = Scope()  # the device's, for deaths
-        self.release: Callable[[int, str], None] = lambda id, memory: None  # its allocator takes back dead bytes
-        self._events: list[Event] = []
-        self.owners: dict[ref[object], tuple[int, str]] = {}  # and the id and memory of each owner's bytes
-        self.dead: deque[ref[object]] = deque()  # owners that have died, in order
-        self.bury = self.dead.append
-
-    @property
-    def events(self) -> list[Event]:
-        """The events recorded since the last drain."""
-        self.settle()
-        return self._events
-
-    def add(self, event: Event) -> None:
-        if self.dead:
-            self.settle()
-        if self.enabled:
-            self._events.append(event)
-
-    def put(self, event: Event) -> None:
-        """Add an event without the deaths since the last event."""
-        if self.enabled:
-            self._events.append(event)
-
-    def watch(self, owner: object, id: int, memory: str) -> None:
-        """Record the end of `id` when `owner` dies."""
-        self.owners[ref(owner, self.bury)] = id, memory
-
-    def settle(self) -> None:
-        """Record the deaths since the last event, in order."""
-        dead, owners = self.dead, self.owners
-        while dead:
-            id, memory = owners.pop(dead.popleft())
-            self.release(id, memory)
-            self.put(tuple.__new__(Free, (self.where, id, memory)))  # half the time of Free(self.where, id, memory)
-
-    def drain(self) -> None:
-        """Feed the collected events to the readers, then forget them (or keep them)."""
-        self.settle()
-        self.feed()
-
-    def feed(self) -> None:
-        """Feed readers, without the deaths since the last event."""
-        events, self._events = self._events, []
-        for reader in self.readers:
-            reader.read(events)
-        if self.keep:
-            self.history.extend(events)

@@ -1,7 +1,7 @@
 """Ctrl-C and other signals that end a program: none is lost, and none interrupts what the one before it began.
 
 One that arrives in a destructor of other code: Python prints an exception that a destructor raises, and continues
-without it. zerosim's own buffers are freed without a line of Python (`device/events.py`, `Recorder.watch`). Other
+without it. zerosim's own buffers are freed without a line of Python (`device/recorder.py`, `Recorder.watch`). Other
 objects are not. When a thread object is dropped, for instance, the standard library removes it from a `WeakSet` in a
 callback, and each import ends with one. So a swallowed signal is sent again, until one gets through.
 

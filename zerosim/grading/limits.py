@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from zerosim.device.device import Switch
-from zerosim.device.events import Event, Free, Recorder
+from zerosim.device.events import Event, Free
+from zerosim.device.recorder import Recorder
 from zerosim.errors import InputError
 from zerosim.grading.own_code import OwnLines, error_words, line_of_frame, line_of_trace, text_of
 

@@ -25,12 +25,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from zerosim.device.events import COMPUTE, CPU, Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.costs import Costs
-from zerosim.ledger.entries import Busy, Entry, Live
+from zerosim.ledger.entries import Busy, Entries, Entry, Live
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import FINEST, Mesh
 from zerosim.verbs import MESSAGES
@@ -101,7 +102,7 @@ class Timeline:
 
 
 def simulate(
-    paces: Mapping[int, Sequence[Entry]],
+    paces: Mapping[int, Entries],
     stands_for: Sequence[int],
     mesh: Mesh,
     costs: Costs,
@@ -120,7 +121,7 @@ def simulate(
         run = waiting.popleft()
         before = run.at
         run.go_on(calls)
-        if run.at < len(run.entries):
+        if not run.ended:
             waiting.append(run)
             stuck = 0 if run.at > before else stuck + 1
             if stuck > len(waiting):
@@ -193,10 +194,12 @@ class _Call:
 class _Run:
     """One rank's progress through its record."""
 
-    def __init__(self, rank: int, entries: Sequence[Entry], mesh: Mesh, costs: Costs, keep: bool) -> None:
+    def __init__(self, rank: int, entries: Entries, mesh: Mesh, costs: Costs, keep: bool) -> None:
         self.track = Track(rank)
-        self.entries = entries
-        self.at = 0
+        self.entries = iter(entries)
+        self.waits: Wait | None = None  # the wait that it stopped at
+        self.at = 0  # entries that are over
+        self.ended = False
         self.now = 0.0  # of compute
         self.host = 0.0  # the host's own time, at most compute's if the host waits
         self.shared = 0.0  # the time up to which compute has paid for collectives in flight
@@ -213,8 +216,8 @@ class _Run:
 
     def go_on(self, calls: _Calls) -> None:
         """Continue to the end of the record, or to a wait for a call that other ranks have not launched."""
-        while self.at < len(self.entries):
-            entry = self.entries[self.at]
+        entry: Entry
+        for entry in chain(() if self.waits is None else (self.waits,), self.entries):
             if isinstance(entry, Busy):
                 self._compute(entry) if entry.place == DEVICE else self._on_cpu(entry)
             elif isinstance(entry, Launch):
@@ -228,11 +231,12 @@ class _Run:
             else:
                 call = self.works[entry.work]
                 if isinstance(call, _Call) and call.stop < 0 and not calls.place(self, call):
+                    self.waits = entry
                     return
                 self._end_wait(entry, call)
             self.at += 1
         self._wait_for_copy(max(self.cpu, self.copied), Scope(), "")
-        self.track.end = self.now
+        self.track.end, self.ended = self.now, True
 
     def _end_wait(self, wait: Wait, call: _Call | _Copied) -> None:
         if wait.by == CPU:
@@ -362,6 +366,7 @@ class _Calls:
     def __init__(self, runs: Mapping[int, _Run], stands_for: Sequence[int], costs: Costs) -> None:
         self.runs, self.stands_for, self.costs = runs, stands_for, costs
         self._members: dict[tuple[int, ...], tuple[_Run, ...]] = {}
+        self._seconds: dict[tuple[object, ...], float] = {}  # of a call, by all that its duration depends on
 
     def members(self, group: tuple[int, ...]) -> tuple[_Run, ...]:
         if group not in self._members:
@@ -385,9 +390,15 @@ class _Calls:
             if ready is None:
                 return False
             start = max(start, ready)
-        call.start, call.stop = start, start + self.costs.collective(call.launch)
+        call.start, call.stop = start, start + self._takes(call.launch)
         run.end_call(call)
         return True
+
+    def _takes(self, launch: Launch) -> float:
+        like = launch.op, launch.group, launch.payload_bytes, launch.algorithm
+        if like not in self._seconds:
+            self._seconds[like] = self.costs.collective(launch)
+        return self._seconds[like]
 
     def _ready(self, run: _Run, key: Key) -> float | None:
         """Return a member's earliest start: after its launch and the earlier work of its stream; None before its

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
 
 from zerosim.device.events import Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.placement.memories import DEVICE
@@ -50,3 +51,10 @@ class Live(NamedTuple):
 
 
 Entry = Busy | Launch | Wait | Copy | CpuEvent | Live
+
+
+class Entries(Protocol):
+    """A rank's entries of a step, in order."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Entry]: ...

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zerosim.config import RunConfig
 from zerosim.config.inputs import open_file
-from zerosim.device.events import Event, Reader
+from zerosim.device.events import Event
+from zerosim.device.recorder import Reader
 from zerosim.errors import InputError, OutOfMemory, wrong
 from zerosim.ledger.activations import ActivationLedger
 from zerosim.ledger.allocator import AllocatorLedger

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from zerosim.comm.runtime import Context, World, launch
-from zerosim.device.events import Event, Launch, Message, Recorder
+from zerosim.device.events import Event, Launch, Message
+from zerosim.device.recorder import Recorder
 from zerosim.errors import InputError
 from zerosim.lessons.sheet import THEME, Place, Sheet
 from zerosim.report.moving import Hop, Moving, moving_ring

@@ -34,7 +34,7 @@ class Builder:
     flat        the class of flat buffers
     tuning      the trained parameters, and the maps with adapters
     tiles       the number of tiles of each linear map of a block, by module
-    first       the number of the first block
+    only        the numbers of the blocks to build; None: all
     """
 
     sizes: ModelConfig
@@ -48,7 +48,7 @@ class Builder:
     flat: type[Flat] = Flat
     tuning: TuningConfig = ALL_TRAINED
     tiles: int = 1
-    first: int = 0
+    only: Sequence[int] | None = None
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
@@ -74,10 +74,14 @@ class Builder:
     def blocks(self, names: str, block: MakeLayer, prefix: str = "") -> list[Unit]:
         """Build units `names`.0 .. `names`.L-1. Full recompute wraps them, or what takes their saved buffers to the
         host."""
-        units = [self.unit(f"{names}.{i}", block, prefix) for i in range(self.first, self.first + self.sizes.layers)]
+        units = {i: self.unit(f"{names}.{i}", block, prefix) for i in self.numbers(self.sizes.layers)}
         if self.policy.offloads:
-            return [OffloadsSaves(unit) for unit in units]
-        return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in enumerate(units)]
+            return [OffloadsSaves(unit) for unit in units.values()]
+        return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in units.items()]
+
+    def numbers(self, count: int) -> Sequence[int]:
+        """Return the numbers of the blocks to build, of `count` in the model."""
+        return range(count) if self.only is None else self.only
 
     def language_model(self, table: str, between: Sequence[Unit], prefix: str = "") -> Model:
         """Build a token table, the units `between`, and lm_head.

@@ -53,6 +53,7 @@ class Model:
         self.chunks = [self.units]
         self.spans = [range(len(self.units))]  # the chunks' positions among the units of the whole model
         self.lowest = 0  # the first trained unit of the whole model, where backward ends
+        self.trained: Collection[str] = ()  # the names of its trained flat buffers
         self.group = group
         self.head = head
         self.width = width
@@ -60,12 +61,16 @@ class Model:
         self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
-    def cut(self, chunks: Sequence[range]) -> Model:
-        """Return a pipeline stage's share of this model: these runs of its units. A table tied to a unit of another
-        stage is reduced here too."""
-        part = Model([self.units[i] for chunk in chunks for i in chunk], self.group, self.head, width=self.width)
-        part.chunks = [[self.units[i] for i in chunk] for chunk in chunks]
-        part.spans, part.lowest = list(chunks), self.lowest
+    def cut(self, whole: Model, chunks: Sequence[range]) -> Model:
+        """Return a pipeline stage's share: these runs of the `whole` model's units, as this model has them. A table
+        tied to a unit of another stage is reduced here too."""
+        own, trained = {unit.name: unit for unit in self.units}, whole.trained
+        held = [[own[whole.units[i].name] for i in chunk] for chunk in chunks]
+        for unit, like in ((own[like.name], like) for like in whole.units if like.name in own):
+            unit.reach(like.sends_back, trained)
+            unit.ends = like.ends
+        part = Model([unit for units in held for unit in units], self.group, self.head, width=self.width)
+        part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
         part.loss_mode, part.label_keys = self.loss_mode, self.label_keys
         first_uses: list[Flat] = []
         for unit in part.units:
@@ -75,7 +80,7 @@ class Model:
 
     def reach(self, trained: Collection[str]) -> None:
         """Set how far backward goes, by the names of the trained flat buffers (`Unit.reach`)."""
-        self.lowest = len(self.units)
+        self.lowest, self.trained = len(self.units), trained
         for index, unit in enumerate(self.units):
             unit.reach(self.lowest < index, trained)
             self.lowest = min(self.lowest, index) if unit.goes_back else self.lowest

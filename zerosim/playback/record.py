@@ -17,8 +17,9 @@ from zerosim.comm.runtime import Context, assemble, node_pools, other_memories
 from zerosim.config import RunConfig
 from zerosim.device.allocators.choose import make_allocator
 from zerosim.device.device import Device, Switch
-from zerosim.device.events import Event, Free, Reader, Recorder
+from zerosim.device.events import Event, Free
 from zerosim.device.interrupts import no_interrupt_lost
+from zerosim.device.recorder import Reader, Recorder
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.train.build import world_of

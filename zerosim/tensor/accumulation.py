@@ -144,7 +144,7 @@ class GradAccumulator:
         if index in self._given or self.adds_at_once or self.later is not None:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
-        return self.window(self._open_grad(), index)
+        return self.window(self.open_grad(), index)
 
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
         """Return the same for a linear map's weight: a dummy if there are dummies. `packed` are the shapes of the
@@ -158,13 +158,17 @@ class GradAccumulator:
         if self.later is not None:
             self.postpone(index, lambda: grad)
             return
-        whole = self._open_grad()
+        whole = self.open_grad()
         if grad.storage is not whole.storage:
             into, k = self.window(whole, index).array, self.device.backend
             if index in self._collected or self.adds_at_once:
                 accumulate(self.device, grad.numel, k.add, into, grad.array, into)
             else:
                 accumulate(self.device, 0, k.copy, grad.array, into)
+        self.note_collected(index)
+
+    def note_collected(self, index: int) -> None:
+        """Note that the gradient of parameter `index` was collected."""
         self._given.add(index)
         self._collected.add(index)
 
@@ -173,7 +177,7 @@ class GradAccumulator:
         assert self.later is not None
         self.later.append(lambda: self.collect_grad(index, make()))
 
-    def _open_grad(self) -> Buffer:
+    def open_grad(self) -> Buffer:
         """Return the microbatch's gradient buffer, allocated when backward reaches this flat; or the permanent one."""
         if self.adds_at_once:
             return self.whole_grad()
@@ -211,7 +215,7 @@ class GradAccumulator:
 
     def _take_local(self) -> Buffer:
         """Take it in the dtype in which it was computed, without a cast."""
-        whole = self._open_grad()
+        whole = self.open_grad()
         for index in range(len(self.spec.weights)):
             if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
                 self._zero(self.window(whole, index).array)

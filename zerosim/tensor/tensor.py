@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from zerosim.backends.kernels import Array, Backend
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.events import Recorder, Save
+from zerosim.device.events import Save
+from zerosim.device.recorder import Recorder
 from zerosim.dtypes import DType
 from zerosim.dtypes import dtype as dtype_of
 from zerosim.errors import InputError

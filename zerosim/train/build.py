@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
-from zerosim.comm.runtime import Context, World
+from zerosim.comm.runtime import Context, World, make_backend
 from zerosim.comm.transports.fake import FakeTransport
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -31,15 +31,25 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline, Schedule, schedule_of
 from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import Borders, TensorParallel
+from zerosim.placement.layout import Layout
 from zerosim.placement.memories import HOST, NVME
 from zerosim.placement.mesh import DATA, STATES
 from zerosim.placement.spec import is_block
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.build_strategy import build_strategy, is_trained, layout_of, stage_chunks
+from zerosim.train.check_quantized import check_quantized
+from zerosim.train.check_trained import check_trained
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
 BUILDERS = {"gpt": build_gpt, "llama": build_llama, "mlp": build_mlp, "flat": build_flat}
+
+
+class Whole(NamedTuple):
+    """A run's whole model, declared without memory, and its layout. Each rank builds what it holds of it."""
+
+    model: Model
+    layout: Layout
 
 
 def builder_of(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Builder:
@@ -61,12 +71,33 @@ def builder_of(config: RunConfig, device: Device, group: Group | None = None, *,
     )
 
 
-def build_model(config: RunConfig, device: Device, group: Group | None = None, *, first_micro_batch: int = 0) -> Model:
-    """Build the model of a run, declared on `device` and not yet placed.
+def declare(config: RunConfig) -> Whole:
+    """Declare the whole model of a run. Raises: InputError if its buffers do not suit the configuration."""
+    model = build_model(config, Device(0, make_backend("meta")))
+    check_trained(config, model)
+    check_quantized(config, model)
+    model.reach(trained_of(config, model))
+    return Whole(model, layout_of(config, model))
+
+
+def trained_of(config: RunConfig, model: Model) -> set[str]:
+    """Return the names of the flat buffers that are trained."""
+    return {flat.name for flat in model.flats if is_trained(config, flat.spec)}
+
+
+def build_model(
+    config: RunConfig,
+    device: Device,
+    group: Group | None = None,
+    *,
+    first_micro_batch: int = 0,
+    only: Sequence[int] | None = None,
+) -> Model:
+    """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these numbers.
 
     Without a tensor-parallel `group` it has the first member's cut. Then it cannot run if the run has such a group.
     """
-    new = builder_of(config, device, group, first_micro_batch=first_micro_batch)
+    new = replace(builder_of(config, device, group, first_micro_batch=first_micro_batch), only=only)
     model = BUILDERS[config.model.family](new)
     model.loss_mode = config.memory.loss
     model.label_keys = LabelKeys(device, config.data.seed, first_micro_batch)
@@ -153,33 +184,33 @@ def build_rank(
     make_strategy: MakeStrategy | None = None,
     schedule: Schedule | None = None,
     *,
+    whole: Whole | None = None,
     repeats: Rehearsals | None = None,
 ) -> Built:
-    """Build one rank's model, and the strategy that will place it, without allocating memory.
+    """Build what one rank holds of the `whole` model, and the strategy that will place it, without allocating memory.
 
     `make_strategy` and a pipeline's `schedule` replace those of the configuration. `repeats`: on
     shapes, identical blocks run once (`repeated.py`), and their calls are stored there.
     """
-    groups = Groups(config.mesh.axes, ctx.comm)
-    data_rank = config.mesh.axes.index(ctx.rank, *DATA)
-    group = group_of(config, ctx.rank, groups)
-    whole = build_model(config, ctx.device, group, first_micro_batch=data_rank * config.data.accumulate)
-    _keep_inputs(whole, config, groups)
+    declared, layout = whole or declare(config)
+    mesh, parallel, groups = config.mesh.axes, config.parallel, Groups(config.mesh.axes, ctx.comm)
+    first, stage = mesh.index(ctx.rank, *DATA) * config.data.accumulate, mesh.index(ctx.rank, "pp")
+    chunks = stage_chunks(config, declared)[stage]
+    names = [declared.units[i].name for chunk in chunks for i in chunk]
+    only = [int(name.rpartition(".")[2]) for name in names if is_block(name)]
+    model = build_model(config, ctx.device, group_of(config, ctx.rank, groups), first_micro_batch=first, only=only)
+    _keep_inputs(model, config, groups)
     copies = config.memory.stash_window or config.memory.offload_activations  # which pass from block to block
     alike = not copies and not (config.gathering.by_module and _defers(config))
     if repeats is not None and config.model.has_blocks and alike:
-        _repeat_blocks(whole, config, ctx, groups, repeats)
-    whole.reach({flat.name for flat in whole.flats if is_trained(config, flat.spec)})
-    mesh, parallel = config.mesh.axes, config.parallel
-    model, pipeline = whole, ONE_STAGE
+        _repeat_blocks(model, config, ctx, groups, repeats)
+    model, pipeline = model.cut(declared, chunks), ONE_STAGE
     if mesh.pp > 1:
-        stage = mesh.index(ctx.rank, "pp")
         order = schedule or schedule_of(parallel)
         keeps_last = parallel.keep_last_inputs
         pipeline = Pipeline(config.chunks, stage, groups("pp"), order=order, keeps_last=keeps_last)
-        model = whole.cut(stage_chunks(config, whole)[stage])
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
-    strategy.join(groups, layout_of(config, whole, strategy), config.grads)
+    strategy.join(groups, layout if make_strategy is None else layout_of(config, declared, strategy), config.grads)
     return Built(model, strategy, pipeline)
 
 
@@ -204,7 +235,7 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
     held = {unit.name: _weights(config, unit) for unit in model.units}
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-        flats = [flat.dummies is None for flat in unit.all_flats]
+        flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
         key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats, held[unit.name]
         if key not in found:
             found[key] = _rehearsed(config, ctx, unit, shape, dtype)
@@ -225,15 +256,9 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     alone = Comm(device, FakeTransport(), world.ranks, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
     groups = Groups(config.mesh.axes, alone)
     new = builder_of(config, device, group_of(config, ctx.rank, groups))
-    first = int(unit.name.rpartition(".")[2])
-    new = replace(new, sizes=replace(config.model, layers=1), flat=RehearsedFlat, first=first)
-    model = BUILDERS[config.model.family](new)
+    model = BUILDERS[config.model.family](replace(new, flat=RehearsedFlat, only=[int(unit.name.rpartition(".")[2])]))
+    _keep_inputs(model, config, groups)
     block = next(one for one in model.units if is_block(one.name))
-    if isinstance(block, Recompute):
-        block = block.unit
-    if isinstance(unit, Recompute):
-        block = Recompute(block)
-        _keep_inputs(Model([block]), config, groups)
     ranks = groups("tp").ranks
     pairs = zip(block.all_flats, unit.all_flats, strict=True)
     block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})

@@ -3,10 +3,12 @@
 In a long step most microbatches are alike. One more adds its loss to 1F1B's memory, all of its saved activations to
 GPipe's, and the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches
 for all that differ (at the beginning and at the end of the schedule), then one period more, and extrapolate the rest.
+A pipeline's time is not extrapolated: the clock reads a step spliced from the two (`splice.py`).
+
 The schedule's action list gives the numbers (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (plus the
-remainder of a smaller last group). Without a pipeline
-plan 3 and 4: the first microbatch fills gradient buffers, the second still meets the first one's collectives in flight,
-and the third is like every later one.
+remainder of a smaller last group). Without a pipeline plan 3 and 4: the first microbatch fills gradient buffers, the
+second still meets the first one's collectives in flight, and the third is like every later one. With offload plan one
+more, because gradient sums return from another memory from the second microbatch on.
 
 Another moment may be the highest when microbatches are many: under GPipe the optimizer's step with 3, a backward with
 128. So the line of every moment is extended, and the peak is the highest of them. A moment of an early microbatch has
@@ -29,11 +31,14 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Phase
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
+from zerosim.ledger.entries import Entries
 from zerosim.ledger.memory import Moment, Snapshot
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.parallel.pipeline import schedule_of
 from zerosim.parallel.schedule import Forward, live
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.placement.memories import HOST
+from zerosim.train.result import OtherMemory, RankMemory, RunResult
+from zerosim.train.splice import Spliced, spliced
 
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")
@@ -43,6 +48,10 @@ SECONDS, WORK = (
     ("kernels", "hardware_flops", "model_flops"),
 )
 """The fields of a step's time that grow, beside the exposed times."""
+
+
+MOST_ENTRIES = 1_000_000
+"""The most entries of a step, on all ranks, that the clock reads where two short steps tell nearly the same."""
 
 
 class Steady(NamedTuple):
@@ -63,10 +72,12 @@ def steady(config: RunConfig) -> Steady:
     actions that differ."""
     chunks, order = config.chunks, schedule_of(_in_groups(config).parallel)
     pp, period = chunks.stages, config.micro_batch_group
+    later = int(config.offload.is_on)  # gradient sums return from another memory from the second microbatch on
     if pp == 1:
-        return Steady(3, 1, 1, 1, grows=False)
+        return Steady(3 + later, 1, 1 + later, 1 + later, grows=False)
     rest = config.data.accumulate % period  # the last group's microbatches
-    count, few, first, ends = 8 * max(pp, period) + rest, max(pp, 2) + 1, {True: 1, False: 1}, {True: 0, False: 0}
+    count, few, ends = 8 * max(pp, period) + rest, max(pp, 2) + 1, {True: 0, False: 0}
+    first = {True: 1 + later, False: 1 + later}
     for stage in {0, pp - 1}:
         actions, before = order(pp, stage, count, chunks.each), dict[tuple[str, int], list[object]]()
         for last, action in pairwise([None, *actions]):
@@ -85,7 +96,7 @@ def steady(config: RunConfig) -> Steady:
             first[is_forward] = max(first[is_forward], -(-front // period) * period)
             ends[is_forward] = max(ends[is_forward], -(-back // period) * period)
     few = max(few, *(first[way] + ends[way] for way in first))
-    few += (rest - few) % period
+    few += (rest - few) % period + later * period
     longer = (live(order(pp, 0, times * (count - rest) + rest, chunks.each)) for times in (1, 2))
     grows = len({max(counts.total for counts in of) for of in longer}) > 1
     return Steady(few, period, first[True], first[False], grows)
@@ -100,22 +111,31 @@ def _in_groups(config: RunConfig) -> RunConfig:
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
     """Yield pairs of microbatch counts to plan in place of `accumulate`, shortest first."""
     wanted, (few, step, *_) = config.data.accumulate, steady(config)
-    if config.offload.is_on:  # gradient sums return from another memory from the second microbatch on
-        return
     counts_live = config.memory.allocator == "exact"  # another allocator's reserved bytes need not grow by a constant
     while counts_live and wanted > few + step:
         yield few, few + step
         few += few - wanted % step
 
 
-def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult]) -> RunResult | None:
-    """Return `planned`'s result for `config` from plans of fewer microbatches; None if all have to be planned.
+class Planned(NamedTuple):
+    """A plan without its time, and what the clock reads for that: by rank the entries of the timed step."""
 
-    That is so if memory runs out: only a plan of all microbatches says where.
+    result: RunResult
+    entries: Mapping[int, Entries]
+
+
+def from_short_plans(
+    config: RunConfig,
+    planned: Callable[[RunConfig], Planned],
+    time_of: Callable[[Planned], StepTime | None],
+    capacities: Mapping[str, int | None],
+) -> RunResult | None:
+    """Return the result for `config` from plans of fewer microbatches; None if all have to be planned.
+
+    That is so if a memory runs out, of which `capacities` has the limit: only a plan of all microbatches says where.
 
     Raises: OutOfMemory.
     """
-    capacity = config.memory.capacity
     for counts in shorter_runs(config):
         try:
             few, more = (planned(_in_groups(config).replace(accumulate=count)) for count in counts)
@@ -123,10 +143,45 @@ def from_short_plans(config: RunConfig, planned: Callable[[RunConfig], RunResult
             if not steady(config).grows:
                 raise
             return None  # more live microbatches may be refused at an earlier moment
-        if (result := extended(config, few, more)) is not None:
-            peak = max(memory.peak.total_bytes for memory in result.memory)
-            return result if capacity is None or peak <= capacity else None
+        if (result := extended(config, few.result, more.result)) is None:
+            continue
+        for memory, capacity in capacities.items():
+            if capacity is not None and max(held.peak_bytes(memory) for held in result.memory) > capacity:
+                return None
+        if _is_linear(config, few, more):
+            first, second = time_of(few), time_of(more)
+            times = (config.data.accumulate - counts[1]) / (counts[1] - counts[0])
+            return replace(result, time=extrapolated(first, second, times) if first and second else None)
+        if (long := _long_step(config, few, more)) is not None:
+            return replace(result, time=time_of(Planned(result, long)))
     return None
+
+
+def _is_linear(config: RunConfig, few: Planned, more: Planned) -> bool:
+    """Return whether each further microbatch takes as long as the last one of the short plans. Without a pipeline it
+    does, unless states return from another memory. In a pipeline nearly: so the clock reads a step of less than
+    `MOST_ENTRIES` to its end.
+
+    Pending weight gradients are slack, which unequal stages use up over many microbatches: no short step tells. Nor
+    does it under GPipe, if reductions delay the last backward: a search within a capacity ranks by exact times.
+    """
+    kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
+    if config.offload.is_on or (config.mesh.pp > 1 and (kind.startswith("zb") or (kind == "gpipe" and is_search))):
+        return False
+    had, has = (sum(map(len, planned.entries.values())) for planned in (few, more))
+    periods = (config.data.accumulate - few.result.config.data.accumulate) // steady(config).period
+    return config.mesh.pp == 1 or had + (has - had) * periods > MOST_ENTRIES
+
+
+def _long_step(config: RunConfig, few: Planned, more: Planned) -> dict[int, Spliced] | None:
+    """Return every rank's entries of a step of `config`; None if a rank of the short ones has no cycle."""
+    had, has = few.result.config.data.accumulate, more.result.config.data.accumulate
+    times, found = (config.data.accumulate - has) // (has - had), dict[int, Spliced]()
+    for rank in more.entries:
+        if (entries := spliced(few.entries[rank], more.entries[rank], times)) is None:
+            return None
+        found[rank] = entries
+    return found
 
 
 def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | None:
@@ -153,7 +208,7 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
             counts(first.padding, second.padding),
         )
 
-    def peak(first: RankMemory, second: RankMemory) -> Snapshot | None:
+    def peak(first: RankMemory | OtherMemory, second: RankMemory | OtherMemory) -> Snapshot | None:
         pairs = [(shot, second.moments.get(_twin(at, unlike, steps))) for at, shot in first.moments.items()]
         lines = [(before, after) for before, after in pairs if after is not None]
         if len(lines) < len(pairs) or max(after.total_bytes for _, after in lines) < second.peak.total_bytes:
@@ -162,15 +217,37 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
         same = before.scope.unit == after.scope.unit and before.by_unit.keys() == after.by_unit.keys()
         return snapshot(before, after) if same else None
 
-    def memory(first: RankMemory, second: RankMemory, peak: Snapshot) -> RankMemory:
-        marks = {name: snapshot(first.marks[name], mark) for name, mark in second.marks.items()}
-        host = grown(first.host_peak_bytes, second.host_peak_bytes)
+    def marks(first: Mapping[str, Snapshot], second: Mapping[str, Snapshot]) -> dict[str, Snapshot]:
+        return {name: snapshot(first[name], mark) for name, mark in second.items()}
+
+    def others(first: RankMemory, second: RankMemory) -> dict[str, OtherMemory] | None:
+        found = dict[str, OtherMemory]()
+        for name, held in second.others.items():
+            if (highest := peak(first.others[name], held)) is None:
+                return None
+            found[name] = OtherMemory(marks(first.others[name].marks, held.marks), highest)
+        return found
+
+    def memory(first: RankMemory, second: RankMemory) -> RankMemory | None:
+        highest, away = peak(first, second), others(first, second)
+        if highest is None or away is None:
+            return None
+        host = away[HOST].peak.total_bytes if HOST in away else grown(first.host_peak_bytes, second.host_peak_bytes)
         begun = max(
             grown(shot.total_bytes, second.moments[_twin(at, unlike, steps)].total_bytes)
             for at, shot in first.moments.items()
             if at.step <= 0
         )
-        return RankMemory(marks, peak, second.pool, host_peak_bytes=host, states=second.states, first_step_bytes=begun)
+        of_marks = marks(first.marks, second.marks)
+        return RankMemory(
+            of_marks,
+            highest,
+            second.pool,
+            host_peak_bytes=host,
+            states=second.states,
+            first_step_bytes=begun,
+            others=away,
+        )
 
     def traffic(first: list[TrafficRow], second: list[TrafficRow]) -> list[TrafficRow]:
         rows = []
@@ -181,11 +258,9 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
 
     memories = dict[int, RankMemory]()
     for rank in more.ran:
-        first, second = few.memory[rank], more.memory[rank]
-        highest = peak(first, second)
-        if highest is None:
+        if (found := memory(few.memory[rank], more.memory[rank])) is None:
             return None
-        memories[rank] = memory(first, second, highest)
+        memories[rank] = found
     rows = {rank: traffic(few.traffic[rank], more.traffic[rank]) for rank in more.ran}
     return replace(
         more,
@@ -193,7 +268,6 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
         memory=[memories[rank] for rank in more.stands_for],
         traffic=[rows[rank] for rank in more.stands_for],
         extended_from=(had, has),
-        time=extrapolated(few.time, more.time, rest / steps) if few.time and more.time else None,
     )
 
 

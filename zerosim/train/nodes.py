@@ -39,7 +39,7 @@ class NodeMemory(NamedTuple):
 
 def nodes_of(memory: Sequence[RankMemory], node_ranks: int) -> list[NodeMemory]:
     """Return the nodes of every rank's memory, of so many neighbouring ranks each."""
-    held = [(one.host_peak_bytes, one.others[NVME].peak.total_bytes if NVME in one.others else 0) for one in memory]
+    held = [(one.peak_bytes(HOST), one.peak_bytes(NVME)) for one in memory]
     return [
         NodeMemory(
             first // node_ranks,

@@ -17,27 +17,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from zerosim.comm.runtime import Context, launch_alone, make_backend
+from zerosim.comm.runtime import Context, launch_alone
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.device.device import Device, Phase
+from zerosim.device.device import Phase
 from zerosim.device.events import Event, Launch
+from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
+from zerosim.ledger.costs import Costs
 from zerosim.ledger.costs_of import costs_of
-from zerosim.ledger.entries import Entry
+from zerosim.ledger.entries import Entries, Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.memories import DEVICE
-from zerosim.train.build import build_model, node_memories, node_ranks, world_of
-from zerosim.train.build_strategy import layout_of
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
-from zerosim.train.extend import extrapolated, from_short_plans, shorter_runs
+from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
+from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
@@ -81,22 +80,25 @@ def plan(
     if cluster is not None and clock and config.grads.late == config.optim.steps == 1:
         raise wrong("steps", " 1: step 2 applies the delayed update of step 1; choose 2 steps, or leave it out")
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
-
+    whole = declare(config)
+    costs = costs_of(config, cluster) if cluster is not None and clock else None
     repeats: Rehearsals | None = None if every_block else {}
 
-    def planned(asked: RunConfig, by_moment: bool = False) -> RunResult:
-        return _plan(asked, every_rank, repeats, skipped, keep_events, cluster, by_moment, clock)
+    def planned(asked: RunConfig, by_moment: bool = False) -> Planned:
+        return _plan(asked, whole, every_rank, repeats, skipped, keep_events, cluster, costs, by_moment)
 
-    # Under GPipe, where reductions delay the last backward, another pipeline stage may be the slowest of a long step: a
-    # search within a capacity ranks by exact times.
-    # Pending weight gradients are slack, which unequal stages use up over many microbatches: no short step tells.
-    kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
-    timed = cluster is not None and clock and (kind in ("zb-h1", "zb-v") or (kind == "gpipe" and is_search))
-    result = None if keep_events or timed else from_short_plans(config, partial(planned, by_moment=True))
+    def time_of(found: Planned) -> StepTime | None:
+        return None if costs is None else _time(found, costs)
+
+    others, result = node_memories(config, cluster), None
+    if not keep_events:
+        capacities = {DEVICE: config.memory.capacity, **others}
+        result = from_short_plans(config, partial(planned, by_moment=True), time_of, capacities)
     if result is None:
         check_plan(config, config.data.accumulate, every_rank=every_rank)
-        result = planned(config)
-    check_nodes(result.memory, result.node_ranks, node_memories(config, cluster))
+        found = planned(config)
+        result = replace(found.result, time=time_of(found))
+    check_nodes(result.memory, result.node_ranks, others)
     return result
 
 
@@ -108,24 +110,20 @@ def check_plan_of(config: RunConfig, *, every_rank: bool = False, keep_events: b
 
 def _plan(
     config: RunConfig,
+    whole: Whole,
     every_rank: bool,
     repeats: Rehearsals | None,
     skipped: Collection[int],
     keep_events: bool,
     cluster: Cluster | None,
+    costs: Costs | None,
     by_moment: bool,
-    clock: bool,
-) -> RunResult:
+) -> Planned:
     """Plan all microbatches."""
-    model = build_model(config, Device(0, make_backend("meta")))
-    check_trained(config, model)
-    check_quantized(config, model)
-    layout = layout_of(config, model)
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
     of_owners = around if config.parallel.partition == "owner" else (0,)  # and what goes to an owner
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
-    costs = costs_of(config, cluster) if cluster is not None and clock else None
     ledgers: dict[int, RankLedgers] = {}
 
     def run(ranks: Collection[int]) -> None:
@@ -134,29 +132,34 @@ def _plan(
                 rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
             )
             uneven[rank] = _UnevenReductions()
-            reports[rank] = _run_rank(config, ledgers[rank], uneven[rank], repeats, skipped, keep_events, cluster)
+            mine = ledgers[rank], uneven[rank]
+            reports[rank] = _run_rank(config, whole, *mine, repeats, skipped, keep_events, cluster)
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
-        stands_for = classes(layout, reasons(by_tensor=by_tensor), of_owners)
+        stands_for = classes(whole.layout, reasons(by_tensor=by_tensor), of_owners)
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
-        stands_for = by_shares(stands_for, layout.mesh, {rank: uneven[rank].found for rank in set(stands_for)}, around)
+        found = {rank: uneven[rank].found for rank in set(stands_for)}
+        stands_for = by_shares(stands_for, whole.layout.mesh, found, around)
     run(stands_for)
     size = node_ranks(config, cluster)
-    result = collect(config, model, layout, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
-    if costs is None:
-        return result
-    paces = {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None}
+    result = collect(config, *whole, ledgers, stands_for, reports[0], keep_events=keep_events, node_ranks=size)
+    return Planned(result, {rank: one.pace.entries for rank, one in ledgers.items() if one.pace is not None})
 
-    def time_of(entries: Mapping[int, Sequence[Entry]]) -> StepTime:
-        return step_time(simulate(entries, stands_for, config.mesh.axes, costs), stands_for)
 
-    time = time_of(paces)
+def _time(found: Planned, costs: Costs) -> StepTime:
+    """Return the time of a planned step."""
+    (result, entries), config = found, found.result.config
+
+    def of(entries: Mapping[int, Entries]) -> StepTime:
+        return step_time(simulate(entries, result.stands_for, config.mesh.axes, costs), result.stands_for)
+
+    time = of(entries)
     if config.optim.steps is None and result.steps[0].estimated:  # one of that many steps has an estimate
-        without = {rank: [entry for entry in paces[rank] if not _is_of_estimate(entry)] for rank in paces}
+        without = {rank: [one for one in entries[rank] if not _is_of_estimate(one)] for rank in entries}
         every = OPTIMIZERS[config.optim.optimizer].estimates_every
-        time = extrapolated(time_of(without), time, 1 / every - 1)
-    return replace(result, time=time)
+        time = extrapolated(of(without), time, 1 / every - 1)
+    return time
 
 
 def _is_of_estimate(entry: Entry) -> bool:
@@ -275,6 +278,7 @@ def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = N
 
 def _run_rank(
     config: RunConfig,
+    whole: Whole,
     ledgers: RankLedgers,
     uneven: _UnevenReductions,
     repeats: Rehearsals | None,
@@ -290,7 +294,7 @@ def _run_rank(
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         try:
             control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-            return train_rank(ctx, config, inputs, make_control=control, repeats=repeats).reports
+            return train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats).reports
         finally:
             ledgers.events = ctx.device.recorder.history
 
@@ -327,9 +331,26 @@ class _UnevenReductions:
     def __init__(self) -> None:
         self.found: set[tuple[tuple[str, ...], int]] = set()
 
-    def read(self, events: list[Event]) -> None:
+    folds = True
+
+    def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
-            if isinstance(event, Launch) and event.op == "all_reduce" and event.algorithm != "pairs":
-                numel = event.payload_bytes // dtype(event.dtype).itemsize
-                if numel % len(event.group):
-                    self.found.add((tuple(event.axis.split("+")), numel))
+            if type(event) is Repeat:
+                self.found |= event.stretch.once(_uneven_of, len(event.group))
+            elif type(event) is Launch:
+                self._look(event, len(event.group))
+
+    def _look(self, call: Launch, size: int) -> None:
+        if call.op == "all_reduce" and call.algorithm != "pairs":
+            numel = call.payload_bytes // dtype(call.dtype).itemsize
+            if numel % size:
+                self.found.add((tuple(call.axis.split("+")), numel))
+
+
+def _uneven_of(stretch: Stretch, size: int) -> set[tuple[tuple[str, ...], int]]:
+    """Return a stretch's, in a group of this size."""
+    reader = _UnevenReductions()
+    for event in stretch.events:
+        if isinstance(event, Launch):
+            reader._look(event, size)
+    return reader.found

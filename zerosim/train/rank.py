@@ -17,7 +17,7 @@ from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.parallel.stage import Stage
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
-from zerosim.train.build import MakeStrategy, build_rank, place_rank
+from zerosim.train.build import MakeStrategy, Whole, build_rank, place_rank
 from zerosim.train.build_updater import build_updater
 from zerosim.train.repeated import Rehearsals
 
@@ -63,11 +63,12 @@ def train_rank(
     make_control: Callable[..., StepControl] = StepControl,
     progress: Progress | None = None,
     opened: Opened | None = None,
+    whole: Whole | None = None,
     repeats: Rehearsals | None = None,
 ) -> Trained:
-    """Train all steps of `config` on this rank; `repeats`: see `build_rank`."""
+    """Train all steps of `config` on this rank; `whole` and `repeats`: see `build_rank`."""
     updater = build_updater(config, inputs.steps, make_control, optimizer)
-    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, repeats=repeats)
+    model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, whole=whole, repeats=repeats)
     if opened is not None:
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.config import RunConfig
@@ -25,15 +26,18 @@ from zerosim.ledger.traffic import TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.control import StepReport
 from zerosim.placement.layout import Layout
+from zerosim.placement.memories import DEVICE, HOST
 from zerosim.train.check_trained import num_trained
 from zerosim.train.nodes import NodeMemory, nodes_of, nodes_values
 
 
 class OtherMemory(NamedTuple):
-    """A rank's bytes in its node's host memory, or on its drives: at each mark, and at the peak."""
+    """A rank's bytes in its node's host memory, or on its drives: at each mark, and at the peak; of a short plan also
+    the highest point of each moment."""
 
     marks: Mapping[str, Snapshot]
     peak: Snapshot
+    moments: Mapping[Moment, Snapshot] = MappingProxyType({})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: bytes by kind at each mark and at the peak."""
@@ -71,6 +75,13 @@ class RankMemory:
     def reserved_bytes(self) -> int:
         """The peak of the device's bytes: live bytes, unless an allocator reserves more."""
         return self.peak.total_bytes if self.allocator is None else self.allocator.reserved_bytes
+
+    def peak_bytes(self, memory: str) -> int:
+        """Return the peak of live bytes in one of the rank's memories."""
+        if memory == HOST:
+            return self.host_peak_bytes
+        peak = self.peak if memory == DEVICE else self.others[memory].peak if memory in self.others else None
+        return 0 if peak is None else peak.total_bytes
 
     def everywhere(self, mark: str, kind: str) -> tuple[int, int]:
         """Return the bytes of a kind at a mark in all memories, and the padding among them."""
@@ -274,7 +285,7 @@ def collect(
             {} if one.allocator is None else dict(one.allocator.marks),
             one.memory.first_step_bytes,
             {
-                name: OtherMemory(dict(other.marks), other.peak)
+                name: OtherMemory(dict(other.marks), other.peak, dict(other.moments))
                 for name, other in one.memory.others.items()
                 if config.offload.is_on
             },

@@ -17,12 +17,12 @@ import numpy as np
 
 from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.collective_errors import on_every_process
-from zerosim.comm.runtime import Context, launch, make_backend
+from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
-from zerosim.device.events import Reader
 from zerosim.device.nvme import asks_for_folder, in_run_folder
+from zerosim.device.recorder import Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat
@@ -36,10 +36,7 @@ from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.tensor.stored import values_of
 from zerosim.train import data
-from zerosim.train.build import MakeStrategy, build_model, world_of
-from zerosim.train.build_strategy import layout_of
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
+from zerosim.train.build import MakeStrategy, declare, world_of
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
@@ -146,10 +143,8 @@ class Experiment:
         self.make_strategy = make_strategy
         self.schedule = schedule
         self.optimizer = optimizer
-        self.model = build_model(config, Device(0, make_backend("numpy")))  # it needs no memory
-        check_trained(config, self.model)
-        check_quantized(config, self.model)
-        self.layout = layout_of(config, self.model)
+        self.whole = declare(config)
+        self.model, self.layout = self.whole
         self._inputs = _read_inputs(config, self.model)
         check_room_for(config, self.model)
 
@@ -170,6 +165,7 @@ class Experiment:
             make_strategy=self.make_strategy,
             schedule=self.schedule,
             optimizer=self.optimizer,
+            whole=self.whole,
             progress=progress,
             opened=opened,
         )

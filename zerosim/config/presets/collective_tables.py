@@ -15,6 +15,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -42,6 +43,7 @@ class CollectiveTables:
     strided: Mapping[str, Mapping[int, float]]
 
 
+@cache
 def packaged_collectives(name: str, link: float) -> CollectiveTables:
     """Return the table of one of zerosim's own GPUs, by the name of its file."""
     text = files("zerosim.config.presets").joinpath("collectives", f"{name}.toml").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
@@ -128,6 +129,7 @@ def packaged(file: str) -> dict[str, Any]:
     return tomllib.loads(files("zerosim.config.presets").joinpath(file).read_text(encoding="utf-8"))
 
 
+@cache
 def presets() -> tuple[Hardware, ...]:
     """Return the devices known by name."""
     return tuple(_preset(name, row) for name, row in packaged("gpus.toml").items())

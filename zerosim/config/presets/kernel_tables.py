@@ -18,6 +18,7 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 from typing import Any
@@ -117,6 +118,7 @@ def ideal_tables(gpu: str) -> KernelTables:
     return KernelTables(gpu, dict.fromkeys(PRODUCTS, peak), whole, flash, Flash(whole, whole), 0.0, 1.0, 1.0, sources)
 
 
+@cache
 def packaged_tables(name: str) -> KernelTables:
     """Return the table of one of zerosim's own GPUs, by the name of its file."""
     text = files("zerosim.config.presets").joinpath("kernels", f"{name}.toml").read_text(encoding="utf-8")

@@ -1,0 +1,128 @@
+"""A rank's long step for the clock, out of two short ones.
+
+Once a pipeline is full, each further period of microbatches adds the same entries again (`ledger/entries.py`): a cycle.
+They differ only in their microbatch, in the ids of works and in the numbers of calls. So of two steps, the second of
+which has one period more, the second is the first with a cycle inserted. `spliced` checks that, entry by entry, and
+repeats the cycle. The clock then simulates all microbatches, and no time is extrapolated.
+
+Under GPipe all forwards come first, so a period adds a cycle to the forwards and another one to the backwards. A step
+is cut wherever no phase continues, and each part is spliced by itself.
+
+    few    A a a B        more    A a a a B        spliced, twice more    A a a a a a B
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple
+
+from zerosim.device.events import Copy, CpuEvent, Launch, Wait
+from zerosim.ledger.entries import Entries, Entry
+from zerosim.verbs import MESSAGES
+
+
+class Like(NamedTuple):
+    """An entry without what differs between microbatches.
+
+    work    the kind of the work that it begins or waits for; None for other entries
+    ago     of a wait: how many works of this kind have begun since that one
+    ahead   of a call: its number in its group, less the number of the group's calls before it
+    """
+
+    entry: Hashable
+    work: Hashable = None
+    ago: int = 0
+    ahead: int = 0
+
+
+class Spliced:
+    """The entries of a long step: those of a short one, `parts` of which come several times."""
+
+    def __init__(self, entries: Sequence[Entry], likes: Sequence[Like], parts: Sequence[tuple[range, int]]) -> None:
+        self._entries, self._likes, self._parts = entries, likes, parts
+
+    def __len__(self) -> int:
+        return sum(len(places) * times for places, times in self._parts)
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Yield the entries, with their works and calls numbered anew."""
+        begun, calls, number = defaultdict[Hashable, list[int]](list), dict[Hashable, int](), 0
+        for place in chain.from_iterable(chain.from_iterable(repeat(*part)) for part in self._parts):
+            entry, (_, kind, ago, ahead) = self._entries[place], self._likes[place]
+            if isinstance(entry, Wait):
+                yield Wait(entry.scope, begun[kind][-ago], entry.by)
+                continue
+            if isinstance(entry, (Launch, Copy, CpuEvent)) and entry.work is not None:
+                number += 1
+                begun[kind].append(number)
+                if isinstance(entry, Launch):
+                    count = calls.setdefault(kind, entry.sequence)
+                    calls[kind] = count + 1
+                    entry = Launch(entry.scope, number, *entry[2:7], count + ahead, *entry[8:])
+                else:
+                    entry = entry._replace(work=number)
+            yield entry
+
+
+def spliced(few: Entries, more: Entries, times: int) -> Spliced | None:
+    """Return the entries of a step with `times` periods more than `more`, which has one more than `few`. None if that
+    period adds no cycle."""
+    short, long = _likes(few), _likes(more)
+    cuts, other_cuts = _cuts(few), _cuts(more)
+    if len(cuts) != len(other_cuts):
+        return None
+    parts = list[tuple[range, int]]()
+    for (start, stop), (first, last) in zip(cuts, other_cuts, strict=True):
+        one, two = short[start:stop], long[first:last]
+        length = len(two) - len(one)
+        at = next((at for at, (old, new) in enumerate(zip(one, two, strict=False)) if old != new), len(one))
+        if length < 0 or two[at + length :] != one[at:]:
+            return None
+        begin, end = first + at, first + at + length
+        parts += [(range(first, begin), 1), (range(begin, end), 1 + times), (range(end, last), 1)]
+    return Spliced(list(more), long, parts)
+
+
+def _cuts(entries: Entries) -> list[tuple[int, int]]:
+    """Return the parts of a step between which no phase continues."""
+    lasts = {entry.scope.phase: at for at, entry in enumerate(entries)}
+    cuts, start, stop = list[tuple[int, int]](), 0, 0
+    for at, entry in enumerate(entries):
+        if at > stop:
+            cuts.append((start, at))
+            start = at
+        stop = max(stop, lasts[entry.scope.phase])
+    return [*cuts, (start, len(entries))]
+
+
+def _likes(entries: Entries) -> list[Like]:
+    found, begun = list[Like](), dict[int, tuple[Hashable, int]]()
+    works, calls = defaultdict[Hashable, int](int), dict[Hashable, int]()
+    for entry in entries:
+        scope = entry.scope[:3]  # without the microbatch
+        if isinstance(entry, Wait):
+            kind, number = begun[entry.work]
+            found.append(Like((scope, entry.by), kind, works[kind] - number))
+            continue
+        kind = _kind(entry)
+        if isinstance(entry, Launch):
+            ahead = entry.sequence - calls.setdefault(kind, entry.sequence)
+            calls[kind] += 1
+            found.append(Like((scope, *entry[2:7], *entry[8:]), kind, ahead=ahead))
+        elif isinstance(entry, Copy):
+            found.append(Like((scope, *entry[1:5], entry.after), None if entry.work is None else kind))
+        else:
+            found.append(Like(scope, kind) if isinstance(entry, CpuEvent) else Like((scope, *entry[1:])))
+        if isinstance(entry, (Launch, Copy, CpuEvent)) and entry.work is not None:
+            begun[entry.work] = kind, works[kind]
+            works[kind] += 1
+    return found
+
+
+def _kind(entry: Entry) -> Hashable:
+    """Return what works of one kind share: calls of one group are numbered together, messages by their direction."""
+    if isinstance(entry, Launch):
+        return entry.axis, entry.group, entry.op in MESSAGES and (entry.op, entry.scope.phase)
+    return entry[1:5] if isinstance(entry, Copy) else type(entry).__name__
