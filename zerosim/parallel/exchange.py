@@ -153,10 +153,13 @@ class Owners(Slices):
     joins = False
 
     def owns(self, flat: Flat) -> bool:
+        """Return whether this rank owns a flat, in a turn of the record (`Device.turn`)."""
+        flat.device.turn(flat.name)
         return flat.owner == self.group_of(flat).rank
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         [flat] = flats
+        flat.device.turn(flat.name)
         return self.group_of(flat).launch_reduce(grads.pop(), dst=flat.owner)
 
     launch_in_place = launch_reduce
@@ -184,4 +187,5 @@ class Owners(Slices):
         return flat.own_param(kind) if self.owns(flat) else flat.device.alloc((flat.numel,), flat.dtype, kind)
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:
+        flat.device.turn(flat.name)
         return self.group_of(flat).launch_broadcast(flat.whole_param(), src=flat.owner)
