@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from zerosim.device.events import Event, Mark, Scope
+from zerosim.device.events import Alloc, Event, Free, Launch, Mark, Scope
 from zerosim.device.recorder import Recorder
+from zerosim.device.stretches import Repeat, Stretch
 
 
 class Names:
@@ -47,3 +48,29 @@ def test_a_disabled_recorder_keeps_nothing() -> None:
     recorder.add(mark("a"))
     recorder.drain()
     assert recorder.history == []
+
+
+def test_a_stretch_is_one_event_for_those_who_fold_it_and_its_events_for_all_others() -> None:
+    module, here = Scope(unit=".attn"), Scope(3, "forward", "h.1", 2)
+    call = Launch(module, 2, "all_reduce", "fp32", "activations", "tp", (), 0, 8, 8, 8)
+    stretch = Stretch(
+        [Alloc(module, 1, 8, 8, "activation", 0), call, Free(module, 0)], {0: Alloc(module, 0, 4, 4, "temp", 0)}
+    )
+    repeat = Repeat(here, stretch, [70, 90, 91], (4, 5), 6)
+    seen = dict[bool, list[Event | Repeat]]()
+
+    class Seeing:
+        def __init__(self, *, folds: bool) -> None:
+            self.folds = folds
+
+        def read(self, events: list[Event]) -> None:
+            seen[self.folds] = list(events)
+
+    recorder = Recorder((Seeing(folds=True), Seeing(folds=False)), keep=True)
+    recorder.repeat(repeat)
+    recorder.drain()
+    there = Scope(3, "forward", "h.1.attn", 2)
+    placed = call._replace(scope=there, work=91, group=(4, 5), sequence=6)
+    assert seen[True] == [repeat]
+    assert seen[False] == recorder.history == [Alloc(there, 90, 8, 8, "activation", 0), placed, Free(there, 70)]
+    assert (stretch.nbytes, stretch.highest, stretch.begins, stretch.calls) == (4, 8, 2, 1)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from zerosim.config import plan_config
+from zerosim.config.presets.cluster import cluster_of
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory, RankFailed
 from zerosim.train.plan import plan
 
@@ -55,6 +57,18 @@ def left(fields: dict[str, Any], *, every_block: bool) -> Any:
 @pytest.mark.parametrize("case", CASES)
 def test_a_repeated_block_leaves_the_record_of_one_that_runs(case: str) -> None:
     assert left(CASES[case], every_block=False) == left(CASES[case], every_block=True)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "out of memory"])
+def test_ledgers_that_fold_stretches_have_the_figures_and_tables_of_single_events(case: str) -> None:
+    cluster = cluster_of(find_hardware("h100-80"))
+
+    def figures(every_block: bool) -> Any:
+        result = plan(plan_config(**CASES[case]), every_block=every_block, cluster=cluster)
+        memory = [(one.marks, one.peak, one.moments, one.others) for one in result.memory]
+        return repr((memory, result.traffic, result.saved, result.saved_again, result.time))
+
+    assert figures(every_block=False) == figures(every_block=True)
 
 
 def test_one_case_runs_out_of_memory_inside_a_block() -> None:

@@ -176,10 +176,10 @@ class Group:
         """Launch one call of the whole group."""
         self._join(work, call, call.op, self.ranks, execution, payload_bytes, purpose)
 
-    def next_number(self, group: tuple[int, ...], pair: int = 0) -> int:
-        """Return the next call's number; all members count their calls alike."""
+    def next_number(self, group: tuple[int, ...], pair: int = 0, calls: int = 1) -> int:
+        """Return the next call's number, the first of `calls`; all members count their calls alike."""
         number = self._sequences.get((pair, group), 0)
-        self._sequences[pair, group] = number + 1
+        self._sequences[pair, group] = number + calls
         return number
 
     def _join(

@@ -164,10 +164,10 @@ class Device:
         self.recorder.settle()
         return self._allocator
 
-    def next_id(self) -> int:
-        """Return a number that names one buffer or one work of this rank."""
-        self._last_id += 1
-        return self._last_id
+    def next_id(self, count: int = 1) -> int:
+        """Return a number that names one buffer or one work of this rank; the first of `count`."""
+        self._last_id += count
+        return self._last_id - count + 1
 
     def alloc(
         self,

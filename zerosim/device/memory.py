@@ -56,11 +56,14 @@ class Exact:
         """Do nothing: this allocator has no changes."""
 
     def reserve(self, id: int, nbytes: int) -> int | None:
-        if self.capacity is not None and self.used_bytes + nbytes > self.capacity:
+        if not self.fits(nbytes):
             return None
         self.used_bytes += nbytes
         self._granted[id] = nbytes
         return nbytes
+
+    def fits(self, nbytes: int) -> bool:
+        return self.capacity is None or self.used_bytes + nbytes <= self.capacity
 
     def release(self, id: int) -> None:
         self.used_bytes -= self._granted.pop(id)

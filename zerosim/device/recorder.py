@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 from weakref import ref
 
 from zerosim.device.events import Event, Free, Scope
+from zerosim.device.stretches import Repeat, one_by_one
 
 
 class Reader(Protocol):
-    """Folds events into a ledger, in order."""
+    """Folds events into a ledger, in order. A reader with a true attribute `folds` gets stretches too (`stretches.py`),
+    others get each of their events."""
 
     def read(self, events: list[Event]) -> None: ...
 
@@ -36,7 +38,7 @@ class Recorder:
         self.enabled = enabled
         self.where = Scope()  # the device's, for deaths
         self.release: Callable[[int, str], None] = lambda id, memory: None  # its allocator takes back dead bytes
-        self._events: list[Event] = []
+        self._events: list[Any] = []
         self.owners: dict[ref[object], tuple[int, str]] = {}  # and the id and memory of each owner's bytes
         self.dead: deque[ref[object]] = deque()  # owners that have died, in order
         self.bury = self.dead.append
@@ -58,6 +60,11 @@ class Recorder:
         if self.enabled:
             self._events.append(event)
 
+    def repeat(self, repeat: Repeat) -> None:
+        """Add a stretch, without the deaths since the last event."""
+        if self.enabled:
+            self._events.append(repeat)
+
     def watch(self, owner: object, id: int, memory: str) -> None:
         """Record the end of `id` when `owner` dies."""
         self.owners[ref(owner, self.bury)] = id, memory
@@ -76,9 +83,11 @@ class Recorder:
         self.feed()
 
     def feed(self) -> None:
-        """Feed readers, without the deaths since the last event."""
+        """Feed readers, without the deaths since the last event. Only here stretches become single events."""
         events, self._events = self._events, []
-        for reader in self.readers:
-            reader.read(events)
+        folding = [getattr(reader, "folds", False) for reader in self.readers]
+        single = list(one_by_one(events)) if self.keep or not all(folding) else []
+        for reader, folds in zip(self.readers, folding, strict=True):
+            reader.read(events if folds else single)
         if self.keep:
-            self.history.extend(events)
+            self.history.extend(single)

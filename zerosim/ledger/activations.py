@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from zerosim.device.events import Event, Free, Save
+from zerosim.device.stretches import Repeat, Stretch
 
 
 class SavedRow(NamedTuple):
@@ -22,6 +24,8 @@ class ActivationLedger:
     buffers that a unit dropped again before its forward ended. A block's leaf modules count as the block.
     """
 
+    folds = True
+
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], dict[int, SavedRow]] = {}
         self._moments: dict[tuple[str, str], tuple[int, int]] = {}
@@ -38,9 +42,11 @@ class ActivationLedger:
     def saved_by_phase(self, phase: str) -> dict[str, tuple[SavedRow, ...]]:
         return {unit: tuple(rows.values()) for (unit, during), rows in self._rows.items() if during == phase}
 
-    def read(self, events: list[Event]) -> None:
+    def read(self, events: Iterable[Event | Repeat]) -> None:
         for event in events:
-            if type(event) is Save:
+            if isinstance(event, Repeat):
+                self.read(map(event.placed, event.stretch.once(_saves_of)))
+            elif type(event) is Save:
                 self._save(event)
             elif isinstance(event, Free) and event.id in self._charged:
                 self._charged.remove(event.id)
@@ -56,3 +62,8 @@ class ActivationLedger:
         if event.id not in self._charged:
             self._charged.add(event.id)
             self._rows[where][event.id] = SavedRow(event.op, event.what, event.nbytes)
+
+
+def _saves_of(stretch: Stretch) -> list[Event]:
+    """Return the events of a stretch that this ledger reads."""
+    return [event for event in stretch.events if isinstance(event, (Save, Free))]

@@ -7,11 +7,12 @@ no history. It returns frozen snapshots.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from zerosim.device.events import Alloc, Event, Free, Kernel, Mark, Refusal, Retag, Scope
+from zerosim.device.stretches import Repeat, Stretch
 from zerosim.placement.memories import DEVICE, HOST
 
 Key = TypeVar("Key")
@@ -33,13 +34,40 @@ class Snapshot:
 
 
 class Moment(NamedTuple):
-    """A stretch of a step in one phase and microbatch: a forward, a backward, the reductions after the last backward.
-    `nth` counts the stretches with the same step, phase and microbatch."""
+    """A part of a step in one phase and microbatch: a forward, a backward, the reductions after the last backward.
+    `nth` counts the parts with the same step, phase and microbatch."""
 
     step: int
     phase: str
     slot: int
     nth: int = 0
+
+
+class Change(NamedTuple):
+    """A stretch's change of live bytes by (module, kind): at its end and, of that, after its highest point. There
+    `high` more bytes than before it are live, in the module `where`; None without an allocation. `keys`: all, in the
+    order of their first bytes."""
+
+    keys: Sequence[tuple[str, str]]
+    whole: Mapping[tuple[str, str], int]
+    after: Mapping[tuple[str, str], int]
+    high: int | None
+    where: str
+
+
+def change_of(stretch: Stretch) -> Change:
+    """Fold a stretch's events one by one."""
+    ledger, high, where = MemoryLedger(), None, ""
+    ledger._live |= stretch.before
+    for event in stretch.events:
+        ledger.read([event])
+        if isinstance(event, Alloc):
+            assert not event.name, "a block makes no states"
+            assert not event.padding_bytes, "a block pads nothing"
+            if high is None or ledger._total > high:
+                high, where = ledger._total, event.scope.unit
+                ledger._by_unit_since.clear()
+    return Change(tuple(ledger._by_unit), _positive(ledger._by_unit), ledger._by_unit_since, high, where)
 
 
 class MemoryLedger:
@@ -48,10 +76,12 @@ class MemoryLedger:
 
     `after_init` is the moment after parameters and optimizer states were placed. The other marks are
     those of the last step read. `refusal` is the snapshot of a refused allocation. `states` are bytes of the
-    optimizer's states by name, which live to the end.
+    optimizer's states by name, which live to the end. `live` leaves out buffers that begin in a stretch.
 
     With `by_moment` the ledger also stores the highest point of every moment, in `moments`. A long run has many.
     """
+
+    folds = True
 
     def __init__(self, *, by_moment: bool = False) -> None:
         self.by_moment = by_moment
@@ -74,6 +104,10 @@ class MemoryLedger:
         # Changes since the peak: a snapshot of every new peak would cost the square of the number of units.
         self._by_unit_since: dict[tuple[str, str], int] = {}
         self._padding_since: dict[str, int] = {}
+        # How often each stretch was repeated in each block, in all and since the peak: added up for a snapshot.
+        self._times: Counter[tuple[str, Stretch]] = Counter()
+        self._times_since: Counter[tuple[str, Stretch]] = Counter()
+        self._known: set[tuple[str, Stretch]] = set()
 
     @property
     def live_bytes(self) -> int:
@@ -105,14 +139,18 @@ class MemoryLedger:
         return {**self._past, self._moment: self._peak_of_moment()} if self.by_moment else {}
 
     def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
+        self._add_up()
         return _snapshot(scope, self._by_unit, self._padding)
 
-    def read(self, events: list[Event]) -> None:
+    def read(self, events: Sequence[Event | Repeat]) -> None:
         """Fold events in order; the peak stands where it first occurs."""
+        latest = {event.name: event for event in events if isinstance(event, Mark)}
         for event in events:
             if isinstance(event, Kernel):  # the most frequent first: this loop is the cost of recording
                 continue
-            if isinstance(event, Alloc):
+            if isinstance(event, Repeat):
+                self._repeat(event)
+            elif isinstance(event, Alloc):
                 self._of(event.memory)._open(event)
             elif isinstance(event, Free):
                 of = self._of(event.memory)
@@ -125,9 +163,8 @@ class MemoryLedger:
             elif isinstance(event, Refusal):
                 self.refusal = self._of(event.memory).now(event.scope)
             elif isinstance(event, Mark):
-                self.marks[event.name] = self.now(event.scope)
-                for other in self.others.values():
-                    other.marks[event.name] = other.now(event.scope)
+                for of in (self, *self.others.values()) if event is latest[event.name] else ():
+                    of.marks[event.name] = of.now(event.scope)
                 if event.name == "after_step" and not self.first_step_bytes:
                     self.first_step_bytes = self.peak.total_bytes
 
@@ -146,9 +183,39 @@ class MemoryLedger:
         if event.name:
             self.states[event.name] = self.states.get(event.name, 0) + event.nbytes
         if self._total > self._peak_bytes:
-            self._peak_bytes, self._peak_scope = self._total, event.scope
-            self._by_unit_since.clear()
-            self._padding_since.clear()
+            self._begin_peak(self._total, event.scope)
+
+    def _begin_peak(self, nbytes: int, scope: Scope) -> None:
+        self._peak_bytes, self._peak_scope = nbytes, scope
+        self._by_unit_since.clear()
+        self._padding_since.clear()
+        self._times_since.clear()
+
+    def _repeat(self, repeat: Repeat) -> None:
+        """Fold a stretch at once."""
+        (scope, stretch), block = repeat[:2], repeat.scope.unit
+        change, key = stretch.once(change_of), (block, stretch)
+        if key not in self._known:  # a snapshot lists units in the order of their first bytes
+            self._known.add(key)
+            for module, kind in change.keys:
+                self._by_unit.setdefault((block + module, kind), 0)
+        if change.high is not None and self.by_moment:
+            self._enter(scope)
+        self._times[key] += 1
+        if change.high is not None and self._total + change.high > self._peak_bytes:
+            self._begin_peak(self._total + change.high, scope._replace(unit=block + change.where))
+            self._by_unit_since.update(((block + module, kind), more) for (module, kind), more in change.after.items())
+        else:
+            self._times_since[key] += 1
+        self._total += stretch.nbytes
+
+    def _add_up(self) -> None:
+        """Add the changes of the stretches that were counted."""
+        for times, by_unit in ((self._times, self._by_unit), (self._times_since, self._by_unit_since)):
+            for (block, stretch), number in times.items():
+                for (module, kind), more in stretch.once(change_of).whole.items():
+                    by_unit[block + module, kind] = by_unit.get((block + module, kind), 0) + number * more
+            times.clear()
 
     def _enter(self, scope: Scope) -> None:
         """Start a new peak where a moment begins."""
@@ -160,6 +227,7 @@ class MemoryLedger:
             self._moment, self._peak_bytes = Moment(*where, self._nth[where]), 0
 
     def _peak_of_moment(self) -> Snapshot:
+        self._add_up()
         by_unit, padding = _less(self._by_unit, self._by_unit_since), _less(self._padding, self._padding_since)
         return _snapshot(self._peak_scope, by_unit, padding)
 

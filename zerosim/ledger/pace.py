@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, CpuEvent, Event, Free, Kernel, Launch, Scope, Wait
+from zerosim.device.stretches import Repeat, Stretch
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import Costs, is_captured
 from zerosim.ledger.entries import Busy, Entry, Live
@@ -35,8 +36,10 @@ class PaceLedger:
         self._sizes: dict[int, int] = {}
         self._live = 0
         self._graphs: dict[Scope, float] = {}  # the rest of the launch time of a block's CUDA graph
+        # What moves entries, or shares a time among them, needs each one.
+        self.folds = not (detail or costs.graph or costs.side_stream or costs.chunks > 1)
 
-    def read(self, events: Sequence[Event]) -> None:
+    def read(self, events: Sequence[Event | Repeat]) -> None:
         """Fold events in order."""
         entries = self._entries(events)
         if self.costs.chunks > 1:
@@ -46,8 +49,8 @@ class PaceLedger:
         for entry in entries:
             self._add(entry)
 
-    def _entries(self, events: Sequence[Event]) -> Iterator[Entry]:
-        """Return one entry for each kernel."""
+    def _entries(self, events: Sequence[Event | Repeat]) -> Iterator[Entry]:
+        """Return one entry for each kernel, and those of a stretch as they were found once."""
         for event in events:
             if self.detail and isinstance(event, (Alloc, Free)) and event.memory == DEVICE:
                 self._count(event)
@@ -55,13 +58,25 @@ class PaceLedger:
                     yield Live(event.scope, self._live)
             if event.scope.step != self.step:
                 continue
-            if isinstance(event, Kernel):
+            if isinstance(event, Repeat):
+                yield from self._repeated(event)
+            elif isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it
                     yield self._busy(event)
             elif isinstance(event, (Launch, Wait, CpuEvent)) or (
                 isinstance(event, Copy) and event.purpose != "staging"
             ):
                 yield event
+
+    def _repeated(self, repeat: Repeat) -> Iterator[Entry]:
+        step, phase, block, slot = repeat.scope
+        for entry in repeat.stretch.once(_entries_of, self.costs, phase):
+            if isinstance(entry, (Launch, Wait)):
+                placed = repeat.placed(entry)
+                assert isinstance(placed, (Launch, Wait))
+                yield placed
+            else:  # a kernel, or a copy
+                yield type(entry)._make((Scope(step, phase, block + entry.scope.unit, slot), *entry[1:]))
 
     def _count(self, event: Alloc | Free) -> None:
         """Count live bytes from the beginning of the record, but report only the step's moments."""
@@ -95,6 +110,18 @@ class PaceLedger:
             self.entries[-1] = last.then(entry)
         else:
             self.entries.append(entry._replace(name=entry.scope.unit))
+
+
+def _entries_of(stretch: Stretch, costs: Costs, phase: str) -> list[Entry]:
+    """Return a stretch's entries. The first kernels may continue an earlier entry, and are added to it one by one, as
+    sums of seconds depend on the order. Later kernels in one scope are one entry."""
+    pace = PaceLedger(costs, step=-1)
+    each = list(pace._entries([event._replace(scope=event.scope._replace(phase=phase)) for event in stretch.events]))
+    for entry in each:
+        pace._add(entry)
+    first = pace.entries[0] if pace.entries else None
+    apart = first.kernels if isinstance(first, Busy) else 0
+    return [*each[:apart], *pace.entries[apart > 0 :]]
 
 
 def model_flops(kernel: Kernel) -> int:

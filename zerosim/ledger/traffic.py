@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from zerosim.device.events import Copy, Event, Launch
+from zerosim.device.stretches import Repeat, Stretch
 
 
 class TrafficRow(NamedTuple):
@@ -44,30 +46,42 @@ def _sum(total: int | None, more: int | None) -> int | None:
 class CommLedger:
     """Traffic by (step, phase, operation, dtype, purpose, axis)."""
 
+    folds = True
+
     def __init__(self) -> None:
         self._rows: dict[tuple[int, str, str, str, str, str], TrafficRow] = {}
 
-    def read(self, events: list[Event]) -> None:
+    def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
-            if isinstance(event, Copy):
-                self._copy(event)
+            if isinstance(event, Repeat):
+                for row in event.stretch.once(_rows_of):
+                    self._add(row._replace(step=event.scope.step, phase=event.scope.phase))
             elif isinstance(event, Launch):
-                key = (event.scope.step, event.scope.phase, event.op, event.dtype, event.purpose, event.axis)
-                row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
-                self._rows[key] = TrafficRow(
-                    *key,
-                    row.calls + 1,
-                    row.payload_bytes + event.payload_bytes,
-                    _sum(row.sent_bytes, event.sent_bytes),
-                    _sum(row.received_bytes, event.received_bytes),
-                    None if event.modelled_bytes is None else (row.modelled_bytes or 0) + event.modelled_bytes,
-                )
+                what = event.op, event.dtype, event.purpose, event.axis
+                self._add(TrafficRow(*event.scope[:2], *what, 1, event.payload_bytes, *event[9:12]))
+            elif isinstance(event, Copy):
+                way = f"{event.source} to {event.target}"
+                self._add(TrafficRow(*event.scope[:2], way, "bytes", event.purpose, "", 1, event.nbytes, 0, 0))
 
-    def _copy(self, event: Copy) -> None:
-        key = (event.scope.step, event.scope.phase, f"{event.source} to {event.target}", "bytes", event.purpose, "")
+    def _add(self, more: TrafficRow) -> None:
+        key = more[:6]
         row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
-        self._rows[key] = row._replace(calls=row.calls + 1, payload_bytes=row.payload_bytes + event.nbytes)
+        self._rows[key] = TrafficRow(
+            *key,
+            row.calls + more.calls,
+            row.payload_bytes + more.payload_bytes,
+            _sum(row.sent_bytes, more.sent_bytes),
+            _sum(row.received_bytes, more.received_bytes),
+            None if more.modelled_bytes is None else (row.modelled_bytes or 0) + more.modelled_bytes,
+        )
 
     def rows(self) -> list[TrafficRow]:
         """Return the rows in the order of their first occurrence."""
         return list(self._rows.values())
+
+
+def _rows_of(stretch: Stretch) -> list[TrafficRow]:
+    """Return a stretch's traffic."""
+    ledger = CommLedger()
+    ledger.read(stretch.events)
+    return ledger.rows()

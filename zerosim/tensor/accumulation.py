@@ -12,7 +12,7 @@ reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where fra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zerosim.backends.kernels import Array
@@ -154,7 +154,7 @@ class GradAccumulator:
         if index in self._given or self.adds_at_once or self.later is not None:
             return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
         self._given.add(index)
-        return self.window(self._open_grad(), index)
+        return self.window(self.open_grad(), index)
 
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
         """Return the same for a linear map's weight: a dummy if there are dummies. `packed` are the shapes of the
@@ -168,7 +168,7 @@ class GradAccumulator:
         if self.later is not None:
             self.postpone(index, lambda: grad)
             return
-        whole = self._open_grad()
+        whole = self.open_grad()
         if grad.storage is not whole.storage:
             into, k = self.window(whole, index).array, self.device.backend
             if index in self._collected or self.adds_at_once:
@@ -178,12 +178,17 @@ class GradAccumulator:
         self._given.add(index)
         self._collected.add(index)
 
+    def note_collected(self, indices: Collection[int]) -> None:
+        """Note that these parameters' gradients were collected, where nothing computes them (`train/repeated.py`)."""
+        self._given.update(indices)
+        self._collected.update(indices)
+
     def postpone(self, index: int, make: Callable[[], Buffer]) -> None:
         """Postpone a gradient of parameter `index`, which is computed and collected later."""
         assert self.later is not None
         self.later.append(lambda: self.collect_grad(index, make()))
 
-    def _open_grad(self) -> Buffer:
+    def open_grad(self) -> Buffer:
         """Return the microbatch's gradient buffer, allocated when backward reaches this flat; or the permanent one."""
         if self.adds_at_once:
             return self.whole_grad()
@@ -221,7 +226,7 @@ class GradAccumulator:
 
     def _take_local(self) -> Buffer:
         """Take it in the dtype in which it was computed, without a cast."""
-        whole = self._open_grad()
+        whole = self.open_grad()
         for index in range(len(self.spec.weights)):
             if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
                 self._zero(self.window(whole, index).array)

@@ -26,12 +26,24 @@ class DummyGrads:
         self._device = device
         self._held: dict[tuple[tuple[int, ...], DType], Buffer] = {}
 
+    def holds(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> bool:
+        """Return whether there is a dummy for weights of these shapes, side by side."""
+        return (_packed(shapes), dtype) in self._held
+
+    @property
+    def shapes(self) -> tuple[tuple[tuple[int, ...], DType], ...]:
+        """The shapes and dtypes of its dummies."""
+        return tuple(self._held)
+
     def window(self, shapes: Sequence[tuple[int, ...]], index: int, dtype: DType) -> Buffer:
         """Return the part for weight `index` of those that are packed side by side, by rows; contents undefined."""
-        rows = [shape[0] for shape in shapes]
-        packed = sum(rows), *shapes[index][1:]
+        packed = _packed(shapes)
         if (packed, dtype) not in self._held:
             with self._device.scope(unit="dummy gradients"):
                 self._held[packed, dtype] = self._device.alloc(packed, dtype, Kind.TEMP)
-        start = sum(rows[:index])
-        return self._held[packed, dtype][start : start + rows[index]]
+        start = sum(shape[0] for shape in shapes[:index])
+        return self._held[packed, dtype][start : start + shapes[index][0]]
+
+
+def _packed(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return sum(shape[0] for shape in shapes), *shapes[0][1:]

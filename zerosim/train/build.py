@@ -235,7 +235,7 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
     held = {unit.name: _weights(config, unit) for unit in model.units}
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-        flats = [flat.dummies is None for flat in unit.all_flats]
+        flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
         key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats, held[unit.name]
         if key not in found:
             found[key] = _rehearsed(config, ctx, unit, shape, dtype)

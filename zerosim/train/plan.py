@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Phase
 from zerosim.device.events import Event, Kernel, Launch, Message
 from zerosim.device.recorder import Reader
+from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
@@ -358,9 +359,26 @@ class _UnevenReductions:
     def __init__(self) -> None:
         self.found: set[tuple[tuple[str, ...], int]] = set()
 
-    def read(self, events: list[Event]) -> None:
+    folds = True
+
+    def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
-            if isinstance(event, Launch) and event.op == "all_reduce" and event.algorithm != "pairs":
-                numel = event.payload_bytes // dtype(event.dtype).itemsize
-                if numel % len(event.group):
-                    self.found.add((tuple(event.axis.split("+")), numel))
+            if isinstance(event, Repeat):
+                self.found |= event.stretch.once(_uneven_of, len(event.group))
+            elif isinstance(event, Launch):
+                self._look(event, len(event.group))
+
+    def _look(self, call: Launch, size: int) -> None:
+        if call.op == "all_reduce" and call.algorithm != "pairs":
+            numel = call.payload_bytes // dtype(call.dtype).itemsize
+            if numel % size:
+                self.found.add((tuple(call.axis.split("+")), numel))
+
+
+def _uneven_of(stretch: Stretch, size: int) -> set[tuple[tuple[str, ...], int]]:
+    """Return a stretch's, in a group of this size."""
+    reader = _UnevenReductions()
+    for event in stretch.events:
+        if isinstance(event, Launch):
+            reader._look(event, size)
+    return reader.found

@@ -1,10 +1,16 @@
 """On shapes identical blocks need not run: the calls of one are repeated.
 
 Every block's forward and backward record the same events, in every microbatch and step, except for their ids, unit and
-microbatch. So one block is rehearsed on a separate device that is not counted, and its actions are written down as
-calls. A `Repeated` unit makes these calls on the rank's own device. Its allocator serves each request, its
-tensor-parallel group numbers each collective, and its flat buffer says where each gradient goes. So the record equals
-that of a run, event by event. Nothing else is repeated: strategies, reductions, pipelines and other units run.
+microbatch. So one block is rehearsed on a separate device that is not counted, and its record is written down in
+steps:
+
+    a stretch   events that always come one after the other: one event, for readers that fold it (`device/stretches.py`)
+    a call      something that depends on the rank: a buffer that outlives the pass, a gradient's buffer, a hook
+
+A `Repeated` unit takes these steps on the rank's own device, and the record equals that of a run, event by event. Only
+an allocator that counts bytes (`Exact`) takes a stretch at once. Any other one serves each request, and so does another
+memory. Then the record has single events. Nothing else is repeated: strategies, reductions, pipelines and other units
+run.
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Device, Kind, Phase, Storage
-from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Message, Retag, Save, Wait
+from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Message, Retag, Save, Scope, Wait
+from zerosim.device.memory import Exact
+from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import DType
 from zerosim.nn import Unit, led_by
 from zerosim.nn.leaf import Hooks, LeafModule
@@ -23,22 +31,28 @@ from zerosim.placement.memories import DEVICE
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 
-Call = tuple[Callable[..., None], tuple[Any, ...]]
-"""A method of `Player`, and its arguments."""
+
+class Call(NamedTuple):
+    """A method of `Player` and its arguments, in a module of the block: something that depends on the rank."""
+
+    module: str
+    do: Callable[..., None]
+    how: tuple[Any, ...] = ()
 
 
+Step = Stretch | Call
 Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
 """Buffers that outlive a block's pass, by id: shape and dtype."""
 
 
 class Rehearsed(NamedTuple):
-    """A block's forward and backward as calls, and its weights' gradients if they are deferred (None: they are part of
-    backward). The ids are those of the rehearsal: of the block's input and output, of the output's gradient and the
-    input's. `keeps`: which of the first two the block holds from forward to backward."""
+    """A block's forward and backward in steps, and its weights' gradients if they are deferred (None: they are part of
+    backward). `x`, `y`, `grad`, `dx`: the pass's numbers of the block's input and output, of the output's gradient and
+    the input's. `keeps`: which of the first two the block holds from forward to backward."""
 
-    forward: Sequence[Call]
-    backward: Sequence[Call]
-    weights: Sequence[Call] | None
+    forward: Sequence[Step]
+    backward: Sequence[Step]
+    weights: Sequence[Step] | None
     x: int
     y: int
     grad: int
@@ -52,91 +66,94 @@ differ."""
 
 
 class Player:
-    """Makes the calls of one block's pass on a rank's own device. `ids` maps the rehearsal's ids to the device's;
+    """Takes the steps of one block's pass on a rank's own device. `ids` are the device's by the numbers of the pass;
     `held` are the buffers with other handles too."""
 
     def __init__(self, unit: Unit, device: Device, comm: Comm | None) -> None:
         self.device, self.comm = device, comm
+        self.group = () if comm is None else comm.ranks
         self.name, self.flats, self.leaves = unit.name, unit.all_flats, unit.leaves
         self.recorder = device.recorder
-        self.where = device.where
-        self.ids: dict[int, int] = {}
+        self.ids: list[int] = []
         self.held: dict[int, Buffer] = {}
 
-    def play(self, calls: Sequence[Call]) -> None:
-        """Make the calls. Raises: OutOfMemory, Aborted."""
-        self.where = before = self.device.where
-        self.device.look_up()
-        self.recorder.settle()
+    def play(self, steps: Sequence[Step]) -> None:
+        """Take the steps. Raises: OutOfMemory, Aborted."""
+        device, before = self.device, self.device.where
+        device.look_up()
+        allocator = device.allocator
         try:
-            for do, how in calls:
-                do(self, *how)
+            for step in steps:
+                if isinstance(step, Call):
+                    device.move(before._replace(unit=self.name + step.module))
+                    step.do(self, *step.how)
+                    device.move(before)
+                elif isinstance(allocator, Exact) and step.on_device:
+                    self.repeat(step, allocator)
+                else:
+                    self.one_by_one(step)
         finally:
-            self.device.move(before)
+            device.move(before)
 
-    def go_to(self, module: str) -> None:
-        """Enter a module of the block, such as '.attn.c_proj'; '' is the block."""
-        self.where = self.where._replace(unit=self.name + module)
-        self.device.move(self.where)
+    def repeat(self, stretch: Stretch, allocator: Exact) -> None:
+        """Record a stretch as one event, where the allocator only counts bytes. Raises: OutOfMemory at the first
+        request that does not fit."""
+        if not allocator.fits(stretch.highest):
+            at = next(at for at, total in stretch.totals() if not allocator.fits(total))
+            self.repeat(stretch.until(at), allocator)
+            self.one_by_one(Stretch(stretch.events[at : at + 1], {}))
+        allocator.used_bytes += stretch.nbytes
+        self.recorder.repeat(self._placed(stretch, stretch.begins))
 
-    def hold(self, id: int, buffer: Buffer) -> None:
-        self.held[id], self.ids[id] = buffer, buffer.storage.id
+    def one_by_one(self, stretch: Stretch) -> None:
+        """Record each event, with what the allocator does at each request. Raises: OutOfMemory."""
+        before = self.device.where
+        for event in self._placed(stretch, 0).events():
+            self.device.move(event.scope)
+            if isinstance(event, Alloc):
+                _, reserved = self.device.reserve(event.nbytes, Kind(event.kind), event.memory)
+                event = event._replace(reserved_bytes=reserved)
+            elif isinstance(event, Free):
+                self.recorder.release(event.id, event.memory)
+            elif isinstance(event, Launch):
+                self.device.next_id()
+            self.recorder.put(event)
+        self.device.move(before)
 
-    def kernel(self, *work: Any) -> None:
-        self.recorder.put(tuple.__new__(Kernel, (self.where, *work)))
+    def _placed(self, stretch: Stretch, taken: int) -> Repeat:
+        """Return a stretch with the next ids, so many of which are taken now."""
+        first, sequence = self.device.next_id(taken), 0
+        self.ids.extend(range(first, first + stretch.begins))
+        if stretch.calls:
+            assert self.comm is not None
+            sequence = self.comm.next_number(self.group, calls=stretch.calls)
+        return Repeat(self.device.where, stretch, self.ids, self.group, sequence)
 
-    def sums(self, id: int, *work: Any) -> None:
-        self.recorder.put(Kernel._make((self.where, *work, self.ids[id], DEVICE)))
+    # -- what depends on the rank ---------------------------------------------------------------------
+    def hold(self, buffer: Buffer) -> None:
+        """Give a buffer the next number."""
+        self.held[len(self.ids)] = buffer
+        self.ids.append(buffer.storage.id)
 
-    def alloc(self, id: int, nbytes: int, kind: Kind, padding: int, memory: str) -> None:
-        self.ids[id], reserved = self.device.reserve(nbytes, kind, memory)
-        self.recorder.put(Alloc(self.where, self.ids[id], nbytes, reserved, kind.value, padding, "", memory))
-
-    def make(self, id: int, shape: tuple[int, ...], dtype: DType, kind: Kind) -> None:
+    def make(self, shape: tuple[int, ...], dtype: DType, kind: Kind) -> None:
         """Allocate a buffer that outlives the pass."""
-        self.hold(id, self.device.alloc(shape, dtype, kind))
+        self.hold(self.device.alloc(shape, dtype, kind))
 
-    def free(self, id: int, memory: str) -> None:
-        if id in self.held:  # it is freed with its last handle, which may be elsewhere
-            del self.held[id]
-            self.recorder.settle()
-        else:
-            real = self.ids.pop(id)
-            self.recorder.release(real, memory)
-            self.recorder.put(tuple.__new__(Free, (self.where, real, memory)))
+    def let_go(self, number: int) -> None:
+        """Drop a handle: the buffer is freed with its last one, which may be elsewhere."""
+        del self.held[number]
 
-    def retag(self, id: int, kind: str) -> None:
-        self.recorder.put(Retag(self.where, self.ids[id], kind))
+    def retag(self, number: int, kind: str) -> None:
+        self.recorder.put(Retag(self.device.where, self.ids[number], kind))
 
-    def save(self, op: str, what: str, id: int, nbytes: int) -> None:
-        self.recorder.put(Save(self.where, op, what, self.ids[id], nbytes))
+    def open_grad(self, flat: int) -> None:
+        self.flats[flat].open_grad()
 
-    def copy(self, *how: Any) -> None:
-        self.recorder.put(Copy(self.where, *how))
+    def dummy(self, flat: int, packed: Sequence[tuple[int, ...]], place: int) -> None:
+        self.flats[flat].map_grad_window(0, packed, place)
 
-    # -- collectives of the tensor-parallel group -----------------------------------------------------
-    def launch(self, id: int, before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
-        assert self.comm is not None
-        number, self.ids[id] = self.comm.next_number(self.comm.ranks), self.device.next_id()
-        self.recorder.put(Launch._make((self.where, self.ids[id], *before, self.comm.ranks, number, *after)))
-
-    def message(self, id: int, member: int, nbytes: int, count: int) -> None:
-        assert self.comm is not None
-        peer = member if member < 0 else self.comm.ranks[member]
-        self.recorder.put(Message(self.where, self.ids[id], peer, nbytes, count))
-
-    def wait(self, id: int) -> None:
-        self.recorder.put(Wait(self.where, self.ids[id]))
-
-    # -- gradients of the weights, and hooks of leaf modules ------------------------------------------
-    def window(self, id: int, flat: int, index: int) -> None:
-        self.held[id] = self.flats[flat].grad_window(index)
-
-    def map_window(self, id: int, flat: int, index: int, packed: Sequence[tuple[int, ...]], place: int) -> None:
-        self.held[id] = self.flats[flat].map_grad_window(index, packed, place)
-
-    def collect(self, id: int, flat: int, index: int) -> None:
-        self.flats[flat].collect_grad(index, self.held[id])
+    def collected(self, flat: int, indices: Collection[int]) -> None:
+        self.flats[flat].note_collected(indices)
 
     def enter(self) -> None:
         self._hooks(0).timetable.enter()
@@ -172,24 +189,20 @@ class Repeated(Unit):
         if function is not None or not x.device.grad_enabled or not self.goes_back:
             return self.unit.forward(x, slot, function)
         calls, player = self.rehearsed(self.unit, x.shape, x.dtype), Player(self, x.device, self.comm)
-        player.hold(calls.x, x.buffer)
+        player.hold(x.buffer)
         player.play(calls.forward)
         y = player.held[calls.y]
-        for id in (calls.x, calls.y):
-            if id not in calls.keeps:
-                del player.held[id]
+        for number in (calls.x, calls.y):
+            if number not in calls.keeps:
+                del player.held[number]
         self._passes[slot] = player, calls
         return Tensor(y)
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         player, calls = self._passes[slot] if defers else self._passes.pop(slot)
         assert defers == (calls.weights is not None), "a block's backward is rehearsed whole, or in two"
-        player.hold(calls.grad, grads.pop())
-        for flat in self.flats:
-            flat.later = deque() if defers else None
+        player.hold(grads.pop())
         player.play(calls.backward)
-        for flat in self.flats:
-            flat.later = None
         if calls.dx is not None:
             grads.append(player.held.pop(calls.dx))
 
@@ -199,47 +212,169 @@ class Repeated(Unit):
 
 
 class Script:
-    """A rehearsal's requests to its flats and hooks, each with the record's length and the place at that time. `ranks`
-    are those of its tensor-parallel group."""
+    """Writes down a rehearsed pass in steps: its record, cut where something depends on the rank. Its flats and hooks
+    note their requests to the rank (`write`). `ranks` are those of its tensor-parallel group."""
 
-    def __init__(self, device: Device, ranks: Sequence[int]) -> None:
-        self.device, self.ranks = device, ranks
-        self.asked: list[tuple[int, str, Call]] = []
+    def __init__(self, block: str, device: Device, ranks: Sequence[int]) -> None:
+        self.block, self.device, self.ranks = block, device, ranks
+        self.numbers: dict[int, int] = {}  # of the pass's buffers and works, by their ids here
+        self._asked: deque[tuple[int, Call]] = deque()  # requests, each after so many events
+        self._elsewhere: set[int] = set()  # buffers that a rank has already
+        self._held: set[int] = set()
+        self._began = 0  # how many events are no part of the present steps
+        self._steps: list[Step] = []
+        self._allocs: dict[int, Alloc] = {}  # of live buffers that are not held, by number
+        self._collected: dict[int, set[int]] = {}  # parameters by flat, of which a rank has not been told yet
+        # The present stretch:
+        self._events: list[Event] = []
+        self._before: dict[int, Alloc] = {}
+        self._first = self._calls = 0
 
     def write(self, do: Callable[..., None], *how: Any) -> None:
-        self.asked.append((len(self.device.recorder.events), self.device.where.unit, (do, how)))
+        module = self.device.where.unit.removeprefix(self.block)
+        self._asked.append((len(self.device.recorder.events), Call(module, do, how)))
+
+    def buffer(self, shape: tuple[int, ...], dtype: DType) -> Buffer:
+        """Return a buffer that is not recorded: a rank has its own."""
+        array = self.device.backend.empty(shape, dtype)
+        id, _ = self.device.reserve(int(array.nbytes), Kind.UNSHARDED_GRAD)
+        self._elsewhere.add(id)
+        return Buffer(Storage(array, self.device, id), array, dtype)
+
+    def hold(self, buffer: Buffer) -> int:
+        """Give a buffer of the rank the next number, and begin there."""
+        self._held.add(buffer.storage.id)
+        self._began = len(self.device.recorder.events)
+        return self._number(buffer.storage.id)
+
+    def steps(self, leaving: Leaving | None = None) -> Sequence[Step]:
+        """Return the pass since the last steps."""
+        events = self.device.recorder.events
+        for at in range(self._began, len(events) + 1):
+            while self._asked and self._asked[0][0] == at:
+                self._ask(self._asked.popleft()[1])
+            if at < len(events):
+                self._add(events[at], leaving or {})
+        self._cut()
+        self._tell()
+        self._began = len(events)
+        steps, self._steps = self._steps, []
+        return steps
+
+    def _ask(self, call: Call) -> None:
+        if call.do is Player.collected:  # it leaves no event, so it need not cut
+            flat, index = call.how
+            self._collected.setdefault(flat, set()).add(index)
+            return
+        self._cut()
+        if call.do is Player.hook:
+            self._tell()
+        self._steps.append(call)
+
+    def _tell(self) -> None:
+        """Tell a rank's flats what was collected, before anybody can look."""
+        self._steps += [Call("", Player.collected, how) for how in self._collected.items()]
+        self._collected = {}
+
+    def _cut(self) -> None:
+        """End the present stretch."""
+        if self._events:
+            self._steps.append(Stretch(self._events, self._before))
+        self._events, self._before, self._first, self._calls = [], {}, len(self.numbers), 0
+
+    def _add(self, event: Event, leaving: Leaving) -> None:
+        module = event.scope.unit.removeprefix(self.block)
+        id, scope = getattr(event, "id", -1), Scope(unit=module)
+        if id in self._elsewhere:
+            return
+        if isinstance(event, Alloc) and id in leaving:
+            self._ask(Call(module, Player.make, (*leaving[id], Kind(event.kind))))
+            self._held.add(event.id)
+            self._number(event.id)
+        elif id in self._held and isinstance(event, Free):
+            self._ask(Call(module, Player.let_go, (self.numbers[event.id],)))
+        elif id in self._held and isinstance(event, Retag):
+            self._ask(Call(module, Player.retag, (self.numbers[event.id], event.kind)))
+        elif getattr(event, "memory", DEVICE) == DEVICE:
+            self._events.append(self._numbered(event)._replace(scope=scope))
+        else:  # another memory counts it
+            self._cut()
+            self._events.append(self._numbered(event)._replace(scope=scope))
+            self._cut()
+
+    def _numbered(self, event: Event) -> Event:
+        """Return an event with numbers for ids."""
+        match event:
+            case Alloc():
+                alloc = event._replace(scope=Scope(unit=event.scope.unit.removeprefix(self.block)))
+                self._allocs[self._number(event.id)] = alloc
+            case Free():
+                self._change(event.id)
+            case Retag():
+                number = self._change(event.id)
+                self._allocs[number] = self._allocs[number]._replace(kind=event.kind)
+            case Launch():
+                self._calls += 1
+                return event._replace(work=self._number(event.work), group=(), sequence=self._calls - 1)
+            case Message():  # to a member of the group, whose ranks differ elsewhere
+                peer = event.peer if event.peer < 0 else self.ranks.index(event.peer)
+                return event._replace(work=self.numbers[event.work], peer=peer)
+            case Wait():
+                return event._replace(work=self.numbers[event.work])
+            case Kernel():
+                return event if event.work is None else event._replace(work=self.numbers[event.work])
+            case Save():
+                pass
+            case Copy(work=None):
+                return event
+            case _:
+                raise AssertionError(f"a block does not {type(event).__name__.lower()}")
+        return event._replace(id=self.numbers[event.id])
+
+    def _number(self, id: int) -> int:
+        return self.numbers.setdefault(id, len(self.numbers))
+
+    def _change(self, id: int) -> int:
+        """Note the allocation of a buffer that is older than the stretch."""
+        number = self.numbers[id]
+        if number < self._first:
+            self._before.setdefault(number, self._allocs[number])
+        return number
 
 
 class RehearsedFlat(Flat):
-    """A rehearsal's flat buffer, always resident. Requests to it go into the script, under its `number`."""
+    """A rehearsal's flat buffer, always resident. Its requests to the rank's own go into the script, under its
+    `number`."""
 
     script: Script
     number: int
 
     def open(self, script: Script, number: int, like: Flat) -> None:
-        """Allocate memory for the parameters; gradients have the format of the gradients in `like`."""
+        """Allocate memory for the parameters; gradients are treated as those of `like`."""
         self.script, self.number = script, number
         self.local_dtype, self.dummies, self.is_trained = like.local_dtype, like.dummies, like.is_trained
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
+        if like.adds_at_once:
+            self.keeps_whole_grad = True
+            self._lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
 
-    def grad_window(self, index: int) -> Buffer:
-        return self._window(index, Player.window)
+    def open_grad(self) -> Buffer:
+        if self.grad is None and not self.adds_at_once:
+            self.script.write(Player.open_grad, self.number)
+            self.grad = self.script.buffer((self.numel,), self.local_dtype)
+        return super().open_grad()
 
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
-        return self._window(index, Player.map_window, tuple(packed), place)
+        if self.dummies is None:
+            return super().map_grad_window(index, packed, place)
+        if not self.dummies.holds(packed, self.local_dtype):
+            self.script.write(Player.dummy, self.number, tuple(packed), place)
+        return self.script.buffer(self.spec.weights[index].shape, self.local_dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
         if self.later is None:
-            self.script.write(Player.collect, grad.storage.id, self.number, index)
-        else:
-            self.postpone(index, lambda: grad)
-
-    def _window(self, index: int, do: Callable[..., None], *how: Any) -> Buffer:
-        """Return a buffer that is not recorded: the rank's flat has its own."""
-        array = self.device.backend.empty(self.spec.weights[index].shape, self.local_dtype)
-        id, _ = self.device.reserve(int(array.nbytes), Kind.UNSHARDED_GRAD)
-        self.script.write(do, id, self.number, index, *how)
-        return Buffer(Storage(array, self.device, id), array, self.local_dtype)
+            self.script.write(Player.collected, self.number, index)
+        super().collect_grad(index, grad)
 
 
 class RehearsedHooks:
@@ -288,87 +423,40 @@ def rehearse(
     ranks: Sequence[int] = (),
     defers: bool = False,
 ) -> Rehearsed:
-    """Rehearse forward and backward of `unit`, a block over rehearsed flats on a device without a limit, and return the
-    calls; its input has this shape. The result serves blocks `like` that one. `ranks` are those of its tensor-parallel
+    """Rehearse forward and backward of `unit`, a block over rehearsed flats on a device without a limit, and return its
+    steps; its input has this shape. The result serves blocks `like` that one. `ranks` are those of its tensor-parallel
     group; `defers`: backward leaves the weights' gradients for later."""
-    script = Script(device, ranks)
+    script = Script(unit.name, device, ranks)
     for number, (flat, other) in enumerate(zip(unit.all_flats, like.all_flats, strict=True)):
         assert isinstance(flat, RehearsedFlat)
         flat.open(script, number, other)
-    x, keeps = device.alloc(shape, dtype, Kind.ACTIVATION), set[int]()
+    x, keeps, weights, numbers = device.alloc(shape, dtype, Kind.ACTIVATION), set[int](), None, script.numbers
     x_id = x.storage.id
+    script.hold(x)
     with led_by(RehearsedHooks(script, unit.leaves, defers=defers), unit.leaves):
         with device.scope(phase=Phase.FORWARD, unit=unit.name):
-            began = len(device.recorder.events)
             y = unit.forward(Tensor(x)).buffer
             y_id, like_y = y.storage.id, (y.shape, y.dtype)
-            forward = _calls(unit.name, script, began, {y_id: like_y})
+            forward = script.steps({y_id: like_y})
         del x
         keeps |= {x_id} - _freed(device)
         del y
         keeps |= {y_id} - _freed(device)
         grads = [device.alloc(*like_y, Kind.ACTIVATION_GRAD)]
-        grad_id = grads[0].storage.id
+        grad = script.hold(grads[0])
         with device.scope(phase=Phase.BACKWARD, unit=unit.name):
-            began = len(device.recorder.events)
             unit.backward(grads, defers=defers)
             dx_id = grads[0].storage.id if grads else None
-            backward = _calls(
-                unit.name, script, began, {dx_id: (grads[0].shape, grads[0].dtype)} if dx_id is not None else {}
-            )
-            began, weights = len(device.recorder.events), None
+            backward = script.steps({} if dx_id is None else {dx_id: (grads[0].shape, grads[0].dtype)})
             if defers:
                 unit.backward_weights()
-                weights = _calls(unit.name, script, began, {})
-    return Rehearsed(forward, backward, weights, x_id, y_id, grad_id, dx_id, frozenset(keeps))
+                weights = script.steps()
+    dx = None if dx_id is None else numbers[dx_id]
+    held = frozenset(numbers[id] for id in keeps)
+    return Rehearsed(forward, backward, weights, numbers[x_id], numbers[y_id], grad, dx, held)
 
 
 def _freed(device: Device) -> set[int]:
     """Return the buffers freed last."""
     last = device.recorder.events[-1]
     return {last.id} if isinstance(last, Free) else set()
-
-
-def _calls(block: str, script: Script, began: int, leaving: Leaving) -> list[Call]:
-    """Return the events since `began` as calls, with the requests to flats and hooks between them."""
-    events, asked, calls, here = script.device.recorder.events, script.asked, list[Call](), block
-    for at in range(began, len(events) + 1):
-        found = [(unit, call) for position, unit, call in asked if position == at]
-        if at < len(events):
-            found.append((events[at].scope.unit, _call(events[at], leaving, script.ranks)))
-        for unit, call in found:
-            if unit != here:
-                here = unit
-                calls.append((Player.go_to, (unit.removeprefix(block),)))
-            calls.append(call)
-    return calls
-
-
-def _call(event: Event, leaving: Leaving, ranks: Sequence[int]) -> Call:
-    """Return the call that makes such an event."""
-    match event:
-        case Kernel(work=None):
-            return Player.kernel, event[1:]
-        case Kernel():
-            assert event.work is not None
-            return Player.sums, (event.work, *event[1:7])
-        case Alloc() if event.id in leaving:
-            return Player.make, (event.id, *leaving[event.id], Kind(event.kind))
-        case Alloc():
-            return Player.alloc, (event.id, event.nbytes, Kind(event.kind), event.padding_bytes, event.memory)
-        case Free():
-            return Player.free, (event.id, event.memory)
-        case Retag():
-            return Player.retag, (event.id, event.kind)
-        case Save():
-            return Player.save, event[1:]
-        case Copy():
-            return Player.copy, event[1:]
-        case Launch():
-            return Player.launch, (event.work, event[2:6], event[8:])
-        case Message():  # to a member of the group, whose ranks differ elsewhere
-            member = event.peer if event.peer < 0 else ranks.index(event.peer)
-            return Player.message, (event.work, member, event.nbytes, event.count)
-        case Wait():
-            return Player.wait, (event.work,)
-    raise AssertionError(f"a block does not {type(event).__name__.lower()}")
