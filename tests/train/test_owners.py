@@ -102,7 +102,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, config: RunConfig) -> int:
 
     with monkeypatch.context() as patched:
         patched.setattr(plans, "launch_alone", counted)
-        plan(config, clock=False)
+        plan(config, cluster=H100)
     return len(ran)
 
 

@@ -23,7 +23,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Phase
-from zerosim.device.events import Event, Kernel, Launch, Message
+from zerosim.device.events import Event, Kernel, Launch, Message, Wait
 from zerosim.device.recorder import Reader
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import dtype, int64
@@ -130,7 +130,7 @@ def _plan(
     uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
 
-    unread = (Message,) if costs is not None else (Message, Kernel)  # by these readers
+    unread = (Message,) if costs is not None else (Message, Kernel, Wait)  # by these readers
 
     def readers_of(rank: int) -> tuple[Reader, ...]:
         one = RankLedgers(rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config))
