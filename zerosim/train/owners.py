@@ -8,8 +8,8 @@ the records of a rank that owns every flat, and of one that owns none.
     owns all     a  b  c        owns none    a' b' c'        owns b    a' b  c'
 
 This is exact if a turn depends neither on the other flats that a rank owns nor on the rank's place in its group. A
-third program tells: the highest rank runs as the owner of some flats. If its record is not the splice, event by event,
-then every rank runs. That is so where an optimizer updates a number of elements at a time.
+third program tells: the highest rank runs as the owner of some flats. If its record is not the splice of its events,
+every rank runs. So it is where an update goes by numbers of elements, or gradients leave for the host one by one.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from zerosim.placement.mesh import AXES, STATES
 from zerosim.placement.partition import EveryNth, WholeUnits
 from zerosim.verbs import MESSAGES
 
-Types = tuple[type, ...]
 Run = Callable[[RunConfig, Layout, int, Reader], None]
 """A function run(config, layout, rank, reader): run a rank's program, and record turns."""
+Types = tuple[type, ...]
 Batches = Iterator[list[Event]]
-"""A record as the recorder passes it on."""
 Choice = tuple[str, list[Event], list[Event]]
 """A flat's turn: the events of a rank that owns the flat, and of one that does not. The name is '' if these agree."""
 
@@ -42,15 +41,13 @@ ID_AT = {kind: kind._fields.index(name) for kind in get_args(Event) for name in 
 
 
 def spliced(config: RunConfig, layout: Layout, ranks: Iterable[int], run: Run, unread: Types) -> dict[int, Batches]:
-    """Return the records of those of `ranks` that need not run, without the `unread` events. Ids of buffers and works
-    are not those of a program, and no device refuses a request.
-
-    A ring's members send what their neighbours own, and an allocator's addresses depend on all earlier requests.
-    """
+    """Return the records of those of `ranks` that need not run, without the `unread` events. Ids are not those of a
+    program, and no device refuses a request. A ring's rank sends what its neighbours own, and an allocator's addresses
+    depend on all earlier requests: then every rank runs."""
     found, alike, mesh = dict[int, Batches](), defaultdict[Hashable, list[int]](list), layout.mesh
     cuts = [row for stage in range(mesh.pp) for row, _ in layout.cuts(stage) if not row.is_whole]
     by_owner = all(isinstance(row.partition, WholeUnits) and row.axes == STATES for row in cuts)
-    if by_owner and config.world.algorithm == "direct" and config.memory.allocator == "exact":
+    if cuts and by_owner and config.world.algorithm == "direct" and config.memory.allocator == "exact":
         for rank in ranks:
             alike[tuple(mesh.index(rank, axis) for axis in AXES if axis not in STATES)].append(rank)
     for first, *others in (together for together in alike.values() if len(together) > PROGRAMS):
@@ -88,8 +85,7 @@ def _moved(call: Launch, by: int, calls: Counter[tuple[int, ...]]) -> Launch:
 def _choices(
     config: RunConfig, layout: Layout, ends: tuple[int, int], run: Run, unread: Types
 ) -> list[list[Choice]] | None:
-    """Return the choices for the ranks between these ends, which differ in what they own; None if a splice is not
-    exact."""
+    """Return the choices for the ranks between two ends; None if a splice is not exact."""
     names, found, owned, place = dict[Hashable, int](), list[list[Choice]](), set[str](), layout.mesh.index
     ranks = ends[0], *ends
     readers = [_TurnReader(names, ends[0] - rank, unread) for rank in ranks]
