@@ -6,6 +6,7 @@ run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
@@ -189,7 +190,7 @@ def _of_weights(
         "Q": sum(codes.values()),
         "Ψ_t": sum(numels[name] for name in trained),
         "VD": total([share.tied]),
-        "U": total(name for unit in last for name in of_unit(unit)),
+        "U": sum(times * total(of_unit(unit)) for unit, times in Counter(last).items()),
         "R": total(name for name in freed if not is_block(flats[name].unit)),
         "P": sum(numels[name] for name in share.numels if name not in freed),
         "M": total(name for name in share.numels if runs_again(config, flats[name].module)),

@@ -83,20 +83,22 @@ class Repeat(NamedTuple):
     def placed(self, event: Event) -> Event:
         """Return one event of the stretch as it is here."""
         step, phase, block, slot = self.scope
-        scope = Scope(step, phase, block + event.scope.unit, slot)
+        scope, ids = Scope(step, phase, block + event.scope.unit, slot), self.ids
+        if isinstance(event, (Alloc, Free, Retag)):
+            return type(event)._make((scope, ids[event.id], *event[2:]))
+        if isinstance(event, Save):
+            return Save(scope, event.op, event.what, ids[event.id], event.nbytes)
         if isinstance(event, Launch):
             sequence = self.sequence + event.sequence
-            return Launch._make((scope, self.ids[event.work], *event[2:6], self.group, sequence, *event[8:]))
-        if isinstance(event, Kernel):
-            return event._replace(scope=scope, work=None if event.work is None else self.ids[event.work])
+            return Launch._make((scope, ids[event.work], *event[2:6], self.group, sequence, *event[8:]))
         if isinstance(event, Message):
             peer = event.peer if event.peer < 0 else self.group[event.peer]
-            return event._replace(scope=scope, work=self.ids[event.work], peer=peer)
+            return Message(scope, ids[event.work], peer, event.nbytes, event.count)
         if isinstance(event, Wait):
-            return Wait(scope, self.ids[event.work], event.by)
-        if isinstance(event, (Alloc, Free, Retag, Save)):
-            return event._replace(scope=scope, id=self.ids[event.id])
-        return event._replace(scope=scope)
+            return Wait(scope, ids[event.work], event.by)
+        if isinstance(event, Kernel) and event.work is not None:
+            return event._replace(scope=scope, work=ids[event.work])
+        return type(event)._make((scope, *event[1:]))
 
 
 def one_by_one(events: Iterable[Event | Repeat]) -> Iterator[Event]:

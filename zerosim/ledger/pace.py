@@ -36,8 +36,7 @@ class PaceLedger:
         self._sizes: dict[int, int] = {}
         self._live = 0
         self._graphs: dict[Scope, float] = {}  # the rest of the launch time of a block's CUDA graph
-        # What moves entries, or shares a time among them, needs each one.
-        self.folds = not (detail or costs.graph or costs.side_stream or costs.chunks > 1)
+        self.folds = not (detail or costs.graph)  # moments are not the same each time, nor what is left for a graph
 
     def read(self, events: Sequence[Event | Repeat]) -> None:
         """Fold events in order."""
@@ -69,14 +68,17 @@ class PaceLedger:
                 yield event
 
     def _repeated(self, repeat: Repeat) -> Iterator[Entry]:
-        step, phase, block, slot = repeat.scope
+        (step, phase, block, slot), scope, module = repeat.scope, repeat.scope, ""
         for entry in repeat.stretch.once(_entries_of, self.costs, phase):
             if isinstance(entry, (Launch, Wait)):
                 placed = repeat.placed(entry)
                 assert isinstance(placed, (Launch, Wait))
                 yield placed
-            else:  # a kernel, or a copy
-                yield type(entry)._make((Scope(step, phase, block + entry.scope.unit, slot), *entry[1:]))
+                continue
+            if entry.scope.unit != module:
+                module = entry.scope.unit
+                scope = Scope(step, phase, block + module, slot)
+            yield type(entry)._make((scope, *entry[1:]))  # a kernel, or a copy
 
     def _count(self, event: Alloc | Free) -> None:
         """Count live bytes from the beginning of the record, but report only the step's moments."""
@@ -114,9 +116,11 @@ class PaceLedger:
 
 def _entries_of(stretch: Stretch, costs: Costs, phase: str) -> list[Entry]:
     """Return a stretch's entries. The first kernels may continue an earlier entry, and are added to it one by one, as
-    sums of seconds depend on the order. Later kernels in one scope are one entry."""
+    sums of seconds depend on the order. Later kernels in one scope are one entry, unless they may be moved."""
     pace = PaceLedger(costs, step=-1)
     each = list(pace._entries([event._replace(scope=event.scope._replace(phase=phase)) for event in stretch.events]))
+    if costs.chunks > 1 or costs.side_stream:
+        return each
     for entry in each:
         pace._add(entry)
     first = pace.entries[0] if pace.entries else None

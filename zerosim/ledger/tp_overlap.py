@@ -51,8 +51,8 @@ def overlapped(entries: Iterable[Entry], chunks: int) -> Iterator[Entry]:
 
 def _taken(arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Iterator[Entry]:
     """Return the products of a gather's result. They run chunk by chunk, and the last chunk after its arrival."""
-    kind = next((name for entry in run if (name := _name(entry))), "")
-    if not arrival or kind not in (LINEAR, DGRAD):
+    kind = next((name for entry in run if (name := _name(entry))), "") if arrival else ""
+    if kind not in (LINEAR, DGRAD):
         yield from (*arrival, *run)
         return
     taking = list(takewhile(lambda entry: _name(entry) in ("", kind), run))

@@ -12,7 +12,7 @@ reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where fra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from zerosim.backends.kernels import Array
@@ -175,13 +175,12 @@ class GradAccumulator:
                 accumulate(self.device, grad.numel, k.add, into, grad.array, into)
             else:
                 accumulate(self.device, 0, k.copy, grad.array, into)
+        self.note_collected(index)
+
+    def note_collected(self, index: int) -> None:
+        """Note that the gradient of parameter `index` was collected."""
         self._given.add(index)
         self._collected.add(index)
-
-    def note_collected(self, indices: Collection[int]) -> None:
-        """Note that these parameters' gradients were collected, where nothing computes them (`train/repeated.py`)."""
-        self._given.update(indices)
-        self._collected.update(indices)
 
     def postpone(self, index: int, make: Callable[[], Buffer]) -> None:
         """Postpone a gradient of parameter `index`, which is computed and collected later."""

@@ -27,6 +27,7 @@ from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import DType
 from zerosim.nn import Unit, led_by
 from zerosim.nn.leaf import Hooks, LeafModule
+from zerosim.parallel.base import Strategy
 from zerosim.placement.memories import DEVICE
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
@@ -80,12 +81,13 @@ class Player:
     def play(self, steps: Sequence[Step]) -> None:
         """Take the steps. Raises: OutOfMemory, Aborted."""
         device, before = self.device, self.device.where
+        number, phase, _, slot = before
         device.look_up()
         allocator = device.allocator
         try:
             for step in steps:
                 if isinstance(step, Call):
-                    device.move(before._replace(unit=self.name + step.module))
+                    device.move(Scope(number, phase, self.name + step.module, slot))
                     step.do(self, *step.how)
                     device.move(before)
                 elif isinstance(allocator, Exact) and step.on_device:
@@ -152,11 +154,13 @@ class Player:
     def dummy(self, flat: int, packed: Sequence[tuple[int, ...]], place: int) -> None:
         self.flats[flat].map_grad_window(0, packed, place)
 
-    def collected(self, flat: int, indices: Collection[int]) -> None:
-        self.flats[flat].note_collected(indices)
+    def collected(self, *gradients: tuple[int, int]) -> None:
+        for flat, index in gradients:
+            self.flats[flat].note_collected(index)
 
-    def enter(self) -> None:
-        self._hooks(0).timetable.enter()
+    def entered(self, *modules: tuple[()]) -> None:
+        for _ in modules:
+            self._hooks(0).timetable.enter()
 
     def hook(self, name: str, leaf: int) -> None:
         getattr(self._hooks(leaf), name)(self.leaves[leaf])
@@ -224,7 +228,7 @@ class Script:
         self._began = 0  # how many events are no part of the present steps
         self._steps: list[Step] = []
         self._allocs: dict[int, Alloc] = {}  # of live buffers that are not held, by number
-        self._collected: dict[int, set[int]] = {}  # parameters by flat, of which a rank has not been told yet
+        self._quiet: dict[Callable[..., None], list[tuple[Any, ...]]] = {}  # requests without events, not yet told
         # The present stretch:
         self._events: list[Event] = []
         self._before: dict[int, Alloc] = {}
@@ -262,9 +266,8 @@ class Script:
         return steps
 
     def _ask(self, call: Call) -> None:
-        if call.do is Player.collected:  # it leaves no event, so it need not cut
-            flat, index = call.how
-            self._collected.setdefault(flat, set()).add(index)
+        if call.do in (Player.collected, Player.entered):  # they leave no event, so they need not cut
+            self._quiet.setdefault(call.do, []).append(call.how)
             return
         self._cut()
         if call.do is Player.hook:
@@ -272,9 +275,9 @@ class Script:
         self._steps.append(call)
 
     def _tell(self) -> None:
-        """Tell a rank's flats what was collected, before anybody can look."""
-        self._steps += [Call("", Player.collected, how) for how in self._collected.items()]
-        self._collected = {}
+        """Tell the rank of quiet requests, before anybody can look."""
+        self._steps += [Call("", do, tuple(asked)) for do, asked in self._quiet.items()]
+        self._quiet = {}
 
     def _cut(self) -> None:
         """End the present stretch."""
@@ -378,21 +381,20 @@ class RehearsedFlat(Flat):
 
 
 class RehearsedHooks:
-    """A strategy's stand-in for a rehearsal: calls of leaf modules' hooks go into the script."""
+    """A strategy's stand-in for a rehearsal: calls of leaf modules' hooks go into the script, unless the rank's own
+    hook is empty. `like` are the rank's own leaves."""
 
-    def __init__(self, script: Script, leaves: Sequence[Unit], *, defers: bool) -> None:
-        self.defers, self.script, self.numbers = (
-            defers,
-            script,
-            {id(leaf): number for number, leaf in enumerate(leaves)},
-        )
+    def __init__(self, script: Script, leaves: Sequence[Unit], like: Sequence[Unit], *, defers: bool) -> None:
+        self.defers, self.script = defers, script
+        self.numbers = {id(leaf): number for number, leaf in enumerate(leaves)}
+        self.hooks = {type(leaf.hooks) for leaf in like if isinstance(leaf, LeafModule)}
 
     @property
     def timetable(self) -> RehearsedHooks:
         return self
 
     def enter(self) -> None:
-        self.script.write(Player.enter)
+        self.script.write(Player.entered)
 
     def pre_forward(self, unit: Unit) -> None:
         self._write("pre_forward", unit)
@@ -410,7 +412,8 @@ class RehearsedHooks:
         self._write("post_input_grad", unit)
 
     def _write(self, name: str, unit: Unit) -> None:
-        self.script.write(Player.hook, name, self.numbers[id(unit)])
+        if any(getattr(hooks, name) is not getattr(Strategy, name) for hooks in self.hooks):
+            self.script.write(Player.hook, name, self.numbers[id(unit)])
 
 
 def rehearse(
@@ -433,7 +436,7 @@ def rehearse(
     x, keeps, weights, numbers = device.alloc(shape, dtype, Kind.ACTIVATION), set[int](), None, script.numbers
     x_id = x.storage.id
     script.hold(x)
-    with led_by(RehearsedHooks(script, unit.leaves, defers=defers), unit.leaves):
+    with led_by(RehearsedHooks(script, unit.leaves, like.leaves, defers=defers), unit.leaves):
         with device.scope(phase=Phase.FORWARD, unit=unit.name):
             y = unit.forward(Tensor(x)).buffer
             y_id, like_y = y.storage.id, (y.shape, y.dtype)
