@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.work import ADD_NORM, KernelWork, work_of
+from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat, slice_size
+from zerosim.tensor.flat import Flat, in_turn, slice_size
 from zerosim.tensor.offloaded import grad_on_hand
 
 
@@ -130,15 +129,13 @@ def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: 
         device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
         return
     one = device.alloc((1,), fp64, Kind.TEMP)
-    add, squares = work_of("add", 1, (one.array,) * 3)._replace(name=ADD_NORM), dict[int, KernelWork]()  # by elements
+    work = work_of("add", 1, (one.array,) * 3)._replace(name=ADD_NORM)
     for begin, end in _counted(flat, place.member, place.members):
         for at in range(begin // size, -(-end // size)):
             part = grad[max(begin, at * size) - start : min(end, at * size + size) - start]
-            numel, total = part.numel, row[at : at + 1]
-            if numel not in squares:
-                squares[numel] = work_of("sum_squares", 2 * numel, (part.array, numel, one.array))
-            device.kernels((squares[numel],), device.backend.sum_squares, part.array, numel, one.array)
-            device.kernels((add,), device.backend.add, total, one.array, total)
+            device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
+            total = row[at : at + 1]
+            device.kernels((work,), device.backend.add, total, one.array, total)
 
 
 def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:

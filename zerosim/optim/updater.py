@@ -15,8 +15,7 @@ from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
 from zerosim.placement.memories import DEVICE, NVME
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import memory_of
 
 

@@ -13,8 +13,7 @@ from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import MODEL
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: bool) -> None:

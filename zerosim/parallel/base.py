@@ -14,9 +14,8 @@ from zerosim.parallel import across, curvature, norm, update
 from zerosim.parallel.schedule import Timetable, Use
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
-from zerosim.tensor.accumulation import in_turn
 from zerosim.tensor.dummy_grads import DummyGrads
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import Outgoing
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.optim.updater import Updater
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 def estimate(updater: Updater, flats: Sequence[Flat], scale: float | None) -> None:

@@ -25,7 +25,7 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.gathers import AllGather, Arriving
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 class Slices:
@@ -153,13 +153,11 @@ class Owners(Slices):
     joins = False
 
     def owns(self, flat: Flat) -> bool:
-        """Return whether this rank owns a flat, in a turn of the record (`Device.turn`)."""
         flat.device.turn(flat.name)
         return flat.owner == self.group_of(flat).rank
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
-        [flat] = flats
-        flat.device.turn(flat.name)
+        [flat] = in_turn(flats)
         return self.group_of(flat).launch_reduce(grads.pop(), dst=flat.owner)
 
     launch_in_place = launch_reduce

@@ -97,22 +97,18 @@ class Reducer:
         del reduced
         for flat in flats:
             with flat.device.scope(unit=flat.module):
-                self._averages.append(
-                    (flat, self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages))
-                )
+                average = self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
+                self._averages.append((flat, average))
 
     def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> Work[Any] | None:
-        """Store or add one reduced local shard. Return the launched average, if there is one."""
         if own is None:
             return None
         replicas = self.groups.replicas(*flat.axes, flat.spec.axis) if averages else None
         if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
         flat.add_grad_shard(own)
-        if replicas is None or self.averages != "last":
-            return None
-        assert flat.grad_shard is not None
-        return replicas.launch_all_reduce(flat.grad_shard)
+        shard = flat.grad_shard if self.averages == "last" else None
+        return None if replicas is None or shard is None else replicas.launch_all_reduce(shard)
 
 
 class AtOnce(Reducer):

@@ -17,8 +17,7 @@ from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import AtOnce, Reducer
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 class Stage(Strategy):

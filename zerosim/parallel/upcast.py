@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None:

@@ -12,8 +12,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.upcast import upcast
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import EvenSlices, WholeUnits
-from zerosim.tensor.accumulation import in_turn
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import place_of, tiles
 
 

@@ -10,9 +10,8 @@ plans, results, the stepper and the comparison with formulas ask here.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from zerosim.placement.memories import DEVICE
@@ -90,18 +89,6 @@ class Layout:
             for item, cut in found.items()
         }
 
-    def dealt(self, rule: WholeUnits) -> Layout:
-        """Return the same layout with whole units assigned by another rule."""
-
-        def rows(flat: FlatSpec) -> Rows:
-            cut = {state: isinstance(row.partition, WholeUnits) for state, row in self._rows[flat.name].items()}
-            return {
-                state: replace(row, partition=rule) if cut[state] else row
-                for state, row in self.rows(flat.name).items()
-            }
-
-        return Layout(self.mesh, list(self.flats.values()), rows, self.stages)
-
     def rows(self, name: str) -> Rows:
         """Return a buffer's rows."""
         return self._rows[name]
@@ -133,13 +120,6 @@ class Layout:
         stage = next(stage for stage, names in enumerate(self.stages) if name in names)
         which, numels = self._cut[stage][state, row, self.is_trained(name)]
         return row.partition.owner(numels, which[name], self.mesh.size(*row.axes))
-
-    def by_owner(self, stage: int) -> Mapping[int | None, set[str]]:
-        """Return a pipeline stage's flats by their owners (None: those that no single member holds)."""
-        found = defaultdict[int | None, set[str]](set)
-        for name in self.stages[stage]:
-            found[self.owner(name)].add(name)
-        return found
 
     def _own_state(self, name: str) -> str:
         return "optim" if self.is_trained(name) else "param"

@@ -101,17 +101,6 @@ class WholeUnits:
         return assign_owners(tuple(numels), size)[which]
 
 
-@dataclass(frozen=True, slots=True)
-class EveryNth(WholeUnits):
-    """Assigns every `n`th unit (0: none) to one member, and the others to its neighbour."""
-
-    member: int
-    n: int
-
-    def owner(self, numels: Sequence[int], which: int, size: int) -> int:
-        return self.member if self.n and which % self.n == 0 else (self.member + 1) % size
-
-
 def slice_size(numel: int, world_size: int) -> int:
     """Return the elements of each rank's slice: numel / N, rounded up."""
     return -(-numel // world_size)

@@ -12,8 +12,7 @@ reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where fra
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
@@ -26,15 +25,6 @@ from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.offloaded import Outgoing
 from zerosim.tensor.sums import GradProbe, accumulate, added
-
-Held = TypeVar("Held", bound="GradAccumulator")
-
-
-def in_turn(flats: Iterable[Held]) -> Iterator[Held]:
-    """Yield flats one by one, each with its turn in the record (`Device.turn`)."""
-    for flat in flats:
-        flat.device.turn(flat.name)
-        yield flat
 
 
 class GradAccumulator:

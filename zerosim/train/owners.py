@@ -23,7 +23,8 @@ from zerosim.device.events import Alloc, Event, Free, Launch, Turn
 from zerosim.device.recorder import Reader
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import AXES, STATES
-from zerosim.placement.partition import EveryNth, WholeUnits
+from zerosim.placement.owners import EveryNth, by_owner, dealt
+from zerosim.placement.partition import WholeUnits
 from zerosim.verbs import MESSAGES
 
 Run = Callable[[RunConfig, Layout, int, Reader], None]
@@ -46,12 +47,12 @@ def spliced(config: RunConfig, layout: Layout, ranks: Iterable[int], run: Run, u
     depend on all earlier requests: then every rank runs."""
     found, alike, mesh = dict[int, Batches](), defaultdict[Hashable, list[int]](list), layout.mesh
     cuts = [row for stage in range(mesh.pp) for row, _ in layout.cuts(stage) if not row.is_whole]
-    by_owner = all(isinstance(row.partition, WholeUnits) and row.axes == STATES for row in cuts)
-    if cuts and by_owner and config.world.algorithm == "direct" and config.memory.allocator == "exact":
+    whole = all(isinstance(row.partition, WholeUnits) and row.axes == STATES for row in cuts)
+    if cuts and whole and config.world.algorithm == "direct" and config.memory.allocator == "exact":
         for rank in ranks:
             alike[tuple(mesh.index(rank, axis) for axis in AXES if axis not in STATES)].append(rank)
     for first, *others in (together for together in alike.values() if len(together) > PROGRAMS):
-        owned, bare = layout.by_owner(mesh.index(first, "pp")), config.replace(capacity=None)
+        owned, bare = by_owner(layout, mesh.index(first, "pp")), config.replace(capacity=None)
         if max(sum(layout.flats[name].numel for name in names) for names in owned.values()) < config.optim.sub_group:
             bare = bare.replace(sub_group=0)  # no rank's update is cut
         if (batches := _choices(bare, layout, (first, others[-1]), run, unread)) is not None:
@@ -90,9 +91,9 @@ def _choices(
     ranks = ends[0], *ends
     readers = [_TurnReader(names, ends[0] - rank, unread) for rank in ranks]
     for reader, rank, n in zip(readers, ranks, (1, 0, PROBED), strict=True):
-        dealt = layout.dealt(EveryNth(place(rank, *STATES), n))
-        owned = dealt.by_owner(place(rank, "pp"))[place(rank, *STATES)]
-        run(config, dealt, rank, reader)
+        shared = dealt(layout, EveryNth(place(rank, *STATES), n))
+        owned = by_owner(shared, place(rank, "pp"))[place(rank, *STATES)]
+        run(config, shared, rank, reader)
     for batches in zip(*(reader.batches for reader in readers), strict=True):
         if len({tuple(flat for flat, _ in batch) for batch in batches}) > 1:
             return None
