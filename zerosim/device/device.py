@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
-from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Refusal, Retag, Scope
+from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Refusal, Retag, Scope, Turn
 from zerosim.device.memory import Allocator, Exact, Memories
 from zerosim.device.node import CALLED, Share, out_of_node
 from zerosim.device.recorder import Recorder
@@ -154,6 +154,7 @@ class Device:
         self.place = DEVICE  # the place of kernels, and of buffers without another memory
         self.grad_enabled = True
         self.on_save: Callable[[Iterable[object]], None] | None = None  # takes what ops save for backward
+        self.takes_turns = False
         self._last_id = 0
         self.ticks = 0  # grows with every kernel, so that a watcher can distinguish a slow rank from a stuck one
 
@@ -313,6 +314,11 @@ class Device:
         self.recorder.add(Mark(self.where, name))
         if self.stream is not None:
             self.recorder.add(Pool(self.where, *self.stream.memory()))
+
+    def turn(self, flat: str) -> None:
+        """Record, if somebody asked for turns, that what follows may depend on whether this rank owns a flat."""
+        if self.takes_turns:
+            self.recorder.add(Turn(self.where, flat))
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:

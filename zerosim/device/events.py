@@ -195,6 +195,14 @@ class Mark(NamedTuple):
     name: str
 
 
+class Turn(NamedTuple):
+    """From here on, until the next turn, events may depend on whether the rank owns this flat. Recorded only on a
+    device that `takes_turns`."""
+
+    scope: Scope
+    flat: str
+
+
 class Pool(NamedTuple):
     """The report of this rank's memory pool on a real device at the mark before: bytes in use, and reserved."""
 
@@ -205,7 +213,7 @@ class Pool(NamedTuple):
 
 Event = (
     Alloc | Free | Refusal | Segment | Move | Retag | Kernel | Save | Launch | Copy | Wait | CpuEvent | Message | Mark
-    | Pool
+    | Turn | Pool
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
-from zerosim.tensor.flat import Flat, slice_size
+from zerosim.tensor.flat import Flat, in_turn, slice_size
 from zerosim.tensor.offloaded import grad_on_hand
 
 
@@ -108,7 +108,7 @@ def norm_partials(
     buffers = Counter(place.row for place in rows if place is not None)
     partials = device.alloc((num_rows or len(flats), world_size), fp64, Kind.TEMP)
     device.kernel(0, device.backend.fill, partials.array, 0.0)
-    for flat, place in zip(flats, rows, strict=True):
+    for flat, place in zip(in_turn(flats), rows, strict=True):
         if place is not None:  # a separate call: one gradient from NVMe is on the host at a time
             alone = place.members == 1 and buffers[place.row] == 1
             _add_squares(device, flat, place, partials.array[place.row], place.ranks or world_size, alone=alone)
@@ -129,13 +129,13 @@ def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: 
         device.kernel(2 * part.numel, device.backend.sum_squares, part.array, size, out)
         return
     one = device.alloc((1,), fp64, Kind.TEMP)
+    work = work_of("add", 1, (one.array,) * 3)._replace(name=ADD_NORM)
     for begin, end in _counted(flat, place.member, place.members):
         for at in range(begin // size, -(-end // size)):
             part = grad[max(begin, at * size) - start : min(end, at * size + size) - start]
             device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
-            added = row[at : at + 1], one.array, row[at : at + 1]
-            work = work_of("add", 1, added)._replace(name=ADD_NORM)
-            device.kernels((work,), device.backend.add, *added)
+            total = row[at : at + 1]
+            device.kernels((work,), device.backend.add, total, one.array, total)
 
 
 def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
 from zerosim.placement.memories import DEVICE, NVME
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import memory_of
 
 
@@ -63,7 +63,7 @@ class Updater:
 
     def make_states(self, flats: Sequence[Flat]) -> None:
         """Allocate the lazy states, before the first weight moves. Source: PyTorch 2.13, optim/adam.py, _init_group."""
-        for flat in flats:
+        for flat in in_turn(flats):
             if self.lazy and not flat.states:
                 with flat.device.scope(unit=flat.module):
                     flat.states = _zeroed(flat, self._arrays(flat))
@@ -96,7 +96,7 @@ class Updater:
         """Allocate a step's temporaries for these flats inside the block, contents undefined."""
         held = [
             flat.device.alloc((flat.own.size,), self._stored(flat), Kind.TEMP, padding=flat.own_padding)
-            for flat in flats
+            for flat in in_turn(flats)
             for _ in range(self.optimizer.foreach_temporaries if self.foreach else 0)
         ]
         yield

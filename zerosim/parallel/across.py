@@ -13,7 +13,7 @@ from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import MODEL
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: bool) -> None:
@@ -27,7 +27,7 @@ def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: b
 
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
     """Average local shards over the ranks that hold the same one. Source: FSDP2, set_requires_all_reduce."""
-    for flat in reversed(flats):  # the order in which backward produced them
+    for flat in in_turn(reversed(flats)):  # the order in which backward produced them
         replicas = groups.replicas(*flat.axes, flat.spec.axis)
         if replicas is not None and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.module):
@@ -39,7 +39,7 @@ def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
     values that tensor-parallel ranks hold in copies; under sequence parallelism norms, positions and biases of
     row-parallel maps."""
     mesh = groups.mesh
-    for flat in reversed(flats) if mesh.size(*MODEL) > 1 else ():
+    for flat in in_turn(reversed(flats)) if mesh.size(*MODEL) > 1 else ():
         ends = groups.ends("pp") if layout.is_tied(flat.name) else None
         if ends is not None and ends.size > 1 and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.module):

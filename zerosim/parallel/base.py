@@ -15,7 +15,7 @@ from zerosim.parallel.schedule import Timetable, Use
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.tensor.dummy_grads import DummyGrads
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import Outgoing
 
 
@@ -44,7 +44,7 @@ class Strategy:
     def begin(self, uses: Sequence[Use]) -> None:
         """Begin a step, in which units are used in this order (from `schedule.uses_of`)."""
         self.timetable.begin(uses)
-        for flat in self.flats:
+        for flat in in_turn(self.flats):
             flat.begin_step()
 
     def open_forward(self) -> None:
@@ -98,7 +98,7 @@ class Strategy:
         """Allocate one flat after the other, and `write` each one's weights before the next is allocated."""
         self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
         dummies, out = DummyGrads(self.device) if self.memory.fused else None, Outgoing(layout)
-        for flat in flats:
+        for flat in in_turn(flats):
             with self.device.scope(unit=flat.module):
                 flat.lie(layout.rows(flat.name), layout.owner(flat.name), self.owned(flat), self.padded(flat))
                 for state, row in flat.rows.items():
@@ -119,7 +119,7 @@ class Strategy:
         """Decide by the norm; then update local shards and publish the new parameters, or skip."""
         if (scale := self.reduce_grad_norm()) is not None:
             update.step(self.updater, self.flats, scale, self.memory, self.groups, self.publish_params)
-        for flat in self.flats:
+        for flat in in_turn(self.flats):
             flat.drop_grads()
 
     def estimate(self) -> None:

@@ -25,7 +25,7 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.gathers import AllGather, Arriving
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 class Slices:
@@ -153,10 +153,11 @@ class Owners(Slices):
     joins = False
 
     def owns(self, flat: Flat) -> bool:
+        flat.device.turn(flat.name)
         return flat.owner == self.group_of(flat).rank
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
-        [flat] = flats
+        [flat] = in_turn(flats)
         return self.group_of(flat).launch_reduce(grads.pop(), dst=flat.owner)
 
     launch_in_place = launch_reduce
@@ -184,4 +185,5 @@ class Owners(Slices):
         return flat.own_param(kind) if self.owns(flat) else flat.device.alloc((flat.numel,), flat.dtype, kind)
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:
+        flat.device.turn(flat.name)
         return self.group_of(flat).launch_broadcast(flat.whole_param(), src=flat.owner)

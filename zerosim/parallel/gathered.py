@@ -142,6 +142,7 @@ class Gathered(Published):
         self.live += flat.numel
 
     def _unshard(self, flat: Flat) -> None:
+        flat.device.turn(flat.name)
         work = self._in_flight.pop(flat.name, None)
         if work is not None:
             full = work.wait()
@@ -153,6 +154,7 @@ class Gathered(Published):
             self.live += flat.numel
 
     def _reshard(self, flat: Flat) -> None:
+        flat.device.turn(flat.name)
         if flat.name not in self.residency.persistent:
             self.live -= flat.numel if flat.param is not None else 0
             flat.reshard()

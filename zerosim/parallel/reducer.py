@@ -40,7 +40,7 @@ class Reducer:
         self.averages = averages
         self.timetable = Timetable()
         self._in_flight: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
-        self._averages: list[Work[Any]] = []
+        self._averages: list[tuple[Flat, Work[Any] | None]] = []
 
     def join(self, groups: Groups) -> None:
         """Join the ranks."""
@@ -68,8 +68,10 @@ class Reducer:
     def finish(self) -> None:
         """Finish the step's last backward: everything is reduced when this returns."""
         self.wait()
-        for average in self._averages:
-            average.wait()
+        for flat, average in self._averages:
+            flat.device.turn(flat.name)
+            if average is not None:
+                average.wait()
         self._averages.clear()
 
     def launch(self, flats: Sequence[Flat], grads: list[Buffer]) -> int:
@@ -95,18 +97,18 @@ class Reducer:
         del reduced
         for flat in flats:
             with flat.device.scope(unit=flat.module):
-                self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
+                average = self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
+                self._averages.append((flat, average))
 
-    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> None:
+    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> Work[Any] | None:
         if own is None:
-            return
+            return None
         replicas = self.groups.replicas(*flat.axes, flat.spec.axis) if averages else None
         if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
         flat.add_grad_shard(own)
-        if replicas is not None and self.averages == "last":
-            assert flat.grad_shard is not None
-            self._averages.append(replicas.launch_all_reduce(flat.grad_shard))
+        shard = flat.grad_shard if self.averages == "last" else None
+        return None if replicas is None or shard is None else replicas.launch_all_reduce(shard)
 
 
 class AtOnce(Reducer):

@@ -17,7 +17,7 @@ from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import AtOnce, Reducer
 from zerosim.parallel.schedule import Use
 from zerosim.placement.layout import Layout
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 class Stage(Strategy):
@@ -88,7 +88,7 @@ class Stage(Strategy):
     def end_backward(self) -> None:
         self.reducer.finish()
         if self.memory.own_only:
-            for flat in self.flats:
+            for flat in in_turn(self.flats):
                 with flat.device.scope(unit=flat.module):
                     flat.keep_own_grad()
 

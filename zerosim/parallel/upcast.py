@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from zerosim.config.zero import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None:
     """Cast these flats' local slices to fp32, beside the half-type ones; then free those (DeepSpeed's order)."""
-    copies = [upcast_grad_shard(flat) for flat in flats]
+    copies = [upcast_grad_shard(flat) for flat in in_turn(flats)]
     if is_first:  # of several groups, this is the first
         flats[0].device.mark("gradients_upcast")
-    for flat, shard in zip(flats, copies, strict=True):
+    for flat, shard in zip(in_turn(flats), copies, strict=True):
         if shard is not None:
             flat.drop_grads()
             flat.grad_shard = shard

@@ -12,7 +12,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.upcast import upcast
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import EvenSlices, WholeUnits
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import place_of, tiles
 
 
@@ -38,7 +38,7 @@ def step(
             if memory.upcast:
                 upcast(together, memory, is_first=together[0] is trained[0])
             with updater.temporaries(together):
-                for flat in together:
+                for flat in in_turn(together):
                     updater.update(flat, scale, partial(_add, groups, flat))
                     store(flat)  # fp32 master -> own slice, no traffic between ranks
                     flat.drop_grads()
@@ -47,7 +47,7 @@ def step(
                     else:
                         with device.at(DEVICE):
                             publish(flat)
-        for flat in waiting:
+        for flat in in_turn(waiting):
             publish(flat)
 
 

@@ -26,6 +26,7 @@ from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
 from zerosim.tensor.stored import dequantized, quantized
 from zerosim.tensor.tensor import Parameter
+from zerosim.tensor.turns import in_turn as in_turn
 
 
 class Flat(GradAccumulator):

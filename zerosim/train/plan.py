@@ -5,14 +5,15 @@ without other members (`comm/transports/fake.py`). So memory and traffic are tho
 
 Few ranks have to run. Ranks differ in few ways: the padding at the end of their slices, the
 units they own, their shares of a buffer that N does not divide. Ranks that agree in all of these record the same
-bytes, and one represents all.
+bytes, and one represents all. Of ranks that differ only in the units they own, three programs tell the records of all
+(`owners.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Phase
-from zerosim.device.events import Event, Launch
+from zerosim.device.events import Event, Kernel, Launch, Message, Wait
+from zerosim.device.recorder import Reader
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import dtype, int64
 from zerosim.errors import OutOfMemory, wrong
@@ -34,10 +36,12 @@ from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import by_shares, classes, reasons
+from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
+from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
@@ -126,14 +130,42 @@ def _plan(
     uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
 
+    unread = (Message,) if costs is not None else (Message, Kernel, Wait)  # by these readers
+
+    def readers_of(rank: int) -> tuple[Reader, ...]:
+        one = RankLedgers(rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config))
+        ledgers[rank], uneven[rank] = one, _UnevenReductions()
+        return *(reader for reader in one.readers if reader is not one.pool), uneven[rank]  # shapes have no memory pool
+
+    def run_as_owner(asked: RunConfig, layout: Layout, rank: int, reader: Reader) -> None:
+        dealt = whole._replace(layout=layout)
+        reports[rank], _ = _run_rank(asked, dealt, rank, (reader,), repeats, skipped, cluster, takes_turns=True)
+
+    def fits(rank: int, record: Iterable[list[Event]]) -> bool:
+        """Read a rank's record. Return whether its device refuses nothing."""
+        readers, capacity = readers_of(rank), config.memory.capacity
+        for events in record:
+            for reader in readers:
+                reader.read(events)
+        return capacity is None or ledgers[rank].memory.peak.total_bytes <= capacity
+
+    def run_program(rank: int) -> None:
+        readers = readers_of(rank)
+        try:
+            ran = _run_rank(config, whole, rank, readers, repeats, skipped, cluster, keep_events=keep_events)
+        except OutOfMemory as error:
+            ledgers[rank].explain(error)
+            raise
+        reports[rank], ledgers[rank].events = ran
+
     def run(ranks: Collection[int]) -> None:
-        for rank in sorted(set(ranks) - ledgers.keys()):
-            ledgers[rank] = RankLedgers(
-                rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config)
-            )
-            uneven[rank] = _UnevenReductions()
-            mine = ledgers[rank], uneven[rank]
-            reports[rank] = _run_rank(config, whole, *mine, repeats, skipped, keep_events, cluster)
+        new = sorted(set(ranks) - ledgers.keys())
+        if new and config.memory.capacity is not None and not ledgers:
+            run_program(new.pop(0))  # a plan that does not fit ends here as a rule
+        records = {} if every_rank or keep_events else spliced(config, whole.layout, new, run_as_owner, unread)
+        for rank in new:
+            if rank not in records or not fits(rank, records[rank]):
+                run_program(rank)
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
@@ -279,33 +311,29 @@ def figures_within(config: RunConfig, capacity: int, cluster: Cluster | None = N
 def _run_rank(
     config: RunConfig,
     whole: Whole,
-    ledgers: RankLedgers,
-    uneven: _UnevenReductions,
+    rank: int,
+    readers: tuple[Reader, ...],
     repeats: Rehearsals | None,
     skipped: Collection[int],
-    keep_events: bool,
     cluster: Cluster | None,
-) -> list[StepReport]:
-    """Run one rank's program, which feeds these readers. Return the steps' reports."""
+    *,
+    keep_events: bool = False,
+    takes_turns: bool = False,
+) -> tuple[list[StepReport], list[Event]]:
+    """Run one rank's program, which feeds these readers. Return the steps' reports, and the stored record."""
 
-    def program(ctx: Context) -> list[StepReport]:
+    def program(ctx: Context) -> tuple[list[StepReport], list[Event]]:
+        ctx.device.takes_turns = takes_turns
         rows = ctx.device.backend.empty((config.data.micro_batch, config.model.seq + 1), int64)  # needs no memory
         steps, micro_batches = _steps(config), [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
-        try:
-            control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
-            return train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats).reports
-        finally:
-            ledgers.events = ctx.device.recorder.history
+        control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
+        trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)
+        return trained.reports, ctx.device.recorder.history
 
     asked = world_of(config, keep_events=keep_events, cluster=cluster)
     world = replace(asked, backend="meta", transport="threads", per_process=1, max_running=1)
-    readers = [reader for reader in ledgers.readers if reader is not ledgers.pool]  # shapes have no memory pool
-    try:
-        return launch_alone(program, world, ledgers.rank, (*readers, uneven))
-    except OutOfMemory as error:
-        ledgers.explain(error)
-        raise
+    return launch_alone(program, world, rank, readers)
 
 
 class _KnownSkips(StepControl):
