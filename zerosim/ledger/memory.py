@@ -140,7 +140,7 @@ class MemoryLedger:
 
     def now(self, scope: Scope = Scope()) -> Snapshot:  # noqa: B008  a frozen tuple
         self._add_up()
-        return _snapshot(scope, self._by_unit, self._padding)
+        return _snapshot(scope, self._by_unit, {}, self._padding)
 
     def read(self, events: Sequence[Event | Repeat]) -> None:
         """Fold events in order; the peak stands where it first occurs."""
@@ -228,8 +228,8 @@ class MemoryLedger:
 
     def _peak_of_moment(self) -> Snapshot:
         self._add_up()
-        by_unit, padding = _less(self._by_unit, self._by_unit_since), _less(self._padding, self._padding_since)
-        return _snapshot(self._peak_scope, by_unit, padding)
+        padding = {kind: count - self._padding_since.get(kind, 0) for kind, count in self._padding.items()}
+        return _snapshot(self._peak_scope, self._by_unit, self._by_unit_since, padding)
 
     def _count(self, live: Alloc, sign: int) -> None:
         nbytes, key = sign * live.nbytes, (live.scope.unit, live.kind)
@@ -242,15 +242,21 @@ class MemoryLedger:
             self._padding_since[live.kind] = self._padding_since.get(live.kind, 0) + padding
 
 
-def _snapshot(scope: Scope, by_unit: Mapping[tuple[str, str], int], padding: Mapping[str, int]) -> Snapshot:
+def _snapshot(
+    scope: Scope,
+    by_unit: Mapping[tuple[str, str], int],
+    since: Mapping[tuple[str, str], int],
+    padding: Mapping[str, int],
+) -> Snapshot:
+    """Return what was live before the changes `since`. Kinds are listed in the order of their first bytes."""
     by_kind: dict[str, int] = {}
-    for (_, kind), nbytes in by_unit.items():
+    found: dict[tuple[str, str], int] = {}
+    for key, count in by_unit.items():
+        kind, nbytes = key[1], count - since.get(key, 0)
         by_kind[kind] = by_kind.get(kind, 0) + nbytes
-    return Snapshot(scope, _positive(by_kind), _positive(by_unit), _positive(padding))
-
-
-def _less(counts: Mapping[Key, int], changes: Mapping[Key, int]) -> dict[Key, int]:
-    return {key: count - changes.get(key, 0) for key, count in counts.items()}
+        if nbytes:
+            found[key] = nbytes
+    return Snapshot(scope, _positive(by_kind), found, _positive(padding))
 
 
 def _positive(counts: Mapping[Key, int]) -> dict[Key, int]:
