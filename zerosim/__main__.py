@@ -1,6 +1,5 @@
 """`zerosim`, and `python -m zerosim`: one command. Signals are handled from the first import on."""
 
-import gc
 import sys
 
 # What `signal` wraps: it is there when Python starts, while `signal` imports enums.
@@ -20,10 +19,12 @@ def main() -> int:
             signal(SIGINT, handler := OneAtATime())
             for number in came[:1]:
                 handler(number, None)
-        gc.set_threshold(50_000, 20, 50)  # a record is many tuples, which live long and lie in no cycle
         with no_interrupt_lost():
+            from gc import set_threshold
+
             from zerosim.cli.main import main as command
 
+            set_threshold(50_000, 20, 50)  # a record is many tuples, which live long and lie in no cycle
             code = command()
             signal(SIGINT, SIG_IGN)  # what follows is Python's end
             return code
