@@ -22,6 +22,7 @@ A100 = replace(
 GPT: dict[str, Any] = dict(model="gpt", layers=4, hidden=512, heads=8, seq=256, vocab=1024, micro_batch=4, ranks=4)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_where_all_is_waited_for_it_is_a_quotient(stage: int) -> None:
     """Without latencies a step takes C + V/B: V/B is a share s of it at B = (1-s)/s V/C."""

@@ -155,7 +155,7 @@ def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
             assert figure.text == wrong.strip("*"), f"{key} {was} at {place}"
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_contradiction_that_is_none_fails(name: str, runs: Runs) -> None:
     """Where the file says that its source is wrong, printing the right figure is found too."""

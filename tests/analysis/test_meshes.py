@@ -78,7 +78,7 @@ def test_plans_agree(mesh: dict[str, Any]) -> None:
     assert_agrees(plan(RunConfig(**mesh)))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("mesh", MESHES[3::4], ids=str)
 def test_runs_agree(mesh: dict[str, Any]) -> None:
     assert_agrees(run(RunConfig(**mesh)))

@@ -128,6 +128,7 @@ def test_contestants_take_turns() -> None:
     assert measured == dict.fromkeys("ab", Rounds((Timing(1.0, 2.0),) * 3, {}))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("record", [True, False])
 def test_a_held_run_trains_as_a_free_one(record: bool, tmp_path: Path) -> None:
     config = over_ranks(TINY)

@@ -189,6 +189,7 @@ def launched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return dict(request.param)
 
 
+@pytest.mark.quick(1)
 def test_without_a_world_of_processes_every_process_speaks_and_writes(
     launched: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

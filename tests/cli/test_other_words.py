@@ -95,6 +95,7 @@ def flags() -> set[str]:
     return found
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("typed", "means"), ASKED, ids=[typed for typed, _ in ASKED])
 def test_words_that_were_asked_for_are_taken(typed: str, means: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert planned(f"{BASE} {typed}", capsys) == planned(f"{BASE} {means}", capsys)

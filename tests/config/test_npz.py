@@ -213,6 +213,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_that_are_not_what_they_should_be(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "in.npz"

@@ -35,6 +35,7 @@ def test_a_rank_alone_on_its_batch_has_the_loss_that_it_had_among_others(tmp_pat
         assert alone.losses[0][0] == together.losses[0][rank]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_all_but_the_last_rank_have_joined_where_they_meet(stage: int) -> None:
     op = "all_reduce" if stage == 0 else "reduce_scatter"

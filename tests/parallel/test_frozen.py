@@ -184,6 +184,7 @@ def test_a_frozen_block_above_a_trained_one_has_no_weight_gradient_to_wait_for(p
         assert planned.traffic == result.traffic
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("overlap", ["none", "reduce"])
 def test_a_pipeline_stage_that_trains_nothing_has_no_buffer_to_reduce_from(stage: int, overlap: str) -> None:

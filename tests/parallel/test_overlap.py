@@ -46,6 +46,7 @@ def test_no_bit_changes_and_shapes_leave_the_same_record(name: str, stage: int) 
 UNITS = ["wte", "wpe", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("stage", "op"), [(0, "all_reduce"), (1, "reduce_scatter"), (2, "reduce_scatter")])
 def test_what_computes_while_a_gradient_is_reduced(stage: int, op: str) -> None:
     """Stages 0 and 1: all that follows in backward. Stage 2: the unit that follows."""

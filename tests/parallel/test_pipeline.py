@@ -338,6 +338,7 @@ MORE_CASES = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("kind", "p", "m", "v"), CASES + MORE_CASES)
 def test_so_many_micro_batches_are_live(kind: str, p: int, m: int, v: int) -> None:
     config = RunConfig(**{**SMALL, "layers": p * v, "tie_embeddings": False}, ranks=p, pp=p, accumulate=m, stage=1)

@@ -73,7 +73,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.bits
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_second_shard_and_hops_change_no_bit(options: dict[str, Any]) -> None:
     config = RunConfig(**{**SMALL, "hidden": 16, **options})

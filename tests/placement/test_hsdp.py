@@ -141,7 +141,7 @@ MORE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("more", MORE, ids=str)
 @pytest.mark.parametrize(("partition", "collective"), [("slices", "direct"), ("slices", "ring"), ("owner", "direct")])
 def test_shapes_leave_the_record_of_a_real_run(partition: str, collective: str, more: dict[str, Any]) -> None:

@@ -348,7 +348,7 @@ def test_on_too_small_a_device_it_says_what_run_says(tmp_path: Path, capsys: pyt
 
 
 # -- the screen ---------------------------------------------------------------------------------
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("ranks", [1, 3, 24])
 def test_a_screen_is_as_large_as_the_terminal(size: tuple[int, int], ranks: int) -> None:

@@ -101,7 +101,7 @@ def test_any_order_of_ranks_leaves_the_same() -> None:
     assert all(np.array_equal(result.weights[name], values) for name, values in expected.weights.items())
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize("world", WORLDS[:6], ids=str)
 @pytest.mark.parametrize("start", [3, 150, 900])
@@ -406,7 +406,7 @@ def looked_at() -> tuple[RunConfig, RunResult]:
     return config, run(config)
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("look", LOOKS)
 def test_looking_changes_nothing_however_long_a_view_is_kept(look: str, looked_at: tuple[RunConfig, RunResult]) -> None:
     config, plain = looked_at

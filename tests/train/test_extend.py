@@ -65,7 +65,7 @@ def assert_same(short: RunResult, whole: RunResult) -> None:
         assert min(one.peak.by_kind.values()) > 0
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", [*RUNS, *MOVED], ids=str)
 def test_extended_plans_count_what_all_micro_batches_count(fields: dict[str, Any]) -> None:
     config = RunConfig(**{**BASE, "accumulate": 16 if fields in MOVED else 12, **fields})

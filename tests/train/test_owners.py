@@ -86,7 +86,7 @@ def check(monkeypatch: pytest.MonkeyPatch, config: RunConfig) -> None:
     assert (found.memory, found.traffic) == (every.memory, every.traffic)
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("case", range(120))
 def test_spliced_ranks_leave_the_figures_of_their_programs(monkeypatch: pytest.MonkeyPatch, case: int) -> None:
     check(monkeypatch, drawn(case))
@@ -106,6 +106,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, config: RunConfig) -> int:
     return len(ran)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("recipe", ["paper", "deepspeed", "fsdp2", "megatron"])
 def test_three_programs_tell_what_all_owners_need(monkeypatch: pytest.MonkeyPatch, stage: int, recipe: str) -> None:
@@ -114,6 +115,7 @@ def test_three_programs_tell_what_all_owners_need(monkeypatch: pytest.MonkeyPatc
     assert programs(monkeypatch, config) == PROGRAMS
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "fields",
     [
@@ -132,6 +134,7 @@ def test_every_owner_runs_where_a_buffer_depends_on_the_others(
     check(monkeypatch, config)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.999, 1])
 def test_a_bounded_device_refuses_what_it_refuses_to_the_program(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     config = plan_config(**SMALL | dict(optimizer="muon", ranks=12))

@@ -142,7 +142,7 @@ TIED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["gpt", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fields", TIED, ids=str)
 def test_tied_tables_add_up_across_stages(fields: dict[str, Any], kind: str) -> None:

@@ -89,6 +89,7 @@ def test_without_gradients_or_with_another_function_a_block_runs() -> None:
     assert record({}) == record(None)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("case", [case for case in CASES if case != "out of memory"])
 def test_ledgers_that_fold_stretches_have_the_figures_and_tables_of_single_events(case: str) -> None:
     cluster = cluster_of(find_hardware("h100-80"))

@@ -35,7 +35,7 @@ PIPELINES = [
 ]
 
 
-@pytest.mark.quick(10)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", PIPELINES, ids=str)
 def test_a_pipelines_long_step_takes_as_long_as_all_its_micro_batches(fields: dict[str, Any]) -> None:
     if fields.get("pipeline") == "interleaved":
@@ -52,7 +52,7 @@ OFFLOADED = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("fields", OFFLOADED, ids=str)
 def test_offloaded_states_leave_all_figures_of_all_micro_batches(fields: dict[str, Any]) -> None:
     config = plan_config(**SMALL | fields)
