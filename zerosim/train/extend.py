@@ -3,7 +3,7 @@
 In a long step most microbatches are alike. One more adds its loss to 1F1B's memory, all of its saved activations to
 GPipe's, and the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches
 for all that differ (at the beginning and at the end of the schedule), then one period more, and extrapolate the rest.
-A pipeline's time is not extrapolated: the clock reads a step spliced from the two (`splice.py`).
+The clock reads a pipeline's step of all microbatches, spliced from the two (`splice.py`), except where `_is_linear`.
 
 The schedule's action list gives the numbers (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (plus the
 remainder of a smaller last group). Without a pipeline plan 3 and 4: the first microbatch fills gradient buffers, the

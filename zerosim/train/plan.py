@@ -75,7 +75,6 @@ def plan(
     is extrapolated (`extend.py`), unless events are kept. With a `cluster` the memories of its nodes are limits and,
     unless `clock` is False, the result has the step's `time` on it.
 
-
     Raises: InputError, also where it would take far too long (`work.py`); OutOfMemory (where the configuration has a
     capacity, or where its nodes have less than their ranks hold).
     """
@@ -129,7 +128,6 @@ def _plan(
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
     uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
-
     unread = (Message,) if costs is not None else (Message, Kernel, Wait)  # by these readers
 
     def readers_of(rank: int) -> tuple[Reader, ...]:

@@ -3,7 +3,7 @@
 Once a pipeline is full, each further period of microbatches adds the same entries again (`ledger/entries.py`): a cycle.
 They differ only in their microbatch, in the ids of works and in the numbers of calls. So of two steps, the second of
 which has one period more, the second is the first with a cycle inserted. `spliced` checks that, entry by entry, and
-repeats the cycle. The clock then simulates all microbatches, and no time is extrapolated.
+repeats the cycle. The clock then simulates all microbatches.
 
 Under GPipe all forwards come first, so a period adds a cycle to the forwards and another one to the backwards. A step
 is cut wherever no phase continues, and each part is spliced by itself.
