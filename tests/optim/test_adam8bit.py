@@ -176,6 +176,14 @@ def test_gaps_are_padding_and_no_parameters() -> None:
     assert plan(RunConfig(ranks=3, stage=3, steps=1, **CODED)).memory == result.memory
 
 
+@pytest.mark.parametrize("rank", [1, 2])
+def test_powersgd_averages_gaps_too(rank: int) -> None:
+    """Of buffers with a compressed matrix, and of those without one, which are sent as they lie."""
+    sizes: dict[str, Any] = dict(layers=2, hidden=4, heads=2, seq=2, vocab=256, ranks=2, stage=0, grad_dtype="fp32")
+    result = plan(RunConfig(**sizes, steps=1, compress="powersgd", compress_rank=rank, optimizer="adam8bit"))
+    assert all(check.agrees for check in check_traffic(result, 0))
+
+
 def test_slices_not_laid_out_in_blocks_are_refused() -> None:
     config = RunConfig(layers=1, hidden=8, heads=1, seq=4, ranks=2, stage=1, steps=1)
     with pytest.raises(InputError, match="Adam8bit needs whole quantization blocks; choose optimizer adam8bit too"):

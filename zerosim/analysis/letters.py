@@ -57,6 +57,7 @@ def _of_codes(placed: Placed, share: Share, step: int) -> dict[str, int]:
         kept += g * formulas.kept_numel(how.compress, numel, config.mesh.shards)
         if how.compress == "powersgd":
             elements, of_q = formulas.powersgd_numel([w.shape for w in flats[name].weights], how.rank)
+            elements += numel - sum(weight.numel for weight in flats[name].weights)  # gaps are averaged, too
             sent, kept = sent + g * elements, kept + g * of_q
         else:
             whole = whole and how.compress != "onebit-adam"
