@@ -83,6 +83,11 @@ def test_turns_are_listed_leaf_by_leaf(recompute: str) -> None:
     assert of_block == forward + (forward if recompute != "none" else []) + forward[::-1]
 
 
+def test_a_norm_is_not_gathered_again_for_biases_whose_gradients_read_no_input() -> None:
+    result = plan(RunConfig(**SMALL, gather="module", freeze="*,!bias", recompute="selective:layernorm"))
+    assert all(check.agrees for check in check_traffic(result, 0))
+
+
 def test_one_leaf_is_there_at_a_time() -> None:
     """The most is 4 h^2 of weight and 4 h of bias, in 2 bytes, where a block has 12 h^2 + 13 h."""
 

@@ -93,8 +93,9 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[str]:
 
 
 def _reading(placed: Placed, unit: str) -> set[str]:
-    """Return the maps of a block with a trained weight whose gradient reads the map's input: all but adapters' B."""
-    return _trained_layers(placed, unit, without=".lora_B.")
+    """Return the maps of a block with a trained weight whose gradient reads the map's input: all but adapters' B and
+    biases."""
+    return _trained_layers(placed, unit, without=(".lora_B.", ".bias"))
 
 
 def _units(placed: Placed) -> list[str]:
@@ -111,13 +112,13 @@ def _chunks(placed: Placed, share: Share, order: Sequence[str]) -> Mapping[int, 
     return found
 
 
-def _trained_layers(placed: Placed, unit: str, without: str = " ") -> set[str]:
-    """Return the layers of a block with trained weights, including adapters; of those whose names hold `without`
-    none."""
+def _trained_layers(placed: Placed, unit: str, without: Sequence[str] = ()) -> set[str]:
+    """Return the layers of a block with trained weights, including adapters; of those whose names hold one of
+    `without` none."""
     layout, found = placed.layout, set[str]()
     for name, flat in layout.flats.items():
         if flat.unit == unit and layout.is_trained(name):
-            for weight in (one for one in flat.weights if without not in one.name):
+            for weight in (one for one in flat.weights if not any(part in one.name for part in without)):
                 head = unit_of(weight.name)
                 layer = weight.name[weight.name.index(f"{unit}.") + len(unit) + 1 :] if head else weight.name
                 found.add(layer.partition(".lora_")[0].removesuffix(".weight").removesuffix(".bias"))
