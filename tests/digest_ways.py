@@ -114,6 +114,23 @@ def ways() -> Iterator[tuple[str, dict[str, Any]]]:
         "dummies": dict(GPT, tp=2, stage=1, recipe="megatron", transformer_engine=True, pp=2),
     }.items():
         yield name, fields
+    for family, model in (("gpt", GPT | dict(dropout=0.1)), ("llama", LLAMA)):
+        for precision in ("fp32", "bf16"):
+            for name, fields in {
+                "parts": dict(stage=1, recompute="selective:layernorm,attn_proj,fc1,mlp_act,core_attn"),
+                "parts of a module": dict(stage=3, gather="module", recompute="selective:layernorm,attn_proj,fc1"),
+                "parts sp": dict(stage=1, tp=2, sequence_parallel=True, recompute="selective:layernorm,attn_proj"),
+                "flash full": dict(stage=3, attention="flash", recompute="full"),
+                "megatron": dict(stage=0, saves="megatron", recompute="selective"),
+                "lora sp": dict(stage=1, tp=2, sequence_parallel=True, lora_rank=4, lora_target="q,v,up"),
+                "lora module": dict(stage=3, tp=2, gather="module", lora_rank=4, lora_target="all-linear"),
+                "lora fused": dict(stage=3, lora_rank=4, lora_target="k,o,down", recompute="full", pp=2),
+                "nf4 module": dict(stage=3, gather="module", lora_rank=4, lora_target="o", base="nf4"),
+                "frozen maps": dict(stage=2, freeze="*.weight", pp=2),
+                "chunked tied": dict(stage=3, loss="chunked", tie_embeddings=True),
+                "zb-h1": dict(stage=1, pp=2, pipeline="zb-h1", tp=2),
+            }.items():
+                yield f"{family} {precision} {name}", {**model, "precision": precision, **fields}
     for capacity in (1_000_000, 1_500_000, 2_000_000, 2_500_000):
         yield f"refused {capacity}", GPT | dict(stage=1, capacity=capacity)
         yield f"refused {capacity} pp", LLAMA | dict(stage=2, capacity=capacity, pp=2, recompute="full:2")
