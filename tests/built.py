@@ -9,7 +9,7 @@ from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.builder import Builder
-from zerosim.models.gpt import build_gpt
+from zerosim.models.decoder import build_decoder
 from zerosim.models.model import Model, draw_flat
 from zerosim.tensor.flat import whole
 from zerosim.tensor.rng import DropoutKeys
@@ -31,7 +31,7 @@ def builder(
 
 def gpt(device: Device | None = None, dtype: DType = fp64, **given: Any) -> Model:
     """A small GPT, not yet placed; `given` as to `builder`."""
-    return build_gpt(builder(device or cpu(), dtype, **given))
+    return build_decoder(builder(device or cpu(), dtype, **given))
 
 
 def place(model: Model, seed: int = 0, *, master: bool = False) -> Model:

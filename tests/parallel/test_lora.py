@@ -115,7 +115,7 @@ def test_merged_weights_compute_the_same(more: dict[str, Any], target: str, tmp_
     )
     result = run(tuned)
     np.savez(tmp_path / "tuned.npz", **result.weights)
-    np.savez(tmp_path / "merged.npz", **merged(result.weights, tuned.tuning))
+    np.savez(tmp_path / "merged.npz", **merged(result.weights, tuned))
     np.savez(tmp_path / "adapters.npz", **adapters_of(result.weights))
     start = dict(steps=1, seed=9)
     before = run(tuned.replace(**start, weights=str(tmp_path / "tuned.npz")))

@@ -10,30 +10,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import pairwise
-from types import MappingProxyType
 from typing import cast
 
 from zerosim.analysis import forms, formulas, zeropp
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
-from zerosim.analysis.reach import gathered_again, reach_of, run_again
+from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.shares import Placed, Share, itemsizes, share_of, shared_grads
 from zerosim.config import RunConfig
 from zerosim.config.zero import CASTS
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.parallel.compression.dgc import ratio_at
 from zerosim.parallel.pipeline import schedule_of
-from zerosim.placement.spec import is_block, unit_of
+from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.train.result import RunResult
-
-PART_OF_LEAF: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("ln_1", "ln_2", "input_layernorm", "post_attention_layernorm"), "layernorm"),
-        **dict.fromkeys(("attn.c_proj", "self_attn.o_proj"), "attn_proj"),
-        **dict.fromkeys(("mlp.c_fc", "mlp.gate_up_proj"), "fc1"),
-    }
-)
-"""The recomputable part of a block (`config/recompute.py`) to which a leaf module belongs."""
 
 
 def letters_of(placed: Placed, stage: int = 0, *, padded: bool = False, step: int = 0) -> dict[str, int]:
@@ -194,7 +184,7 @@ def _of_weights(
         "U": sum(times * total(of_unit(unit)) for unit, times in Counter(last).items()),
         "R": total(name for name in freed if not is_block(flats[name].unit)),
         "P": sum(numels[name] for name in share.numels if name not in freed),
-        "M": total(name for name in share.numels if runs_again(config, flats[name].module)),
+        "M": total(name for name in share.numels if runs_again(config, flats[name])),
         "S": of_all,
         "C": sum(sharers.values()),
         "E": numels.get(share.ends, 0) if share.ends in trained else 0,
@@ -228,11 +218,10 @@ def _of_frozen(
     persistent = [name for name in share.numels if name not in freed]
     back = {unit: run_again(placed, unit, sends_back=flows) for units in reach.units for unit, flows in units}
 
-    def is_read(module: str) -> bool:
-        unit = unit_of(module)
-        return unit in back and (_is_wrapped(config, unit) or leaf_of(module) in back[unit])
+    def is_read(flat: FlatSpec) -> bool:
+        return flat.unit in back and (_is_wrapped(config, flat.unit) or not back[flat.unit].isdisjoint(roles_in(flat)))
 
-    modules = [name for name in freed - stay if runs_again(config, (to := layout.flats[name].module)) and is_read(to)]
+    modules = [name for name in freed - stay if runs_again(config, layout.flats[name]) and is_read(layout.flats[name])]
     return {
         "M": sum(numels[name] for name in modules),
         "r": sum(_is_wrapped(config, unit) for unit in back),
@@ -243,16 +232,12 @@ def _of_frozen(
     }
 
 
-def runs_again(config: RunConfig, module: str) -> bool:
-    """Return whether backward recomputes a leaf module's forward."""
+def runs_again(config: RunConfig, flat: FlatSpec) -> bool:
+    """Return whether backward recomputes the forward of a flat buffer's leaf module."""
     if config.gathering.gather == "unit":
         return False
-    return _is_wrapped(config, unit_of(module)) or PART_OF_LEAF.get(leaf_of(module)) in config.memory.again.parts
-
-
-def leaf_of(module: str) -> str:
-    """Return a leaf module's name in its block, without the number of a tile."""
-    return module.removeprefix(f"{unit_of(module)}.").partition(".tile")[0]
+    parts = {weight.role.part for weight in flat.weights if weight.role is not None}
+    return _is_wrapped(config, flat.unit) or not parts.isdisjoint(config.memory.again.parts)
 
 
 def _is_wrapped(config: RunConfig, unit: str) -> bool:

@@ -11,13 +11,10 @@ from typing import NamedTuple
 
 from zerosim.analysis.shares import Placed, Share
 from zerosim.functional.loss_modes import CHUNKED
-from zerosim.placement.spec import is_block, unit_of
+from zerosim.placement.spec import FlatSpec, is_block
 
-_NORMS = (("ln_1", "input_layernorm"), ("ln_2", "post_attention_layernorm"))
-_COLUMNS = (("attn.c_attn", "attn.q", "attn.k", "attn.v", *(f"self_attn.{one}_proj" for one in "qkv")),
-            ("mlp.c_fc", "mlp.gate_proj", "mlp.up_proj"))  # fmt: skip
-_ROWS = (("attn.c_proj", "self_attn.o_proj"), ("mlp.c_proj", "mlp.down_proj"))
-"""Layers of a block's two branches, attention and feed-forward, under the names of each family."""
+Place = tuple[int, str]
+"""A layer of a block: the number of its branch, and what it is in it (`placement/block.py`, Role)."""
 
 
 class Reach(NamedTuple):
@@ -55,8 +52,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
             if at < lowest:
                 continue
             if is_block(unit):
-                of_block = _trained_layers(placed, unit)
-                more = _in_block(of_block, sends_back=at > lowest)
+                more = _in_block(_trained_in(placed, unit), sends_back=at > lowest)
                 x, y, z, k = x + more[0], y + more[1], z + more[2], k + 1
             elif at == len(order) - 1:
                 x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
@@ -78,24 +74,23 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
     return found
 
 
-def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[str]:
+def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     """Return the leaf modules of a block whose results backward reads: those that it recomputes if they are discarded.
     A norm's result is read for weight gradients of the maps behind it; the sum before the second norm by that norm; the
     first map of the feed-forward by its activation."""
-    trained, parts = _trained_layers(placed, unit), placed.config.memory.again.parts
-    reads = [not _reading(placed, unit).isdisjoint(columns) for columns in _COLUMNS]
-    flows = sends_back or not trained.isdisjoint((*_NORMS[0], *_COLUMNS[0], *_ROWS[0], *_NORMS[1]))
-    maps = flows or not trained.isdisjoint((*_COLUMNS[1], *_ROWS[1]))
-    second = reads[1] or (maps and "fc1" in parts)
+    trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
+    parts = placed.config.memory.again.parts
+    flows = sends_back or not trained.isdisjoint({(0, "before"), (0, "columns"), (0, "rows"), (1, "before")})
+    maps = flows or not trained.isdisjoint({(1, "columns"), (1, "rows")})
+    second = (1, "columns") in reading or (maps and "fc1" in parts)
     added = flows or (second and "layernorm" in parts)
-    layers = (reads[0], _NORMS[0]), (added, _ROWS[0]), (second, _NORMS[1]), (maps, (*_COLUMNS[1], "mlp.gate_up_proj"))
-    return {layer for is_read, same in layers if is_read for layer in same}
+    read = {(0, "before"): (0, "columns") in reading, (0, "rows"): added, (1, "before"): second, (1, "columns"): maps}
+    return {place for place, is_read in read.items() if is_read}
 
 
-def _reading(placed: Placed, unit: str) -> set[str]:
-    """Return the maps of a block with a trained weight whose gradient reads the map's input: all but adapters' B and
-    biases."""
-    return _trained_layers(placed, unit, without=(".lora_B.", ".bias"))
+def roles_in(flat: FlatSpec) -> set[Place]:
+    """Return what a flat buffer's weights are to their block."""
+    return {weight.role[:2] for weight in flat.weights if weight.role is not None}
 
 
 def _units(placed: Placed) -> list[str]:
@@ -112,29 +107,27 @@ def _chunks(placed: Placed, share: Share, order: Sequence[str]) -> Mapping[int, 
     return found
 
 
-def _trained_layers(placed: Placed, unit: str, without: Sequence[str] = ()) -> set[str]:
-    """Return the layers of a block with trained weights, including adapters; of those whose names hold one of
-    `without` none."""
-    layout, found = placed.layout, set[str]()
+def _trained_in(placed: Placed, unit: str, *, reading: bool = False) -> set[Place]:
+    """Return the layers of a block with trained weights, including adapters; with `reading` those with weights whose
+    gradients read the layer's input."""
+    layout, found = placed.layout, set[Place]()
     for name, flat in layout.flats.items():
         if flat.unit == unit and layout.is_trained(name):
-            for weight in (one for one in flat.weights if not any(part in one.name for part in without)):
-                head = unit_of(weight.name)
-                layer = weight.name[weight.name.index(f"{unit}.") + len(unit) + 1 :] if head else weight.name
-                found.add(layer.partition(".lora_")[0].removesuffix(".weight").removesuffix(".bias"))
+            weights = (one for one in flat.weights if one.reads_input or not reading)
+            found |= {one.role[:2] for one in weights if one.role is not None}
     return found
 
 
-def _in_block(trained: set[str], *, sends_back: bool) -> tuple[int, int, int]:
+def _in_block(trained: set[Place], *, sends_back: bool) -> tuple[int, int, int]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
     reaches, and column-parallel maps that need their input for weights' gradients."""
     x = y = z = 0
     flows = sends_back  # whether the residual stream has a gradient
-    for norms, columns, rows in zip(_NORMS, _COLUMNS, _ROWS, strict=True):
-        inner = flows or not trained.isdisjoint(norms)
+    for branch in (0, 1):
+        inner = flows or (branch, "before") in trained
         x += inner
-        z += not trained.isdisjoint(columns)
-        inner = inner or not trained.isdisjoint((*columns, *rows))
+        z += (branch, "columns") in trained
+        inner = inner or not trained.isdisjoint({(branch, "columns"), (branch, "rows")})
         y += inner
         flows |= inner
     return x, y, z

@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
         with written(
             (weights, lambda file: write_weights(file, result.weights)),
             (adapters, lambda file: write_weights(file, adapters_of(result.weights))),
-            (whole, lambda file: write_weights(file, merged(result.weights, config.tuning))),
+            (whole, lambda file: write_weights(file, merged(result.weights, config))),
             (figures, as_json(result.to_dict)),
         ):
             if not args.quiet:

@@ -10,11 +10,10 @@ from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes, find_model
 from zerosim.errors import InputError, wrong
+from zerosim.placement.block import DECODERS, Decoder, Width
 from zerosim.units import parse_count
 
 OF_MODEL = "the model's"
-BLOCKS = ("gpt", "llama")
-"""The families with blocks: attention, and activations that can be recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ class ModelConfig(Part):
 
     def _check_sizes(self) -> None:
         family, heads = self.family, self.heads
-        if family in BLOCKS:
+        if self.has_blocks:
             if self.hidden % heads:
                 raise wrong("heads", f" {heads} do not divide hidden {self.hidden}: choose heads that do")
             if heads % self.kv_heads:
@@ -113,7 +112,19 @@ class ModelConfig(Part):
 
     @property
     def has_blocks(self) -> bool:
-        return self.family in BLOCKS
+        """Whether it has blocks: attention, and activations that can be recomputed."""
+        return self.family in DECODERS
+
+    @property
+    def decoder(self) -> Decoder:
+        """The row of its family: maps, norms and their names."""
+        return DECODERS[self.family]
+
+    def width(self, of: Width) -> int:
+        """Return the columns of a row's width."""
+        if of == "ffn":
+            return self.ffn
+        return (self.heads if of == "heads" else self.kv_heads) * (self.hidden // self.heads)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -3,11 +3,7 @@
 from zerosim.functional.policy import ActivationPolicy as ActivationPolicy
 from zerosim.nn.group import Group as Group
 from zerosim.nn.kept_inputs import StoredInputs as StoredInputs
-from zerosim.nn.layers import Attention as Attention
-from zerosim.nn.layers import Block as Block
 from zerosim.nn.layers import Dropout as Dropout
-from zerosim.nn.layers import FeedForward as FeedForward
-from zerosim.nn.layers import LayerNorm as LayerNorm
 from zerosim.nn.layers import Linear as Linear
 from zerosim.nn.layers import TokenTable as TokenTable
 from zerosim.nn.leaf import Tensors as Tensors

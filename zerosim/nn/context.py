@@ -17,6 +17,7 @@ from zerosim.nn.group import Group
 from zerosim.nn.halves import Halves
 from zerosim.nn.leaf import LeafModule, Tensors
 from zerosim.nn.tiles import Tiled
+from zerosim.placement.block import Block, Decoder, Role
 from zerosim.placement.split import Split, Tile
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
@@ -38,6 +39,7 @@ class LayerContext(NamedTuple):
     tuning   the maps with adapters
     tiles    the number of tiles of each linear map of a block
     tile     the number of the tile that a map is; None: it is whole
+    role     what its weights are to their block; None: they are outside of blocks
     """
 
     sizes: ModelConfig
@@ -49,6 +51,7 @@ class LayerContext(NamedTuple):
     tuning: TuningConfig = ALL_TRAINED
     tiles: int = 1
     tile: int | None = None
+    role: Role | None = None
 
     def __truediv__(self, name: str) -> LayerContext:
         """Return the context for a layer inside this layer."""
@@ -62,12 +65,16 @@ class LayerContext(NamedTuple):
         """Return the context with another name."""
         return self._replace(name=name)
 
+    def taking(self, role: Role) -> LayerContext:
+        """Return the context for a layer whose weights have this role."""
+        return self._replace(role=role)
+
     def declare(self, name: str, shape: tuple[int, ...], *, outputs: int | None = None, **how: Any) -> Parameter:
         """Declare a parameter of this layer; see `Flat.declare`. In a tile it is cut along `outputs`, the dim of the
         map's outputs."""
         if self.tile is not None and outputs is not None:
             how["tile"] = Tile(Split(shape, outputs, self.tiles), self.tile)
-        return self.within.declare(f"{self.name}.{name}", shape, **how)
+        return self.within.declare(f"{self.name}.{name}", shape, role=self.role, **how)
 
     def leaf(
         self,
@@ -100,6 +107,16 @@ class LayerContext(NamedTuple):
             make = lambda own, tile=tile: layer(tile(within=own), *more, **named)  # noqa: E731
             leaves.append(self.within.leaf(f"{here.name}.tile{index}", make))
         return Tiled(leaves)
+
+    @property
+    def decoder(self) -> Decoder:
+        """The row of the model."""
+        return self.sizes.decoder
+
+    @property
+    def block(self) -> Block:
+        """The row of its blocks."""
+        return self.sizes.decoder.block
 
     @property
     def std(self) -> float:

@@ -12,8 +12,7 @@ Under tensor parallelism an adapter is cut like its map, and adds no message in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Window
@@ -28,57 +27,56 @@ from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Operand, Outline, Tensor, layer_of
 
-WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "q": ("q_proj", "attn.q"),
-        "k": ("k_proj", "attn.k"),
-        "v": ("v_proj", "attn.v"),
-        "o": ("o_proj", "attn.c_proj"),
-        "gate": ("gate_proj",),
-        "up": ("up_proj", "mlp.c_fc"),
-        "fc": ("mlp.c_fc",),
-        "down": ("down_proj", "mlp.c_proj"),
-    }
-)
-"""Short words for maps in all families."""
-PIECES = ("attn.q", "attn.k", "attn.v")
-"""Columns of GPT's fused map."""
 
+class Adaptable(NamedTuple):
+    """Outputs of a map that may have an adapter.
 
-def is_target(word: str, name: str) -> bool:
-    """Return whether a word of `lora_target` names this map: h.0.attn.c_attn, or h.0.attn.q for its columns."""
-    if word == ALL_LINEAR:
-        return not any(matches(piece, name) for piece in PIECES)
-    return any(matches(one, name) for one in WORDS.get(word, (word,)))
-
-
-class Target(NamedTuple):
-    """Outputs of a map that may have an adapter: the name, the whole's widths in and out, the first local column, and
-    the cuts of A and B."""
+    name    the map's, or that of some columns of a fused one
+    inner   the whole's widths in and out
+    first   the first local column
+    words   the words of `lora_target` that mean it
+    is_part  it is some columns of a fused map
+    split_a  the cuts of A and B
+    """
 
     name: str
     inner: int
     wide: int
     first: int = 0
+    words: tuple[str, ...] = ()
+    is_part: bool = False
     split_a: Split | None = None
     split_b: Split | None = None
+
+
+def is_target(word: str, name: str, words: Sequence[str], *, is_part: bool) -> bool:
+    """Return whether a word of `lora_target` means this map, or these columns of a fused one (`is_part`)."""
+    if word == ALL_LINEAR:
+        return not is_part
+    return word in words or matches(word, name)
 
 
 class Adapters:
     """The adapters of one linear map, possibly none. `by_rows`: the map is row-parallel."""
 
-    def __init__(self, here: LayerContext, targets: Sequence[Target], *, by_rows: bool = False) -> None:
+    def __init__(self, here: LayerContext, targets: Sequence[Adaptable], *, by_rows: bool = False) -> None:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
         self.unit = unit_of(here.name)
-        self.targets = [one for one in targets if any(is_target(word, one.name) for word in tuning.targets)]
+        self.targets = [
+            one
+            for one in targets
+            if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets)
+        ]
         self.adapters: list[Adapter] = []
-        for name, inner, wide, first, split_a, split_b in self.targets:
+        for name, inner, wide, first, _, _, split_a, split_b in self.targets:
             at, cut = here.named(name), maps.size > 1
             std = float((3 * inner) ** -0.5)  # PEFT draws A uniformly, with this variance
             shape = tuning.lora_rank, inner
             a = at.declare("lora_A.weight", shape, std=std, split=split_a, summed=cut and not by_rows)
-            b = at.declare("lora_B.weight", (wide, tuning.lora_rank), split=split_b, summed=cut and by_rows)
+            b = at.declare(
+                "lora_B.weight", (wide, tuning.lora_rank), reads_input=False, split=split_b, summed=cut and by_rows
+            )
             self.adapters.append(Adapter(a, b, first, tuning.scale))
 
     def __bool__(self) -> bool:
@@ -96,7 +94,7 @@ class Adapters:
             saved |= {name: down.t} | ({} if down.mask is None else {f"{name} mask": down.mask})
         return downs
 
-    def _drop(self, x: Tensor, target: Target) -> Drop | None:
+    def _drop(self, x: Tensor, target: Adaptable) -> Drop | None:
         if not self.chance or not x.device.is_training:
             return None
         own, window = x.shape[-1], None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from zerosim.placement.block import Role
 from zerosim.placement.nf4 import nf4_parts
 from zerosim.placement.partition import Slice
 from zerosim.placement.split import Split, Tile
@@ -26,6 +27,8 @@ class WeightSpec:
     embedding  its rows are looked up by number: tokens' or positions'
     stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
     tile       the tile of the weight of this name that it is; None: it is the weight
+    role       what it is to its block; None: it is outside of blocks
+    reads_input  its gradient is computed from its map's input, as a bias's and an adapter's B are not
     numel      its elements in the flat buffer
     """
 
@@ -38,6 +41,8 @@ class WeightSpec:
     embedding: bool = False
     stored: str = ""
     tile: Tile | None = None
+    role: Role | None = None
+    reads_input: bool = True
     numel: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from zerosim.device.copies import Copying
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import COMPUTE
 from zerosim.dtypes import DType, uint8
+from zerosim.placement.block import Role
 from zerosim.placement.layout import Row
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
@@ -65,12 +66,14 @@ class Flat(GradAccumulator):
         summed: bool = False,
         embedding: bool = False,
         tile: Tile | None = None,
+        role: Role | None = None,
+        reads_input: bool = True,
     ) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, which `split` or `tile`
         cuts."""
         cut = split if tile is None else tile.split
         shape = shape if cut is None else cut.local_shape
-        weight = WeightSpec(name, shape, std, fill, split, summed, embedding, self.stored, tile)
+        weight = WeightSpec(name, shape, std, fill, split, summed, embedding, self.stored, tile, role, reads_input)
         self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 

@@ -18,9 +18,8 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.builder import Builder
+from zerosim.models.decoder import build_decoder
 from zerosim.models.flat import build_flat
-from zerosim.models.gpt import build_gpt
-from zerosim.models.llama import build_llama
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
 from zerosim.nn import Group, OffloadsSaves, Recompute, SavesOnHost, StoredInputs, Unit
@@ -31,6 +30,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline, Schedule, schedule_of
 from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import Borders, TensorParallel
+from zerosim.placement.block import DECODERS
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import HOST, NVME
 from zerosim.placement.mesh import DATA, STATES
@@ -42,7 +42,7 @@ from zerosim.train.check_quantized import check_quantized
 from zerosim.train.check_trained import check_trained
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
-BUILDERS = {"gpt": build_gpt, "llama": build_llama, "mlp": build_mlp, "flat": build_flat}
+BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "mlp": build_mlp, "flat": build_flat}
 
 
 class Whole(NamedTuple):

@@ -9,7 +9,7 @@ from zerosim.config import RunConfig
 from zerosim.config.tuning import ALL_LINEAR, matches
 from zerosim.errors import did_you_mean, wrong
 from zerosim.models.model import Model
-from zerosim.nn.lora import WORDS, is_target
+from zerosim.nn.lora import is_target
 from zerosim.placement.layout import Layout
 
 
@@ -24,10 +24,10 @@ def check_trained(config: RunConfig, model: Model) -> None:
         word = pattern.removeprefix("!")
         if not any(matches(word, name) for name in names):
             raise wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
-    adapted = [name.partition(".lora_A.")[0] for name in names if ".lora_A." in name]
+    maps = config.model.decoder.targets(config.model.layers) if tuning.lora_rank else {}
     for word in tuning.targets:
-        if not any(is_target(word, name) for name in adapted):
-            known = [*WORDS, ALL_LINEAR]
+        if not any(is_target(word, name, one.words, is_part=one.columns is not None) for name, one in maps.items()):
+            known = [*config.model.decoder.words, ALL_LINEAR]
             near = did_you_mean(word, known, nearest(word, names))
             raise wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
     if tuning.base is not None and not any(flat.stored for flat in model.flats):

@@ -118,6 +118,7 @@ def _numel(config: RunConfig) -> int:
         return model.params or 1
     if not model.has_blocks:
         return model.layers * 2 * model.hidden * model.ffn + model.vocab * model.hidden
-    kv = model.hidden * model.kv_heads // model.heads
-    matrices = 2 * model.hidden * (model.hidden + kv) + (3 if model.family == "llama" else 2) * model.hidden * model.ffn
+    branches = model.decoder.block.branches
+    columns = sum(model.width(out.wide) for branch in branches for out in branch.columns.outs)
+    matrices = model.hidden * (columns + model.width("heads") + model.ffn)
     return model.layers * matrices + model.vocab * model.hidden * (1 if model.tie_embeddings else 2)

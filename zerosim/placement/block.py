@@ -1,0 +1,206 @@
+"""A decoder as a row: the maps and norms of its block, their names, layouts, widths and roles, and what stands around.
+
+Structure is here; numbers, such as widths, are in `config/model.py`. Layers, adapters, recompute, reach and work read
+which maps a block has from its row. Closed forms have a list of their own, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+Width = Literal["heads", "kv_heads", "ffn"]
+
+
+class Role(NamedTuple):
+    """What a weight is to its block: a norm before or after one of the two branches, or a map in the branch.
+
+    branch  0: attention, 1: feed-forward
+    place   'before', 'columns', 'rows' or 'after', in the order in which they run
+    part    the part of the block that `--recompute` can name
+    """
+
+    branch: int
+    place: Literal["before", "columns", "rows", "after"]
+    part: str = ""
+
+
+class Out(NamedTuple):
+    """Outputs of a map into columns: a weight of its own, or columns of a fused weight.
+
+    name   the weight's name beside the map's (q_proj); of columns, the name of their adapter (q), '' for none
+    wide   how many: heads of queries, heads of keys and values, or the feed-forward's width
+    words  the words of `lora_target` that mean it
+    """
+
+    name: str
+    wide: Width
+    words: tuple[str, ...] = ()
+
+
+class Map(NamedTuple):
+    """A linear map of a block. Without `outs` it goes back to the model's width, and `words` mean it.
+
+    name    the leaf module's name in its branch, and a fused weight's
+    fused   one weight has all outputs, side by side; without, each of `outs` has a weight
+    layout  a weight's dims: 'in_out' as GPT-2's, 'out_in' as nn.Linear's
+    """
+
+    name: str
+    outs: tuple[Out, ...] = ()
+    fused: bool = True
+    layout: Literal["in_out", "out_in"] = "out_in"
+    bias: bool = False
+    words: tuple[str, ...] = ()
+    part: str = ""
+
+
+class Branch(NamedTuple):
+    """A residual branch: a norm, a map into columns, what is between, a map of rows, a norm. '' is no norm."""
+
+    name: str
+    columns: Map
+    rows: Map
+    before: str = ""
+    after: str = ""
+
+
+class Target(NamedTuple):
+    """A linear map, or some columns of a fused one: what one adapter adapts.
+
+    weight   the name of the map, or of the map's weight
+    map      its row
+    columns  the outputs of the fused weight that it is; None: all
+    words    the words of `lora_target` that mean it
+    """
+
+    weight: str
+    map: Map
+    columns: Out | None = None
+    words: tuple[str, ...] = ()
+
+
+class Block(NamedTuple):
+    """One block: two branches, attention and feed-forward.
+
+    norm     'layer', 'layer without bias', 'rms', or 'rms + 1': x / rms * (1 + weight)
+    between  the feed-forward's function
+    qk_norm  norms of q and k: '' none, 'head' of each head, 'all' of all columns of each
+    parallel  the branches read the same x, and are added together
+    """
+
+    attention: Branch
+    mlp: Branch
+    norm: str
+    between: str
+    qk_norm: str = ""
+    parallel: bool = False
+    dropout: bool = False
+
+    @property
+    def branches(self) -> tuple[Branch, Branch]:
+        return self.attention, self.mlp
+
+    def targets(self) -> Iterator[tuple[str, Target]]:
+        """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
+        for branch in self.branches:
+            columns, rows = branch.columns, branch.rows
+            whole, only = f"{branch.name}.{columns.name}", columns.outs[0].words if len(columns.outs) == 1 else ()
+            if columns.fused:
+                yield whole, Target(whole, columns, None, only)
+            for out in columns.outs:
+                name = f"{branch.name}.{out.name}"
+                if not columns.fused:
+                    yield name, Target(name, columns, None, out.words)
+                elif out.name:
+                    yield name, Target(whole, columns, out, out.words)
+            yield f"{branch.name}.{rows.name}", Target(f"{branch.name}.{rows.name}", rows, None, rows.words)
+
+
+class Decoder(NamedTuple):
+    """A decoder-only model: its block, and what stands around the blocks, by name.
+
+    prefix      of every parameter's name but the head's
+    positions   'learned', 'rotary', 'alibi' or 'none'
+    """
+
+    block: Block
+    positions: Literal["learned", "rotary", "alibi", "none"]
+    table: str
+    blocks: str
+    last_norm: str
+    prefix: str = ""
+
+    def targets(self, layers: int) -> dict[str, Target]:
+        """Return what may have an adapter in so many blocks, by its whole name."""
+        of_block = list(self.block.targets())
+        named = dict[str, Target]()
+        for at in (f"{self.prefix}{self.blocks}.{layer}" for layer in range(layers)):
+            named |= {f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in of_block}
+        return named
+
+    @property
+    def words(self) -> list[str]:
+        """All words of `lora_target` that mean maps of its blocks."""
+        return list(dict.fromkeys(word for _, one in self.block.targets() for word in one.words))
+
+
+def _qkv(q: str, k: str, v: str) -> tuple[Out, ...]:
+    return Out(q, "heads", ("q",)), Out(k, "kv_heads", ("k",)), Out(v, "kv_heads", ("v",))
+
+
+_FC = (Out("", "ffn", ("fc", "up")),)
+
+GPT = Decoder(
+    Block(
+        Branch(
+            "attn",
+            Map("c_attn", _qkv("q", "k", "v"), layout="in_out", bias=True),
+            Map("c_proj", layout="in_out", bias=True, words=("o",), part="attn_proj"),
+            before="ln_1",
+        ),
+        Branch(
+            "mlp",
+            Map("c_fc", _FC, layout="in_out", bias=True, part="fc1"),
+            Map("c_proj", layout="in_out", bias=True, words=("down",)),
+            before="ln_2",
+        ),
+        norm="layer",
+        between="gelu_tanh",
+        dropout=True,
+    ),
+    positions="learned",
+    table="wte",
+    blocks="h",
+    last_norm="ln_f",
+)
+LLAMA = Decoder(
+    Block(
+        Branch(
+            "self_attn",
+            Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False),
+            Map("o_proj", words=("o",), part="attn_proj"),
+            before="input_layernorm",
+        ),
+        Branch(
+            "mlp",
+            Map(
+                "gate_up_proj",
+                (Out("gate_proj", "ffn", ("gate",)), Out("up_proj", "ffn", ("up",))),
+                fused=False,
+                part="fc1",
+            ),
+            Map("down_proj", words=("down",)),
+            before="post_attention_layernorm",
+        ),
+        norm="rms",
+        between="swiglu",
+    ),
+    positions="rotary",
+    table="embed_tokens",
+    blocks="layers",
+    last_norm="norm",
+    prefix="model.",
+)
+
+DECODERS = {"gpt": GPT, "llama": LLAMA}
