@@ -144,8 +144,9 @@ def _check_tiles(config: RunConfig) -> None:
         raise refuse("LoRA and frozen weights need whole maps; leave it out")
     if OPTIMIZERS[config.optim.optimizer].cut not in ("elements", "blocks"):
         raise refuse(f"{config.optim.optimizer} computes with whole matrices; choose adam, or leave tiles out")
-    narrow = model.hidden // model.heads * model.kv_heads
-    for name, width in (("hidden", model.hidden), ("keys and values", narrow), ("ffn", model.ffn)):
+    wide, narrow = model.width("heads"), model.width("kv_heads")
+    inner = () if wide == model.hidden else (("queries", wide),)
+    for name, width in (("hidden", model.hidden), *inner, ("keys and values", narrow), ("ffn", model.ffn)):
         if width % tiles:
             raise refuse(f"{name} {width} does not divide into {tiles} tiles; choose a divisor of {width}")
 

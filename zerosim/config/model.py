@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from zerosim.config.hub import hub_words, is_of_hub
+from zerosim.config.numbers import NEUTRAL, Kind, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes, find_model
 from zerosim.errors import InputError, wrong
@@ -30,6 +31,9 @@ class ModelConfig(Part):
         None, "attention heads; their number divides the width", low=1, high=10**7, metavar="H", shown=OF_MODEL
     )
     kv_heads: int = option(None, "llama: key-value heads", low=1, high=10**7, metavar="KV", shown=OF_MODEL)
+    head_dim: int = option(
+        None, "columns of an attention head", low=1, high=10**5, metavar="E", shown="the model's; else D / H"
+    )
     ffn: int = option(None, "width of the feed-forward layers", low=1, high=10**8, metavar="F", shown=OF_MODEL)
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
@@ -57,7 +61,9 @@ class ModelConfig(Part):
         metavar="U",
         shown=OF_MODEL,
     )
-    family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp or flat: the family of `name`
+    family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp, flat, ...: the family of `name`
+    numbers: Numbers = dataclasses.field(init=False, default=NEUTRAL)
+    _decoder: Decoder | None = dataclasses.field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         sizes = list(self.options().values())[1:]
@@ -68,15 +74,21 @@ class ModelConfig(Part):
         if self.name not in FAMILIES:
             preset = _preset(self.name)
             family, base = preset.family, dict(preset.sizes)
+            object.__setattr__(self, "numbers", preset.numbers)
+            object.__setattr__(self, "_decoder", preset.decoder)
             if "hidden" in given:
                 base.pop("ffn", None)  # follows from hidden
+            if "hidden" in given or "heads" in given:
+                base.pop("head_dim", None)
         for name in ("params", "units"):
             if name in given and family != "flat":
                 raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
-        for name in ("layers", "hidden", "heads") if family == "flat" else ():
+        for name in ("layers", "hidden", "heads", "head_dim") if family == "flat" else ():
             if given.get(name, 1) != 1:  # as a flat model is written in a file
                 raise wrong(name, f" {given[name]}: model flat has no blocks; its sizes are params and units")
         object.__setattr__(self, "family", family)
+        if self._decoder is None:
+            object.__setattr__(self, "_decoder", DECODERS.get(family))
         for name, value in family_sizes(family, {**base, **given}).items():
             object.__setattr__(self, name, value)
         try:
@@ -89,26 +101,30 @@ class ModelConfig(Part):
             raise InputError(f"{self.name}: {error}", field=error.field) from None
 
     def _check_sizes(self) -> None:
-        family, heads = self.family, self.heads
+        family = self.family
         if self.has_blocks:
-            if self.hidden % heads:
-                raise wrong("heads", f" {heads} do not divide hidden {self.hidden}: choose heads that do")
-            if heads % self.kv_heads:
-                raise wrong("kv_heads", f" {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
-        if family == "gpt" and self.kv_heads != heads:
-            raise wrong("kv_heads", f" {self.kv_heads}: a gpt has as many as heads, {heads}; choose model llama")
-        if family == "llama" and self.hidden // heads % 2:
-            raise wrong("heads", f" {heads}: {self.hidden // heads} columns a head cannot be rotated in pairs")
-        if family == "gpt" and self.seq > self.positions:
+            self._check_blocks()
+        if self.dropout and not (self.has_blocks and self.decoder.block.dropout):
+            raise wrong("dropout", f" {self.dropout}: the {family} has no dropout; leave it 0, or choose model gpt")
+        if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
+            raise wrong("units", f" {self.units}: more than params = {self.params}; a unit holds one at least")
+
+    def _check_blocks(self) -> None:
+        family, row, heads = self.family, self.decoder, self.heads
+        if self.hidden % heads and self.head_dim == self.hidden // heads:
+            raise wrong("heads", f" {heads} do not divide hidden {self.hidden}: choose heads that do")
+        if heads % self.kv_heads:
+            raise wrong("kv_heads", f" {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
+        if self.kv_heads != heads and not row.shares_keys:
+            raise wrong("kv_heads", f" {self.kv_heads}: a {family} has as many as heads, {heads}; choose model llama")
+        if row.positions == "rotary" and self.rotated % 2:
+            raise wrong("heads", f" {heads}: {self.rotated} columns a head cannot be rotated in pairs")
+        if row.positions == "learned" and self.seq > self.positions:
             raise wrong(
                 "seq",
                 f" {self.seq} is longer than the model's {self.positions} positions: "
                 f"shorten it, or pass --positions {self.seq} for a longer table",
             )
-        if family != "gpt" and self.dropout:
-            raise wrong("dropout", f" {self.dropout}: the {family} has no dropout; leave it 0, or choose model gpt")
-        if family == "flat" and self.units is not None and self.params is not None and self.units > self.params:
-            raise wrong("units", f" {self.units}: more than params = {self.params}; a unit holds one at least")
 
     @property
     def has_blocks(self) -> bool:
@@ -117,14 +133,24 @@ class ModelConfig(Part):
 
     @property
     def decoder(self) -> Decoder:
-        """The row of its family: maps, norms and their names."""
-        return DECODERS[self.family]
+        """Its row: maps, norms and their names."""
+        assert self._decoder is not None, f"model {self.family} has no blocks"
+        return self._decoder
+
+    @property
+    def rotated(self) -> int:
+        """The columns of a head that rotary positions rotate."""
+        return int(self.head_dim * self.numbers.rotary_part)
+
+    def kind(self, number: int) -> Kind:
+        """Return what block `number`, counted from 0, has of its own."""
+        return self.numbers.kind(number, self.rope_base)
 
     def width(self, of: Width) -> int:
         """Return the columns of a row's width."""
         if of == "ffn":
             return self.ffn
-        return (self.heads if of == "heads" else self.kv_heads) * (self.hidden // self.heads)
+        return (self.heads if of == "heads" else self.kv_heads) * self.head_dim
 
     @property
     def notes(self) -> tuple[str, ...]:

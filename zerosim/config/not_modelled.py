@@ -41,7 +41,6 @@ LACKING = (
         "optimizer states in 16 bits",
         "--optimizer adam8bit has states of 8 bits",
     ),
-    ("kv_channels head_dim", "heads wider or narrower than hidden / heads", "A head has --hidden / --heads columns"),
     ("*early_step_in_backward", "optimizer steps in backward", "The optimizer steps after backward"),
     ("rampup_batch_size step_batch_size_schedule", "a batch that grows", "--accumulate is the same in every step"),
     ("*disable_loss_parallel", "a whole loss beside --tp", "With --tp the vocabulary of the loss is divided"),

@@ -20,6 +20,7 @@ TAKEN: Mapping[str, str] = MappingProxyType(
         "hidden": "hidden_size n_embd d_model",
         "heads": "num_attention_heads num_heads n_head n_heads",
         "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups",
+        "head_dim": "kv_channels",
         "ffn": "ffn_hidden_size intermediate_size d_ff",
         "vocab": "vocab_size",
         "positions": "max_position_embeddings",

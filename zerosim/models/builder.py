@@ -66,15 +66,15 @@ class Builder:
             self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning, self.tiles
         )
 
-    def unit(self, name: str, layer: MakeLayer, prefix: str = "") -> Unit:
-        """Build a unit of one layer."""
-        here = self.at(name, prefix)
+    def unit(self, name: str, layer: MakeLayer, prefix: str = "", number: int = 0) -> Unit:
+        """Build a unit of one layer; of a block, `number` counts from 0."""
+        here = self.at(name, prefix)._replace(number=number)
         return Unit(name, here.within, layer(here))
 
     def blocks(self, names: str, block: MakeLayer, prefix: str = "") -> list[Unit]:
         """Build units `names`.0 .. `names`.L-1. Full recompute wraps them, or what takes their saved buffers to the
         host."""
-        units = {i: self.unit(f"{names}.{i}", block, prefix) for i in self.numbers(self.sizes.layers)}
+        units = {i: self.unit(f"{names}.{i}", block, prefix, i) for i in self.numbers(self.sizes.layers)}
         if self.policy.offloads:
             return [OffloadsSaves(unit) for unit in units.values()]
         return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in units.items()]

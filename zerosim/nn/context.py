@@ -40,6 +40,7 @@ class LayerContext(NamedTuple):
     tiles    the number of tiles of each linear map of a block
     tile     the number of the tile that a map is; None: it is whole
     role     what its weights are to their block; None: they are outside of blocks
+    number   its block's number, counted from 0
     """
 
     sizes: ModelConfig
@@ -52,6 +53,7 @@ class LayerContext(NamedTuple):
     tiles: int = 1
     tile: int | None = None
     role: Role | None = None
+    number: int = 0
 
     def __truediv__(self, name: str) -> LayerContext:
         """Return the context for a layer inside this layer."""

@@ -98,6 +98,11 @@ class Block(NamedTuple):
     dropout: bool = False
 
     @property
+    def is_gated(self) -> bool:
+        """Whether the first map has two results, one of which gates the other."""
+        return len(self.mlp.columns.outs) == 2
+
+    @property
     def branches(self) -> tuple[Branch, Branch]:
         return self.attention, self.mlp
 
@@ -122,6 +127,8 @@ class Decoder(NamedTuple):
 
     prefix      of every parameter's name but the head's
     positions   'learned', 'rotary', 'alibi' or 'none'
+    tied        the head is the token table, unless a configuration says otherwise
+    shares_keys  several heads of queries may share one of keys and values
     """
 
     block: Block
@@ -130,6 +137,8 @@ class Decoder(NamedTuple):
     blocks: str
     last_norm: str
     prefix: str = ""
+    tied: bool = False
+    shares_keys: bool = True
 
     def targets(self, layers: int) -> dict[str, Target]:
         """Return what may have an adapter in so many blocks, by its whole name."""
@@ -173,6 +182,8 @@ GPT = Decoder(
     table="wte",
     blocks="h",
     last_norm="ln_f",
+    tied=True,
+    shares_keys=False,
 )
 LLAMA = Decoder(
     Block(

@@ -236,7 +236,8 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
         flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
-        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats, held[unit.name]
+        kind = config.model.kind(int(unit.name.rpartition(".")[2]))
+        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, kind, *flats, held[unit.name]
         if key not in found:
             found[key] = _rehearsed(config, ctx, unit, shape, dtype)
         return found[key]

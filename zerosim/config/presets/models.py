@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from zerosim.config.numbers import NEUTRAL, Numbers
 from zerosim.errors import InputError, did_you_mean, wrong
+from zerosim.placement.block import DECODERS, Decoder
 
 Size = int | float | bool
 """A size, a rate or a choice, as the field of ModelConfig of that name holds it."""
 
-FAMILIES = ("gpt", "llama", "mlp", "flat")
+FAMILIES = (*DECODERS, "mlp", "flat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ModelPreset:
 
     `published` is the count as its source prints it ('124M'), `published_parameters` the exact one if the released
     weights have been counted. `notes`: details that the source leaves open, and features that are not modelled.
+    `decoder`: the row of its blocks, where it differs from its family's; `numbers`: those that no size says.
     """
 
     name: str
@@ -36,26 +39,29 @@ class ModelPreset:
     published_parameters: int | None
     source: str
     notes: tuple[str, ...] = ()
+    decoder: Decoder | None = None
+    numbers: Numbers = NEUTRAL
 
 
 def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[str, Size]:
     """Return every size of a model of `family`: the `given` ones, and the family's defaults for the rest.
 
-    Some sizes follow from given ones: ffn from hidden (gpt: 4 times; llama: 8/3, rounded up to a multiple of 32),
-    kv_heads from heads (gpt: as many; llama: half, if that is whole and divides), positions from seq.
+    Some sizes follow from given ones: ffn from hidden (4 times; gated ones 8/3, rounded up to a multiple of 32),
+    kv_heads from heads (as many; where neighbours may share one half, if that divides), head_dim from hidden and heads,
+    positions from seq.
 
     Raises: InputError for an unknown family.
     """
     if family not in FAMILIES:
         raise InputError(f"model family {family!r}: expected one of {', '.join(FAMILIES)}")
-    llama, flat = family == "llama", family == "flat"
+    flat, row = family == "flat", DECODERS.get(family)
     sizes: dict[str, Size] = {
         "layers": 1 if flat else 4,
         "hidden": 1 if flat else 64,
         "heads": 1 if flat else 4,
         "seq": 16 if flat else 64,
         "vocab": 256,
-        "tie_embeddings": family == "gpt",
+        "tie_embeddings": row is not None and row.tied,
         "dropout": 0.0,
         "norm_eps": 1e-5,
         "rope_base": 10000.0,
@@ -64,9 +70,11 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
         **(given or {}),
     }
     hidden, heads = int(sizes["hidden"]), int(sizes["heads"])
-    halved = llama and heads % 2 == 0
+    halved = row is not None and row.shares_keys and heads % 2 == 0
     sizes.setdefault("kv_heads", heads // 2 if halved else heads)
-    sizes.setdefault("ffn", -(-8 * hidden // (3 * 32)) * 32 if llama else hidden if flat else 4 * hidden)
+    sizes.setdefault("head_dim", max(1, hidden // heads))
+    gated = row is not None and row.block.is_gated
+    sizes.setdefault("ffn", -(-8 * hidden // (3 * 32)) * 32 if gated else hidden if flat else 4 * hidden)
     sizes.setdefault("positions", sizes["seq"])
     if not flat:
         del sizes["params"], sizes["units"]

@@ -1,0 +1,74 @@
+"""The numbers of a model's function that no width says: windows, scales, caps, the rotary angles of its blocks.
+
+A family's config.json has them, and a run takes them from there: no flag changes them. Blocks may differ: a block is a
+function of its number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Kind(NamedTuple):
+    """What differs from block to block: the keys that a query reads (0: all before it), the base of the rotary angles,
+    and whether q and k are rotated."""
+
+    window: int = 0
+    rope_base: float = 0.0
+    rotates: bool = True
+
+
+class Scaling(NamedTuple):
+    """A change of the rotary angles for longer contexts: transformers' `rope_type` and the values beside it, by name.
+    A value may be a list of numbers (longrope)."""
+
+    kind: str = "default"
+    values: tuple[tuple[str, float | str | bool | tuple[float, ...]], ...] = ()
+
+
+UNSCALED = Scaling()
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers, with values that change nothing.
+
+    window         the keys that a query reads in blocks with a window, itself among them; 0: all before it
+    full_every     each block whose number, counted from 1, this divides reads all keys; 0: none does
+    window_from    blocks from this number on, counted from 0, have the window
+    plain_every    each block whose number, counted from 1, this divides does not rotate q and k; 0: all rotate
+    rope_local     the base of the rotary angles in blocks with a window; 0: `rope_base` in all
+    rotary_part    the part of a head's columns that is rotated
+    scaling        of the rotary angles, in blocks without a window of their own base
+    query_scale    the factor of attention's scores; 0: 1 / sqrt(head_dim)
+    attn_cap       scores become cap * tanh(scores / cap); 0: none
+    logit_cap      the same of the logits
+    logit_scale    the factor of the logits
+    embed_scale    the factor of the token table's rows
+    residual_scale  the factor of a branch before it is added
+    """
+
+    window: int = 0
+    full_every: int = 0
+    window_from: int = 0
+    plain_every: int = 0
+    rope_local: float = 0.0
+    rotary_part: float = 1.0
+    scaling: Scaling = UNSCALED
+    query_scale: float = 0.0
+    attn_cap: float = 0.0
+    logit_cap: float = 0.0
+    logit_scale: float = 1.0
+    embed_scale: float = 1.0
+    residual_scale: float = 1.0
+
+    def kind(self, number: int, rope_base: float) -> Kind:
+        """Return what block `number`, counted from 0, has of its own."""
+        is_full = bool(self.full_every) and (number + 1) % self.full_every == 0
+        window = 0 if is_full or number < self.window_from else self.window
+        rotates = not (self.plain_every and (number + 1) % self.plain_every == 0)
+        return Kind(window, self.rope_local if window and self.rope_local else rope_base, rotates)
+
+
+NEUTRAL = Numbers()
