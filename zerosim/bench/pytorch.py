@@ -31,7 +31,7 @@ from typing import Any
 
 from zerosim.bench.contest import Contestant, Timer, Timing, timed
 from zerosim.config import RunConfig
-from zerosim.placement.block import GPT
+from zerosim.placement.families import GPT
 
 TRANSPOSED = tuple(f"{one.weight}.weight" for _, one in GPT.block.targets() if one.map.layout == "in_out")
 """GPT-2 stores these (in, out); nn.Linear wants (out, in)."""

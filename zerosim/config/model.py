@@ -11,7 +11,8 @@ from zerosim.config.numbers import NEUTRAL, Kind, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes, find_model
 from zerosim.errors import InputError, wrong
-from zerosim.placement.block import DECODERS, Decoder, Width
+from zerosim.placement.block import Decoder, Width
+from zerosim.placement.families import DECODERS
 from zerosim.units import parse_count
 
 OF_MODEL = "the model's"

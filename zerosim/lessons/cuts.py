@@ -12,7 +12,7 @@ from fractions import Fraction
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
 from zerosim.lessons.sheet import THEME, Sheet, bars_figure
-from zerosim.placement.block import GPT
+from zerosim.placement.families import GPT
 from zerosim.report.plots.bars import Bar
 from zerosim.report.plots.page import Picture
 from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
@@ -20,8 +20,8 @@ from zerosim.report.plots.style import LINE_PAINTS, ink_on, mixed
 WHOLE, CUT, SCORES = "whole", "cut", "attention scores"
 PAINTS = {WHOLE: LINE_PAINTS[1], CUT: LINE_PAINTS[3], SCORES: LINE_PAINTS[2]}
 _OF_SCORES = ("softmax", "mask", "dropped softmax")
-_BEHIND_F = tuple(f"{branch.name}.{branch.columns.name}" for branch in GPT.block.branches)
-_BEFORE_G = tuple(f"{branch.name}.{branch.rows.name}" for branch in GPT.block.branches)
+_BEHIND_F = tuple(branch.named(branch.columns.name) for branch in GPT.block.branches)
+_BEFORE_G = tuple(branch.named(branch.rows.name) for branch in GPT.block.branches)
 
 
 def kept_parts(alone: Sequence[SavedRow], rows: Sequence[SavedRow]) -> dict[str, int]:

@@ -44,6 +44,8 @@ class Map(NamedTuple):
     name    the leaf module's name in its branch, and a fused weight's
     fused   one weight has all outputs, side by side; without, each of `outs` has a weight
     layout  a weight's dims: 'in_out' as GPT-2's, 'out_in' as nn.Linear's
+    stored  the order of a fused weight's outputs in released files: '' as `outs`, 'heads' q|k|v of one head after the
+            other, 'groups' the queries that share a key, this key and its value
     """
 
     name: str
@@ -53,16 +55,24 @@ class Map(NamedTuple):
     bias: bool = False
     words: tuple[str, ...] = ()
     part: str = ""
+    stored: Literal["", "heads", "groups"] = ""
 
 
 class Branch(NamedTuple):
-    """A residual branch: a norm, a map into columns, what is between, a map of rows, a norm. '' is no norm."""
+    """A residual branch: a norm, a map into columns, what is between, a map of rows, a norm. '' is no norm.
+
+    name    of the module with the two maps; '': they are the block's own
+    """
 
     name: str
     columns: Map
     rows: Map
     before: str = ""
     after: str = ""
+
+    def named(self, name: str) -> str:
+        """Return the name of one of its maps in the block."""
+        return f"{self.name}.{name}" if self.name else name
 
 
 class Target(NamedTuple):
@@ -83,17 +93,20 @@ class Target(NamedTuple):
 class Block(NamedTuple):
     """One block: two branches, attention and feed-forward.
 
-    norm     'layer', 'layer without bias', 'rms', or 'rms + 1': x / rms * (1 + weight)
-    between  the feed-forward's function
-    qk_norm  norms of q and k: '' none, 'head' of each head, 'all' of all columns of each
-    parallel  the branches read the same x, and are added together
+    norm      'layer', 'layer without bias', 'rms', or 'rms + 1': x / rms * (1 + weight)
+    between   the feed-forward's function
+    qk_norm   norms of q and k, named q_norm and k_norm: 'head' the block's norm of each head, 'all' of all columns of
+              each, 'heads' of each head with weights of its own; '' none
+    parallel  the branches read the same x, and are added together. A second branch with the first one's norm reads its
+              result
+    dropout   attention's scores and both branches have dropout
     """
 
     attention: Branch
     mlp: Branch
-    norm: str
-    between: str
-    qk_norm: str = ""
+    norm: Literal["layer", "layer without bias", "rms", "rms + 1"]
+    between: Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
+    qk_norm: Literal["", "head", "all", "heads"] = ""
     parallel: bool = False
     dropout: bool = False
 
@@ -110,24 +123,31 @@ class Block(NamedTuple):
         """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
         for branch in self.branches:
             columns, rows = branch.columns, branch.rows
-            whole, only = f"{branch.name}.{columns.name}", columns.outs[0].words if len(columns.outs) == 1 else ()
+            whole, only = branch.named(columns.name), columns.outs[0].words if len(columns.outs) == 1 else ()
             if columns.fused:
                 yield whole, Target(whole, columns, None, only)
             for out in columns.outs:
-                name = f"{branch.name}.{out.name}"
+                name = branch.named(out.name)
                 if not columns.fused:
                     yield name, Target(name, columns, None, out.words)
                 elif out.name:
                     yield name, Target(whole, columns, out, out.words)
-            yield f"{branch.name}.{rows.name}", Target(f"{branch.name}.{rows.name}", rows, None, rows.words)
+            yield branch.named(rows.name), Target(branch.named(rows.name), rows, None, rows.words)
 
 
 class Decoder(NamedTuple):
     """A decoder-only model: its block, and what stands around the blocks, by name.
 
-    prefix      of every parameter's name but the head's
-    positions   'learned', 'rotary', 'alibi' or 'none'
-    tied        the head is the token table, unless a configuration says otherwise
+    prefix       of every parameter's name but the head's
+    positions    'learned', 'rotary', 'alibi' or 'none'
+    interleaved  rotary positions turn neighbouring columns; without, the halves of a head
+    table_norm   the name of a norm of the token table's rows
+    scaled       the token table's rows are multiplied by sqrt(hidden)
+    position_table  the name of learned positions
+    first_position  the row of the first one
+    head         the head's name in released files
+    head_bias    it has a bias
+    tied         the head is the token table, unless a configuration says otherwise
     shares_keys  several heads of queries may share one of keys and values
     """
 
@@ -137,6 +157,13 @@ class Decoder(NamedTuple):
     blocks: str
     last_norm: str
     prefix: str = ""
+    interleaved: bool = False
+    table_norm: str = ""
+    scaled: bool = False
+    position_table: str = "wpe"
+    first_position: int = 0
+    head: str = "lm_head"
+    head_bias: bool = False
     tied: bool = False
     shares_keys: bool = True
 
@@ -152,66 +179,3 @@ class Decoder(NamedTuple):
     def words(self) -> list[str]:
         """All words of `lora_target` that mean maps of its blocks."""
         return list(dict.fromkeys(word for _, one in self.block.targets() for word in one.words))
-
-
-def _qkv(q: str, k: str, v: str) -> tuple[Out, ...]:
-    return Out(q, "heads", ("q",)), Out(k, "kv_heads", ("k",)), Out(v, "kv_heads", ("v",))
-
-
-_FC = (Out("", "ffn", ("fc", "up")),)
-
-GPT = Decoder(
-    Block(
-        Branch(
-            "attn",
-            Map("c_attn", _qkv("q", "k", "v"), layout="in_out", bias=True),
-            Map("c_proj", layout="in_out", bias=True, words=("o",), part="attn_proj"),
-            before="ln_1",
-        ),
-        Branch(
-            "mlp",
-            Map("c_fc", _FC, layout="in_out", bias=True, part="fc1"),
-            Map("c_proj", layout="in_out", bias=True, words=("down",)),
-            before="ln_2",
-        ),
-        norm="layer",
-        between="gelu_tanh",
-        dropout=True,
-    ),
-    positions="learned",
-    table="wte",
-    blocks="h",
-    last_norm="ln_f",
-    tied=True,
-    shares_keys=False,
-)
-LLAMA = Decoder(
-    Block(
-        Branch(
-            "self_attn",
-            Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False),
-            Map("o_proj", words=("o",), part="attn_proj"),
-            before="input_layernorm",
-        ),
-        Branch(
-            "mlp",
-            Map(
-                "gate_up_proj",
-                (Out("gate_proj", "ffn", ("gate",)), Out("up_proj", "ffn", ("up",))),
-                fused=False,
-                part="fc1",
-            ),
-            Map("down_proj", words=("down",)),
-            before="post_attention_layernorm",
-        ),
-        norm="rms",
-        between="swiglu",
-    ),
-    positions="rotary",
-    table="embed_tokens",
-    blocks="layers",
-    last_norm="norm",
-    prefix="model.",
-)
-
-DECODERS = {"gpt": GPT, "llama": LLAMA}

@@ -30,7 +30,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline, Schedule, schedule_of
 from zerosim.parallel.sequence import RowBorders
 from zerosim.parallel.tensor import Borders, TensorParallel
-from zerosim.placement.block import DECODERS
+from zerosim.placement.families import DECODERS
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import HOST, NVME
 from zerosim.placement.mesh import DATA, STATES

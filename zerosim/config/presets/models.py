@@ -15,7 +15,8 @@ from types import MappingProxyType
 
 from zerosim.config.numbers import NEUTRAL, Numbers
 from zerosim.errors import InputError, did_you_mean, wrong
-from zerosim.placement.block import DECODERS, Decoder
+from zerosim.placement.block import Decoder
+from zerosim.placement.families import DECODERS
 
 Size = int | float | bool
 """A size, a rate or a choice, as the field of ModelConfig of that name holds it."""

@@ -1,0 +1,266 @@
+"""The rows of the families that zerosim trains, by the `model_type` of their config.json; GPT-2's is gpt.
+
+A row says what transformers 5.24 computes (`modeling_*.py`), with the names of released weights. A further family whose
+parts are there is one more row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from zerosim.placement.block import Block, Branch, Decoder, Map, Out
+
+
+def _qkv(q: str, k: str, v: str) -> tuple[Out, ...]:
+    return Out(q, "heads", ("q",)), Out(k, "kv_heads", ("k",)), Out(v, "kv_heads", ("v",))
+
+
+_FC = (Out("", "ffn", ("fc", "up")),)
+
+GPT = Decoder(
+    Block(
+        Branch(
+            "attn",
+            Map("c_attn", _qkv("q", "k", "v"), layout="in_out", bias=True),
+            Map("c_proj", layout="in_out", bias=True, words=("o",), part="attn_proj"),
+            before="ln_1",
+        ),
+        Branch(
+            "mlp",
+            Map("c_fc", _FC, layout="in_out", bias=True, part="fc1"),
+            Map("c_proj", layout="in_out", bias=True, words=("down",)),
+            before="ln_2",
+        ),
+        norm="layer",
+        between="gelu_tanh",
+        dropout=True,
+    ),
+    positions="learned",
+    table="wte",
+    blocks="h",
+    last_norm="ln_f",
+    tied=True,
+    shares_keys=False,
+)
+LLAMA = Decoder(
+    Block(
+        Branch(
+            "self_attn",
+            Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False),
+            Map("o_proj", words=("o",), part="attn_proj"),
+            before="input_layernorm",
+        ),
+        Branch(
+            "mlp",
+            Map(
+                "gate_up_proj",
+                (Out("gate_proj", "ffn", ("gate",)), Out("up_proj", "ffn", ("up",))),
+                fused=False,
+                part="fc1",
+            ),
+            Map("down_proj", words=("down",)),
+            before="post_attention_layernorm",
+        ),
+        norm="rms",
+        between="swiglu",
+    ),
+    positions="rotary",
+    table="embed_tokens",
+    blocks="layers",
+    last_norm="norm",
+    prefix="model.",
+)
+
+
+def biased(row: Decoder, *, columns: bool = True, rows: bool = True, mlp: bool = False) -> Decoder:
+    """Return the row with biases in attention's maps, and in the feed-forward's."""
+
+    def of(branch: Branch, columns: bool, rows: bool) -> Branch:
+        into, back = branch.columns, branch.rows
+        return branch._replace(columns=into._replace(bias=columns), rows=back._replace(bias=rows))
+
+    block = row.block
+    return row._replace(block=block._replace(attention=of(block.attention, columns, rows), mlp=of(block.mlp, mlp, mlp)))
+
+
+def _blocks(row: Decoder, **changes: Any) -> Decoder:
+    return row._replace(block=row.block._replace(**changes))
+
+
+_ATTENTION, _MLP = LLAMA.block.branches
+_NORMS_AROUND = {
+    "attention": _ATTENTION._replace(after="post_attention_layernorm"),
+    "mlp": _MLP._replace(before="pre_feedforward_layernorm", after="post_feedforward_layernorm"),
+}
+_NORMS_AFTER = {
+    "attention": _ATTENTION._replace(before="", after="post_attention_layernorm"),
+    "mlp": _MLP._replace(before="", after="post_feedforward_layernorm"),
+}
+
+QWEN2 = biased(LLAMA, rows=False)
+QWEN3 = _blocks(LLAMA, qk_norm="head")
+GEMMA = _blocks(LLAMA, norm="rms + 1", between="geglu")._replace(scaled=True, tied=True)
+GEMMA2 = _blocks(GEMMA, **_NORMS_AROUND)
+GEMMA3 = _blocks(GEMMA2, qk_norm="head")
+OLMO2 = _blocks(LLAMA, **_NORMS_AFTER, qk_norm="all")
+PHI3 = _blocks(
+    LLAMA,
+    attention=_ATTENTION._replace(columns=Map("qkv_proj", _qkv("q", "k", "v"))),
+    mlp=_MLP._replace(
+        columns=Map("gate_up_proj", (Out("gate", "ffn", ("gate",)), Out("up", "ffn", ("up",))), part="fc1")
+    ),
+)
+SMOLLM3 = LLAMA._replace(tied=True)
+COHERE = _blocks(LLAMA, norm="layer without bias", parallel=True, mlp=_MLP._replace(before=_ATTENTION.before))._replace(
+    interleaved=True, tied=True
+)
+
+
+def _fully(into: str, back: str, before: str, name: str = "mlp") -> Branch:
+    """Return a feed-forward that is not gated, with biases."""
+    return Branch(name, Map(into, _FC, bias=True, part="fc1"), Map(back, bias=True, words=("down",)), before)
+
+
+STARCODER2 = _blocks(
+    biased(LLAMA), norm="layer", between="gelu_tanh", mlp=_fully("c_fc", "c_proj", "post_attention_layernorm")
+)._replace(tied=True)
+PHI = _blocks(
+    biased(LLAMA),
+    attention=_ATTENTION._replace(
+        columns=_ATTENTION.columns._replace(bias=True), rows=Map("dense", bias=True, words=("o",), part="attn_proj")
+    ),
+    mlp=_fully("fc1", "fc2", _ATTENTION.before),
+    norm="layer",
+    between="gelu_tanh",
+    parallel=True,
+)._replace(last_norm="final_layernorm", head_bias=True)
+GPTJ = Decoder(
+    Block(
+        Branch(
+            "attn",
+            Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False),
+            Map("out_proj", words=("o",), part="attn_proj"),
+            before="ln_1",
+        ),
+        _fully("fc_in", "fc_out", "ln_1"),
+        norm="layer",
+        between="gelu_tanh",
+        parallel=True,
+        dropout=True,
+    ),
+    positions="rotary",
+    table="wte",
+    blocks="h",
+    last_norm="ln_f",
+    prefix="transformer.",
+    interleaved=True,
+    head_bias=True,
+    shares_keys=False,
+)
+NEOX = Decoder(
+    Block(
+        Branch(
+            "attention",
+            Map("query_key_value", _qkv("query", "key", "value"), bias=True, stored="heads"),
+            Map("dense", bias=True, words=("o",), part="attn_proj"),
+            before="input_layernorm",
+        ),
+        _fully("dense_h_to_4h", "dense_4h_to_h", "post_attention_layernorm"),
+        norm="layer",
+        between="gelu",
+        parallel=True,
+        dropout=True,
+    ),
+    positions="rotary",
+    table="embed_in",
+    blocks="layers",
+    last_norm="final_layer_norm",
+    prefix="gpt_neox.",
+    head="embed_out",
+    shares_keys=False,
+)
+BLOOM = _blocks(
+    NEOX, attention=NEOX.block.attention._replace(name="self_attention"), between="gelu_tanh", parallel=False
+)._replace(
+    positions="alibi",
+    table="word_embeddings",
+    table_norm="word_embeddings_layernorm",
+    blocks="h",
+    last_norm="ln_f",
+    prefix="transformer.",
+    head="lm_head",
+    tied=True,
+)
+_GROUPED = Map("query_key_value", _qkv("query", "key", "value"), stored="groups")
+FALCON = BLOOM._replace(
+    block=Block(
+        Branch("self_attention", _GROUPED, Map("dense", words=("o",), part="attn_proj"), before="input_layernorm"),
+        Branch("mlp", Map("dense_h_to_4h", _FC, part="fc1"), Map("dense_4h_to_h", words=("down",)), "input_layernorm"),
+        norm="layer",
+        between="gelu",
+        parallel=True,
+    ),
+    positions="rotary",
+    table_norm="",
+    shares_keys=True,
+)
+OPT = Decoder(
+    Block(
+        Branch(
+            "self_attn",
+            Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False, bias=True),
+            Map("out_proj", bias=True, words=("o",), part="attn_proj"),
+            before="self_attn_layer_norm",
+        ),
+        _fully("fc1", "fc2", "final_layer_norm", name=""),
+        norm="layer",
+        between="relu",
+        dropout=True,
+    ),
+    positions="learned",
+    table="embed_tokens",
+    blocks="layers",
+    last_norm="final_layer_norm",
+    prefix="model.decoder.",
+    position_table="embed_positions",
+    first_position=2,
+    tied=True,
+    shares_keys=False,
+)
+BIGCODE = _blocks(
+    GPT,
+    attention=GPT.block.attention._replace(
+        columns=Map("c_attn", _qkv("q", "k", "v"), bias=True),
+        rows=Map("c_proj", bias=True, words=("o",), part="attn_proj"),
+    ),
+    mlp=_fully("c_fc", "c_proj", "ln_2"),
+)._replace(prefix="transformer.", shares_keys=True)
+
+DECODERS: Mapping[str, Decoder] = MappingProxyType(
+    {
+        "gpt": GPT,
+        "llama": LLAMA,
+        "mistral": LLAMA,
+        "qwen2": QWEN2,
+        "qwen3": QWEN3,
+        "gemma": GEMMA,
+        "gemma2": GEMMA2,
+        "gemma3_text": GEMMA3,
+        "olmo2": OLMO2,
+        "granite": LLAMA,
+        "phi3": PHI3,
+        "smollm3": SMOLLM3,
+        "cohere": COHERE,
+        "starcoder2": STARCODER2,
+        "phi": PHI,
+        "gptj": GPTJ,
+        "gpt_neox": NEOX,
+        "bloom": BLOOM,
+        "falcon": FALCON,
+        "opt": OPT,
+        "gpt_bigcode": BIGCODE,
+    }
+)
+"""Every family with blocks."""
