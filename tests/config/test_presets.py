@@ -115,5 +115,5 @@ def test_a_familys_defaults_follow_what_is_given() -> None:
     assert family_sizes("llama", {"heads": 3, "kv_heads": 3})["kv_heads"] == 3
     assert family_sizes("flat")["params"] == 1_000_000
     assert "params" not in family_sizes("gpt")
-    with pytest.raises(InputError, match="expected one of gpt, llama, mlp, flat"):
+    with pytest.raises(InputError, match="expected one of gpt, llama, .*, mlp, flat"):
         family_sizes("bert")
