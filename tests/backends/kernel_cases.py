@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Probs
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.nf4 import decode_nf4, encode_nf4
@@ -514,7 +515,7 @@ def llama_cases() -> Iterator[Case]:
         for tokens in (9, 300):
             yield Case(
                 f"rotary of {tokens} tokens, inverse={inverse}",
-                lambda k, a, o, i=inverse: k.rotary(a, 6, 3, 100.0, i, o),
+                lambda k, a, o, i=inverse: k.rotary(a, 6, 3, Rope(100.0), i, o),
                 lambda a, i=inverse: rotated(a, 6, 3, 100.0, i),
                 [np.random.default_rng(0).standard_normal((2, tokens, 24))],
                 [(2, tokens, 24)],

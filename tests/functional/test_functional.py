@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
+from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Heads
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
@@ -99,7 +100,7 @@ def megatron_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             [(5, 4), (4,)],
             id="rms_norm-again",
         ),
-        pytest.param(lambda x: F.rotary(x, 2, 1, base=10.0), [(2, 4, 16)], id="rotary"),
+        pytest.param(lambda x: F.rotary(x, 2, 1, rope=Rope(10.0)), [(2, 4, 16)], id="rotary"),
         pytest.param(F.swiglu, [(2, 3, 8)], id="swiglu"),
         pytest.param(lambda x, *w: F.packed_linear(x, w), [(2, 3, 5), (4, 5), (2, 5), (3, 5)], id="packed_linear"),
         pytest.param(lambda x, w: F.packed_linear(x, [w]), [(3, 5), (4, 5)], id="packed_linear-one"),

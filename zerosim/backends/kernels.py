@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from zerosim.backends.forms import PLAIN, SCORES, LogitForm, Rope, Scores
 from zerosim.dtypes import DType
 
 T = TypeVar("T")
@@ -37,13 +38,14 @@ class Heads(NamedTuple):
     """The heads of an attention: H query heads share K heads of keys and values, H/K neighbours each.
 
     Under tensor parallelism a rank has some of the model's heads. The model has `whole` query heads (0: these are all),
-    and this rank's begin at `first`. Only dropout depends on that.
+    and this rank's begin at `first`. Only dropout and ALiBi depend on that. `form`: the scores before the softmax.
     """
 
     queries: int
     keys: int
     first: int = 0
     whole: int = 0
+    form: Scores = SCORES
 
     @property
     def sharing(self) -> int:
@@ -264,7 +266,7 @@ class Backend(Protocol):
         """out (O) = sum of grad (M, O) over rows: a bias's gradient."""
 
     def layer_norm(
-        self, x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array
+        self, x: Array, weight: Array, bias: Array | None, eps: float, out: Array, mean: Array, rstd: Array
     ) -> None:
         """out (M, D) = (x - mean) * rstd * weight + bias; mean and rstd (M) in the compute dtype.
 
@@ -291,6 +293,15 @@ class Backend(Protocol):
         """GELU, tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
 
     def gelu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
+    def gelu_erf(self, x: Array, out: Array) -> None:
+        """GELU itself: x times the chance that a normal number is below x, 0.5 x (1 + erf(x / sqrt(2)))."""
+
+    def gelu_erf_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
+    def relu(self, x: Array, out: Array) -> None:
+        """out = max(x, 0)."""
+
+    def relu_backward(self, grad: Array, x: Array, dx: Array) -> None:
+        """dx = grad where x is more than 0 (or nan), else 0."""
 
     def attention(self, qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
         """Causal self-attention. Fills `kept.probs` and, if it is saved, `kept.dropped`.
@@ -319,23 +330,39 @@ class Backend(Protocol):
         delta (B, H, T), in the compute dtype, receives the sum of grad * out of each query and head.
         """
 
-    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
-        """out (M, D) = x * rstd * weight; rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
+        """out (M, D) = x * rstd * (weight + offset); rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""
 
     def rms_norm_stats(self, x: Array, eps: float, rstd: Array) -> None:
         """rstd (M) of x (M, D), the bits that `rms_norm` makes."""
 
     def rms_norm_backward(
-        self, grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array | None
+        self,
+        grad: Array,
+        x: Array,
+        weight: Array,
+        rstd: Array,
+        dx: Array | None,
+        dweight: Array | None,
+        offset: float = 0.0,
     ) -> None:
         """dx (M, D), dweight (D). None: not wanted."""
 
-    def rotary(self, x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
-        """out (B, T, C) = x with its first `heads` heads of head_dim = E columns rotated by position, and the rest
-        unchanged.
+    def head_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
+        """`rms_norm` of each E columns: x and out (M, H E), whose rows may be strided, weight (E), rstd (M, H)."""
 
-        Columns i and i + E/2 of a head, a pair (a, b), become (a cos - b sin, b cos + a sin) of the angle
-        t * base^(-2i/E) at position t, all in the compute dtype; inverse: of minus that angle.
+    def head_norm_backward(
+        self, grad: Array, x: Array, weight: Array, rstd: Array, dx: Array, dweight: Array | None, offset: float = 0.0
+    ) -> None:
+        """dx (M, H E), dweight (E). None: not wanted."""
+
+    def rotary(self, x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Array) -> None:
+        """out (B, T, C) = x with its first `heads` heads of head_dim columns rotated by position, and the rest
+        unchanged; unchanged too are a head's columns behind the R that `rope` turns.
+
+        Columns i and i + R/2 of a head (or 2i and 2i + 1), a pair (a, b), become (a cos - b sin, b cos + a sin) of the
+        angle t * base^(-2i/R), or t * frequencies[i], at position t, cosine and sine times rope.factor, all in the
+        compute dtype; inverse: of minus that angle.
         """
 
     def swiglu(self, x: Array, out: Array) -> None:
@@ -344,27 +371,53 @@ class Backend(Protocol):
     def swiglu_backward(self, grad: Array, x: Array, dx: Array) -> None:
         """dx (M, 2F) from grad (M, F)."""
 
+    def geglu(self, x: Array, out: Array) -> None:
+        """out (M, F) = gelu(gate) * up of x (M, 2F) with columns gate|up."""
+
+    def geglu_backward(self, grad: Array, x: Array, dx: Array) -> None: ...
+
     def embedding(self, ids: Array, weight: Array, out: Array, first: int = 0) -> None:
         """out (..., D) = weight (V, D)[ids (...) - first]; zeros for an id outside these V rows."""
 
     def embedding_backward(self, grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
         """dweight (V, D): zero, then each row of grad (..., D) added to its id's row, a fixed order of adds."""
 
-    def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array) -> None:
-        """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype."""
+    def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array, form: LogitForm = PLAIN) -> None:
+        """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype.
+
+        Here and below, logits are first multiplied and capped as `form` says, in the compute dtype.
+        """
 
     def cross_entropy_shares(
-        self, logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array
+        self,
+        logits: Array,
+        targets: Array,
+        first: int,
+        top: Array,
+        sums: Array,
+        picked: Array,
+        form: LogitForm = PLAIN,
     ) -> None:
         """For logits (M, V) that hold the columns from `first` on: sums (M) = sum(exp(logits - top)), picked (M) =
         logits[target - first], or 0 for a target in other columns. V may be 0."""
 
     def cross_entropy_backward(
-        self, logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
+        self,
+        logits: Array,
+        targets: Array,
+        lse: Array,
+        scale: float,
+        count: int,
+        dlogits: Array,
+        first: int = 0,
+        form: LogitForm = PLAIN,
     ) -> None:
-        """dlogits (M, V) = (softmax(logits) - onehot(targets - first)) * scale / count: a true division by count."""
+        """dlogits (M, V) = (softmax(logits) - onehot(targets - first)) * scale / count: a true division by count. It is
+        the gradient of the logits before `form`. dlogits may be the logits' own array."""
 
-    def sample_labels(self, logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:
+    def sample_labels(
+        self, logits: Array, key: tuple[int, int], first: int, labels: Array, form: LogitForm = PLAIN
+    ) -> None:
         """labels (M), int64: for each row of logits (M, V) a column, drawn from its softmax (inverse CDF).
 
         Row i gets the number of columns up to which the sum of exp(logits - top), in order and in fp64, is at most u

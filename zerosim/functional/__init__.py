@@ -4,7 +4,10 @@ A rule saves only the buffers that its backward reads: handles of operands (a `P
 never saved as an array, because its data comes and goes) and the few buffers named in its docstring.
 """
 
+from zerosim.functional.activation import geglu as geglu
 from zerosim.functional.activation import gelu as gelu
+from zerosim.functional.activation import gelu_erf as gelu_erf
+from zerosim.functional.activation import relu as relu
 from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
 from zerosim.functional.dropout import dropout as dropout

@@ -1,8 +1,12 @@
-"""Activations: GPT-2's GELU and Llama's SwiGLU (arXiv 2002.05202)."""
+"""Activations between a block's two maps: GELU and ReLU of one map, gated ones (arXiv 2002.05202) of two side by side.
+
+Each saves its input, and backward computes its gate again, as fused GPU kernels do.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
@@ -11,16 +15,35 @@ from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Tensor, apply
 
 
-@dataclass(frozen=True, slots=True)
-class Gelu:
-    """Saves x; backward recomputes the tanh, as fused GPU kernels do."""
+class Form(NamedTuple):
+    """One activation: its kernel, and flops an element of the result, forward and backward."""
 
+    kernel: str
+    forward: int
+    backward: int
+
+
+GELU, GELU_ERF, RELU = Form("gelu", 8, 16), Form("gelu_erf", 5, 11), Form("relu", 1, 1)
+SWIGLU, GEGLU = Form("swiglu", 6, 10), Form("geglu", 9, 19)
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """Saves x."""
+
+    form: Form
     x: Readable
 
     def backward(self, grad: Buffer) -> Grads:
-        dx = grad_like(grad)
-        grad.device.kernel(16 * grad.numel, grad.device.backend.gelu_backward, grad.array, self.x.array, dx.array)
+        dx, kernel = grad_like(grad), getattr(grad.device.backend, f"{self.form.kernel}_backward")
+        grad.device.kernel(self.form.backward * grad.numel, kernel, grad.array, self.x.array, dx.array)
         return (dx,)
+
+
+def _elementwise(form: Form, x: Tensor) -> Tensor:
+    out = like(x)
+    x.device.kernel(form.forward * out.numel, getattr(x.device.backend, form.kernel), x.array, out.array)
+    return apply(Elementwise(form, held(x)), out, x, op=form.kernel, saved={"input": held(x)})
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -28,22 +51,39 @@ def gelu(x: Tensor) -> Tensor:
 
     Source: arXiv 1606.08415.
     """
-    out = like(x)
-    x.device.kernel(8 * out.numel, x.device.backend.gelu, x.array, out.array)
-    return apply(Gelu(held(x)), out, x, op="gelu", saved={"input": held(x)})
+    return _elementwise(GELU, x)
+
+
+def gelu_erf(x: Tensor) -> Tensor:
+    """Return 0.5 x (1 + erf(x / sqrt(2))), GELU itself (BERT's, GPT-NeoX's). Shapes: x and result any, the same."""
+    return _elementwise(GELU_ERF, x)
+
+
+def relu(x: Tensor) -> Tensor:
+    """Return max(x, 0) (OPT's, T5's). Shapes: x and result any, the same."""
+    return _elementwise(RELU, x)
 
 
 @dataclass(frozen=True, slots=True)
-class SwiGLU:
-    """Saves x; backward recomputes the sigmoid."""
+class Gated:
+    """Saves x."""
 
+    form: Form
     x: Readable
 
     def backward(self, grad: Buffer) -> Grads:
-        dx = self.x.new_grad()
+        dx, kernel = self.x.new_grad(), getattr(grad.device.backend, f"{self.form.kernel}_backward")
         rows = rows_of(grad.array), rows_of(self.x.array), rows_of(dx.array)
-        grad.device.kernel(10 * grad.numel, grad.device.backend.swiglu_backward, *rows)
+        grad.device.kernel(self.form.backward * grad.numel, kernel, *rows)
         return (dx,)
+
+
+def _gated(form: Form, x: Tensor) -> Tensor:
+    if x.shape[-1] % 2:
+        raise InputError(f"{form.kernel}: {x.shape[-1]} columns are not two halves, a gate and what it gates")
+    out, kernel = like(x, *x.shape[:-1], x.shape[-1] // 2), getattr(x.device.backend, form.kernel)
+    x.device.kernel(form.forward * out.numel, kernel, rows_of(x.array), rows_of(out.array))
+    return apply(Gated(form, held(x)), out, x, op=form.kernel, saved={"input": held(x)})
 
 
 def swiglu(x: Tensor) -> Tensor:
@@ -51,8 +91,12 @@ def swiglu(x: Tensor) -> Tensor:
 
     Raises: InputError for an odd number of columns.
     """
-    if x.shape[-1] % 2:
-        raise InputError(f"swiglu: {x.shape[-1]} columns are not two halves, a gate and what it gates")
-    out = like(x, *x.shape[:-1], x.shape[-1] // 2)
-    x.device.kernel(6 * out.numel, x.device.backend.swiglu, rows_of(x.array), rows_of(out.array))
-    return apply(SwiGLU(held(x)), out, x, op="swiglu", saved={"input": held(x)})
+    return _gated(SWIGLU, x)
+
+
+def geglu(x: Tensor) -> Tensor:
+    """Return gelu(gate) * up (Gemma's). Shapes: x (..., 2F) with columns gate|up; result (..., F).
+
+    Raises: InputError for an odd number of columns.
+    """
+    return _gated(GEGLU, x)

@@ -46,11 +46,12 @@ def ready_map_grads(weights: Sequence[Operand]) -> None:
             map_grad(weight, weights, place)
 
 
-def bias_grad(bias: Operand, grad: Buffer) -> Buffer | None:
-    """Return the gradient of a bias that was added to each row."""
+def bias_grad(bias: Operand, grad: Buffer, columns: slice | None = None) -> Buffer | None:
+    """Return the gradient of a bias that was added to each row, or to these columns of each row."""
 
     def make() -> Buffer:
         dbias, rows = bias.new_grad(), rows_of(grad.array)
+        rows = rows if columns is None else rows[:, columns]
         grad.device.kernel(rows.size, grad.device.backend.column_sum, rows, dbias.array)
         return dbias
 

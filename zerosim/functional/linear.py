@@ -77,18 +77,20 @@ class PackedLinear:
     """Several linear maps of one input, side by side in one buffer: Llama's q|k|v and gate|up.
 
     Each weight stays a separate parameter, named and laid out as in Llama's releases, and the result's
-    columns are packed. Saves x, once, and the handles of the weights. Backward declares one TEMP like x: a
-    map's share of x's gradient, before it is added.
+    columns are packed. `biases` are one for each weight, or none at all. Saves x, once, and the handles of weights and
+    biases. Backward declares one TEMP like x: a map's share of x's gradient, before it is added.
     """
 
     x: Readable | Outline
     weights: Sequence[Operand]
+    biases: Sequence[Operand] = ()
 
     def backward(self, grad: Buffer) -> Grads:
         dweights = [
             weight_grad(weight, partial(self._grad_of, i, grad), self.x) for i, weight in enumerate(self.weights)
         ]
-        return self._grad_of_x(grad) if self.x.requires_grad else None, *dweights
+        dbiases = [bias_grad(bias, grad, at) for bias, at in zip(self.biases, _spans(self.weights), strict=False)]
+        return self._grad_of_x(grad) if self.x.requires_grad else None, *dweights, *dbiases
 
     def _grad_of(self, index: int, grad: Buffer) -> Buffer:
         assert not isinstance(self.x, Outline)
@@ -113,37 +115,47 @@ class PackedLinear:
         return dx
 
 
-def packed_linear(x: Tensor, weights: Sequence[Operand]) -> Tensor:
-    """Return y = x @ weight.T of each weight, side by side.
+def packed_linear(x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand] = ()) -> Tensor:
+    """Return y = x @ weight.T + bias of each weight, side by side. `biases`: one for each weight, or none.
 
-    Shapes: x (..., I), each weight (O, I), with its own O; y (..., sum of all O).
+    Shapes: x (..., I), each weight (O, I) and its bias (O), with its own O; y (..., sum of all O).
 
-    Raises: InputError if a weight does not accept x's columns.
+    Raises: InputError if a weight does not accept x's columns, or some weights have a bias and others not.
     """
-    out = packed_linear_result(x, weights)
+    out = packed_linear_result(x, weights, biases)
     op, kept = layer_of(weights[0], "packed_linear"), kept_for(weights, x)
-    return apply(PackedLinear(kept, weights), out, x, *weights, op=op, saved={"input": kept})
+    return apply(PackedLinear(kept, weights, biases), out, x, *weights, *biases, op=op, saved={"input": kept})
 
 
-def packed_linear_result(x: Tensor, weights: Sequence[Operand]) -> Buffer:
+def packed_linear_result(x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand] = ()) -> Buffer:
     """Compute `packed_linear` outside the graph."""
+    if biases and len(biases) != len(weights):
+        raise InputError(f"packed_linear: {len(biases)} biases for {len(weights)} weights: give each one, or none")
     for weight in weights:
         if weight.shape[-1] != x.shape[-1]:
             raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes another")
     ready_map_grads(weights)
     out = like(x, *x.shape[:-1], sum(weight.shape[0] for weight in weights))
     rows = rows_of(x.array)
-    for weight, columns in _columns(weights, out):
-        values = weight.buffer
-        x.device.product(LINEAR, x.device.backend.linear, rows, values.array.T, None, columns)
-        del values
+    every: Sequence[Operand | None] = biases or [None] * len(weights)
+    for (weight, columns), bias in zip(_columns(weights, out), every, strict=True):
+        values, added = weight.buffer, None if bias is None else bias.array
+        x.device.product(LINEAR, x.device.backend.linear, rows, values.array.T, added, columns)
+        del values, added
     return out
 
 
 def _columns(weights: Sequence[Operand], packed: Buffer) -> Iterator[tuple[Operand, Array]]:
     """Yield each weight with its columns of `packed`, as a view (M, O)."""
-    rows, start = rows_of(packed.array), 0
+    rows = rows_of(packed.array)
+    for weight, columns in zip(weights, _spans(weights), strict=True):
+        yield weight, rows[:, columns]
+
+
+def _spans(weights: Sequence[Operand]) -> Iterator[slice]:
+    """Yield each weight's range of columns."""
+    start = 0
     for weight in weights:
         stop = start + weight.shape[0]
-        yield weight, rows[:, start:stop]
+        yield slice(start, stop)
         start = stop

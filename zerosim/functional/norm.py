@@ -1,4 +1,4 @@
-"""Normalisation over the last dim: layer norm and RMS norm (arXiv 1910.07467).
+"""Normalisation over the last dim: layer norm and RMS norm (arXiv 1910.07467), with variants of their parameters.
 
 Saved for backward beside x: with `saves` 'lean' the statistics, as in PyTorch's kernels, one number a row
 each in the compute dtype. With 'megatron' nothing more, as 2205.05198 counts (section 4.1: 2 sbh a norm), and
@@ -22,7 +22,7 @@ from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
 
 class Form(NamedTuple):
     """One kind of norm: its kernel, its parameters and statistics, and flops an element of forward, of the statistics
-    alone and of backward."""
+    alone and of backward. `absent` parameters of the kernel are not there. `more` are its last arguments."""
 
     kernel: str
     params: tuple[str, ...]
@@ -30,10 +30,14 @@ class Form(NamedTuple):
     forward: int
     again: int
     backward: int
+    absent: int = 0
+    more: tuple[float, ...] = ()
 
 
 LAYER_NORM = Form("layer_norm", ("weight", "bias"), ("mean", "rstd"), forward=7, again=4, backward=11)
+LAYER_NORM_NO_BIAS = LAYER_NORM._replace(params=("weight",), forward=6, backward=10, absent=1)
 RMS_NORM = Form("rms_norm", ("weight",), ("rstd",), forward=4, again=2, backward=8)
+RMS_NORM_PLUS_ONE = RMS_NORM._replace(more=(1.0,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,9 @@ class Norm:
         stats = self.stats or self._again().values()  # live to the end of this call
         sources = rows_of(grad.array), rows_of(self.x.array), self.params[0].array
         results = None if dx is None else rows_of(dx.array), *(one and one.array for one in dparams)
+        last = *(None for _ in range(form.absent)), *form.more
         kernel = getattr(device.backend, f"{form.kernel}_backward")
-        device.kernel(form.backward * grad.numel, kernel, *sources, *(stat.array for stat in stats), *results)
+        device.kernel(form.backward * grad.numel, kernel, *sources, *(stat.array for stat in stats), *results, *last)
         return dx, *dparams
 
     def _again(self) -> dict[str, Buffer]:
@@ -71,30 +76,36 @@ class Norm:
 
 
 def layer_norm(
-    x: Tensor, weight: Operand, bias: Operand, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT
+    x: Tensor, weight: Operand, bias: Operand | None, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT
 ) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D).
 
-    Source: arXiv 1607.06450.
+    Without a bias nothing is added (Cohere's). Source: arXiv 1607.06450.
     """
+    if bias is None:
+        return _norm(LAYER_NORM_NO_BIAS, x, (weight,), eps, policy)
     return _norm(LAYER_NORM, x, (weight, bias), eps, policy)
 
 
-def rms_norm(x: Tensor, weight: Operand, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Operand, eps: float = 1e-5, *, plus_one: bool = False, policy: ActivationPolicy = DEFAULT
+) -> Tensor:
     """Return x / sqrt(average of squares + eps) * weight over the last dim. Shapes: x (..., D), weight (D).
+
+    With `plus_one` the factor is 1 + weight, so that a weight of 0 changes nothing (Gemma's).
 
     Raises: InputError if weight is not one number for each column.
     """
     if weight.shape != x.shape[-1:]:
         raise InputError(f"rms_norm: x has {x.shape[-1]} columns, its weight has shape {weight.shape}")
-    return _norm(RMS_NORM, x, (weight,), eps, policy)
+    return _norm(RMS_NORM_PLUS_ONE if plus_one else RMS_NORM, x, (weight,), eps, policy)
 
 
 def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
     device, out, rows, keeps = x.device, like(x), rows_of(x.array), policy.saves == "lean"
     stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
-    sources, results = [rows, *(param.array for param in params)], (stat.array for stat in stats.values())
-    arrays = [*sources, eps, rows_of(out.array), *results]
+    sources = [rows, *(param.array for param in params), *(None for _ in range(form.absent))]
+    arrays = [*sources, eps, rows_of(out.array), *(stat.array for stat in stats.values()), *form.more]
     device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
     rule = Norm(form, held(x), params, eps, tuple(stats.values()) if keeps else None)
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())

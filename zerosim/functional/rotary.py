@@ -2,13 +2,14 @@
 
 B batch, T tokens, H query heads, K key and value heads, E columns of one head. A head's columns i and
 i + E/2 are one pair (the convention of Hugging Face's Llama, whose released weights are permuted for
-it), rotated by the angle t * base^(-2i/E) at position t.
+it), rotated by the angle t * base^(-2i/E) at position t. `backends.forms.Rope` has the variants of other families.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerosim.backends.forms import ROPE, Rope
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like
@@ -21,30 +22,36 @@ class Rotary:
 
     head_dim: int
     heads: int
-    base: float
+    rope: Rope
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
-        _rotate(grad, self.head_dim, self.heads, self.base, True, dx)
+        _rotate(grad, self.head_dim, self.heads, self.rope, True, dx)
         return (dx,)
 
 
-def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0) -> Tensor:
+def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope = ROPE) -> Tensor:
     """Rotate q and k by their positions 0 .. T-1, and leave v unchanged. Shapes: qkv and result (B, T, (H + 2K) E).
 
-    Raises: InputError if the heads do not divide the columns, or E is odd.
+    Raises: InputError if the heads do not divide the columns, the columns of a head that turn are odd or more than E,
+    or a table of frequencies has another length.
     """
     width, all_heads = qkv.shape[-1], num_heads + 2 * num_kv_heads
     head_dim, rest = divmod(width, all_heads)
     if rest:
         raise InputError(f"rotary: {num_heads} + 2 * {num_kv_heads} heads do not divide {width} columns")
-    if head_dim % 2:
-        raise InputError(f"rotary: a head of {head_dim} columns cannot be cut into pairs: choose an even size")
+    turned = rope.turned or head_dim
+    if turned % 2:
+        raise InputError(f"rotary: a head of {turned} columns cannot be cut into pairs: choose an even size")
+    if turned > head_dim:
+        raise InputError(f"rotary: {turned} columns of a head of {head_dim} cannot turn: choose {head_dim} at most")
+    if rope.frequencies and len(rope.frequencies) != turned // 2:
+        raise InputError(f"rotary: {len(rope.frequencies)} frequencies for {turned // 2} pairs: give one for each")
     out = like(qkv)
-    _rotate(qkv.buffer, head_dim, num_heads + num_kv_heads, base, False, out)
-    return apply(Rotary(head_dim, num_heads + num_kv_heads, base), out, qkv, op="rotary")
+    _rotate(qkv.buffer, head_dim, num_heads + num_kv_heads, rope, False, out)
+    return apply(Rotary(head_dim, num_heads + num_kv_heads, rope), out, qkv, op="rotary")
 
 
-def _rotate(x: Buffer, head_dim: int, heads: int, base: float, inverse: bool, out: Buffer) -> None:
-    flops = 3 * (x.numel // x.shape[-1]) * heads * head_dim
-    x.device.kernel(flops, x.device.backend.rotary, x.array, head_dim, heads, base, inverse, out.array)
+def _rotate(x: Buffer, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Buffer) -> None:
+    flops = 3 * (x.numel // x.shape[-1]) * heads * (rope.turned or head_dim)
+    x.device.kernel(flops, x.device.backend.rotary, x.array, head_dim, heads, rope, inverse, out.array)

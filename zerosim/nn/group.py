@@ -47,9 +47,9 @@ class WholeMaps:
         """Return x @ weight + bias for a weight cut by outputs: each rank has some columns of the result."""
         return F.linear(x, weight, bias, transposed=transposed)
 
-    def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
-        """Return `column_linear` of several weights, side by side."""
-        return F.packed_linear(x, weights)
+    def packed_linear(self, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand] = ()) -> Tensor:
+        """Return `column_linear` of several weights, side by side. `biases`: one for each, or none."""
+        return F.packed_linear(x, weights, biases)
 
     def columns(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerosim import functional as F
+from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Window
 from zerosim.tensor.tensor import Operand, Tensor
 
@@ -52,9 +53,14 @@ class OwnRows:
             return F.add_rows(x, table)
         return F.add_row_runs(x, table, self.positions(*x.shape[:2]))
 
-    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float) -> Tensor:
-        """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(qkv, num_heads, num_kv_heads, base=base)
+    def rotary(
+        self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0, rope: Rope | None = None
+    ) -> Tensor:
+        """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads.
+
+        `base` alone is Llama's rotation; `rope` says all of it.
+        """
+        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope or Rope(base))
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True

@@ -110,12 +110,12 @@ class TensorParallel(WholeMaps):
             layer_of(weight, "linear"),
         )
 
-    def packed_linear(self, x: Tensor, weights: Sequence[Operand]) -> Tensor:
+    def packed_linear(self, x: Tensor, weights: Sequence[Operand], biases: Sequence[Operand] = ()) -> Tensor:
         return self.linear_columns(
             x,
-            weights,
-            lambda whole: packed_linear_result(whole, weights),
-            lambda whole: PackedLinear(whole, weights),
+            (*weights, *biases),
+            lambda whole: packed_linear_result(whole, weights, biases),
+            lambda whole: PackedLinear(whole, weights, biases),
             layer_of(weights[0], "packed_linear"),
         )
 

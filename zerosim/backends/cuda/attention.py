@@ -22,6 +22,7 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, result_for, room_like
 from zerosim.backends.cuda.products import product
+from zerosim.backends.cuda.scores import FORM, form_of, softmax
 from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows
 from zerosim.backends.kernels import Array, Heads, Probs
 from zerosim.backends.numpy.cast import wide
@@ -30,53 +31,38 @@ SCORES = 16 * 1024 * 1024
 """About how many scores are in scratch at a time: 64 MB in float32. A sequence of 12 heads and 1,024 tokens is one
 part."""
 
-_SOFTMAX = r"""
-// The causal softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each. probs or
-// dropped (probs * mask) may lie over the scores. lse (heads, tokens): the log-sum-exp, at its query. All but the
-// scores may be null: not there, or not wanted.
-template <class S, class P> __global__ void softmax_rows(
-    const S* scores, const unsigned char* mask, P* probs, P* dropped, S* lse, long long rows, long long queries,
-    long long first, long long columns, long long tokens) {
-    __shared__ S shared[32];
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    const long long start = row * columns, query = first + row % queries, live = query + 1;
-    S top = scores[start];
-    for (long long j = threadIdx.x; j < live; j += blockDim.x) top = larger(top, scores[start + j]);
-    top = row_max(top, shared);
-    S total = 0;
-    for (long long j = threadIdx.x; j < live; j += blockDim.x) total += exp(scores[start + j] - top);
-    total = row_sum(total, shared);
-    for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
-        const S p = j < live ? exp(scores[start + j] - top) / total : S(0);
-        if (probs) store(p, probs[start + j]);
-        if (dropped) store(mask && !mask[start + j] ? p * S(0) : p, dropped[start + j]);
-    }
-    if (lse && threadIdx.x == 0) lse[row / queries * tokens + query] = top + log(total);
-}
-"""
-
-_SOFTMAX_BACKWARD = r"""
-// ds = p * (dp * mask - sum(dp * mask * p)) of each row of whole heads; ds may lie over dp, mask may be null. 0 above
-// the diagonal.
+_SOFTMAX_BACKWARD = (
+    FORM
+    + r"""
+// ds = p * (dp * mask - sum(dp * mask * p)) of each row of whole heads, times the derivative of the cap at the scores
+// before it; ds may lie over dp, mask and before may be null. 0 where a query does not read a key.
 template <class S, class P> __global__ void softmax_backward_rows(
-    const P* probs, const unsigned char* mask, const S* dp, P* ds, long long rows, long long tokens) {
+    const P* probs, const unsigned char* mask, const S* dp, const S* before, P* ds, long long rows, long long tokens,
+    FORM_ARGUMENTS) {
+    FORM_MADE
     __shared__ S shared[32];
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const long long start = row * tokens, live = row % tokens + 1;
+    const long long start = row * tokens, begin = form.first(row % tokens), live = form.stop(row % tokens, tokens);
     S sum = 0;
-    for (long long j = threadIdx.x; j < live; j += blockDim.x) {
+    for (long long j = begin + threadIdx.x; j < live; j += blockDim.x) {
         const S kept = mask ? dp[start + j] * S(mask[start + j]) : dp[start + j];
         sum += kept * wide_of(probs[start + j]);
     }
     sum = row_sum(sum, shared);
     for (long long j = threadIdx.x; j < tokens; j += blockDim.x) {
-        const S kept = j >= live ? S(0) : mask ? dp[start + j] * S(mask[start + j]) : dp[start + j];
-        store(j < live ? wide_of(probs[start + j]) * (kept - sum) : S(0), ds[start + j]);
+        const bool read = j >= begin && j < live;
+        const S kept = !read ? S(0) : mask ? dp[start + j] * S(mask[start + j]) : dp[start + j];
+        S gradient = read ? wide_of(probs[start + j]) * (kept - sum) : S(0);
+        if (before) {
+            const S r = form.capped(before[start + j]);
+            gradient *= S(1) - r * r;
+        }
+        store(gradient, ds[start + j]);
     }
 }
 """
+)
 
 _apply_mask = elementwise("T x, M mask", "U y", "store(wide_of(x) * mask, y)", "apply_mask")
 
@@ -100,18 +86,18 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
         for part in cuts:
             p, m, after = whole[part], None if masks is None else masks[part], None
             scores = p if scores_room is None else within(scores_room, p.shape)
-            product(q[part], k[part].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
+            product(q[part], k[part].swapaxes(-1, -2), scores, scale=heads.form.factor(q.shape[-1]))
             if m is not None:
                 after = within(dropped_room, p.shape) if left is None else by_heads(left, heads)[part]
-            softmax(scores, m, probs=p, dropped=after)
+            softmax(scores, m, form_of(heads, scores, part[1], p.shape[-1]), probs=p, dropped=after)
             product(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
 
 
 def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
     """The formulas of `numpy_attention.attention_backward`. The scores' gradient is stored in `workspace`.
 
-    Scratch: half types, 4 bytes for each of SCORES scores, as in `attention`; with shared keys and values,
-    a key's or value's gradient in the compute dtype.
+    Scratch: half types, 4 bytes for each of SCORES scores, as in `attention`; with a cap as much again; with shared
+    keys and values, a key's or value's gradient in the compute dtype.
     """
     probs, mask, keep, dropped = kept
     if not probs.size:
@@ -121,7 +107,7 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
     g = by_group(dense(grad, stored), heads)
     p, ds = (by_heads(a, heads) for a in (dense(probs, stored), room_like(workspace, stored)))
     masks = None if mask is None else by_heads(dense(mask), heads)
-    after, chance, scale = p, 1.0 if mask is None else 1.0 / keep, q.shape[-1] ** -0.5
+    after, chance, scale = p, 1.0 if mask is None else 1.0 / keep, heads.form.factor(q.shape[-1])
     if masks is not None:
         after = ds if dropped is None else by_heads(dense(dropped, stored), heads)
         if dropped is None:
@@ -136,7 +122,12 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
             product(g[part], v[part].swapaxes(-1, -2), dp, scale=chance)
             kernel = raw(_SOFTMAX_BACKWARD, "softmax_backward_rows", (dp.dtype, stored))
             rows, tokens = dp.size // dp.shape[-1], dp.shape[-1]
-            run_rows(kernel, rows, tokens, p[part], NULL if masks is None else masks[part], dp, ds[part], rows, tokens)
+            before = NULL
+            if heads.form.cap:
+                before = cp.empty(dp.shape, compute)
+                product(q[part], k[part].swapaxes(-1, -2), before, scale=scale)
+            arrays = p[part], NULL if masks is None else masks[part], dp, before, ds[part]
+            run_rows(kernel, rows, tokens, *arrays, rows, tokens, *form_of(heads, dp, part[1], tokens))
         product(ds, k, dq, scale=scale)
         _multiply_shared(ds, q, dk, scale, compute)
 
@@ -194,27 +185,3 @@ def parts(shape: tuple[int, ...], by_parts: bool) -> Iterator[tuple[slice, slice
     for row in range(0, batches, rows):
         for head in range(0, kv_heads, heads):
             yield slice(row, row + rows), slice(head, head + heads)
-
-
-# -- rows of scores -----------------------------------------------------------------------------------
-def softmax(
-    scores: Array,
-    mask: Array | None,
-    *,
-    probs: Array | None = None,
-    dropped: Array | None = None,
-    lse: Array | None = None,
-    first: int = 0,
-) -> None:
-    """Compute the causal softmax of scores (..., queries, keys) from query `first` on. All arrays are contiguous.
-
-    probs and dropped, of one dtype, receive it before and after the mask, and may share the scores' memory. lse,
-    (heads, T) in the scores' dtype, receives the log-sum-exp of these queries.
-    """
-    queries, keys = scores.shape[-2:]
-    target = probs if dropped is None else dropped
-    assert target is not None
-    kernel = raw(_SOFTMAX, "softmax_rows", (scores.dtype, target.dtype))
-    arrays = (scores, *(NULL if a is None else a for a in (mask, probs, dropped, lse)))
-    rows = scores.size // keys
-    run_rows(kernel, rows, keys, *arrays, rows, queries, first, keys, 0 if lse is None else lse.shape[-1])

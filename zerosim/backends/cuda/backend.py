@@ -13,12 +13,14 @@ from typing import Any
 import cupy as cp
 
 from zerosim.backends.cuda import (
+    activations,
     arrays,
     attention,
     coded,
     flash,
     fused,
     llama,
+    losses,
     nf4,
     norm,
     ops,
@@ -34,7 +36,24 @@ from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array, Native, made_of
 
 
-@made_of(arrays, ops, products, norm, fused, attention, flash, llama, tokens, update, quantize, nf4, coded, rules)
+@made_of(
+    arrays,
+    ops,
+    products,
+    norm,
+    fused,
+    activations,
+    attention,
+    flash,
+    llama,
+    losses,
+    tokens,
+    update,
+    quantize,
+    nf4,
+    coded,
+    rules,
+)
 class CudaBackend:
     """Implements `Backend` on NVIDIA GPUs. One instance serves every rank. It holds pinned blocks
     in flight and NCCL's communicators, and no state of a run."""

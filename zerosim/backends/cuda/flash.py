@@ -23,10 +23,11 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import cast, dense, result_for
-from zerosim.backends.cuda.attention import by_group, common, softmax, split, within
+from zerosim.backends.cuda.arrays import cast, dense, fill, result_for
+from zerosim.backends.cuda.attention import by_group, common, split, within
 from zerosim.backends.cuda.fused import mask_rows
 from zerosim.backends.cuda.products import product
+from zerosim.backends.cuda.scores import FORM, form_of, softmax
 from zerosim.backends.cuda.types import NULL, raw, run_rows
 from zerosim.backends.kernels import Array, Dropout, Heads
 from zerosim.backends.numpy.cast import wide
@@ -53,27 +54,38 @@ template <class S, class P> __global__ void delta_rows(
 }
 """
 
-_BACKWARD = r"""
-// Of each score: p = exp(score - lse), dropped = p * mask, ds = p * (dp * mask - delta); 0 above the diagonal.
-// `queries` rows a head from query `first` on. dropped may lie over the scores, ds over dp; mask may be null.
+_BACKWARD = (
+    FORM
+    + r"""
+// Of each score, once it is capped and has its slope: p = exp(score - lse), dropped = p * mask, ds = p * (dp * mask -
+// delta) times the derivative of the cap; 0 where a query does not read a key. `queries` rows a head from query `first`
+// on, keys from `origin` on. dropped may lie over the scores, ds over dp; mask may be null.
 template <class S, class P> __global__ void flash_backward_rows(
     const S* scores, const unsigned char* mask, const S* lse, const S* delta, const S* dp, P* dropped, P* ds,
-    long long rows, long long queries, long long first, long long columns, long long tokens) {
+    long long rows, long long queries, long long first, long long columns, long long tokens, long long origin,
+    FORM_ARGUMENTS) {
+    FORM_MADE
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const long long start = row * columns, query = first + row % queries, at = row / queries * tokens + query;
+    const long long start = row * columns, query = first + row % queries;
+    const long long at = row / queries * tokens + origin + query;
+    const long long begin = form.first(query), live = form.stop(query, columns);
+    const S alibi = form.slope(row, queries);
     for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
         S after = 0, slope = 0;
-        if (j <= query) {
-            const S p = exp(scores[start + j] - lse[at]), kept = mask ? S(mask[start + j]) : S(1);
+        if (j >= begin && j < live) {
+            const S score = scores[start + j], p = exp(form.formed(score, alibi, j - query) - lse[at]);
+            const S kept = mask ? S(mask[start + j]) : S(1);
             after = p * kept;
             slope = p * (dp[start + j] * kept - delta[at]);
+            if (cap != 0) slope *= S(1) - form.capped(score) * form.capped(score);
         }
         store(after, dropped[start + j]);
         store(slope, ds[start + j]);
     }
 }
 """
+)
 
 
 def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
@@ -81,18 +93,21 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
         return
     stored, compute = common(qkv, out), wide(qkv)
     q, k, v = split(dense(qkv, stored), heads)
-    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 1, compute, stored, dropout.chance > 0)
+    blocks, rooms = _blocks(q.shape), _rooms(q.shape, heads, 1, compute, stored, dropout.chance > 0)
+    tokens, scale = qkv.shape[1], heads.form.factor(q.shape[-1])
     with result_for(out, stored) as result, result_for(lse, compute) as sums:
         y = by_group(result, heads)
         for b, group in _heads(q.shape):
             own = slice(group.start * heads.sharing, group.stop * heads.sharing)
             firsts = [heads.number(i, own.start) for i in range(b.start, b.stop)]
             for rows in blocks:
-                keys = slice(0, rows.stop)
-                scores, after = (within(room, (*q[b, group, :, rows].shape[:4], rows.stop)) for room in rooms[:2])
-                product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=q.shape[-1] ** -0.5)
-                mask = _mask(dropout, rooms[-1], scores, firsts, rows, lse.shape[-1])
-                softmax(scores, mask, dropped=after, lse=sums[b, own], first=rows.start)
+                keys = _keys(rows, heads, tokens)
+                shape = (*q[b, group, :, rows].shape[:4], keys.stop - keys.start)
+                scores, after = (within(room, shape) for room in rooms[:2])
+                product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
+                mask = _mask(dropout, rooms[-1], scores, firsts, rows, keys, tokens)
+                form, places = form_of(heads, scores, group, tokens), {"first": rows.start, "origin": keys.start}
+                softmax(scores, mask, form, dropped=after, lse=sums[b, own], **places)
                 product(after, v[b, group, :, keys], y[b, group, :, rows], scale=1.0 / (1.0 - dropout.chance))
 
 
@@ -105,8 +120,8 @@ def flash_attention_backward(
     stored, compute, tokens = common(grad, qkv, out, dqkv), wide(grad, qkv), qkv.shape[1]
     gradient, y, sums = dense(grad, stored), dense(out, stored), dense(lse, compute)
     q, k, v = split(dense(qkv, stored), heads)
-    g, chance, scale = by_group(gradient, heads), 1.0 / (1.0 - dropout.chance), q.shape[-1] ** -0.5
-    blocks, rooms = _blocks(q.shape), _rooms(q.shape, 2, compute, stored, dropout.chance > 0)
+    g, chance, scale = by_group(gradient, heads), 1.0 / (1.0 - dropout.chance), heads.form.factor(q.shape[-1])
+    blocks, rooms = _blocks(q.shape), _rooms(q.shape, heads, 2, compute, stored, dropout.chance > 0)
     with result_for(dqkv, stored) as result, result_for(delta, compute) as deltas:
         width = gradient.shape[2] // heads.queries
         kernel = raw(_DELTA, "delta_rows", (compute, stored))
@@ -116,20 +131,25 @@ def flash_attention_backward(
             own = slice(group.start * heads.sharing, group.stop * heads.sharing)
             firsts = [heads.number(i, own.start) for i in range(b.start, b.stop)]
             totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
-            for rows in reversed(blocks):  # the last one sets totals, the others add
-                keys = slice(0, rows.stop)
-                shape = (*q[b, group, :, rows].shape[:4], rows.stop)
+            is_windowed = heads.form.reach(tokens) > 0
+            for total in totals if is_windowed else ():
+                fill(total, 0.0)
+            for rows in reversed(blocks):  # the last one sets totals, the others add; with a window all add
+                keys = _keys(rows, heads, tokens)
+                shape = (*q[b, group, :, rows].shape[:4], keys.stop - keys.start)
                 scores, dp, after, ds = (within(room, shape) for room in rooms[:4])
                 product(q[b, group, :, rows], k[b, group, :, keys].swapaxes(-1, -2), scores, scale=scale)
                 product(g[b, group, :, rows], v[b, group, :, keys].swapaxes(-1, -2), dp, scale=chance)
-                mask = _mask(dropout, rooms[-1], scores, firsts, rows, tokens)
-                kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // rows.stop
+                mask = _mask(dropout, rooms[-1], scores, firsts, rows, keys, tokens)
+                kernel, count = raw(_BACKWARD, "flash_backward_rows", (compute, stored)), scores.size // shape[4]
                 arrays = scores, NULL if mask is None else mask, sums[b, own], deltas[b, own], dp, after, ds
-                run_rows(kernel, count, rows.stop, *arrays, count, shape[3], rows.start, rows.stop, tokens)
+                places = shape[3], rows.start - keys.start, shape[4], tokens, keys.start
+                form = form_of(heads, scores, group, tokens)
+                run_rows(kernel, count, shape[4], *arrays, count, *places, *form)
                 product(ds, k[b, group, :, keys], dq[b, group, :, rows], scale=scale)
                 for total, left, right, factor in zip(totals, (ds, after), (q, g), (scale, chance), strict=True):
                     for i in range(heads.sharing):
-                        one, add = slice(i, i + 1), i > 0 or rows.stop < tokens
+                        one, add = slice(i, i + 1), i > 0 or rows.stop < tokens or is_windowed
                         part = right[b, group, one, rows]
                         product(left[:, :, one].swapaxes(-1, -2), part, total[:, :, :, keys], scale=factor, add=add)
             for total, target in zip(totals, (dk, dv), strict=True):
@@ -164,24 +184,34 @@ def _blocks(shape: tuple[int, ...]) -> list[slice]:
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
 
 
+def _keys(rows: slice, heads: Heads, tokens: int) -> slice:
+    """Return the keys that a block of queries reads."""
+    window = heads.form.reach(tokens)
+    return slice(max(0, rows.start - window + 1) if window else 0, rows.stop if heads.form.causal else tokens)
+
+
 def _rooms(
-    shape: tuple[int, ...], count: int, compute: np.dtype[Any], stored: np.dtype[Any], has_mask: bool
+    shape: tuple[int, ...], heads: Heads, count: int, compute: np.dtype[Any], stored: np.dtype[Any], has_mask: bool
 ) -> list[Array]:
     """Return flat scratch for the largest block: `count` arrays of scores, as many operands of the products (the same
     memory if the dtypes are equal), and with dropout one mask."""
-    size = _together(shape) * max((rows.stop - rows.start) * rows.stop for rows in _blocks(shape))
+    of = [(rows.stop - rows.start, _keys(rows, heads, shape[3])) for rows in _blocks(shape)]
+    size = _together(shape) * max(queries * (keys.stop - keys.start) for queries, keys in of)
     wide_rooms = [cp.empty((size,), compute) for _ in range(count)]
     rooms = wide_rooms if stored == compute else [cp.empty((size,), stored) for _ in range(count)]
     return [*wide_rooms, *rooms, *([cp.empty((size,), np.dtype(np.uint8))] if has_mask else [])]
 
 
-def _mask(dropout: Dropout, room: Array, scores: Array, firsts: list[int], rows: slice, tokens: int) -> Array | None:
+def _mask(
+    dropout: Dropout, room: Array, scores: Array, firsts: list[int], rows: slice, keys: slice, tokens: int
+) -> Array | None:
     """The parts of `dropout_mask` over (B, H, T, T) for `scores`. firsts: of each sequence, the number of its first
     head here among all B H."""
     if not dropout.chance:
         return None
-    sequences, kv_heads, sharing, queries, keys = scores.shape
-    mask = within(room, (sequences, kv_heads * sharing, queries, keys))
+    sequences, kv_heads, sharing, queries, columns = scores.shape
+    mask = within(room, (sequences, kv_heads * sharing, queries, columns))
     for i, head in enumerate(firsts):
-        mask_rows(dropout, mask[i], (head * tokens + rows.start) * tokens, tokens * tokens, tokens)
+        first = (head * tokens + rows.start) * tokens + keys.start
+        mask_rows(dropout, mask[i], first, tokens * tokens, tokens)
     return mask

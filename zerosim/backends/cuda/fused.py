@@ -81,20 +81,17 @@ template <class B> __global__ void mask_rows(
 )
 
 # 1 / (1 + exp(-2u)) with u the tanh form's argument; see numpy/fused.py.
-_GATE = f"""
+GELU_GATE = f"""
 using W = typename wide<T>::type;
 const W v = wide_of(x);
 const W gate = W(1) / (W(1) + exp((v * v * W({-GELU_SCALE * GELU_CUBIC!r}) - W({GELU_SCALE!r})) * v));
 """
-_gelu = elementwise("T x", "U out", _GATE + "store(v * gate, out)", "gelu")
+GELU_SLOPE = f"""
+const W slope = ((v * v * W({3.0 * GELU_SCALE * GELU_CUBIC!r}) + W({GELU_SCALE!r})) * v * (W(1) - gate) + W(1)) * gate;
+"""
+_gelu = elementwise("T x", "U out", GELU_GATE + "store(v * gate, out)", "gelu")
 _gelu_backward = elementwise(
-    "G grad, T x",
-    "U dx",
-    _GATE
-    + f"""
-const W slope = (v * v * W({3.0 * GELU_SCALE * GELU_CUBIC!r}) + W({GELU_SCALE!r})) * v * (W(1) - gate) + W(1);
-store(slope * gate * W(wide_of(grad)), dx)""",
-    "gelu_backward",
+    "G grad, T x", "U dx", GELU_GATE + GELU_SLOPE + "store(slope * W(wide_of(grad)), dx)", "gelu_backward"
 )
 _dropout = elementwise(
     "T x, M mask, float64 keep",

@@ -1,4 +1,4 @@
-"""Llama's own layers on the device: RMS norm, rotary positions and SwiGLU, with their backward halves.
+"""Llama's own layers on the device: RMS norm (of rows, of heads), rotary positions, SwiGLU, with their backward halves.
 
 Formulas and the order of their roundings are those of `numpy/llama.py`; sums over rows and columns are taken in an
 order that depends on shapes alone. M rows, D width, B batch, T tokens, F width of SwiGLU's result.
@@ -11,10 +11,19 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, result_for
 from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows, run_threads
+from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import wide
 
-_NORM = r"""
+_FACTOR = r"""
+template <class W> __device__ inline typename wide<W>::type factor_of(const W& weight, double offset) {
+    return offset == 0 ? wide_of(weight) : wide_of(weight) + typename wide<W>::type(offset);
+}
+"""
+
+_NORM = (
+    _FACTOR
+    + r"""
 // 1 / sqrt(average of squares + eps) of one row; every thread of the row gets it.
 template <class T> __device__ inline typename wide<T>::type row_rstd(
     const T* x, long long columns, double eps, typename wide<T>::type* shared) {
@@ -26,7 +35,8 @@ template <class T> __device__ inline typename wide<T>::type row_rstd(
 
 // out null: the statistics alone.
 template <class T, class W, class U> __global__ void rms_norm(
-    const T* x, const W* weight, U* out, typename wide<T>::type* rstd, long long rows, long long columns, double eps) {
+    const T* x, const W* weight, U* out, typename wide<T>::type* rstd, long long rows, long long columns, double eps,
+    double offset) {
     __shared__ typename wide<T>::type shared[32];
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= rows) return;
@@ -34,15 +44,18 @@ template <class T, class W, class U> __global__ void rms_norm(
     if (threadIdx.x == 0) rstd[row] = scale;
     if (!out) return;
     for (long long j = threadIdx.x; j < columns; j += blockDim.x)
-        store(wide_of(x[row * columns + j]) * scale * wide_of(weight[j]), out[row * columns + j]);
+        store(wide_of(x[row * columns + j]) * scale * factor_of(weight[j], offset), out[row * columns + j]);
 }
 """
+)
 
-_BACKWARD = r"""
+_BACKWARD = (
+    _FACTOR
+    + r"""
 // With n = x * rstd and g = grad * weight: dx = (g - n * average(g * n)) * rstd.
 template <class G, class T, class W, class U> __global__ void rms_norm_dx(
     const G* grad, const T* x, const W* weight, const typename wide_both<G, T>::type* rstd, U* dx, long long rows,
-    long long columns) {
+    long long columns, double offset) {
     using V = typename wide_both<G, T>::type;
     __shared__ V shared[32];
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -51,11 +64,12 @@ template <class G, class T, class W, class U> __global__ void rms_norm_dx(
     const V scale = rstd[row];
     V slope = 0;
     for (long long j = threadIdx.x; j < columns; j += blockDim.x)
-        slope += V(wide_of(grad[start + j])) * (V(wide_of(x[start + j])) * scale) * V(wide_of(weight[j]));
+        slope += V(wide_of(grad[start + j])) * (V(wide_of(x[start + j])) * scale) * V(factor_of(weight[j], offset));
     slope = row_sum(slope, shared) / V(columns);
     for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
         const V normed = V(wide_of(x[start + j])) * scale;
-        store((V(wide_of(grad[start + j])) * V(wide_of(weight[j])) - normed * slope) * scale, dx[start + j]);
+        const V g = V(wide_of(grad[start + j])) * V(factor_of(weight[j], offset));
+        store((g - normed * slope) * scale, dx[start + j]);
     }
 }
 
@@ -87,31 +101,45 @@ template <class S, class U> __global__ void add_partials(
     store(sum, out[column]);
 }
 """
+)
 
 _ROTARY = r"""
 // A thread turns one pair of columns in every head of one token: their angle is made once. As on the host, the angle
-// is rounded to the compute dtype; its power, cosine and sine are taken in double.
+// is rounded to the compute dtype; its power, cosine and sine are taken in double. Heads have `width` columns, of which
+// 2 * half turn.
 template <class T, class U> __global__ void rotary(
-    const T* x, U* out, long long tokens, long long rows, long long columns, long long heads, long long half,
-    double base, int inverse) {
+    const T* x, U* out, long long tokens, long long rows, long long columns, long long heads, long long width,
+    long long half, double base, double factor, int interleaved, int inverse) {
     using V = typename wide<T>::type;
     const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const long long row = i / half, pair = i % half;
     if (row >= rows) return;
-    const V exponent = V(2 * pair) / V(2 * half);
-    const V rate = V(1) / V(pow(double(V(base)), double(exponent)));
+    const V rate = rate_of<V>(pair, half, base);
     const double angle = V(row % tokens) * rate;
-    const V c = V(cos(angle)), s = inverse ? -V(sin(angle)) : V(sin(angle));
+    const V c = V(cos(angle)) * V(factor), s = (inverse ? -V(sin(angle)) : V(sin(angle))) * V(factor);
     const T* from = x + row * columns;
     U* to = out + row * columns;
     for (long long head = 0; head < heads; ++head) {
-        const long long one = head * 2 * half + pair, other = one + half;
+        const long long one = head * width + (interleaved ? 2 * pair : pair), other = one + (interleaved ? 1 : half);
         const V a = wide_of(from[one]), b = wide_of(from[other]);
         store(a * c - b * s, to[one]);
         store(b * c + a * s, to[other]);
+        for (long long j = head * width + 2 * half + pair; j < (head + 1) * width; j += half)
+            store(wide_of(from[j]), to[j]);
     }
-    for (long long j = heads * 2 * half + pair; j < columns; j += half) store(wide_of(from[j]), to[j]);
+    for (long long j = heads * width + pair; j < columns; j += half) store(wide_of(from[j]), to[j]);
 }
+"""
+
+_RATE_OF_BASE = r"""
+template <class V> __device__ inline V rate_of(long long pair, long long half, double base) {
+    const V exponent = V(2 * pair) / V(2 * half);
+    return V(1) / V(pow(double(V(base)), double(exponent)));
+}
+"""
+
+_RATE_OF_TABLE = r"""
+template <class V> __device__ inline V rate_of(long long pair, long long, double) { return V(RATES[pair]); }
 """
 
 _ROWS = 64
@@ -131,12 +159,12 @@ _swiglu_backward = elementwise(
 
 
 # -- RMS norm -----------------------------------------------------------------------------------------
-def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
+def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
     if not x.size:
         return
     kernel = raw(_NORM, "rms_norm", (x.dtype, weight.dtype, out.dtype))
     with result_for(out) as result, result_for(rstd, wide(x)) as stats:
-        run_rows(kernel, *x.shape, dense(x), dense(weight), result, stats, *x.shape, float(eps))
+        run_rows(kernel, *x.shape, dense(x), dense(weight), result, stats, *x.shape, float(eps), float(offset))
 
 
 def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
@@ -144,11 +172,17 @@ def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
         return
     kernel = raw(_NORM, "rms_norm", (x.dtype, x.dtype, x.dtype))
     with result_for(rstd, wide(x)) as stats:
-        run_rows(kernel, *x.shape, dense(x), NULL, NULL, stats, *x.shape, float(eps))
+        run_rows(kernel, *x.shape, dense(x), NULL, NULL, stats, *x.shape, float(eps), 0.0)
 
 
 def rms_norm_backward(
-    grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array | None
+    grad: Array,
+    x: Array,
+    weight: Array,
+    rstd: Array,
+    dx: Array | None,
+    dweight: Array | None,
+    offset: float = 0.0,
 ) -> None:
     """Scratch: M/64 rows of D numbers in the compute dtype, 256 at most: dweight's sums over runs of rows."""
     (rows, columns), compute = x.shape, wide(x, grad)
@@ -158,7 +192,7 @@ def rms_norm_backward(
     if dx is not None and rows:
         kernel = raw(_BACKWARD, "rms_norm_dx", (grad.dtype, x.dtype, weight.dtype, dx.dtype))
         with result_for(dx) as result:
-            run_rows(kernel, rows, columns, gradient, source, scales, stats, result, rows, columns)
+            run_rows(kernel, rows, columns, gradient, source, scales, stats, result, rows, columns, float(offset))
     if dweight is None:
         return
     run = max(_ROWS, -(-rows // _MOST_PARTS))
@@ -170,15 +204,38 @@ def rms_norm_backward(
         run_threads(raw(_BACKWARD, "add_partials", (compute, dweight.dtype)), columns, partial, total, parts, columns)
 
 
+def head_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
+    """Scratch: copies of x and out, unless they are contiguous."""
+    rows = -1, weight.size
+    with result_for(out) as result, result_for(rstd, wide(x)) as stats:
+        rms_norm(dense(x).reshape(rows), weight, eps, result.reshape(rows), stats.reshape(-1), offset)
+
+
+def head_norm_backward(
+    grad: Array, x: Array, weight: Array, rstd: Array, dx: Array, dweight: Array | None, offset: float = 0.0
+) -> None:
+    """Scratch: copies of grad, x and dx, unless they are contiguous, and `rms_norm_backward`'s."""
+    rows = -1, weight.size
+    with result_for(dx) as result:
+        sources = dense(grad).reshape(rows), dense(x).reshape(rows), weight, dense(rstd).reshape(-1)
+        rms_norm_backward(*sources, result.reshape(rows), dweight, offset)
+
+
 # -- rotary positions, SwiGLU -----------------------------------------------------------------------------
-def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
+def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Array) -> None:
+    """A table of frequencies is part of the source: a model has one or two, and no kernel waits for an upload."""
     batch, tokens, columns = x.shape
     if not x.size:
         return
-    rows, half, kernel = batch * tokens, head_dim // 2, raw(_ROTARY, "rotary", (x.dtype, out.dtype))
-    numbers = tokens, rows, columns, heads, half, float(base), np.int32(inverse)
+    rows, half, source = batch * tokens, (rope.turned or head_dim) // 2, _RATE_OF_BASE + _ROTARY
+    if rope.frequencies:
+        table = ", ".join(map(repr, rope.frequencies))
+        source = f"__device__ const double RATES[] = {{{table}}};\n" + _RATE_OF_TABLE + _ROTARY
+    sizes = tokens, rows, columns, heads, head_dim, half
+    numbers = float(rope.base), float(rope.factor), np.int32(rope.interleaved), np.int32(inverse)
     with result_for(out) as result:
-        run_threads(kernel, rows * half, dense(x), result, *numbers)
+        kernel = raw(source, "rotary", (x.dtype, out.dtype))
+        run_threads(kernel, rows * half, dense(x), result, *sizes, *numbers)
 
 
 def swiglu(x: Array, out: Array) -> None:

@@ -103,7 +103,8 @@ __global__ void layer_norm(const T* x, const P* weight, const P* bias, double ep
     if (!out) return;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
         const W normed = (wide_of(x[c]) - mean) * rstd;
-        store(normed * W(wide_of(weight[c])) + W(wide_of(bias[c])), out[row * columns + c]);
+        const W scaled = normed * W(wide_of(weight[c]));
+        store(bias ? scaled + W(wide_of(bias[c])) : scaled, out[row * columns + c]);
     }
 }
 
@@ -164,10 +165,10 @@ __global__ void layer_norm_columns(const G* grad, const T* x, const W* means, co
 """
 
 
-def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array) -> None:
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, out: Array, mean: Array, rstd: Array) -> None:
     if not x.size:
         return
-    (rows, columns), sources = x.shape, (dense(x), dense(weight), dense(bias))
+    (rows, columns), sources = x.shape, (dense(x), dense(weight), NULL if bias is None else dense(bias))
     kernel = raw(LAYER_NORM, "layer_norm", (x.dtype, weight.dtype, out.dtype, mean.dtype))
     with result_for(out) as y, result_for(mean) as means, result_for(rstd) as rstds:
         run_rows(kernel, rows, columns, *sources, float(eps), y, means, rstds, rows, np.int32(columns))

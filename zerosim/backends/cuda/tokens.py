@@ -1,4 +1,4 @@
-"""The two ends of a language model in CUDA: token embedding, cross-entropy, labels drawn; a block or warp to a row."""
+"""Token embedding in CUDA; a block or a warp to a row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, fill, result_for
-from zerosim.backends.cuda.fused import PHILOX
 from zerosim.backends.cuda.types import raw, run_rows
 from zerosim.backends.kernels import Array
 
@@ -69,107 +68,6 @@ __global__ void add_runs(const I* ids, const int* order, const int* length, cons
 }
 """
 
-CROSS_ENTROPY = r"""
-template <class T, class I, class W>
-__global__ void cross_entropy(const T* logits, const I* targets, W* losses, W* lses, long long rows, int columns) {
-    __shared__ W shared[32];
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    logits += row * columns;
-    W top = wide_of(logits[0]);
-    #pragma unroll 4
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) top = larger(top, W(wide_of(logits[c])));
-    top = row_max(top, shared);
-    W total = 0;
-    #pragma unroll 4
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) total += exp(W(wide_of(logits[c])) - top);
-    total = row_sum(total, shared);
-    if (threadIdx.x == 0) {
-        const W lse = log(total) + top;
-        lses[row] = lse;
-        losses[row] = lse - W(wide_of(logits[targets[row]]));
-    }
-}
-
-template <class T, class I, class W>
-__global__ void cross_entropy_shares(const T* logits, const I* targets, const W* tops, W* sums, W* picked,
-                                     long long rows, int columns, I first) {
-    __shared__ W shared[32];
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    logits += row * columns;
-    const W top = tops[row];
-    W total = 0;
-    #pragma unroll 4
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) total += exp(W(wide_of(logits[c])) - top);
-    total = row_sum(total, shared);
-    if (threadIdx.x == 0) {
-        const I at = targets[row] - first;
-        sums[row] = total;
-        picked[row] = at >= 0 && at < columns ? W(wide_of(logits[at])) : W(0);
-    }
-}
-
-template <class T, class I, class W, class O>
-__global__ void cross_entropy_backward(const T* logits, const I* targets, const W* lses, double scale, double count,
-                                       O* dlogits, long long rows, int columns, I first) {
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    logits += row * columns;
-    dlogits += row * columns;
-    const W lse = lses[row];
-    const I target = targets[row] - first;
-    #pragma unroll 4
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-        W v = exp(W(wide_of(logits[c])) - lse);
-        if (c == target) v -= W(1);
-        store(v * W(scale) / W(count), dlogits[c]);
-    }
-}
-"""
-
-LABELS = (
-    PHILOX
-    + r"""
-// A row's sums are made a tile of blockDim.x columns at a time, twice in the same order: the second time to find the
-// tile in which they pass u times the total. One thread walks through that.
-template <class T, class I>
-__global__ void sample_labels(const T* logits, unsigned long long key0, unsigned long long key1, long long first,
-                              I* labels, long long rows, int columns) {
-    using W = typename wide<T>::type;
-    __shared__ W tops[32];
-    __shared__ double shared[32];
-    const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
-    logits += row * columns;
-    W top = wide_of(logits[0]);
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) top = larger(top, W(wide_of(logits[c])));
-    top = row_max(top, tops);
-    const auto weight = [&](int c) { return c < columns ? double(exp(W(wide_of(logits[c])) - top)) : 0.0; };
-    double total = 0;
-    for (int start = 0; start < columns; start += blockDim.x) total += row_sum(weight(start + threadIdx.x), shared);
-    const unsigned long long at = first + row;
-    const Words words = philox_words(key0, key1, at / 4);
-    const unsigned long long drawn = words.at[2 * (at % 4)] | (unsigned long long)(words.at[2 * (at % 4) + 1]) << 32;
-    const double goal = double(drawn >> 11) / 9007199254740992.0 * total;
-    double before = 0;
-    int label = columns - 1;
-    for (int start = 0; start < columns; start += blockDim.x) {
-        const double tile = row_sum(weight(start + threadIdx.x), shared);
-        if (before + tile > goal) {  // the same for all threads of the row
-            label = start;
-            const int last = min(start + static_cast<int>(blockDim.x), columns) - 1;
-            double sum = before + weight(label);
-            while (threadIdx.x == 0 && sum <= goal && label < last) sum += weight(++label);
-            break;
-        }
-        before += tile;
-    }
-    if (threadIdx.x == 0) labels[row] = label;
-}
-"""
-)
-
 
 def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
     if not out.size:
@@ -198,43 +96,3 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) 
         sort((-(-tokens // 32),), (32, 8), (ids, order, length, np.int32(tokens)))
         add = raw(EMBEDDING, "add_runs", (ids.dtype, grad.dtype, target.dtype))
         add((tokens, -(-columns // 128)), (128,), (ids, order, length, grad, target, np.int32(columns), first, height))
-
-
-def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> None:
-    rows, columns = logits.shape
-    if not rows:
-        return
-    kernel = raw(CROSS_ENTROPY, "cross_entropy", (logits.dtype, targets.dtype, lse.dtype))
-    with result_for(losses) as each, result_for(lse) as sums:
-        run_rows(kernel, rows, columns, dense(logits), dense(targets), each, sums, rows, np.int32(columns))
-
-
-def cross_entropy_shares(logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array) -> None:
-    rows, columns = logits.shape
-    if not rows:
-        return
-    kernel = raw(CROSS_ENTROPY, "cross_entropy_shares", (logits.dtype, targets.dtype, top.dtype))
-    with result_for(sums) as totals, result_for(picked) as found:
-        sources = dense(logits), dense(targets), dense(top)
-        run_rows(kernel, rows, columns, *sources, totals, found, rows, np.int32(columns), first)
-
-
-def cross_entropy_backward(
-    logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
-) -> None:
-    rows, columns = logits.shape
-    if not rows:
-        return
-    kernel = raw(CROSS_ENTROPY, "cross_entropy_backward", (logits.dtype, targets.dtype, lse.dtype, dlogits.dtype))
-    sources = dense(logits), dense(targets), dense(lse)
-    with result_for(dlogits) as target:
-        run_rows(kernel, rows, columns, *sources, float(scale), float(count), target, rows, np.int32(columns), first)
-
-
-def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:
-    rows, columns = logits.shape
-    if not rows:
-        return
-    kernel, words = raw(LABELS, "sample_labels", (logits.dtype, labels.dtype)), map(np.uint64, key)
-    with result_for(labels) as target:
-        run_rows(kernel, rows, columns, dense(logits), *words, first, target, rows, np.int32(columns))

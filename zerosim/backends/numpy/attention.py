@@ -21,9 +21,7 @@ import numpy as np
 from zerosim.backends.kernels import Array, Heads, Probs
 from zerosim.backends.numpy.cast import raised, result_for, round_into, store, wide
 from zerosim.backends.numpy.products import product
-
-QUERIES = 64
-"""Queries in a block: fewer leave out more of the future half, more keep the matrices thick."""
+from zerosim.backends.numpy.scores import QUERIES, BlockScores, blocks
 
 SCORES = 128 * 1024
 """Scores held at a time, about: as many sequences and heads go together."""
@@ -31,58 +29,69 @@ SCORES = 128 * 1024
 
 def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
-    ones = np.ones(tokens, compute)
-    future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+    ones, scores_of = np.ones(tokens, compute), BlockScores(heads, tokens, compute)
     for batch, group in groups(len(qkv), heads, tokens):
         q, k, v = split_qkv(qkv, heads, batch, group)
-        q = q * q.shape[-1] ** -0.5  # here the scale costs d products a query; on the scores it would cost T
+        q = q * heads.form.factor(q.shape[-1])  # here the scale costs d products a query; on the scores it would cost T
         target = by_group(out, heads)[batch, :, group]
         result = result_for(target, compute)
         y = heads_first(result)
         stored = _scores(kept.probs, heads, batch, group)
         mask, left = (None if a is None else _scores(a, heads, batch, group) for a in (kept.mask, kept.dropped))
         for rows in blocks(tokens):
-            scores = causal_scores(q, k, rows, future)
+            keys = scores_of.keys(rows)
+            scores = scores_of.of(q, k, rows, group)
             scores -= scores.max(axis=-1, keepdims=True)
             np.exp(scores, out=scores)
-            scores /= product(scores, ones[: rows.stop])[..., None]
-            store(scores, stored[..., rows, : rows.stop])
-            stored[..., rows, rows.stop :] = 0
+            scores /= product(scores, ones[keys])[..., None]
+            _store(scores, stored, rows, keys)
             if mask is not None:
-                scores *= mask[..., rows, : rows.stop]
+                scores *= mask[..., rows, keys]
             if left is not None:
-                store(scores, left[..., rows, : rows.stop])
-                left[..., rows, rows.stop :] = 0
-            product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
+                _store(scores, left, rows, keys)
+            product(scores, v[..., keys, :], out=y[..., rows, :])
         if mask is not None:
             result /= kept.keep
         round_into(result, target)
 
 
+def _store(scores: Array, out: Array, rows: slice, keys: slice) -> None:
+    """Store a block's scores, and 0 for the keys that it does not read."""
+    store(scores, out[..., rows, keys])
+    out[..., rows, : keys.start] = 0
+    out[..., rows, keys.stop :] = 0
+
+
 def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
     """With p the probabilities, dp = (grad @ v^T) * mask / keep and ds = p * (dp - sum(dp * p)) per query:
     dq = ds @ k * scale, dk = ds^T @ q * scale, dv = (p * mask / keep)^T @ grad; dk and dv are summed
-    over the query heads that share them. `workspace` is left alone: blocks need no room for all scores.
+    over the query heads that share them. A cap multiplies ds by its derivative, and computes the scores again for it.
+    `workspace` is left alone: blocks need no room for all scores.
     """
     compute, tokens = wide(grad, qkv), qkv.shape[1]
+    scores_of = BlockScores(heads, tokens, compute)
     for batch, group in groups(len(qkv), heads, tokens):
         q, k, v = split_qkv(qkv, heads, batch, group)
+        scaled = q * heads.form.factor(q.shape[-1]) if heads.form.cap else q
         g = heads_first(raised(by_group(grad, heads)[batch, :, group]))
         if kept.mask is not None:
             g = g / kept.keep
         stored = _scores(kept.probs, heads, batch, group)
         mask, left = (None if a is None else _scores(a, heads, batch, group) for a in (kept.mask, kept.dropped))
         totals = Totals(dqkv, heads, batch, group, compute)
-        for rows in reversed(blocks(tokens)):  # the last block has every key: it sets dk and dv, the others add
-            p = raised(stored[..., rows, : rows.stop])
-            ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
+        for rows in reversed(blocks(tokens)):
+            keys = scores_of.keys(rows)
+            p = raised(stored[..., rows, keys])
+            ds = product(g[..., rows, :], v[..., keys, :].swapaxes(-1, -2))
             after = p
             if mask is not None:
-                ds *= mask[..., rows, : rows.stop]
-                after = p * mask[..., rows, : rows.stop] if left is None else raised(left[..., rows, : rows.stop])
+                ds *= mask[..., rows, keys]
+                after = p * mask[..., rows, keys] if left is None else raised(left[..., rows, keys])
             ds -= np.einsum("...k,...k->...", ds, p)[..., None]
             ds *= p
-            totals.add(rows, ds, after, q, k, g)
+            if heads.form.cap:
+                ds *= scores_of.cap_slope(scaled, k, rows)
+            totals.add(rows, keys, ds, after, q, k, g)
         totals.round_into()
 
 
@@ -96,32 +105,29 @@ class Totals:
         self.dq = heads_first(self.results[0])
         self.dk, self.dv = (self.results[1][:, :, part].swapaxes(1, 2) for part in (0, 1))  # (B, K, T, d)
         self.tokens = dqkv.shape[1]
+        self.scale = heads.form.factor(self.dq.shape[-1])
+        self.is_set = heads.form.reach(self.tokens) > 0  # with a window no block has every key
+        if self.is_set:
+            self.results[1][...] = 0
 
-    def add(self, rows: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
-        """The contribution of one block of queries; blocks come from the last to the first."""
-        product(ds, k[..., : rows.stop, :], out=self.dq[..., rows, :])
+    def add(self, rows: slice, keys: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
+        """The contribution of one block of queries; blocks come from the last to the first. Without a window the last
+        has every key: it sets dk and dv, the others add."""
+        product(ds, k[..., keys, :], out=self.dq[..., rows, :])
         for total, left, right in ((self.dk, ds, q), (self.dv, dropped, g)):
             part = product(left.swapaxes(-1, -2), right[..., rows, :])
             part = part[:, :, 0] if part.shape[2] == 1 else part.sum(axis=2)
-            if rows.stop == self.tokens:
-                total[...] = part
+            if self.is_set:
+                total[:, :, keys] += part
             else:
-                total[:, :, : rows.stop] += part
+                total[...] = part
+        self.is_set = True
 
     def round_into(self) -> None:
-        scale = self.dq.shape[-1] ** -0.5
-        self.dq *= scale
-        self.dk *= scale
+        self.dq *= self.scale
+        self.dk *= self.scale
         for result, target in zip(self.results, self.targets, strict=True):
             round_into(result, target)
-
-
-def causal_scores(q: Array, k: Array, rows: slice, future: Array) -> Array:
-    """q k^T for a block of queries and the keys up to its end, -inf where the key is later than the query."""
-    scores = product(q[..., rows, :], k[..., : rows.stop, :].swapaxes(-1, -2))
-    diagonal = scores[..., rows]
-    np.copyto(diagonal, -np.inf, where=future[: diagonal.shape[-2], : diagonal.shape[-1]])
-    return scores
 
 
 def split_qkv(qkv: Array, heads: Heads, batch: slice, group: slice) -> tuple[Array, Array, Array]:
@@ -151,10 +157,6 @@ def heads_first(x: Array) -> Array:
 def _scores(a: Array, heads: Heads, batch: slice, group: slice) -> Array:
     """(B, H, T, T) as (B, K, H/K, T, T), a view of some sequences and heads."""
     return a.reshape(len(a), heads.keys, -1, *a.shape[2:])[batch, group]
-
-
-def blocks(tokens: int) -> list[slice]:
-    return [slice(start, min(start + QUERIES, tokens)) for start in range(0, tokens, QUERIES)]
 
 
 def groups(batches: int, heads: Heads, tokens: int) -> Iterator[tuple[slice, slice]]:

@@ -13,43 +13,35 @@ from __future__ import annotations
 import numpy as np
 
 from zerosim.backends.kernels import Array, Dropout, Heads
-from zerosim.backends.numpy.attention import (
-    QUERIES,
-    Totals,
-    blocks,
-    by_group,
-    causal_scores,
-    groups,
-    heads_first,
-    split_qkv,
-)
+from zerosim.backends.numpy.attention import Totals, by_group, groups, heads_first, split_qkv
 from zerosim.backends.numpy.cast import raised, result_for, round_into, wide
 from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
+from zerosim.backends.numpy.scores import BlockScores, blocks
 
 
 def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
     compute, tokens = wide(qkv), qkv.shape[1]
-    ones = np.ones(tokens, compute)
-    future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+    ones, scores_of = np.ones(tokens, compute), BlockScores(heads, tokens, compute)
     sums = lse.reshape(len(lse), heads.keys, -1, tokens)
     for batch, group in groups(len(qkv), heads, tokens):
         q, k, v = split_qkv(qkv, heads, batch, group)
-        q = q * q.shape[-1] ** -0.5
+        q = q * heads.form.factor(q.shape[-1])
         target = by_group(out, heads)[batch, :, group]
         result = result_for(target, compute)
         y = heads_first(result)
         for rows in blocks(tokens):
-            scores = causal_scores(q, k, rows, future)
+            keys = scores_of.keys(rows)
+            scores = scores_of.of(q, k, rows, group)
             top = scores.max(axis=-1, keepdims=True)
             scores -= top
             np.exp(scores, out=scores)
-            total = product(scores, ones[: rows.stop])
+            total = product(scores, ones[keys])
             sums[batch, group, :, rows] = np.log(total) + top[..., 0]
             scores /= total[..., None]
             if dropout.chance:
-                scores *= _mask(dropout, heads, tokens, len(qkv), batch, group, rows)
-            product(scores, v[..., : rows.stop, :], out=y[..., rows, :])
+                scores *= _mask(dropout, heads, tokens, len(qkv), batch, group, rows)[..., keys]
+            product(scores, v[..., keys, :], out=y[..., rows, :])
         if dropout.chance:
             result /= 1.0 - dropout.chance
         round_into(result, target)
@@ -60,36 +52,39 @@ def flash_attention_backward(
 ) -> None:
     """As `attention_backward`, with sum(dp * p) per query as sum(grad * out): `delta`, before blocks begin."""
     compute, tokens = wide(grad, qkv), qkv.shape[1]
-    future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+    scores_of = BlockScores(heads, tokens, compute)
     sums, deltas = (a.reshape(len(a), heads.keys, -1, tokens) for a in (lse, delta))
     for batch, group in groups(len(qkv), heads, tokens):
         q, k, v = split_qkv(qkv, heads, batch, group)
-        scaled = q * q.shape[-1] ** -0.5
+        scaled = q * heads.form.factor(q.shape[-1])
         g, y = (heads_first(raised(by_group(a, heads)[batch, :, group])) for a in (grad, out))
         np.einsum("...d,...d->...", g, y, out=deltas[batch, group])
         if dropout.chance:
             g = g / (1.0 - dropout.chance)
         totals = Totals(dqkv, heads, batch, group, compute)
         for rows in reversed(blocks(tokens)):
-            p = causal_scores(scaled, k, rows, future)
+            keys = scores_of.keys(rows)
+            p = scores_of.of(scaled, k, rows, group)
             p -= sums[batch, group, :, rows, None]
             np.exp(p, out=p)
-            ds = product(g[..., rows, :], v[..., : rows.stop, :].swapaxes(-1, -2))
+            ds = product(g[..., rows, :], v[..., keys, :].swapaxes(-1, -2))
             dropped = p
             if dropout.chance:
-                kept = _mask(dropout, heads, tokens, len(qkv), batch, group, rows)
+                kept = _mask(dropout, heads, tokens, len(qkv), batch, group, rows)[..., keys]
                 ds *= kept
                 dropped = p * kept
             ds -= deltas[batch, group, :, rows, None]
             ds *= p
-            totals.add(rows, ds, dropped, q, k, g)
+            if heads.form.cap:
+                ds *= scores_of.cap_slope(scaled, k, rows)
+            totals.add(rows, keys, ds, dropped, q, k, g)
         totals.round_into()
 
 
 def _mask(dropout: Dropout, heads: Heads, tokens: int, batches: int, batch: slice, group: slice, rows: slice) -> Array:
-    """The part of `dropout_mask` over (B, H, T, T) for some sequences, heads and queries, keys up to the last query.
+    """The part of `dropout_mask` over (B, H, T, T) for some sequences, heads and queries.
 
-    Shape (B, K, H/K, rows, keys), 1 where a probability is kept. Rows of one head lie one after the
+    Shape (B, K, H/K, rows, T), 1 where a probability is kept. Rows of one head lie one after the
     other in the stream, so each head's block is one draw, from the counter where it begins.
     """
     sequences, shared = range(batches)[batch], range(heads.keys)[group]
@@ -99,4 +94,4 @@ def _mask(dropout: Dropout, heads: Heads, tokens: int, batches: int, batch: slic
             for i in range(heads.sharing):
                 first = (heads.number(sequence, head * heads.sharing + i) * tokens + rows.start) * tokens
                 mask_run(dropout.key, dropout.chance, first, kept[b, h, i].reshape(-1))
-    return kept[..., : rows.stop]
+    return kept

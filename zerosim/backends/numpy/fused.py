@@ -41,17 +41,18 @@ def column_sum(grad: Array, out: Array) -> None:
     store(total, out)
 
 
-def layer_norm(x: Array, weight: Array, bias: Array, eps: float, out: Array, mean: Array, rstd: Array) -> None:
+def layer_norm(x: Array, weight: Array, bias: Array | None, eps: float, out: Array, mean: Array, rstd: Array) -> None:
     compute = wide(x)
     ones = np.ones(x.shape[1], compute)
-    weight, bias = raised(weight), raised(bias)
+    weight, added = raised(weight), None if bias is None else raised(bias)
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
         y = result_for(out[rows], compute)
         _center(block, ones, eps, mean[rows], rstd[rows], y)
         y *= rstd[rows, None]
         y *= weight
-        y += bias
+        if added is not None:
+            y += added
         round_into(y, out[rows])
 
 
@@ -109,7 +110,7 @@ def layer_norm_backward(
             store(total, into)
 
 
-def _gelu_gate(x: Array) -> Array:
+def gelu_gate(x: Array) -> Array:
     """0.5 * (1 + tanh(u)) as 1 / (1 + exp(-2u)): cheaper, and exact in the tail, where 1 + tanh(u) cancels."""
     gate = x * x
     gate *= -GELU_SCALE * GELU_CUBIC
@@ -124,25 +125,29 @@ def gelu(x: Array, out: Array) -> None:
     for piece, target in windows(x, out):
         values = raised(piece)
         y = result_for(target, values.dtype)
-        np.multiply(values, _gelu_gate(values), out=y)
+        np.multiply(values, gelu_gate(values), out=y)
         round_into(y, target)
 
 
 def gelu_backward(grad: Array, x: Array, dx: Array) -> None:
-    """d/dx (x * gate) = gate * (1 + x * (1 - gate) * 2u'), with 2u' = scale * (1 + 3 * cubic * x * x)."""
     for grad_piece, piece, target in windows(grad, x, dx):
         values = raised(piece)
-        gate = _gelu_gate(values)
-        slope = values * values
-        slope *= 3.0 * GELU_SCALE * GELU_CUBIC
-        slope += GELU_SCALE
-        slope *= values
-        slope *= 1.0 - gate
-        slope += 1.0
-        slope *= gate
+        slope = gelu_slope(values, gelu_gate(values))
         result = result_for(target, values.dtype)
         np.multiply(slope, raised(grad_piece), out=result)
         round_into(result, target)
+
+
+def gelu_slope(x: Array, gate: Array) -> Array:
+    """d/dx (x * gate) = gate * (1 + x * (1 - gate) * 2u'), with 2u' = scale * (1 + 3 * cubic * x * x)."""
+    slope = x * x
+    slope *= 3.0 * GELU_SCALE * GELU_CUBIC
+    slope += GELU_SCALE
+    slope *= x
+    slope *= 1.0 - gate
+    slope += 1.0
+    slope *= gate
+    return slope
 
 
 def dropout(x: Array, mask: Array, keep: float, out: Array) -> None:

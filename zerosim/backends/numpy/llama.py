@@ -1,4 +1,4 @@
-"""Llama's own layers in NumPy: RMS norm, rotary positions and SwiGLU, with their backward halves.
+"""Llama's own layers in NumPy: RMS norm (of rows, of heads), rotary positions, SwiGLU, with their backward halves.
 
 Arranged as `fused.py` is: blocks that stay in the cache, sums as products with ones, one
 rounding at the end.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, store, wide, windows
 from zerosim.backends.numpy.products import product
 
 
-def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> None:
-    compute, weight = wide(x), raised(weight)
+def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
+    compute, weight = wide(x), _factors(weight, offset)
     for rows in row_blocks(*x.shape):
         block = raised(x[rows])
         _rstd(block, eps, rstd[rows])
@@ -22,6 +23,10 @@ def rms_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array) -> No
         np.multiply(block, rstd[rows, None], out=y)
         y *= weight
         round_into(y, out[rows])
+
+
+def _factors(weight: Array, offset: float) -> Array:
+    return raised(weight) + offset if offset else raised(weight)
 
 
 def rms_norm_stats(x: Array, eps: float, rstd: Array) -> None:
@@ -35,11 +40,17 @@ def _rstd(block: Array, eps: float, out: Array) -> None:
 
 
 def rms_norm_backward(
-    grad: Array, x: Array, weight: Array, rstd: Array, dx: Array | None, dweight: Array | None
+    grad: Array,
+    x: Array,
+    weight: Array,
+    rstd: Array,
+    dx: Array | None,
+    dweight: Array | None,
+    offset: float = 0.0,
 ) -> None:
     """With n = x * rstd and g = grad * weight: dx = rstd * (g - n * average(g * n)), dweight = sum(grad * n)."""
     compute, columns = wide(x, grad), x.shape[1]
-    weight = raised(weight)
+    weight = _factors(weight, offset)
     weight_sum = np.zeros(columns, compute)
     for rows in row_blocks(*x.shape):
         g, scale = raised(grad[rows]), rstd[rows, None]
@@ -59,24 +70,66 @@ def rms_norm_backward(
         store(weight_sum, dweight)
 
 
-def rotary(x: Array, head_dim: int, heads: int, base: float, inverse: bool, out: Array) -> None:
+def head_norm(x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
+    compute, weight, by_head = wide(x), _factors(weight, offset), (-1, weight.size)
+    for rows in row_blocks(*x.shape):
+        block = raised(x[rows]).reshape(by_head)  # a copy where columns are left out
+        scale = np.empty(len(block), compute)
+        _rstd(block, eps, scale)
+        rstd[rows] = scale.reshape(-1, rstd.shape[1])
+        y = block * scale[:, None]
+        y *= weight
+        store(y.reshape(out[rows].shape), out[rows])
+
+
+def head_norm_backward(
+    grad: Array, x: Array, weight: Array, rstd: Array, dx: Array, dweight: Array | None, offset: float = 0.0
+) -> None:
+    """As `rms_norm_backward`, a head in place of a row."""
+    compute, factors, by_head = wide(x, grad), _factors(weight, offset), (-1, weight.size)
+    weight_sum = np.zeros(weight.size, compute)
+    for rows in row_blocks(*x.shape):
+        g, scale = raised(grad[rows]).reshape(by_head), rstd[rows].reshape(-1, 1)
+        normed = raised(x[rows]).reshape(by_head) * scale
+        scaled = g * normed
+        if dweight is not None:
+            weight_sum += product(np.ones(len(g), compute), scaled)
+        normed *= (product(scaled, factors) / weight.size)[:, None]
+        y = g * factors
+        y -= normed
+        y *= scale
+        store(y.reshape(dx[rows].shape), dx[rows])
+    if dweight is not None:
+        store(weight_sum, dweight)
+
+
+def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Array) -> None:
     batch, tokens, _ = x.shape
-    compute, half, turned = wide(x), head_dim // 2, heads * head_dim
-    rates = 1.0 / base ** (np.arange(0, head_dim, 2).astype(compute) / head_dim)
+    compute, width, turned = wide(x), heads * head_dim, rope.turned or head_dim
+    rates = 1.0 / rope.base ** (np.arange(0, turned, 2).astype(compute) / turned)
+    if rope.frequencies:
+        rates = np.array(rope.frequencies)
     angles = np.arange(tokens).astype(compute)[:, None] * rates.astype(compute)
     cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
     if inverse:
         np.negative(sin, out=sin)
+    if rope.factor != 1.0:
+        cos *= rope.factor
+        sin *= rope.factor
+    one, other = slice(0, turned // 2), slice(turned // 2, turned)
+    if rope.interleaved:
+        one, other = slice(0, turned, 2), slice(1, turned, 2)
     for row in range(batch):
         values, y = raised(x[row]), result_for(out[row], compute)
-        y[:, turned:] = values[:, turned:]
-        pairs = values[:, :turned].reshape(tokens, heads, 2, half)
-        result = y[:, :turned].reshape(tokens, heads, 2, half)  # a view: only the last dim is split
-        first, second = pairs[:, :, 0], pairs[:, :, 1]
-        np.multiply(first, cos, out=result[:, :, 0])
-        np.multiply(second, cos, out=result[:, :, 1])
-        result[:, :, 0] -= second * sin
-        result[:, :, 1] += first * sin
+        y[:, width:] = values[:, width:]
+        by_head = values[:, :width].reshape(tokens, heads, head_dim)
+        result = y[:, :width].reshape(tokens, heads, head_dim)  # a view: only the last dim is split
+        result[..., turned:] = by_head[..., turned:]
+        first, second = by_head[..., one], by_head[..., other]
+        np.multiply(first, cos, out=result[..., one])
+        np.multiply(second, cos, out=result[..., other])
+        result[..., one] -= second * sin
+        result[..., other] += first * sin
         round_into(y, out[row])
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, wide
 from zerosim.backends.numpy.products import product
@@ -40,10 +41,10 @@ def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) 
     dweight[found] = rounded
 
 
-def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> None:
+def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array, form: LogitForm = PLAIN) -> None:
     ones = np.ones(logits.shape[1], wide(logits))
     for rows in row_blocks(*logits.shape):
-        block = raised(logits[rows])
+        block = _formed(logits[rows], form)
         top = block.max(axis=1)
         shifted = block - top[:, None]
         sums = product(np.exp(shifted, out=shifted), ones)
@@ -52,10 +53,12 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array) -> N
         np.subtract(lse[rows], picked, out=losses[rows])
 
 
-def cross_entropy_shares(logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array) -> None:
+def cross_entropy_shares(
+    logits: Array, targets: Array, first: int, top: Array, sums: Array, picked: Array, form: LogitForm = PLAIN
+) -> None:
     ones = np.ones(logits.shape[1], wide(logits))
     for rows in row_blocks(*logits.shape):
-        block, columns = raised(logits[rows]), targets[rows] - first
+        block, columns = _formed(logits[rows], form), targets[rows] - first
         here = (columns >= 0) & (columns < logits.shape[1])
         picked[rows] = 0
         picked[rows][here] = block[here, columns[here]]
@@ -64,26 +67,60 @@ def cross_entropy_shares(logits: Array, targets: Array, first: int, top: Array, 
 
 
 def cross_entropy_backward(
-    logits: Array, targets: Array, lse: Array, scale: float, count: int, dlogits: Array, first: int = 0
+    logits: Array,
+    targets: Array,
+    lse: Array,
+    scale: float,
+    count: int,
+    dlogits: Array,
+    first: int = 0,
+    form: LogitForm = PLAIN,
 ) -> None:
     compute = wide(logits)
     for rows in row_blocks(*logits.shape):
+        formed = _formed(logits[rows], form)
+        slope = _slope(formed, form)  # before the result, which may lie over the logits
         result = result_for(dlogits[rows], compute)
-        np.subtract(raised(logits[rows]), lse[rows, None], out=result)
+        np.subtract(formed, lse[rows, None], out=result)
         np.exp(result, out=result)
         columns = targets[rows] - first
         here = np.flatnonzero((columns >= 0) & (columns < logits.shape[1]))
         result[here, columns[here]] -= 1.0
         result *= scale
         result /= count
+        if slope is not None:
+            result *= slope
         round_into(result, dlogits[rows])
 
 
-def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array) -> None:
+def _formed(logits: Array, form: LogitForm) -> Array:
+    """The logits in the compute type, multiplied and capped."""
+    values = raised(logits)
+    if form.factor != 1.0:
+        values = values * form.factor
+    if form.cap:
+        values = values / form.cap
+        np.tanh(values, out=values)
+        values *= form.cap
+    return values
+
+
+def _slope(formed: Array, form: LogitForm) -> Array | float | None:
+    """The derivative of `formed` by the logits; None: 1."""
+    if not form.cap:
+        return None if form.factor == 1.0 else form.factor
+    slope = formed / form.cap
+    slope *= slope
+    np.subtract(1.0, slope, out=slope)
+    slope *= form.factor
+    return slope
+
+
+def sample_labels(logits: Array, key: tuple[int, int], first: int, labels: Array, form: LogitForm = PLAIN) -> None:
     uniform = np.random.Generator(np.random.Philox(key=np.array(key, np.uint64), counter=first // 4))
     draws = uniform.random(first % 4 + len(labels))[first % 4 :]
     for rows in row_blocks(*logits.shape):
-        block = raised(logits[rows])
+        block = _formed(logits[rows], form)
         shifted = block - block.max(axis=1)[:, None]
         sums = np.cumsum(np.exp(shifted, out=shifted), axis=1, dtype=np.float64)
         below = np.count_nonzero(sums <= draws[rows, None] * sums[:, -1:], axis=1)

@@ -86,7 +86,7 @@ STANDIN_MATH1(exp) STANDIN_MATH1(exp2) STANDIN_MATH1(expm1) STANDIN_MATH1(log) S
 STANDIN_MATH1(log10) STANDIN_MATH1(log1p) STANDIN_MATH1(sqrt) STANDIN_MATH1(tanh) STANDIN_MATH1(sinh)
 STANDIN_MATH1(cosh) STANDIN_MATH1(sin) STANDIN_MATH1(cos) STANDIN_MATH1(tan) STANDIN_MATH1(erf)
 STANDIN_MATH1(fabs) STANDIN_MATH1(floor) STANDIN_MATH1(ceil) STANDIN_MATH1(trunc) STANDIN_MATH1(rint)
-STANDIN_MATH1(round) STANDIN_MATH1(cbrt)
+STANDIN_MATH1(round) STANDIN_MATH1(cbrt) STANDIN_MATH1(erfc)
 #define STANDIN_MATH2(name)                                  \
     extern "C" float name##f(float, float) noexcept;         \
     extern "C" double name(double, double) noexcept;         \

@@ -1,0 +1,82 @@
+"""Variants of kernels, as values: what families of models change in attention, in rotary positions and in the loss.
+
+Every default is neutral: a kernel that gets none of these does what GPT-2's and Llama's do.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Scores(NamedTuple):
+    """What becomes of attention's scores q kᵀ before the softmax, in this order.
+
+    scale    their factor; 0: 1 / sqrt(d)
+    cap      cap * tanh(scores / cap); 0: none
+    alibi    each head's slope times (key - query) is added (2108.12409)
+    window   a query reads the last `window` keys up to itself; 0: every key up to itself
+    causal   without it a query reads every key, later ones too
+    """
+
+    scale: float = 0.0
+    cap: float = 0.0
+    alibi: bool = False
+    window: int = 0
+    causal: bool = True
+
+    def factor(self, width: int) -> float:
+        """Return the factor of the scores of heads of `width` columns."""
+        return self.scale or float(width**-0.5)
+
+    def reach(self, tokens: int) -> int:
+        """Return the window, or 0 if it holds all tokens."""
+        return self.window if self.window < tokens else 0
+
+    def pairs(self, tokens: int) -> int:
+        """Return how many scores of a head count as work: T², masked ones included, as GPUs' formulas have it; with a
+        window those that a query reads, the sum of min(i + 1, window)."""
+        window = self.reach(tokens)
+        return window * (window + 1) // 2 + (tokens - window) * window if window else tokens * tokens
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """Return the slopes of a model's heads: 2^(-8 i / n) of n heads, a power of two. Heads beyond it take those that
+    2n heads would have besides, every second one (BLOOM's rule)."""
+    near = 1 << (heads.bit_length() - 1)
+    return [2.0 ** (-8.0 * (i + 1) / near if i < near else -4.0 * (2 * (i - near) + 1) / near) for i in range(heads)]
+
+
+class Rope(NamedTuple):
+    """Rotary positions: the pairs of columns in a head, and the angle of each pair per position.
+
+    base          pair i turns by base^(-2i/R) a position, R columns in all
+    turned        R: the columns of a head that turn, its first ones; 0: all
+    interleaved   a pair is columns 2i and 2i + 1 (GPT-J, Cohere); without, columns i and i + R/2
+    frequencies   the angle of each pair, in place of base's (`functional/rope_scaling.py`)
+    factor        a factor of cosines and sines
+    """
+
+    base: float = 10000.0
+    turned: int = 0
+    interleaved: bool = False
+    frequencies: tuple[float, ...] = ()
+    factor: float = 1.0
+
+
+class LogitForm(NamedTuple):
+    """What becomes of logits before the softmax of the loss: their factor, then cap * tanh(logits / cap); 0: no cap.
+
+    Part of the loss, not an op before it: another buffer of logits would double the largest one.
+    """
+
+    factor: float = 1.0
+    cap: float = 0.0
+
+    @property
+    def flops(self) -> int:
+        """Return the operations an element."""
+        return (self.factor != 1.0) + 3 * (self.cap != 0.0)
+
+
+SCORES, ROPE, PLAIN = Scores(), Rope(), LogitForm()
+"""The neutral ones."""
