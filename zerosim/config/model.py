@@ -139,6 +139,11 @@ class ModelConfig(Part):
         return self._decoder
 
     @property
+    def embed_scale(self) -> float:
+        """The factor of the token table's rows."""
+        return self.numbers.embed_scale * (self.hidden**0.5 if self.decoder.scaled else 1.0)
+
+    @property
     def rotated(self) -> int:
         """The columns of a head that rotary positions rotate."""
         return int(self.head_dim * self.numbers.rotary_part)

@@ -50,29 +50,33 @@ class AddRows:
 
     x_requires_grad: bool
     rows: Operand
+    first: int = 0
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad if self.x_requires_grad else None
         if not self.rows.requires_grad:
             return dx, None
         device, drows = grad.device, self.rows.new_grad()
-        used = grad.shape[-2]
-        if used < drows.shape[0]:
+        used = slice(self.first, self.first + grad.shape[-2])
+        if grad.shape[-2] < drows.shape[0]:
             device.kernel(0, device.backend.fill, drows.array, 0.0)
-        device.kernel(grad.numel, device.backend.sum_to, grad.array, drows.array[:used])
+        device.kernel(grad.numel, device.backend.sum_to, grad.array, drows.array[used])
         return dx, drows
 
 
-def add_rows(x: Tensor, rows: Operand) -> Tensor:
-    """Add the first T of `rows` to x: learned positions. Shapes: x and result (B, T, D), rows (T or more, D).
+def add_rows(x: Tensor, rows: Operand, first: int = 0) -> Tensor:
+    """Add T of `rows` to x, from number `first` on: learned positions. Shapes: x and result (B, T, D), rows (first + T
+    or more, D).
 
     Raises: InputError for fewer rows than tokens, or another width.
     """
-    if x.shape[-2:] != (min(x.shape[-2], rows.shape[0]), rows.shape[1]):
+    tokens = x.shape[-2]
+    if x.shape[-2:] != (min(tokens, rows.shape[0] - first), rows.shape[1]):
         raise InputError(f"add_rows: x of shape {x.shape} needs as many rows as tokens, of its width, not {rows.shape}")
     device, out = x.device, like(x)
-    device.kernel(out.numel, device.backend.add, x.array, rows.array[: x.shape[-2]], out.array)
-    return apply(AddRows(x.requires_grad, rows), out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
+    device.kernel(out.numel, device.backend.add, x.array, rows.array[first : first + tokens], out.array)
+    rule = AddRows(x.requires_grad, rows, first)
+    return apply(rule, out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from zerosim.models.builder import Builder
 from zerosim.models.model import Model
+from zerosim.nn import Unit
 from zerosim.nn.decoder import DecoderBlock, Norm
 from zerosim.nn.layers import Positions
 
 
 def build_decoder(new: Builder) -> Model:
     """Build the units of a decoder-only model. A table of positions ends at its longest context."""
-    row = new.sizes.decoder
-    between = [new.unit("wpe", Positions)] if row.positions == "learned" else []
+    row, between = new.sizes.decoder, list[Unit]()
+    if row.table_norm:
+        between.append(new.unit(row.table_norm, Norm, row.prefix))
+    if row.positions == "learned":
+        between.append(new.unit(row.position_table, Positions, row.prefix))
     between += [*new.blocks(row.blocks, DecoderBlock, row.prefix), new.unit(row.last_norm, Norm, row.prefix)]
     return new.language_model(row.table, between, row.prefix)

@@ -44,31 +44,37 @@ class Dropout:
 
 
 class TokenTable:
-    """A table (V, D), cut by rows over a group: as an embedding it maps token ids to rows (..., D); as a head it
-    computes `logits`."""
+    """A table (V, D), cut by rows over a group: as an embedding it maps token ids to rows (..., D), times `scale`; as a
+    head it computes `logits`, with a bias (V) if the family's head has one."""
 
     def __init__(self, here: LayerContext, *, embedding: bool = True) -> None:
-        self.maps = here.group.maps
-        shape = here.sizes.vocab, here.sizes.hidden
+        self.maps, sizes = here.group.maps, here.sizes
+        shape = sizes.vocab, sizes.hidden
         self.split = self.maps.split_vocabulary(shape)
         self.weight = here.declare("weight", shape, std=here.std, split=self.split, embedding=embedding)
+        self.bias = None
+        if not embedding and here.decoder.head_bias:
+            self.bias = here.declare("bias", shape[:1], split=self.maps.split_vocabulary(shape[:1]))
+        self.scale = sizes.embed_scale
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return self.maps.embedding(ids.buffer, self.weight, self.split)
+        rows = self.maps.embedding(ids.buffer, self.weight, self.split)
+        return rows if self.scale == 1.0 else F.scaled(rows, self.scale)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return x @ weightᵀ. Shapes: x (..., D), result (..., this rank's columns of V)."""
-        return self.maps.column_linear(x, self.weight, transposed=True)
+        """Return x @ weightᵀ + bias. Shapes: x (..., D), result (..., this rank's columns of V)."""
+        return self.maps.column_linear(x, self.weight, self.bias, transposed=True)
 
 
 class Positions:
-    """x (B, T, D) + a learned row for each position, then dropout. The table has `positions` rows."""
+    """x (B, T, D) + a learned row for each position, then dropout. The table has `positions` rows, and before them
+    those that the family leaves out."""
 
     def __init__(self, here: LayerContext) -> None:
-        self.rows = here.group.rows
-        shape = here.sizes.positions, here.sizes.hidden
+        self.rows, self.first = here.group.rows, here.decoder.first_position
+        shape = self.first + here.sizes.positions, here.sizes.hidden
         self.weight = here.declare("weight", shape, std=here.std, summed=self.rows.is_cut, embedding=True)
         self.dropout = Dropout(here, "embd")
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.dropout(self.rows.add_positions(x, self.weight))
+        return self.dropout(self.rows.add_positions(x, self.weight, self.first))

@@ -47,11 +47,13 @@ class OwnRows:
             at += length
         return runs
 
-    def add_positions(self, x: Tensor, table: Operand) -> Tensor:
-        """Return x + each row's position. Shapes: x and result (B, T / parts, D), table (T or more, D)."""
+    def add_positions(self, x: Tensor, table: Operand, first: int = 0) -> Tensor:
+        """Return x + each row's position, the first one being row `first` of the table. Shapes: x and result
+        (B, T / parts, D), table (first + T or more, D)."""
         if not self.is_cut:
-            return F.add_rows(x, table)
-        return F.add_row_runs(x, table, self.positions(*x.shape[:2]))
+            return F.add_rows(x, table, first)
+        runs = self.positions(*x.shape[:2])
+        return F.add_row_runs(x, table, [(here, slice(at.start + first, at.stop + first)) for here, at in runs])
 
     def rotary(
         self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0, rope: Rope | None = None

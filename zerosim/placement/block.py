@@ -13,15 +13,16 @@ Width = Literal["heads", "kv_heads", "ffn"]
 
 
 class Role(NamedTuple):
-    """What a weight is to its block: a norm before or after one of the two branches, or a map in the branch.
+    """What a weight is to its block: a norm before or after one of the two branches, a map in the branch, or between
+    the maps.
 
     branch  0: attention, 1: feed-forward
-    place   'before', 'columns', 'rows' or 'after', in the order in which they run
+    place   in the order in which they run
     part    the part of the block that `--recompute` can name
     """
 
     branch: int
-    place: Literal["before", "columns", "rows", "after"]
+    place: Literal["before", "columns", "between", "rows", "after"]
     part: str = ""
 
 
@@ -117,7 +118,11 @@ class Block(NamedTuple):
 
     @property
     def branches(self) -> tuple[Branch, Branch]:
-        return self.attention, self.mlp
+        """Both branches. Side by side no norm reads the sum after attention, so no part is recomputed for it."""
+        attention = self.attention
+        if self.parallel:
+            attention = attention._replace(rows=attention.rows._replace(part=""))
+        return attention, self.mlp
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
