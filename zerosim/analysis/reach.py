@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from zerosim.analysis.shares import Placed, Share
 from zerosim.functional.loss_modes import CHUNKED
+from zerosim.placement.block import Block
 from zerosim.placement.spec import FlatSpec, is_block
 
 Place = tuple[int, str]
@@ -52,7 +53,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
             if at < lowest:
                 continue
             if is_block(unit):
-                more = _in_block(_trained_in(placed, unit), sends_back=at > lowest)
+                more = _in_block(config.model.decoder.block, _trained_in(placed, unit), sends_back=at > lowest)
                 x, y, z, k = x + more[0], y + more[1], z + more[2], k + 1
             elif at == len(order) - 1:
                 x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
@@ -76,16 +77,33 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
 
 def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     """Return the leaf modules of a block whose results backward reads: those that it recomputes if they are discarded.
-    A norm's result is read for weight gradients of the maps behind it; the sum before the second norm by that norm; the
-    first map of the feed-forward by its activation."""
+
+    A norm's result is read for weight gradients of the maps behind it; the sum after attention by the second norm or,
+    without one, as a norm's result; a map before a norm by that norm; the first map of the feed-forward by its
+    activation. Side by side no norm reads the sum.
+    """
+    row, parts = placed.config.model.decoder.block, placed.config.memory.again.parts
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
-    parts = placed.config.memory.again.parts
-    flows = sends_back or not trained.isdisjoint({(0, "before"), (0, "columns"), (0, "rows"), (1, "before")})
-    maps = flows or not trained.isdisjoint({(1, "columns"), (1, "rows")})
+    attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))
+    flows = attention or (0, "after") in trained
+    before = sends_back if row.parallel else flows
+    maps = before or not trained.isdisjoint(_places(1, "before", "columns", "rows"))
     second = (1, "columns") in reading or (maps and "fc1" in parts)
-    added = flows or (second and "layernorm" in parts)
-    read = {(0, "before"): (0, "columns") in reading, (0, "rows"): added, (1, "before"): second, (1, "columns"): maps}
+    normed = bool(row.mlp.before) and row.mlp.before != row.attention.before
+    added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second
+    added = added and not row.parallel
+    read = {
+        (0, "before"): (0, "columns") in reading or (second and row.parallel and not normed),
+        (0, "rows"): added or (bool(row.attention.after) and flows),
+        (0, "after"): added,
+        (1, "before"): second,
+        (1, "columns"): maps,
+    }
     return {place for place, is_read in read.items() if is_read}
+
+
+def _places(branch: int, *of: str) -> set[Place]:
+    return {(branch, place) for place in of}
 
 
 def roles_in(flat: FlatSpec) -> set[Place]:
@@ -118,16 +136,17 @@ def _trained_in(placed: Placed, unit: str, *, reading: bool = False) -> set[Plac
     return found
 
 
-def _in_block(trained: set[Place], *, sends_back: bool) -> tuple[int, int, int]:
+def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int, int, int]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
     reaches, and column-parallel maps that need their input for weights' gradients."""
     x = y = z = 0
     flows = sends_back  # whether the residual stream has a gradient
-    for branch in (0, 1):
-        inner = flows or (branch, "before") in trained
+    for at, branch in enumerate(row.branches):
+        normed_by = 0 if branch.before == row.attention.before else at  # side by side they may share a norm
+        inner = (sends_back if row.parallel else flows) or (normed_by, "before") in trained
         x += inner
-        z += (branch, "columns") in trained
-        inner = inner or not trained.isdisjoint({(branch, "columns"), (branch, "rows")})
+        z += (at, "columns") in trained
+        inner = inner or not trained.isdisjoint(_places(at, "columns", "between", "rows"))
         y += inner
-        flows |= inner
+        flows |= inner or (at, "after") in trained
     return x, y, z

@@ -10,13 +10,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
 from types import MappingProxyType
+from typing import Any
 
 from zerosim import functional as F
+from zerosim.backends.forms import Scores
+from zerosim.config.model import ModelConfig
+from zerosim.config.numbers import Kind
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
 from zerosim.nn.layers import Dropout
 from zerosim.nn.lora import Adaptable, Adapters
+from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Map, Role, Width
 from zerosim.tensor.tensor import Parameter, Tensor
 
@@ -63,8 +68,9 @@ class ColumnMap:
         wide, rank = tuple(here.sizes.width(out.wide) for out in row.outs), here.tuning.lora_rank
         may, first = list[Adaptable](), 0
         if row.fused:
-            self._declare(here, sum(wide), lengths=wide)
-            split = self.maps.split((sum(wide), rank), 0, lengths=wide)
+            cut: dict[str, Any] = {"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}
+            self._declare(here, sum(wide), **cut)
+            split = self.maps.split((sum(wide), rank), 0, **cut)
             words = row.outs[0].words if len(wide) == 1 else ()
             may.append(Adaptable(here.name, here.sizes.hidden, sum(wide), words=words, split_b=split))
         for out, each in zip(row.outs, wide, strict=True):
@@ -148,7 +154,7 @@ class Attention:
         self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
         self.first_head = maps.index * self.num_heads
-        self.placed = [*self._norms(here), *self._rotary(sizes, kind, row)]
+        self.placed = [*self._norms(here), *self._rotary(sizes, kind)]
         numbers = sizes.numbers
         self.form = Scores(numbers.query_scale, numbers.attn_cap, row.positions == "alibi", kind.window)
         self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
@@ -159,11 +165,11 @@ class Attention:
             return []
         return [here.taking(Role(0, "between")).leaf("qk_norm", HeadNorms, self.num_heads, self.num_kv_heads)]
 
-    def _rotary(self, sizes: ModelConfig, kind: Kind, row: Decoder) -> list[Layer]:
+    def _rotary(self, sizes: ModelConfig, kind: Kind) -> list[Layer]:
         """Return the layer that rotates q and k, if the block has one."""
-        if row.positions != "rotary" or not kind.rotates:
+        if sizes.decoder.positions != "rotary" or not kind.rotates:
             return []
-        rope = rope_of(sizes, kind, interleaved=row.interleaved)
+        rope = rope_of(sizes, kind)
         return [lambda qkv: self.rows.rotary(qkv, self.num_heads, self.num_kv_heads, rope=rope)]
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,0 +1,21 @@
+"""The rotary positions of a block, from its model's numbers."""
+
+from __future__ import annotations
+
+from zerosim.backends.forms import Rope
+from zerosim.config.model import ModelConfig
+from zerosim.config.numbers import UNSCALED, Kind
+from zerosim.functional.rope_scaling import inverse_frequencies
+
+
+def rope_of(sizes: ModelConfig, kind: Kind) -> Rope:
+    """Return which columns of a head turn, and how fast. Blocks with a base of their own are not scaled."""
+    numbers, columns = sizes.numbers, sizes.rotated
+    rope = Rope(kind.rope_base, 0 if columns == sizes.head_dim else columns, sizes.decoder.interleaved)
+    scaling = UNSCALED if kind.window and numbers.rope_local else numbers.scaling
+    if scaling == UNSCALED:
+        return rope
+    frequencies, factor = inverse_frequencies(
+        scaling.kind, dict(scaling.values), kind.rope_base, columns, sizes.positions, sizes.seq
+    )
+    return rope._replace(frequencies=tuple(frequencies), factor=factor)
