@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim.backends.forms import Rope
+from zerosim.backends.forms import Rope, Scores, alibi_slopes
+from zerosim.comm.runtime import make_backend
+from zerosim.device.device import Device, Kind
+from zerosim.device.events import Kernel
+from zerosim.dtypes import bf16
 from zerosim.errors import InputError
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.functional.rope_scaling import inverse_frequencies
+from zerosim.tensor.autograd import backward
 from zerosim.tensor.gradcheck import gradcheck
-from zerosim.tensor.tensor import Tensor, cpu, tensor
+from zerosim.tensor.tensor import Leaf, Tensor, cpu, tensor
 
 MEGATRON = ActivationPolicy("megatron")
 
@@ -25,6 +30,101 @@ def packed_with_biases(x: Tensor, *params: Tensor) -> Tensor:
 
 def rotary(rope: Rope) -> Callable[[Tensor], Tensor]:
     return lambda qkv: F.rotary(qkv, 2, 1, rope=rope)
+
+
+SCORES = {
+    "scaled": Scores(scale=0.7),
+    "capped": Scores(cap=1.5),
+    "slopes": Scores(alibi=True),
+    "window": Scores(window=3),
+    "both-ways": Scores(causal=False),
+    "all": Scores(0.6, 2.0, True, 2),
+}
+
+
+def attention(form: Scores, policy: ActivationPolicy, dropout: float = 0.3) -> Callable[[Tensor], Tensor]:
+    heads = {"first_head": 2, "whole_heads": 6} if form.alibi else {}
+    return lambda qkv: F.attention(
+        qkv, 4, num_kv_heads=2, dropout=dropout, key=(1, 2), policy=policy, form=form, **heads
+    )
+
+
+@pytest.mark.parametrize("policy", [MEGATRON, ActivationPolicy("lean", "flash", "selective")], ids=["eager", "flash"])
+@pytest.mark.parametrize("form", SCORES.values(), ids=SCORES)
+@pytest.mark.usefixtures("plain_device")
+def test_gradients_of_attention(form: Scores, policy: ActivationPolicy) -> None:
+    gradcheck(attention(form, policy), [(1, 5, 16)])
+
+
+@pytest.mark.parametrize("form", SCORES.values(), ids=SCORES)
+def test_flash_is_eager_to_within_rounding(form: Scores) -> None:
+    """Over several blocks of queries; windows longer than a block, and shorter."""
+    for window in {form.window, 40 * form.window}:
+        results = []
+        for policy in (ActivationPolicy(), ActivationPolicy("lean", "flash")):
+            device, rng = cpu(), np.random.default_rng(5)
+            qkv = tensor(rng.standard_normal((2, 150, 40)), device, dtype="fp64", requires_grad=True)
+            out = attention(form._replace(window=window), policy)(qkv)
+            (out * tensor(rng.standard_normal(out.shape), device, dtype="fp64")).sum().backward()
+            assert qkv.grad is not None
+            results.append((out.numpy(), qkv.grad.numpy()))
+        for eager, flash in zip(*results, strict=True):
+            assert np.abs(eager - flash).max() <= 40 * 2.0**-52 * np.abs(eager).max()
+
+
+def work_of_attention(tokens: int, form: Scores, policy: ActivationPolicy, dropout: float) -> list[tuple[Any, ...]]:
+    device = Device(0, make_backend("meta"))
+    qkv = Tensor(device.alloc((2, tokens, 8 * 4), bf16, Kind.ACTIVATION), Leaf())
+    out = attention(form, policy, dropout)(qkv)
+    assert out.node is not None
+    backward(out.node, [out.new_grad()])
+    kernels = [event for event in device.recorder.events if isinstance(event, Kernel) and event.name != "dropout_mask"]
+    return [(one.name, one.flops, one.bytes_read, one.bytes_written, one.shape) for one in kernels]
+
+
+@pytest.mark.parametrize("policy", [MEGATRON, ActivationPolicy(), ActivationPolicy("lean", "flash")], ids=str)
+def test_a_window_costs_the_sum_of_what_its_queries_read(policy: ActivationPolicy) -> None:
+    """Flops and bytes are linear in the scores that count; a window of all tokens is none."""
+    tokens, dropout = 12, 0.5
+    plain, none = (work_of_attention(tokens, Scores(window=w), policy, dropout) for w in (0, 12))
+    assert plain == none == work_of_attention(tokens, Scores(window=99), policy, dropout)
+    for window in (1, 2, 5, 11):
+        form = Scores(window=window)
+        pairs = sum(min(i + 1, window) for i in range(tokens))
+        assert form.pairs(tokens) == pairs
+        for (name, flops, read, written, shape), one in zip(
+            work_of_attention(tokens, form, policy, dropout), plain, strict=True
+        ):
+            assert name == one[0]
+            assert flops * tokens**2 == one[1] * pairs
+            if "flash" in name:
+                assert (read, written, shape) == (*one[2:4], (*one[4], pairs))
+                continue
+            scores = {  # of 2 bytes (the mask: 1), read and written
+                "attention_scores": (0, 2), "softmax": (2, 2), "attention_dropout": (3, 2), "attention_values": (2, 0),
+                "attention_dvalues": (2, 0), "attention_dprobs": (0, 2), "softmax_backward": (5, 2),
+                "attention_dquery": (2, 0), "attention_dkey": (2, 0),
+            }[name]  # fmt: skip
+            if policy.saves == "lean" and name in ("attention_values", "attention_dvalues"):
+                scores = (3, 0)
+            away = 2 * 4 * (tokens**2 - pairs)
+            assert (one[2] - read, one[3] - written) == (scores[0] * away, scores[1] * away), name
+
+
+def test_scores_that_cannot_be_are_refused() -> None:
+    qkv = tensor(np.zeros((1, 3, 16)), cpu())
+    for form in (Scores(window=-1), Scores(cap=-1.0), Scores(window=2, causal=False)):
+        with pytest.raises(InputError, match="expected a cap and a window of at least 0, and a window only if causal"):
+            F.attention(qkv, 4, num_kv_heads=2, form=form)
+
+
+@pytest.mark.parametrize("heads", [8, 12, 1, 6])
+def test_slopes_are_blooms(heads: int) -> None:
+    """2^(-8/n) and its powers; for 12 heads those of 8, and 4 of the 16 heads' that lie between."""
+    near = max(n for n in (1, 2, 4, 8) if n <= heads)
+    every = [2.0 ** (-8 * (i + 1) / near) for i in range(near)]
+    between = [2.0 ** (-8 * (i + 1) / (2 * near)) for i in range(2 * near)][::2]
+    assert alibi_slopes(heads) == pytest.approx(every + between[: heads - near], rel=1e-15)
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ class KernelWork(NamedTuple):
     """One kernel: its floating-point operations, and bytes of memory.
 
     `shape` is what else decides its speed: (M, K, N) of a product (M, K) by (K, N); (B, H, K, T, d) of a
-    FlashAttention over B rows of T tokens, with H query heads and K key-value heads of width d. Other kernels have
-    none.
+    FlashAttention over B rows of T tokens, with H query heads and K key-value heads of width d. Its flops count T²
+    scores a head, of which a causal kernel skips half. If they count what the kernel reads (in a window, or without a
+    causal mask), those scores are a sixth number. Other kernels have no shape.
     """
 
     name: str

@@ -21,6 +21,10 @@ its softmax into another buffer (lean's writes it over the scores). Flash backwa
 statistic (B, H, T), its `delta`. With the fp32 softmax forward declares the scores in c too, and backward the gradients
 of the softmax and of the scores in c.
 
+`Scores` says what else becomes of the scores: their scale, a cap, ALiBi's slopes, a window. Flops and bytes count the
+whole square of T² scores, masked ones included, as GPUs' formulas do, but with a window only those that it holds: the
+sum of min(i + 1, window) over queries i. Buffers of scores stay square.
+
 A core returns its result and the log-sum-exp of each query's scores, which serve to merge results over several blocks
 of keys: with L = log(e^lse1 + e^lse2), out = e^(lse1 - L) out1 + e^(lse2 - L) out2 (2310.01889). Flash saves the
 log-sum-exp for backward. Eager computes it only on demand.
@@ -28,10 +32,10 @@ log-sum-exp for backward. Eager computes it only on demand.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from zerosim.backends.forms import SCORES, Scores
 from zerosim.backends.kernels import Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward, work_of
@@ -55,12 +59,14 @@ class Core:
     def products(self, qkv: Tensor) -> int:
         """Return the multiply-adds of one product of scores with a head, over all heads: B H T² d."""
         batch, tokens, columns = qkv.shape
-        return batch * tokens * tokens * self.heads.queries * columns // self.heads.packed
+        return batch * self.heads.form.pairs(tokens) * self.heads.queries * columns // self.heads.packed
 
     def flash_shape(self, qkv: Tensor) -> tuple[int, ...]:
-        """Return (B, H, K, T, d), as in the record."""
+        """Return (B, H, K, T, d), as in the record, and the scores of a head where flops do not count a causal T²."""
         batch, tokens, columns = qkv.shape
-        return batch, self.heads.queries, self.heads.keys, tokens, columns // self.heads.packed
+        form, sizes = self.heads.form, (batch, self.heads.queries, self.heads.keys, tokens)
+        exact = () if form.causal and not form.reach(tokens) else (form.pairs(tokens),)
+        return *sizes, columns // self.heads.packed, *exact
 
     def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
         """Return the shape of the scores of this rank's heads."""
@@ -115,10 +121,10 @@ class Eager:
     def work(self) -> tuple[int, int, int, int, int, bool]:
         """Return the flops of one product; the bytes of q, of k, of the scores and of dropout's mask; and whether
         `dropped` is saved."""
-        heads = self.core.heads
-        each, mask = self.qkv.buffer.nbytes // heads.packed, 0 if self.mask is None else self.mask.nbytes
+        heads, (batch, tokens, _) = self.core.heads, self.qkv.shape
+        each, pairs = self.qkv.buffer.nbytes // heads.packed, batch * heads.queries * heads.form.pairs(tokens)
         head, shared = each * heads.queries, each * heads.keys
-        scores = math.prod(self.core.scores(self.qkv)) * self.qkv.dtype.itemsize
+        mask, scores = 0 if self.mask is None else pairs, pairs * self.qkv.dtype.itemsize
         return 2 * self.core.products(self.qkv), head, shared, scores, mask, self.dropped is not None
 
     def log_sum_exp(self) -> Buffer:
@@ -236,8 +242,9 @@ def attention(
     dropout: float = 0.0,
     key: tuple[int, int] = (0, 0),
     policy: ActivationPolicy = DEFAULT,
+    form: Scores = SCORES,
 ) -> Tensor:
-    """Compute causal self-attention, heads side by side, scale 1/sqrt(d).
+    """Compute causal self-attention, heads side by side, scale 1/sqrt(d). `form` changes scores and what queries read.
 
     Shapes: qkv (B, T, (H + 2K) d) with columns q|k|v, each cut into its heads; result (B, T, H d).
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
@@ -245,7 +252,7 @@ def attention(
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
     the whole.
 
-    Raises: InputError for heads that do not divide the columns or each other.
+    Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
     """
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     columns = qkv.shape[-1]
@@ -259,8 +266,10 @@ def attention(
             f"attention: {num_heads} heads of queries and {num_kv_heads} each of keys and values "
             f"do not divide {columns} columns"
         )
+    if form.window < 0 or form.cap < 0 or (form.window and not form.causal):
+        raise InputError(f"attention: {form}: expected a cap and a window of at least 0, and a window only if causal")
     check_chance(dropout)
-    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads), dropout, key, policy)
+    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy)
     rule: CoreRule | RecomputedCore
     out, rule = CORES[policy.attention](qkv, core)
     if "core_attn" in policy.again.parts:

@@ -80,12 +80,13 @@ class GpuCosts:
             return 0.0
         at_peak = kernel.flops / self.cluster.peak_flops
         if kernel.name in _FLASH and kernel.shape:
-            return at_peak / 2 / self._flash_share(kernel)  # blocks above the diagonal are skipped
+            skipped = 2 if len(kernel.shape) == 5 else 1  # blocks above the diagonal, if flops count them
+            return at_peak / skipped / self._flash_share(kernel)
         narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
 
     def _flash_share(self, kernel: Kernel) -> float:
-        batch, heads, _, tokens, width = kernel.shape
+        batch, heads, _, tokens, width = kernel.shape[:5]
         flash, tiles = self.tables.flash(self.flash_kernel, width), batch * heads * -(-tokens // _TILE)
         if kernel.name == _FLASH[0]:
             return flash.forward.at(tokens) * self.tables.tiles.forward.at(tiles)
