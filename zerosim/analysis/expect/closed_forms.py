@@ -32,8 +32,37 @@ def _psi(config: RunConfig) -> int:
     if model.family == "llama":
         llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
         return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
+    if model.has_blocks:
+        return _decoder_psi(model)
     raise InputError(
-        f"model {model.name}: no formula for its parameters; choose gpt, llama or flat, or count them with quantity"
+        f"model {model.name}: no formula for its parameters; choose a model with blocks or flat, or count them with "
+        "quantity"
+    )
+
+
+def _decoder_psi(model: ModelConfig) -> int:
+    """Return the parameters of any decoder: which norms and biases it has is its row's, how many numbers each has the
+    formula's."""
+    row, block = model.decoder, model.decoder.block
+    attention, mlp = block.branches
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys}
+    return formulas.decoder_parameters(
+        model.layers,
+        model.hidden,
+        model.ffn,
+        model.vocab,
+        queries=queries,
+        keys=keys,
+        gated=block.between in ("swiglu", "geglu"),
+        biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
+        norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
+        norm_params=2 if block.norm == "layer" else 1,
+        between=between[block.qk_norm],
+        positions=row.first_position + model.positions if row.positions == "learned" else 0,
+        around=1 + bool(row.table_norm),
+        head_bias=row.head_bias,
+        tied=model.tie_embeddings,
     )
 
 

@@ -59,6 +59,7 @@ from zerosim.analysis.formulas.parallel import sequence_parallel as sequence_par
 from zerosim.analysis.formulas.parallel import shared_grads as shared_grads
 from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_parallel
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
+from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import gpt2_parameters as gpt2_parameters
 from zerosim.analysis.formulas.parameters import llama_parameters as llama_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters

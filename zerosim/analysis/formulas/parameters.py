@@ -37,6 +37,41 @@ def llama_parameters(
     return layers * block + hidden + vocab * hidden * (1 if tied else 2)
 
 
+def decoder_parameters(
+    layers: int,
+    hidden: int,
+    ffn: int,
+    vocab: int,
+    *,
+    queries: int,
+    keys: int,
+    gated: bool,
+    biases: tuple[bool, bool, bool, bool],
+    norms: int,
+    norm_params: int,
+    between: int = 0,
+    positions: int = 0,
+    around: int = 1,
+    head_bias: bool = False,
+    tied: bool = False,
+) -> int:
+    """Return the exact number for a decoder: its heads' columns need not add up to the width, and maps may have biases.
+
+    A block has queries (hq) and output (qh) of q columns, keys and values of k each (2hk), the feed-forward's two or,
+    `gated`, three matrices (hf each), `norms` norms of `norm_params` h each, `between` parameters for norms of q and k.
+    `biases`: of queries, keys and values (q + 2k), of the output (h), of the maps into the feed-forward (f each) and of
+    the map back (h). `around` norms stand outside of blocks. Then come the table (Vh), `positions` (sh), and a head (Vh)
+    unless it is tied.
+    """
+    into = (2 if gated else 1) * ffn
+    maps = 2 * hidden * (queries + keys) + hidden * (into + ffn)
+    added = (queries + 2 * keys, hidden, into, hidden)
+    block = maps + sum(number for number, there in zip(added, biases, strict=True) if there)
+    block += norms * norm_params * hidden + between
+    ends = (vocab * (1 if tied else 2) + positions + around * norm_params) * hidden + vocab * head_bias
+    return layers * block + ends
+
+
 def twelve_l_h_squared(layers: int, hidden: int) -> int:
     """Return 12Lh²: the matrices of the blocks alone (how the ZeRO paper names its models)."""
     return 12 * layers * hidden**2
