@@ -108,6 +108,15 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], Seen, Seen]
         ([(A, 2 * QKV)], [("rotary", 3 * 6 * 3 * 2)]),
         ([(G, 2 * QKV)], [("rotary", 3 * 6 * 3 * 2)]),
     ),
+    "head_norm": (
+        lambda qkv, q, k: F.head_norm(qkv, q, k, 2, 1),
+        [(2, 3, 8), (2,), (2,)],
+        ([(A, 2 * QKV), (A, 48), (A, 24)], [("head_norm", 4 * 24), ("head_norm", 4 * 12), ("copy", 0)]),
+        (
+            [(G, 2 * QKV), (G, 4), (G, 4)],
+            [("head_norm_backward", 8 * 24), ("head_norm_backward", 8 * 12), ("copy", 0)],
+        ),
+    ),
     "attention, eager": (
         attend(ActivationPolicy()),
         [(2, 3, 8)],
