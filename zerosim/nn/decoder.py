@@ -19,6 +19,7 @@ from zerosim.config.numbers import Kind
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
+from zerosim.nn.head_norms import HeadNorms
 from zerosim.nn.layers import Dropout
 from zerosim.nn.lora import Adaptable, Adapters
 from zerosim.nn.rope import rope_of
