@@ -226,6 +226,9 @@ def _tensor(config: RunConfig, passes: int) -> Forms:
         by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=config.tuning.is_on)
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
+    if config.model.has_blocks and config.model.decoder.block.qk_norm == "all":
+        sums = formulas.head_norm_sums(all_reduce=times, frozen=config.tuning.is_on)
+        yield Key("exchanged", "all_reduce", "tp"), sums
     if config.partitions_inputs:
         yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()
 

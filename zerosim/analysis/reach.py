@@ -29,6 +29,7 @@ class Reach(NamedTuple):
     x: int
     y: int
     z: int
+    y_q: int
     k: int
     j: int
 
@@ -42,7 +43,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
     if placed.tied_numel:
         order.append(order[0])  # the head is the table's second use
     lowest = next((at for at, unit in enumerate(order) if unit in trained), len(order))
-    backs, x, y, z, k, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0
+    backs, x, y, z, y_q, k, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0, 0
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
         backs.append(tuple((unit, at > lowest) for at, unit in enumerate(units, first) if at >= lowest))
@@ -54,24 +55,32 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 continue
             if is_block(unit):
                 more = _in_block(config.model.decoder.block, _trained_in(placed, unit), sends_back=at > lowest)
-                x, y, z, k = x + more[0], y + more[1], z + more[2], k + 1
+                x, y, z, y_q, k = x + more[0], y + more[1], z + more[2], y_q + more[3], k + 1
             elif at == len(order) - 1:
                 x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
-    return Reach(backs, x, y, z, k, j)
+    return Reach(backs, x, y, z, y_q, k, j)
 
 
 def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
     """Return the flat buffers that a unit's backward reads: by unit all of them; by module, those of each leaf from the
-    first one that computes or passes on a gradient."""
+    first one that computes or passes on a gradient. Side by side, each branch has a first one."""
     layout, found = placed.layout, list[str]()
+    row = placed.config.model.decoder.block if is_block(unit) and placed.config.model.has_blocks else None
+    flows = {0: sends_back, 1: sends_back}
     for name, flat in layout.flats.items():
-        if flat.unit == unit:
-            same = [other for other, one in layout.flats.items() if one.module == flat.module]
-            sends_back |= any(map(layout.is_trained, same))
-            if sends_back or flat.module == unit:
-                found.append(name)
+        if flat.unit != unit:
+            continue
+        roles = roles_in(flat)
+        branches = {at for at, _ in roles} if row is not None and row.parallel and roles else {0, 1}
+        if row is not None and (0, "before") in roles and row.mlp.before == row.attention.before:
+            branches = {0, 1}  # the norm of both
+        same = [other for other, one in layout.flats.items() if one.module == flat.module]
+        trained = any(map(layout.is_trained, same))
+        if trained or any(flows[at] for at in branches) or flat.module == unit:
+            found.append(name)
+        flows |= {at: True for at in branches if trained}
     return found
 
 
@@ -136,10 +145,11 @@ def _trained_in(placed: Placed, unit: str, *, reading: bool = False) -> set[Plac
     return found
 
 
-def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int, int, int]:
+def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int, int, int, int]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
-    reaches, and column-parallel maps that need their input for weights' gradients."""
+    reaches, column-parallel maps that need their input for weights' gradients, and queries with a gradient."""
     x = y = z = 0
+    queries = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between"))
     flows = sends_back  # whether the residual stream has a gradient
     for at, branch in enumerate(row.branches):
         normed_by = 0 if branch.before == row.attention.before else at  # side by side they may share a norm
@@ -149,4 +159,4 @@ def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int
         inner = inner or not trained.isdisjoint(_places(at, "columns", "between", "rows"))
         y += inner
         flows |= inner or (at, "after") in trained
-    return x, y, z
+    return x, y, z, int(queries)

@@ -48,6 +48,7 @@ from zerosim.analysis.formulas.parallel import RecomputedBoundaries as Recompute
 from zerosim.analysis.formulas.parallel import boundary_sends as boundary_sends
 from zerosim.analysis.formulas.parallel import bubble as bubble
 from zerosim.analysis.formulas.parallel import flat_parallel as flat_parallel
+from zerosim.analysis.formulas.parallel import head_norm_sums as head_norm_sums
 from zerosim.analysis.formulas.parallel import input_gathers as input_gathers
 from zerosim.analysis.formulas.parallel import inputs_moved as inputs_moved
 from zerosim.analysis.formulas.parallel import live_micro_batches as live_micro_batches

@@ -28,6 +28,7 @@ from zerosim.analysis.formulas.states import N
 _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
 _x, _y, _z, _k, _j = symbols("x y z k j")
+(_y_q,) = symbols("y_q")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
@@ -87,6 +88,12 @@ def sequence_parallel(
 
 def _loss(all_reduce: int) -> Form:
     return all_reduce * LOSS_CALLS * ring(_t) * _c * _last * _m * _bs
+
+
+def head_norm_sums(*, all_reduce: int = 2, frozen: bool = False) -> Form:
+    """Return the bytes of norms over all heads of queries and of keys (OLMo 2's), which t ranks divide: a sum each for
+    every row, in forward, when a block is recomputed and in backward. Source: derived."""
+    return all_reduce * ring(_t) * _c * 2 * (_l + _r + (_y_q if frozen else _l)) * _m * _bs
 
 
 def flat_parallel(*, all_reduce: int = 2) -> dict[str, Form]:
