@@ -29,7 +29,14 @@ class WholeMaps:
     index = 0
 
     def split(
-        self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
+        self,
+        shape: tuple[int, ...],
+        dim: int,
+        *,
+        parts: int = 1,
+        pieces: int | None = None,
+        padding: int = 0,
+        lengths: tuple[int, ...] = (),
     ) -> Split | None:
         """Return how a weight of this whole shape is cut along `dim` (`placement.split.Split`); None: it is whole."""
         return None

@@ -90,9 +90,16 @@ class TensorParallel(WholeMaps):
         return self._comm
 
     def split(
-        self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
+        self,
+        shape: tuple[int, ...],
+        dim: int,
+        *,
+        parts: int = 1,
+        pieces: int | None = None,
+        padding: int = 0,
+        lengths: tuple[int, ...] = (),
     ) -> Split | None:
-        return Split(shape, dim, pieces or self.size, parts, padding)
+        return Split(shape, dim, pieces or self.size, parts, padding, lengths=lengths)
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))
