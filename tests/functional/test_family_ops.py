@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 from zerosim import functional as F
 from zerosim.backends.forms import Rope, Scores, alibi_slopes
 from zerosim.comm.runtime import make_backend
-from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.device import Device, Kind
 from zerosim.device.events import Kernel
 from zerosim.dtypes import bf16
 from zerosim.errors import InputError
@@ -147,6 +144,8 @@ def test_slopes_are_blooms(heads: int) -> None:
             lambda x, q, k: F.head_norm(x, q, k, 4, 2, plus_one=True), [(2, 3, 16), (2,), (2,)], id="head_norm-plus-one"
         ),
         pytest.param(lambda x, q, k: F.head_norm(x, q, k, 4, 2), [(2, 3, 16), (8,), (4,)], id="head_norm-all"),
+        pytest.param(lambda x: F.scaled(x, 2.5), [(2, 3)], id="scaled"),
+        pytest.param(lambda x, y: x + F.scaled(y, 0.22), [(2, 3), (2, 3)], id="a scaled branch"),
         pytest.param(rotary(Rope(10.0, 4)), [(2, 4, 24)], id="rotary-some-columns"),
         pytest.param(rotary(Rope(10.0, interleaved=True)), [(2, 4, 24)], id="rotary-neighbours"),
         pytest.param(rotary(Rope(turned=4, frequencies=(0.9, 0.1), factor=1.3)), [(2, 4, 24)], id="rotary-table"),
@@ -223,79 +222,3 @@ def test_scalings_of_rotary_positions_are_refused_by_name() -> None:
     ):
         with pytest.raises(InputError, match=what):
             found(kind, **given)
-
-
-class Meeting:
-    """Ranks of a group as threads, which add up their buffers."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.barrier, self.given = size, threading.Barrier(size, timeout=60), dict[int, Any]()
-
-    def of(self, rank: int) -> Any:
-        def sum_over(buffer: Buffer) -> None:
-            self.given[rank] = buffer.array.copy()
-            self.barrier.wait()
-            total = sum(self.given[one] for one in range(self.size))
-            self.barrier.wait()
-            buffer.array[...] = total
-
-        return SimpleNamespace(size=self.size, sum_over=sum_over)
-
-    def run(self, work: Callable[[int], Any]) -> list[Any]:
-        with ThreadPoolExecutor(self.size) as ranks:
-            return list(ranks.map(work, range(self.size)))
-
-
-def normed(qkv: Any, weights: tuple[Any, Any], seed: Any, heads: tuple[int, int], group: Any, dtype: str) -> list[Any]:
-    """The result and the gradients, of qkv and of both weights."""
-    device = cpu()
-    leaves = [tensor(value, device, dtype=dtype, requires_grad=True) for value in (qkv, *weights)]
-    out = F.head_norm(*leaves, *heads, plus_one=True, group=group)
-    assert out.node is not None
-    backward(out.node, [tensor(seed, device, dtype=dtype).buffer])
-    return [out.numpy(), *(leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)]
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2], ids=["apart", "copied"])
-@pytest.mark.parametrize("dtype", ["fp64", "bf16"])
-def test_a_norm_over_all_heads_is_one_though_ranks_divide_them(dtype: str, kv_heads: int) -> None:
-    """Four ranks, a query head each; with two heads of keys, pairs of ranks hold copies and their gradients add up."""
-    ranks, width, rng = 4, 3, np.random.default_rng(7)
-    qkv, seed = (rng.standard_normal((2, 5, (4 + 2 * kv_heads) * width)) for _ in range(2))
-    weights = rng.standard_normal(4 * width), rng.standard_normal(kv_heads * width)
-    k, v = slice(12, 12 + 3 * kv_heads), slice(12 + 3 * kv_heads, None)
-    seed[..., v] = 0
-    whole = normed(qkv, weights, seed, (4, kv_heads), None, dtype)
-    copies = ranks // kv_heads
-
-    def columns(rank: int) -> list[int]:
-        one = list(range(width * (rank // copies), width * (rank // copies + 1)))
-        return [*range(width * rank, width * rank + width), *(12 + i for i in one), *(v.start + i for i in one)]
-
-    def on_rank(rank: int) -> list[Any]:
-        at, own = columns(rank), seed.copy()
-        own[..., k] /= copies
-        parts = weights[0][at[:width]], weights[1][[i - 12 for i in at[width : 2 * width]]]
-        return normed(qkv[..., at], parts, own[..., at], (1, 1), meeting.of(rank), dtype)
-
-    meeting = Meeting(ranks)
-    found = [np.zeros_like(one) for one in whole]
-    for rank, (out, dqkv, dq, dk) in enumerate(meeting.run(on_rank)):
-        at = columns(rank)
-        found[0][..., at] = out
-        found[1][..., at] += dqkv
-        found[2][at[:width]] += dq
-        found[3][[i - 12 for i in at[width : 2 * width]]] += dk
-    for ours, theirs in zip(found, whole, strict=True):
-        bound = 1e-13 if dtype == "fp64" else 2.0**-6
-        assert np.abs(ours - theirs).max() <= bound * np.abs(theirs).max()
-
-
-def test_weights_of_a_head_norm_are_of_one_kind() -> None:
-    qkv, weight = tensor(np.zeros((1, 3, 16)), cpu()), tensor(np.zeros(3), cpu())
-    with pytest.raises(
-        InputError, match=r"expected \(2,\) twice for a norm by head, or \(8,\) and \(4,\) for one over all"
-    ):
-        F.head_norm(qkv, weight, weight, 4, 2)
-    with pytest.raises(InputError, match=r"head_norm: 3 \+ 2 \* 2 heads do not divide 16 columns"):
-        F.head_norm(qkv, weight, weight, 3, 2)

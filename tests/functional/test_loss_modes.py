@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
+from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.device.device import Buffer, Device
 from zerosim.device.events import Alloc, Free
@@ -72,33 +73,40 @@ def drawn(device: Device, dtype: str) -> tuple[Buffer, Buffer]:
     return logits.buffer, tensor(rng.integers(0, VOCAB, (ROWS,)), device, dtype="int64").buffer
 
 
-def in_one_go(device: Device, mode: str, dtype: str) -> tuple[Any, Any]:
+forms = pytest.mark.parametrize("form", [PLAIN, LogitForm(0.5), LogitForm(1.5, 4.0)], ids=["plain", "factor", "cap"])
+
+
+def in_one_go(device: Device, mode: str, dtype: str, form: LogitForm) -> tuple[Any, Any]:
     logits, targets = drawn(device, dtype)
     own = [logits]
     del logits
-    total, make_grad = MODES[mode](own, partial(F.cross_entropy_sum, targets=targets), LogitsGrad(targets, 8.0, ROWS))
+    sums, grad_of = partial(F.cross_entropy_sum, targets=targets, form=form), LogitsGrad(targets, 8.0, ROWS, form=form)
+    total, make_grad = MODES[mode](own, sums, grad_of)
     return total.array.copy(), make_grad().array.copy()
 
 
+@forms
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "fp64"])
-def test_every_mode_has_one_loss_and_one_gradient_to_the_bit(dtype: str) -> None:
-    results = {mode: in_one_go(Device(0, NumpyBackend()), mode, dtype) for mode in MODES}
+def test_every_mode_has_one_loss_and_one_gradient_to_the_bit(dtype: str, form: LogitForm) -> None:
+    results = {mode: in_one_go(Device(0, NumpyBackend()), mode, dtype, form) for mode in MODES}
     total, grad = results["lean"]
     for mode, (other_total, other_grad) in results.items():
         assert other_total == total, mode
         assert (other_grad == grad).all(), mode
 
 
+@forms
 @pytest.mark.parametrize(("dtype", "table"), [("bf16", BYTES), ("fp32", WIDE)])
 @pytest.mark.parametrize("mode", MODES)
-def test_the_bytes_of_a_logit(mode: str, dtype: str, table: dict[str, tuple[int, int, int]]) -> None:
+def test_the_bytes_of_a_logit(mode: str, dtype: str, table: dict[str, tuple[int, int, int]], form: LogitForm) -> None:
     device = Device(0, NumpyBackend(), recorder=Recorder(keep=True))
     live = Live(device)
     logits, targets = drawn(device, dtype)
     own = [logits]
     del logits
     live.begin()
-    _, make_grad = MODES[mode](own, partial(F.cross_entropy_sum, targets=targets), LogitsGrad(targets, 8.0, ROWS))
+    sums, grad_of = partial(F.cross_entropy_sum, targets=targets, form=form), LogitsGrad(targets, 8.0, ROWS, form=form)
+    _, make_grad = MODES[mode](own, sums, grad_of)
     kept = live.read()
     forward = live.peak
     live.begin()

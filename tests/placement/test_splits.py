@@ -18,7 +18,7 @@ from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
-from zerosim.errors import PlacementError
+from zerosim.errors import InputError, PlacementError
 from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import Mesh
@@ -33,7 +33,7 @@ SIZES = st.sampled_from([1, 2, 3, 4, 6, 8])
 
 @st.composite
 def splits(draw: Callable[[Any], Any], sizes: Any = SIZES) -> tuple[Split, int]:
-    """How a group of some size cuts a weight: parts side by side, copies, or padding at the end."""
+    """How a group of some size cuts a weight: parts side by side, equal or not, copies, or padding at the end."""
     size = draw(sizes)
     pieces = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
     parts, step = draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -42,7 +42,10 @@ def splits(draw: Callable[[Any], Any], sizes: Any = SIZES) -> tuple[Split, int]:
     shape = [draw(st.integers(1, 3)) for _ in range(draw(st.integers(1, 3)))]
     dim = draw(st.integers(0, len(shape) - 1))
     shape[dim] = length - padding
-    return Split(tuple(shape), dim, pieces, parts, padding), size
+    lengths = tuple(draw(st.lists(st.integers(1, 3).map(lambda n: n * pieces), max_size=3)))
+    if lengths:
+        shape[dim], parts, padding = sum(lengths), 1, 0
+    return Split(tuple(shape), dim, pieces, parts, padding, lengths=lengths), size
 
 
 def numbered(split: Split) -> Any:
@@ -259,3 +262,28 @@ def test_a_large_world_has_few_classes() -> None:
     sizes: dict[str, Any] = dict(layers=2, hidden=512, heads=8, seq=16, vocab=65536, micro_batch=1, steps=1)
     found = plan(RunConfig(**sizes, ranks=4096, tp=8, stage=3, sequence_parallel=True, precision="bf16"))
     assert len(found.ran) <= 21
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_unequal_parts_are_each_cut(dim: int) -> None:
+    """q|k|v of 4 heads of queries and 2 of keys and of values, 3 columns each, over 2 ranks."""
+    whole = np.arange(24 * 24).reshape(24, 24)[:, : 24 if dim else 5]
+    split = Split(whole.shape, dim, 2, lengths=(12, 6, 6))
+    for rank in (0, 1):
+        local = split.take(whole, rank, 2)
+        rows = [i + rank * step for start, step in ((0, 6), (12, 3), (18, 3)) for i in range(start, start + step)]
+        assert local.shape == split.local_shape
+        assert (local == whole.take(rows, dim)).all()
+    back = np.full_like(whole, -1)
+    for rank in (0, 1):
+        split.put(split.take(whole, rank, 2), back, rank, 2)
+    assert (back == whole).all()
+    equal = Split(whole.shape, dim, 2, lengths=(8, 8, 8)), Split(whole.shape, dim, 2, parts=3)
+    assert equal[0].windows(1, 2) == equal[1].windows(1, 2)
+
+
+def test_unequal_parts_that_cannot_be_cut_are_refused() -> None:
+    with pytest.raises(InputError, match=r"parts of \(12, 6, 6\) cannot each be cut over 4 ranks: choose a --tp that"):
+        Split((24, 5), 0, 4, lengths=(12, 6, 6))
+    with pytest.raises(InputError, match=r"parts of \(12, 6\) do not fill its 24"):
+        Split((24, 5), 0, 2, lengths=(12, 6))

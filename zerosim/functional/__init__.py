@@ -22,3 +22,4 @@ from zerosim.functional.loss import cross_entropy_sum as cross_entropy_sum
 from zerosim.functional.norm import layer_norm as layer_norm
 from zerosim.functional.norm import rms_norm as rms_norm
 from zerosim.functional.rotary import rotary as rotary
+from zerosim.functional.scaled import scaled as scaled

@@ -1,11 +1,17 @@
-"""Cross-entropy over the vocabulary (V): an op, and the building blocks of a training step's loss (`loss_modes.py`)."""
+"""Cross-entropy over the vocabulary (V): an op, and the building blocks of a training step's loss (`loss_modes.py`).
+
+`form` changes logits before the softmax: a factor (Cohere's, Granite's), a cap (Gemma 2's). The kernels apply it to
+what they read, so that it costs no buffer. Gradients are those of the logits before it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
+from zerosim.errors import InputError
 from zerosim.functional.common import Grads, rows_of
 from zerosim.tensor.tensor import Saved, Tensor, apply
 
@@ -17,28 +23,30 @@ class CrossEntropy:
     logits: Tensor
     targets: Buffer
     lse: Buffer
+    form: LogitForm
 
     def backward(self, grad: Buffer) -> Grads:
         dlogits = self.logits.new_grad()
-        LogitsGrad(self.targets, 1.0, self.lse.numel).write(self.logits.buffer, self.lse, dlogits)
+        of = LogitsGrad(self.targets, 1.0, self.lse.numel, form=self.form)
+        of.write(self.logits.buffer, self.lse, dlogits)
         device = grad.device
         device.kernel(dlogits.numel, device.backend.multiply, dlogits.array, grad.array, dlogits.array)
         return (dlogits,)
 
 
-def cross_entropy(logits: Tensor, targets: Buffer) -> Tensor:
-    """Return the mean over rows of -log softmax(logits)[target].
+def cross_entropy(logits: Tensor, targets: Buffer, form: LogitForm = PLAIN) -> Tensor:
+    """Return the mean over rows of -log softmax(logits)[target], of logits as `form` changes them.
 
     Shapes: logits (..., V), targets (...) int64 in [0, V); result (1), in the compute dtype.
     """
-    total, lse = cross_entropy_sum(logits.buffer, targets)
+    total, lse = cross_entropy_sum(logits.buffer, targets, form)
     device = total.device
     device.kernel(1, device.backend.divide, total.array, float(lse.numel), total.array)
     saved: Saved = {"logits": logits, "targets": targets, "log-sum-exp": lse}
-    return apply(CrossEntropy(logits, targets, lse), total, logits, op="cross_entropy", saved=saved)
+    return apply(CrossEntropy(logits, targets, lse, form), total, logits, op="cross_entropy", saved=saved)
 
 
-def cross_entropy_sum(logits: Buffer, targets: Buffer) -> tuple[Buffer, Buffer]:
+def cross_entropy_sum(logits: Buffer, targets: Buffer, form: LogitForm = PLAIN) -> tuple[Buffer, Buffer]:
     """Return the SUM of the rows' losses (1), and the log-sum-exp of each row (M), both in the compute dtype.
 
     Shapes: logits (..., V), M rows of them; targets (...) int64 in [0, V).
@@ -48,7 +56,8 @@ def cross_entropy_sum(logits: Buffer, targets: Buffer) -> tuple[Buffer, Buffer]:
     losses = device.alloc((rows.shape[0],), stats, Kind.TEMP)
     lse = device.alloc((rows.shape[0],), stats, Kind.ACTIVATION)
     ids = targets.array.reshape(-1)
-    device.kernel(4 * rows.size, device.backend.cross_entropy, rows, ids, losses.array, lse.array)
+    flops = (4 + form.flops) * rows.size
+    device.kernel(flops, device.backend.cross_entropy, rows, ids, losses.array, lse.array, form)
     total = device.alloc((1,), stats, Kind.TEMP)
     device.kernel(rows.shape[0], device.backend.sum_to, losses.array, total.array)
     return total, lse
@@ -66,6 +75,11 @@ class LogitsGrad:
     count: int
     first: int = 0
     columns: int | None = None
+    form: LogitForm = PLAIN
+
+    def __post_init__(self) -> None:
+        if self.form.factor <= 0 or self.form.cap < 0:
+            raise InputError(f"loss: {self.form}: expected a factor of more than 0, and a cap of more than 0 or none")
 
     def write(self, logits: Buffer, lse: Buffer | None, out: Buffer) -> Buffer:
         """Write the gradient into `out`, which may be the logits' own buffer. Without `lse` the logits are
@@ -78,7 +92,19 @@ class LogitsGrad:
             lse = device.alloc((own.shape[0],), compute_dtype(logits.dtype), Kind.TEMP)
             device.kernel(0, device.backend.fill, lse.array, 0.0)
         ids = self.targets.array.reshape(-1)
-        flops, backward = 4 * own.shape[0] * columns, device.backend.cross_entropy_backward
-        sizes = lse.array, self.scale, self.count
-        device.kernel(flops, backward, own[:, :columns], ids, *sizes, into[:, :columns], self.first)
+        flops = (4 + 2 * self.form.flops) * own.shape[0] * columns
+        sources = own[:, :columns], ids, lse.array, self.scale, self.count
+        backward = device.backend.cross_entropy_backward
+        device.kernel(flops, backward, *sources, into[:, :columns], self.first, self.form)
         return out
+
+
+def form_rows(logits: Buffer, form: LogitForm) -> None:
+    """Change one logit of each row in place, as the loss's kernels change all of them."""
+    k, array = logits.device.backend, logits.array
+    if form.factor != 1.0:
+        logits.device.kernel(logits.numel, k.multiply, array, form.factor, array)
+    if form.cap:
+        logits.device.kernel(logits.numel, k.divide, array, form.cap, array)
+        logits.device.kernel(logits.numel, k.tanh, array, array)
+        logits.device.kernel(logits.numel, k.multiply, array, form.cap, array)

@@ -16,7 +16,9 @@ Live bytes per logit of a half type:
                                                            its output (torchtitan before its #391)
     chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
 
-Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer.
+Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer. With a factor or a cap of logits
+(`backends.forms.LogitForm`) no mode holds more: PyTorch's buffer of log-probabilities then holds a copy of the logits,
+from which backward computes them again.
 
 Sources: Megatron-LM d98e8a6, core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py (a comment
 in later versions says what the compiler made of it: in-place steps that also reduce or scatter take a buffer of the
@@ -34,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from zerosim.backends.forms import PLAIN
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.functional.common import grad_like
@@ -132,13 +135,18 @@ def _log_softmax(
     total, lse = sums(wide)
     saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
     rows = saved[0].array.reshape(-1, wide.shape[-1]), wide.array.reshape(-1, wide.shape[-1])
-    device.kernel(wide.numel, device.backend.subtract, rows[1], lse.array.reshape(-1, 1), rows[0])
+    of_logits: Buffer | None = None
+    if grad_of.form == PLAIN:
+        device.kernel(wide.numel, device.backend.subtract, rows[1], lse.array.reshape(-1, 1), rows[0])
+    else:
+        of_logits = lse
+        device.kernel(0, device.backend.copy, rows[1], rows[0])
 
     def make_grad() -> Buffer:
         log_probabilities = saved.pop()
         nll_grad = grad_like(log_probabilities)  # dense, although only the targets' columns are nonzero
         device.kernel(0, device.backend.fill, nll_grad.array, 0.0)
-        grad = grad_of.write(log_probabilities, None, grad_like(log_probabilities))
+        grad = grad_of.write(log_probabilities, of_logits, grad_like(log_probabilities))
         del log_probabilities, nll_grad
         cast = _cast(grad, dtype, Kind.ACTIVATION_GRAD)
         kept.clear()

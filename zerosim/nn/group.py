@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim import functional as F
+from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
 from zerosim.nn.rows import ALL_ROWS, OwnRows
@@ -28,7 +29,14 @@ class WholeMaps:
     index = 0
 
     def split(
-        self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
+        self,
+        shape: tuple[int, ...],
+        dim: int,
+        *,
+        parts: int = 1,
+        pieces: int | None = None,
+        padding: int = 0,
+        lengths: tuple[int, ...] = (),
     ) -> Split | None:
         """Return how a weight of this whole shape is cut along `dim` (`placement.split.Split`); None: it is whole."""
         return None
@@ -107,10 +115,16 @@ class WholeMaps:
         return 0, None
 
     def cross_entropy_sum(
-        self, logits: Buffer, targets: Buffer, split: Split | None, *, fused: bool = False
+        self,
+        logits: Buffer,
+        targets: Buffer,
+        split: Split | None,
+        *,
+        fused: bool = False,
+        form: LogitForm = PLAIN,
     ) -> tuple[Buffer, Buffer]:
         """Compute `functional.cross_entropy_sum` for logits of a table cut by rows. `fused`: in fewer exchanges."""
-        return F.cross_entropy_sum(logits, targets)
+        return F.cross_entropy_sum(logits, targets, form)
 
     def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
         """Return all columns of logits (..., V), without padding."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import ADD_BIAS, work_of
@@ -30,6 +31,7 @@ from zerosim.dtypes import compute_dtype
 from zerosim.functional.common import Grads, bias_grad, kept_for, rows_of
 from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
+from zerosim.functional.loss import form_rows
 from zerosim.nn.group import WholeMaps
 from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
@@ -88,9 +90,16 @@ class TensorParallel(WholeMaps):
         return self._comm
 
     def split(
-        self, shape: tuple[int, ...], dim: int, *, parts: int = 1, pieces: int | None = None, padding: int = 0
+        self,
+        shape: tuple[int, ...],
+        dim: int,
+        *,
+        parts: int = 1,
+        pieces: int | None = None,
+        padding: int = 0,
+        lengths: tuple[int, ...] = (),
     ) -> Split | None:
-        return Split(shape, dim, pieces or self.size, parts, padding)
+        return Split(shape, dim, pieces or self.size, parts, padding, lengths=lengths)
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))
@@ -204,7 +213,13 @@ class TensorParallel(WholeMaps):
         return apply(rule, out, table, op=layer_of(table, "embedding"), saved=saved)
 
     def cross_entropy_sum(
-        self, logits: Buffer, targets: Buffer, split: Split | None, *, fused: bool = False
+        self,
+        logits: Buffer,
+        targets: Buffer,
+        split: Split | None,
+        *,
+        fused: bool = False,
+        form: LogitForm = PLAIN,
     ) -> tuple[Buffer, Buffer]:
         """Return the loss without moving logits: ranks exchange the maximum, the target's logit and the sum of
         exponentials of every row, `fused` the latter two together. Padding is outside of the softmax."""
@@ -219,7 +234,9 @@ class TensorParallel(WholeMaps):
         else:
             device.kernel(0, k.fill, top.array, -math.inf)
         self.comm.all_reduce(top, op="max", purpose=PURPOSE)
-        device.kernel(3 * own.size, k.cross_entropy_shares, own, ids, first, top.array, sums.array, picked.array)
+        form_rows(top, form)  # a larger logit stays larger
+        arrays = own, ids, first, top.array, sums.array, picked.array
+        device.kernel((3 + form.flops) * own.size, k.cross_entropy_shares, *arrays, form)
         for numbers in [both] if fused else [picked, sums]:
             self.sum_over(numbers)
         lse = device.alloc((rows,), stats, Kind.ACTIVATION)

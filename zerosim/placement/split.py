@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from zerosim.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -12,7 +14,11 @@ class Split:
 
     `parts` equal parts of the dim, such as q|k|v side by side, are cut separately, each into `pieces` equal pieces.
     With fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the
-    end of the dim first, so that pieces are equal (rows of a token table).
+    end of the dim first, so that pieces are equal (rows of a token table). `lengths` are those of unequal parts, such
+    as q|k|v where queries share heads of keys and values. Each must be a multiple of the pieces: a fused weight has no
+    copies of some of its rows.
+
+    Raises: InputError for lengths that do not fill the dim, or cannot be cut.
     """
 
     shape: tuple[int, ...]
@@ -21,16 +27,28 @@ class Split:
     parts: int = 1
     padding: int = 0
     axis: str = "tp"
+    lengths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.lengths and sum(self.lengths) != self.shape[self.dim]:
+            raise InputError(f"a weight's parts of {self.lengths} do not fill its {self.shape[self.dim]}")
+        if any(length % self.pieces for length in self.lengths):
+            raise InputError(
+                f"a fused weight's parts of {self.lengths} cannot each be cut over {self.pieces} ranks: "
+                "choose a --tp that divides the heads of keys and values"
+            )
 
     @property
-    def step(self) -> int:
-        """The length of one piece of one part."""
-        return (self.shape[self.dim] + self.padding) // self.parts // self.pieces
+    def steps(self) -> list[int]:
+        """The length of one piece of each part."""
+        length = self.shape[self.dim] + self.padding
+        each = self.lengths or (length // self.parts,) * self.parts
+        return [part // self.pieces for part in each]
 
     @property
     def local_shape(self) -> tuple[int, ...]:
         """The shape on each rank."""
-        return (*self.shape[: self.dim], self.parts * self.step, *self.shape[self.dim + 1 :])
+        return (*self.shape[: self.dim], sum(self.steps), *self.shape[self.dim + 1 :])
 
     def piece(self, index: int, size: int) -> int:
         """Return the number of member `index` of `size`'s piece."""
@@ -42,13 +60,13 @@ class Split:
 
     def windows(self, index: int, size: int) -> list[tuple[slice, slice]]:
         """Yield for each part its range along `dim` on a member, and in the whole, without padding."""
-        length, step, piece = self.shape[self.dim], self.step, self.piece(index, size)
-        found = []
-        for part in range(self.parts):
-            start = part * step * self.pieces + piece * step
+        length, piece, at, found = self.shape[self.dim], self.piece(index, size), 0, []
+        for step in self.steps:
+            start = at * self.pieces + piece * step
             stop = min(start + step, length)
             if start < stop:
-                found.append((slice(part * step, part * step + stop - start), slice(start, stop)))
+                found.append((slice(at, at + stop - start), slice(start, stop)))
+            at += step
         return found
 
     def span(self, index: int, size: int) -> tuple[int, int]:

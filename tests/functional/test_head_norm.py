@@ -1,0 +1,69 @@
+"""Norms of queries and keys over heads that ranks divide, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from meeting import Meeting
+
+from zerosim import functional as F
+from zerosim.errors import InputError
+from zerosim.tensor.autograd import backward
+from zerosim.tensor.tensor import cpu, tensor
+
+
+def normed(qkv: Any, weights: tuple[Any, Any], seed: Any, heads: tuple[int, int], group: Any, dtype: str) -> list[Any]:
+    """The result and the gradients, of qkv and of both weights."""
+    device = cpu()
+    leaves = [tensor(value, device, dtype=dtype, requires_grad=True) for value in (qkv, *weights)]
+    out = F.head_norm(*leaves, *heads, plus_one=True, group=group)
+    assert out.node is not None
+    backward(out.node, [tensor(seed, device, dtype=dtype).buffer])
+    return [out.numpy(), *(leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2], ids=["apart", "copied"])
+@pytest.mark.parametrize("dtype", ["fp64", "bf16"])
+def test_a_norm_over_all_heads_is_one_though_ranks_divide_them(dtype: str, kv_heads: int) -> None:
+    """Four ranks, a query head each; with two heads of keys, pairs of ranks hold copies and their gradients add up."""
+    ranks, width, rng = 4, 3, np.random.default_rng(7)
+    qkv, seed = (rng.standard_normal((2, 5, (4 + 2 * kv_heads) * width)) for _ in range(2))
+    weights = rng.standard_normal(4 * width), rng.standard_normal(kv_heads * width)
+    k, v = slice(12, 12 + 3 * kv_heads), slice(12 + 3 * kv_heads, None)
+    seed[..., v] = 0
+    whole = normed(qkv, weights, seed, (4, kv_heads), None, dtype)
+    copies = ranks // kv_heads
+
+    def columns(rank: int) -> list[int]:
+        one = list(range(width * (rank // copies), width * (rank // copies + 1)))
+        return [*range(width * rank, width * rank + width), *(12 + i for i in one), *(v.start + i for i in one)]
+
+    def on_rank(rank: int) -> list[Any]:
+        at, own = columns(rank), seed.copy()
+        own[..., k] /= copies
+        parts = weights[0][at[:width]], weights[1][[i - 12 for i in at[width : 2 * width]]]
+        return normed(qkv[..., at], parts, own[..., at], (1, 1), meeting.of(rank), dtype)
+
+    meeting = Meeting(ranks)
+    found = [np.zeros_like(one) for one in whole]
+    for rank, (out, dqkv, dq, dk) in enumerate(meeting.run(on_rank)):
+        at = columns(rank)
+        found[0][..., at] = out
+        found[1][..., at] += dqkv
+        found[2][at[:width]] += dq
+        found[3][[i - 12 for i in at[width : 2 * width]]] += dk
+    for ours, theirs in zip(found, whole, strict=True):
+        bound = 1e-13 if dtype == "fp64" else 2.0**-6
+        assert np.abs(ours - theirs).max() <= bound * np.abs(theirs).max()
+
+
+def test_weights_of_a_head_norm_are_of_one_kind() -> None:
+    qkv, weight = tensor(np.zeros((1, 3, 16)), cpu()), tensor(np.zeros(3), cpu())
+    with pytest.raises(
+        InputError, match=r"expected \(2,\) twice for a norm by head, or \(8,\) and \(4,\) for one over all"
+    ):
+        F.head_norm(qkv, weight, weight, 4, 2)
+    with pytest.raises(InputError, match=r"head_norm: 3 \+ 2 \* 2 heads do not divide 16 columns"):
+        F.head_norm(qkv, weight, weight, 3, 2)
