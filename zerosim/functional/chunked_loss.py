@@ -10,7 +10,7 @@ in the other modes, so losses and gradients agree within rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from zerosim.device.device import Buffer, Kind
@@ -30,9 +30,10 @@ SumsOf = Callable[[Buffer, Buffer], tuple[Buffer, Buffer]]
 
 @dataclass(frozen=True, slots=True)
 class ChunkedLoss:
-    """The loss of x (B, T, D) under a head (V, D): a column-parallel map with a result of one number."""
+    """The loss of x (B, T, D) under a head of a weight (V, D) and possibly a bias (V): a column-parallel map with a
+    result of one number."""
 
-    weight: Operand
+    weights: Sequence[Operand]
     sums_of: SumsOf
     grad_of: LogitsGrad
     lse: list[Buffer]
@@ -63,7 +64,7 @@ class ChunkedLoss:
 
     def _logits(self, x: Readable, rows: slice) -> Buffer:
         flat = x.buffer.reshape(-1, x.shape[-1])
-        return linear_result(Tensor(flat[rows]), self.weight, transposed=True)
+        return linear_result(Tensor(flat[rows]), *self.weights, transposed=True)
 
     def _targets(self, rows: slice) -> Buffer:
         return self.grad_of.targets.reshape(-1)[rows]
@@ -83,22 +84,39 @@ class ChunkedLossRule:
     loss: ChunkedLoss
 
     def backward(self, grad: Buffer) -> Grads:
-        device, k, weight = grad.device, grad.device.backend, self.loss.weight
-        x, dx, dweight = rows_of(self.x.array), self.x.new_grad() if self.x.requires_grad else None, None
+        device, k, (weight, *biases) = grad.device, grad.device.backend, self.loss.weights
+        x, dx = rows_of(self.x.array), self.x.new_grad() if self.x.requires_grad else None
+        sums = [_Sum(one) for one in self.loss.weights if one.requires_grad]
         for rows in chunks_of(self.x):
             dlogits = self.loss.logits_grad(self.x, rows)
             if dx is not None:
                 device.product(DGRAD, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
-            if not weight.requires_grad:
-                continue
-            share = weight.new_grad()  # the weight's own view first, then buffers to add to it
-            device.product(WGRAD, k.matmul, dlogits.array.T, x[rows], share.array)
-            if dweight is None:
-                dweight = share
-            else:
-                device.kernel(share.numel, k.add, dweight.array, share.array, dweight.array)
-            del dlogits, share  # before the next logits are computed
-        return dx, dweight
+            for total in sums:
+                share = total.of.new_grad()  # the weight's own view first, then buffers to add to it
+                if total.of is weight:
+                    device.product(WGRAD, k.matmul, dlogits.array.T, x[rows], share.array)
+                else:
+                    device.kernel(dlogits.numel, k.column_sum, dlogits.array, share.array)
+                total.add(share)
+                del share
+            del dlogits  # before the next logits are computed
+        found = {id(total.of): total.grad for total in sums}
+        return dx, *(found.get(id(one)) for one in (weight, *biases))
+
+
+class _Sum:
+    """A head's gradient, added chunk by chunk."""
+
+    def __init__(self, of: Operand) -> None:
+        self.of = of
+        self.grad: Buffer | None = None
+
+    def add(self, share: Buffer) -> None:
+        if self.grad is None:
+            self.grad = share
+        else:
+            k = share.device.backend
+            share.device.kernel(share.numel, k.add, self.grad.array, share.array, self.grad.array)
 
 
 def chunks_of(x: Readable) -> list[slice]:

@@ -100,7 +100,7 @@ class LogitsGrad:
 
 
 def form_rows(logits: Buffer, form: LogitForm) -> None:
-    """Change one logit of each row in place, as the loss's kernels change all of them."""
+    """Change logits in place, as the loss's kernels change those that they read."""
     k, array = logits.device.backend, logits.array
     if form.factor != 1.0:
         logits.device.kernel(logits.numel, k.multiply, array, form.factor, array)

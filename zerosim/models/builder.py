@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zerosim.backends.forms import LogitForm
 from zerosim.config.model import ModelConfig
 from zerosim.config.tuning import ALL_TRAINED, TuningConfig
 from zerosim.device.device import Device
@@ -99,4 +100,5 @@ class Builder:
             Unit("lm_head", last.within, head.logits, reduces=not is_tied),
         ]
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
-        return Model(units, self.group, head, width=self.sizes.hidden)
+        form = LogitForm(self.sizes.numbers.logit_scale, self.sizes.numbers.logit_cap)
+        return Model(units, self.group, head, width=self.sizes.hidden, logit_form=form)

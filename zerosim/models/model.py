@@ -12,12 +12,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import sample_labels
-from zerosim.functional.loss import LogitsGrad
+from zerosim.functional.loss import LogitsGrad, form_rows
 from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
@@ -36,6 +37,7 @@ class Model:
 
     `group` divides its layers. `head` is the table that computes the logits, if the last unit is one:
     a group cuts its rows, and so the columns of the logits. `width` is the width of the activations between units.
+    `logit_form` is what becomes of its logits before a softmax.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
     the random numbers for drawn labels.
@@ -48,6 +50,7 @@ class Model:
         head: TokenTable | None = None,
         *,
         width: int = 0,
+        logit_form: LogitForm = PLAIN,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
@@ -57,6 +60,7 @@ class Model:
         self.group = group
         self.head = head
         self.width = width
+        self.logit_form = logit_form
         self.loss_mode = "lean"
         self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
@@ -69,7 +73,13 @@ class Model:
         for unit, like in ((own[like.name], like) for like in whole.units if like.name in own):
             unit.reach(like.sends_back, trained)
             unit.ends = like.ends
-        part = Model([unit for units in held for unit in units], self.group, self.head, width=self.width)
+        part = Model(
+            [unit for units in held for unit in units],
+            self.group,
+            self.head,
+            width=self.width,
+            logit_form=self.logit_form,
+        )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
         part.loss_mode, part.label_keys = self.loss_mode, self.label_keys
         first_uses: list[Flat] = []
@@ -120,9 +130,10 @@ class Model:
         maps, split = self._of_logits
 
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
-            return maps.cross_entropy_sum(own, targets, split, fused=self.loss_mode in FUSED)
+            return maps.cross_entropy_sum(own, targets, split, fused=self.loss_mode in FUSED, form=self.logit_form)
 
-        return MODES[self.loss_mode](logits, sums, LogitsGrad(targets, scale, count, *maps.vocabulary(split)))
+        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(split), self.logit_form)
+        return MODES[self.loss_mode](logits, sums, grad_of)
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
         """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).
@@ -131,7 +142,7 @@ class Model:
         """
         assert self.label_keys is not None
         key, first = self.label_keys(of or labels.numel)
-        sample_labels(logits, key, first + row, labels)
+        sample_labels(logits, key, first + row, labels, self.logit_form)
 
     def chunked_loss(
         self, targets: Buffer, *, scale: float, count: int, drawn: bool = False
@@ -142,20 +153,22 @@ class Model:
         `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
         """
         assert self.head is not None
-        weight, (maps, split) = self.head.weight, self._of_logits
+        weights, (maps, split) = [one for one in (self.head.weight, self.head.bias) if one is not None], self._of_logits
         loss = ChunkedLoss(
-            weight,
-            lambda logits, ids: maps.cross_entropy_sum(logits, ids, split),
-            LogitsGrad(targets, scale, count, *maps.vocabulary(split)),
+            weights,
+            lambda logits, ids: maps.cross_entropy_sum(logits, ids, split, form=self.logit_form),
+            LogitsGrad(targets, scale, count, *maps.vocabulary(split), self.logit_form),
             [],
             partial(self.draw_labels, of=targets.numel) if drawn else None,
         )
-        return lambda x: maps.columns(x, [weight], loss.run, loss.rule, "chunked_loss")
+        return lambda x: maps.columns(x, weights, loss.run, loss.rule, "chunked_loss")
 
     def whole_logits(self, logits: Tensor) -> Buffer:
-        """Return all columns of logits (B, T, V)."""
+        """Return all columns of logits (B, T, V), multiplied and capped as the model says; in place."""
         maps, split = self._of_logits
-        return maps.whole_logits(logits, split)
+        whole = maps.whole_logits(logits, split)
+        form_rows(whole, self.logit_form)
+        return whole
 
     @property
     def _of_logits(self) -> tuple[WholeMaps, Split | None]:
