@@ -147,6 +147,12 @@ def test_slopes_are_blooms(heads: int) -> None:
             lambda x, q, k: F.head_norm(x, q, k, 4, 2, plus_one=True), [(2, 3, 16), (2,), (2,)], id="head_norm-plus-one"
         ),
         pytest.param(lambda x, q, k: F.head_norm(x, q, k, 4, 2), [(2, 3, 16), (8,), (4,)], id="head_norm-all"),
+        pytest.param(
+            lambda x, q, k: F.head_layer_norm(x, q, k, 4, 2), [(2, 3, 24), (4, 3), (2, 3)], id="head_layer_norm-own"
+        ),
+        pytest.param(
+            lambda x, q, k: F.head_layer_norm(x, q, k, 4, 2), [(2, 3, 24), (3,), (3,)], id="head_layer_norm-one"
+        ),
         pytest.param(lambda x: F.scaled(x, 2.5), [(2, 3)], id="scaled"),
         pytest.param(lambda x, y: x + F.scaled(y, 0.22), [(2, 3), (2, 3)], id="a scaled branch"),
         pytest.param(rotary(Rope(10.0, 4)), [(2, 4, 24)], id="rotary-some-columns"),

@@ -58,6 +58,13 @@ def head_norms(x: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor) 
     return packed(norm(q, q_weight), norm(k, k_weight), v)
 
 
+def head_layer_norms(x: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor) -> torch.Tensor:
+    """Cohere's with use_qk_norm: weights of each head."""
+    q, k, v = (part.transpose(1, 2) for part in heads(x))
+    normed = [with_weight(CohereLayerNorm((len(w), E), 1e-5))(part, w) for part, w in ((q, q_weight), (k, k_weight))]
+    return torch.cat([part.flatten(2) for part in (*normed, v)], dim=-1)
+
+
 def turned(
     apply: Callable[..., Any], columns: int, *, repeat: bool, factor: float = 1.0
 ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -98,6 +105,9 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., Tensor], list[
     ),
     "no bias": (with_weight(CohereLayerNorm(2 * E, 1e-5)), lambda x, w: F.layer_norm(x, w, None), [X, (2 * E,)]),
     "by head": (head_norms, lambda x, q, k: F.head_norm(x, q, k, H, K), [QKV, (E,), (E,)]),
+    "by head, with weights of its own": (
+        head_layer_norms, lambda x, q, k: F.head_layer_norm(x, q, k, H, K), [QKV, (H, E), (K, E)]
+    ),
     "some columns": (
         turned(lambda q, k, cos, sin: some_columns(q, k, cos, sin), 4, repeat=False),
         lambda x: F.rotary(x, H, K, rope=Rope(turned=4)), [QKV],
