@@ -74,7 +74,7 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
             continue
         roles = roles_in(flat)
         branches = {at for at, _ in roles} if row is not None and row.parallel and roles else {0, 1}
-        if row is not None and (0, "before") in roles and row.mlp.before == row.attention.before:
+        if row is not None and (0, "before") in roles and row.shares_norm:
             branches = {0, 1}  # the norm of both
         same = [other for other, one in layout.flats.items() if one.module == flat.module]
         trained = any(map(layout.is_trained, same))
@@ -95,12 +95,12 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
     attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))
     flows = attention or (0, "after") in trained
-    of_both = row.mlp.before == row.attention.before and (0, "before") in trained
+    of_both = row.shares_norm and (0, "before") in trained
     maps = (sends_back or of_both if row.parallel else flows) or not trained.isdisjoint(
         _places(1, "before", "columns", "rows")
     )
     second = (1, "columns") in reading or (maps and "fc1" in parts)
-    normed = bool(row.mlp.before) and row.mlp.before != row.attention.before
+    normed = bool(row.mlp.before) and not row.shares_norm
     added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second
     added = added and not row.parallel
     read = {
@@ -154,7 +154,7 @@ def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int
     queries = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between"))
     flows = sends_back  # whether the residual stream has a gradient
     for at, branch in enumerate(row.branches):
-        normed_by = 0 if branch.before == row.attention.before else at  # side by side they may share a norm
+        normed_by = 0 if row.shares_norm else at  # side by side they may share a norm
         inner = (sends_back if row.parallel else flows) or (normed_by, "before") in trained
         x += inner
         z += (at, "columns") in trained

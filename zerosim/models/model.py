@@ -110,7 +110,7 @@ class Model:
     @property
     def dtype(self) -> DType:
         """The dtype of parameters, and of the activations between units."""
-        return self.flats[0].dtype
+        return self.flats[0].value_dtype
 
     def border(self, rows: int, tokens: int) -> tuple[int, int, int]:
         """Return the shape of a microbatch's activations between units."""

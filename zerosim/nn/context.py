@@ -6,7 +6,7 @@ width. Other code bases pass `prefix`, `config` and process groups one by one. H
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -17,7 +17,7 @@ from zerosim.nn.group import Group
 from zerosim.nn.halves import Halves
 from zerosim.nn.leaf import LeafModule, Tensors
 from zerosim.nn.tiles import Tiled
-from zerosim.placement.block import Block, Decoder, Role
+from zerosim.placement.block import BOTH, Block, Decoder, Role
 from zerosim.placement.split import Split, Tile
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys
@@ -90,7 +90,8 @@ class LayerContext(NamedTuple):
         here = self / name
         if not isinstance(self.within, Tensors):
             return layer(here, *more, **named)
-        return self.within.leaf(here.name, lambda own: layer(here._replace(within=own), *more, **named))
+        make = lambda own: layer(here._replace(within=own), *more, **named)  # noqa: E731
+        return self.within.leaf(here.name, make, self.branches)
 
     def map(
         self,
@@ -107,7 +108,7 @@ class LayerContext(NamedTuple):
         for index in range(self.tiles):
             tile = partial(here._replace, tile=index)
             make = lambda own, tile=tile: layer(tile(within=own), *more, **named)  # noqa: E731
-            leaves.append(self.within.leaf(f"{here.name}.tile{index}", make))
+            leaves.append(self.within.leaf(f"{here.name}.tile{index}", make, self.branches))
         return Tiled(leaves)
 
     @property
@@ -119,6 +120,14 @@ class LayerContext(NamedTuple):
     def block(self) -> Block:
         """The row of its blocks."""
         return self.sizes.decoder.block
+
+    @property
+    def branches(self) -> Sequence[int]:
+        """The branches of its block from which backward comes to it: one after the other, both reach every layer; side
+        by side each has its own layers, and they may share the first norm."""
+        if self.role is None or not self.block.parallel:
+            return BOTH
+        return BOTH if self.role.place == "before" and self.block.shares_norm else (self.role.branch,)
 
     @property
     def std(self) -> float:

@@ -20,6 +20,7 @@ from zerosim.nn.layers import Dropout
 from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
+from zerosim.tensor.order import ran_after
 from zerosim.tensor.tensor import Tensor
 
 Run = Callable[..., Tensor]
@@ -125,12 +126,12 @@ class DecoderBlock:
             return [*drops, *([partial(F.scaled, factor=factor)] if factor != 1.0 else [])]
 
         one, two = row.branches
-        self.is_parallel, shared = row.parallel, two.before == one.before
+        self.is_parallel = row.parallel
         self.part = one.rows.part
         self.before_1 = norm(one.before, Role(0, "before", "layernorm"))
         self.attention = Attention(here / one.name, one)
         self.after_1 = [*norm(one.after, Role(0, "after", self.part)), *last("resid_1")]
-        self.before_2 = [] if shared else norm(two.before, Role(1, "before", "layernorm"))
+        self.before_2 = [] if row.shares_norm else norm(two.before, Role(1, "before", "layernorm"))
         self.mlp = FeedForward(here / two.name if two.name else here, two)
         self.after_2 = [*norm(two.after, Role(1, "after", two.rows.part)), *last("resid_2")]
         self.policy = here.policy
@@ -151,7 +152,9 @@ class DecoderBlock:
         normed = [through(self.before_1, of_norm, [x])]
         branch = [self.attention(normed[0])]
         if self.before_2:
-            normed = [through(self.before_2, of_norm, [x])]
+            normed = [through(self.before_2, of_norm, [ran_after(x, branch[0])])]
+        else:
+            normed = [ran_after(normed[0], branch[0])]
         x = x + through(self.after_1, plainly, branch)
         branch.append(self.mlp(normed.pop()))
         return x + through(self.after_2, plainly, branch)

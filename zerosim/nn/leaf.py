@@ -73,10 +73,13 @@ class Tensors:
         self.flats.append(self.flat(own, self.device, *self.formats, module=self.name, stored=stored))
         return self.flats[-1].declare(name, shape, **how)
 
-    def leaf(self, name: str, make: Callable[[Tensors], Callable[[Tensor], Tensor]]) -> LeafModule:
+    def leaf(
+        self, name: str, make: Callable[[Tensors], Callable[[Tensor], Tensor]], branches: Sequence[int]
+    ) -> LeafModule:
         """Return the layer that `make` declares in its own buffers, as a leaf with its name from the unit's name on."""
         own = Tensors(self._own(name), self.device, *self.formats, self.flat, self.tuning)
         self.leaves.append(LeafModule(own.name, own, make(own)))
+        self.leaves[-1].branches = branches
         return self.leaves[-1]
 
     def _own(self, name: str) -> str:

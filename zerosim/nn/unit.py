@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from zerosim.device.device import Buffer
+from zerosim.placement.block import BOTH
 from zerosim.tensor.autograd import Node, Sink, backward
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Tensor
@@ -45,6 +46,7 @@ class Unit:
         self.reduces = reduces
         self.ends = True  # no other unit's backward reaches a flat that it shares
         self.goes_back = self.sends_back = True  # backward runs through it; its input's gradient is needed
+        self.branches: Sequence[int] = BOTH  # of a block, those that a leaf's backward comes from
         self.defers = True  # a pipeline's schedule may compute its weights' gradients separately from its input's
         self._in_flight: dict[int, tuple[Leaf | None, Node | Sink]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}
@@ -59,9 +61,10 @@ class Unit:
         """Set how far backward goes: whether the input's gradient is needed, and the names of trained flat buffers."""
         self.sends_back = sends_back
         self.goes_back = sends_back or any(flat.name in trained for flat in self.all_flats)
+        flows = dict.fromkeys(BOTH, sends_back)
         for leaf in self.leaves:
-            leaf.reach(sends_back, trained)
-            sends_back = leaf.goes_back
+            leaf.reach(any(flows[branch] for branch in leaf.branches), trained)
+            flows |= dict.fromkeys(leaf.branches, leaf.goes_back)
 
     @property
     def completes(self) -> Sequence[Flat]:

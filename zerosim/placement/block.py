@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Width = Literal["heads", "kv_heads", "ffn"]
+BOTH = (0, 1)
+"""The numbers of a block's branches."""
 
 
 class Role(NamedTuple):
@@ -115,6 +117,11 @@ class Block(NamedTuple):
     def is_gated(self) -> bool:
         """Whether the first map has two results, one of which gates the other."""
         return len(self.mlp.columns.outs) == 2
+
+    @property
+    def shares_norm(self) -> bool:
+        """Whether the second branch reads the first one's norm."""
+        return self.mlp.before == self.attention.before != ""
 
     @property
     def branches(self) -> tuple[Branch, Branch]:
