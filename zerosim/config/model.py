@@ -165,7 +165,7 @@ def _preset(name: str) -> ModelPreset:
     if is_of_hub(name):
         raise wrong("model", hub_words(name))
     if name.endswith(".json") or "/" in name or os.sep in name or name in (".", ".."):
-        from zerosim.config.huggingface import read_config_json  # not at every start
+        from zerosim.config.huggingface.read import read_config_json  # not at every start
 
         return read_config_json(name)
     return find_model(name)
