@@ -97,9 +97,17 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     (
         "--model meta-llama/Llama-3.1-8B",
         "--model 'meta-llama/Llama-3.1-8B': zerosim downloads nothing from a hub; "
-        "choose llama3-8b, the nearest model here, or download",
+        "choose llama3.1-8b, the nearest model here, or download config.json of meta-llama/Llama-3.1-8B and "
+        "give its path, such as ./config.json",
     ),
-    ("--model mistralai/Mistral-7B-v0.1", "from a hub; download the model's config.json"),
+    (
+        "--model Qwen/Qwen2.5-7B",
+        "choose qwen2.5-7b, the nearest model here, or download config.json of Qwen/Qwen2.5-7B",
+    ),
+    (
+        "--model deepseek-ai/DeepSeek-V3",
+        "from a hub; download config.json of deepseek-ai/DeepSeek-V3 and give its path",
+    ),
     ("--weights empty.txt", "cannot read empty.txt: it is empty"),
     ("--tokens empty.txt", "cannot read empty.txt: it is empty"),
     ("--model ./empty.txt", "cannot read ./empty.txt: it is empty"),

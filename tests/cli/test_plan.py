@@ -15,7 +15,7 @@ from zerosim.analysis.compare import check_states
 from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
 from zerosim.config import PLAN_DEFAULTS, RunConfig
-from zerosim.config.presets.models import model_names
+from zerosim.config.known import known_models
 from zerosim.train import plan as planning
 from zerosim.train.plan import plan
 
@@ -242,8 +242,25 @@ def test_the_zoo_names_every_model(capsys: pytest.CaptureFixture[str], monkeypat
     assert main(["zoo"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 60
-    assert all(name in out for name in model_names())
+    assert all(name in out for name in known_models())
     assert "1,557,611,200" in out
+
+
+def test_models_are_chosen_by_a_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["zoo", "models", "Llama3.2-1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3] == "Llama 3.1, 3.2"
+    sizes = ["16", "2,048", "32", "8", "8,192", "131,072", "128,256"]
+    assert lines[4].split() == ["llama3.2-1b", *sizes, "1,235,814,400", "1.24B", "l4"]
+    assert main(["zoo", "fine-tuning", "smollm2-135m"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    for words, said in (
+        ("zoo models nosuch", "'nosuch': no model's name or family has it; zerosim zoo models lists them"),
+        ("zoo gpus h100", "zoo gpus h100: only models and fine-tuning are chosen by a word"),
+    ):
+        assert main(words.split()) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_the_tables_show_the_moments_they_name(

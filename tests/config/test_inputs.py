@@ -173,18 +173,18 @@ def test_toml_that_is_refused(folder: Path, refused: Any, name: str) -> None:
 
 
 BAD_JSON = {
-    "digits": (', "n_inner": ' + "9" * 5000 + "}", "n_inner inf: expected a whole number"),
+    "digits": (', "n_inner": ' + "9" * 5000 + "}", "n_inner Infinity: expected a whole number"),
     "200 digits": (', "n_inner": 1' + "0" * 200 + "}", "n_inner 1e+200: expected a whole number"),
     "100 digits": (', "n_inner": 1' + "0" * 98 + "}", "expected at least 1 and at most 100000000"),
-    "exponent": (', "layer_norm_epsilon": 1e999}', "layer_norm_epsilon inf: expected a number more than 0"),
-    "NaN": (', "layer_norm_epsilon": NaN}', "layer_norm_epsilon nan: expected a number more than 0"),
-    "NaN chance": (', "resid_pdrop": NaN}', "resid_pdrop nan: expected a chance"),
+    "exponent": (', "layer_norm_epsilon": 1e999}', "layer_norm_epsilon Infinity: expected a number more than 0"),
+    "NaN": (', "layer_norm_epsilon": NaN}', "layer_norm_epsilon NaN: expected a number more than 0"),
+    "NaN chance": (', "resid_pdrop": NaN}', "resid_pdrop NaN: expected a chance"),
     "twice": (', "n_layer": 2}', "'n_layer' appears twice; keep one"),
     "twice inside": (', "task": {"a": 1, "a": 1}}', "'a' appears twice; keep one"),
     "deep": (', "task": ' + "[" * 100_000, "more than 32 deep"),
     "closed": (', "task": ' + "[" * 100 + "]" * 100 + "}", "more than 32 deep"),
-    "long": (', "n_inner": "' + "x" * 100_000 + '"}', "n_inner 'xxx"),
-    "surrogate": (', "activation_function": "\\ud800"}', "activation_function '\\ud800' is not modelled"),
+    "long": (', "n_inner": "' + "x" * 100_000 + '"}', 'n_inner "xxx'),
+    "surrogate": (', "activation_function": "\\ud800"}', 'activation_function "\\ud800" is not modelled'),
 }  # fmt: skip
 
 

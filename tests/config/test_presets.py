@@ -5,10 +5,13 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from config_files import FILES
 
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
-from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, family_sizes, find_model, model_names
+from zerosim.config.huggingface.read import read_config_json
+from zerosim.config.known import by_family, find_model, known_models, released
+from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, family_sizes, model_names
 from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.train.build import build_model
@@ -92,16 +95,52 @@ def test_llamas_share_key_and_value_heads_as_published() -> None:
     assert "rotary" in MODELS["llama3.1-405b"].notes[0]
 
 
+def test_released_models_have_sources_and_families() -> None:
+    presets = [preset for group in released().values() for preset in group]
+    assert len(presets) >= 60
+    assert len({preset.name for preset in presets} | set(MODELS)) == len(presets) + len(MODELS)
+    assert len({preset.source for preset in presets}) == len(presets)
+    assert {preset.name for group in by_family().values() for preset in group} == set(known_models())
+    for preset in presets:
+        assert preset.source.startswith("config.json of ")
+        assert preset.published_parameters is None or parse_count(preset.published) == pytest.approx(
+            preset.published_parameters, rel=0.02
+        )
+        notes = [note for note in preset.notes if "planned without dropout" not in note]
+        assert notes == [], preset.name
+
+
+@pytest.mark.slow  # scenarios/families.toml has most of them
+@pytest.mark.parametrize("name", [preset.name for group in released().values() for preset in group])
+def test_released_models_have_their_parameters(name: str) -> None:
+    preset, counted = known_models()[name], count(name)
+    if preset.published_parameters is not None:
+        assert counted == preset.published_parameters
+    assert abs(counted - parse_count(preset.published)) <= 0.05 * counted
+
+
+def test_a_row_is_its_file() -> None:
+    """Presets of released.toml are read as files are: with the same numbers and rows."""
+    for path in sorted(FILES.glob("*.json")):
+        preset = known_models().get(path.stem)
+        if preset is None or preset.name in MODELS:
+            continue
+        file = read_config_json(path)
+        assert (preset.family, preset.sizes) == (file.family, file.sizes), path.stem
+        assert (preset.decoder, preset.numbers) == (file.decoder, file.numbers), path.stem
+
+
 def test_names_in_any_case_and_near_misses() -> None:
     assert find_model("LLaMA3.1-405B") is MODELS["llama3.1-405b"]
     assert model_names() == tuple(MODELS)
     with pytest.raises(InputError, match=r"model 'gpt2-xxl' is not known; did you mean gpt2-xl"):
         find_model("gpt2-xxl")
+    assert find_model("Qwen2.5-7B") is known_models()["qwen2.5-7b"]
     with pytest.raises(InputError, match=r"did you mean llama"):
         find_model("lama")
     with pytest.raises(InputError, match=r"zerosim zoo lists"):
         find_model("?")
-    assert not set(FAMILIES) & set(MODELS)
+    assert not set(FAMILIES) & set(known_models())
 
 
 def test_a_familys_defaults_follow_what_is_given() -> None:
@@ -115,5 +154,5 @@ def test_a_familys_defaults_follow_what_is_given() -> None:
     assert family_sizes("llama", {"heads": 3, "kv_heads": 3})["kv_heads"] == 3
     assert family_sizes("flat")["params"] == 1_000_000
     assert "params" not in family_sizes("gpt")
-    with pytest.raises(InputError, match="expected one of gpt, llama, .*, mlp, flat"):
+    with pytest.raises(InputError, match=r"expected one of gpt, llama, .*, mlp, flat"):
         family_sizes("bert")

@@ -8,7 +8,9 @@ from typing import Any
 
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser
-from zerosim.config.presets import hardware, models, nodes, recipes
+from zerosim.config.known import known_models
+from zerosim.config.presets import hardware, nodes, recipes
+from zerosim.errors import InputError
 
 ROOMS = ("models", "gpus", "nodes", "recipes")
 FINE_TUNING = "fine-tuning"
@@ -21,22 +23,30 @@ def add_arguments(parser: Parser) -> None:
         choices=(*ROOMS, FINE_TUNING),
         help="the list to show (default: all except fine-tuning, which plans which method fits which GPU)",
     )
+    parser.add_argument(
+        "word", nargs="?", default="", help="of models and fine-tuning: only names and families with it"
+    )
     parser.add_argument("--json", metavar="OUT.json", help="all of it; - for stdout")
 
 
 def main(args: argparse.Namespace) -> int:
     from zerosim.report.zoo import zoo_report
 
-    leave(args, output(args, "json"), _values, lambda: zoo_report(ROOMS if args.what is None else (args.what,)))
+    if args.word and args.what not in ("models", FINE_TUNING):
+        raise InputError(f"zoo {args.what} {args.word}: only models and {FINE_TUNING} are chosen by a word")
+    rooms = ROOMS if args.what is None else (args.what,)
+    leave(args, output(args, "json"), _values, lambda: zoo_report(rooms, args.word))
     return 0
 
 
 def _values() -> dict[str, Any]:
-    presets = [models.find_model(name) for name in models.model_names()]
     fields = ("name", "family", "published", "published_parameters", "source", "notes")
     return {
         "schema": 1,
-        "models": [{**{name: getattr(one, name) for name in fields}, "sizes": dict(one.sizes)} for one in presets],
+        "models": [
+            {**{name: getattr(one, name) for name in fields}, "sizes": dict(one.sizes)}
+            for one in known_models().values()
+        ],
         "gpus": [asdict(device) for device in hardware.presets()],
         "nodes": [asdict(node) for node in nodes.nodes()],
         "recipes": [asdict(recipe) for recipe in recipes.recipes()],

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 
-from zerosim.config.presets.models import MODELS
+from zerosim.config.known import known_models
 
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/", re.IGNORECASE)
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -25,23 +25,25 @@ def is_of_hub(name: str) -> bool:
 def hub_words(name: str) -> str:
     """Return, to follow the word model, why nothing is read under a hub's name, and what to type: a model here, or a
     file."""
-    here = model_called(name)
+    here, repository = model_called(name), _ADDRESS.sub("", name).strip("/")
     own = f"choose {here}, the nearest model here, or " if here else ""
     return (
-        f" {name!r}: zerosim downloads nothing from a hub; {own}download the model's config.json and give its "
+        f" {name!r}: zerosim downloads nothing from a hub; {own}download config.json of {repository} and give its "
         "path, such as ./config.json"
     )
 
 
 def model_called(name: str) -> str | None:
-    """Return the known model that a hub's name means; None if none has the same family and size.
-
-    Llama 3.1's 8B and 70B have Llama 3's sizes, so meta-llama/Llama-3.1-8B means llama3-8b.
-    """
-    wanted = _plain(name.rstrip("/").rpartition("/")[2])
-    near = difflib.get_close_matches(wanted, [_plain(known) for known in MODELS], 3, 0.8)
+    """Return the known model that a hub's name means: of this repository, or of the same family and size; None if none
+    has."""
+    wanted, known = _plain(name.rstrip("/").rpartition("/")[2]), known_models()
+    plain = {_plain(one): one for one in known}
+    for one in known.values():  # a repository's own name, without the model's, wins
+        plain[_plain(one.source.rpartition("/")[2])] = one.name
+    if wanted in plain:
+        return plain[wanted]
+    near = difflib.get_close_matches(wanted, list(plain), 3, 0.8)
     sizes = re.findall(r"\d+(?:\.\d+)?[bm]$", wanted)
-    plain = {_plain(known): known for known in MODELS}
     return next((plain[one] for one in near if not sizes or one.endswith(sizes[0])), None)
 
 

@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass
 
 from zerosim.config.hub import hub_words, is_of_hub
+from zerosim.config.known import find_model
 from zerosim.config.numbers import NEUTRAL, Kind, Numbers
 from zerosim.config.option import Part, option
-from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes, find_model
+from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
 from zerosim.errors import InputError, wrong
 from zerosim.placement.block import Decoder, Width
 from zerosim.placement.families import DECODERS
@@ -170,7 +171,7 @@ def _preset(name: str) -> ModelPreset:
     if is_of_hub(name):
         raise wrong("model", hub_words(name))
     if name.endswith(".json") or "/" in name or os.sep in name or name in (".", ".."):
-        from zerosim.config.huggingface import read_config_json  # not at every start
+        from zerosim.config.huggingface.read import read_config_json  # not at every start
 
         return read_config_json(name)
     return find_model(name)

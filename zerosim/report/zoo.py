@@ -1,8 +1,8 @@
-"""Tables of named things: models with their counted parameters, devices, nodes, recipes."""
+"""Tables of named things: models by family with their counted parameters, devices, nodes, recipes; what fits where."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -10,45 +10,77 @@ from rich.console import RenderableType
 
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig, plan_config
-from zerosim.config.presets import hardware, models, nodes, recipes
+from zerosim.config.known import PAPERS, by_family
+from zerosim.config.presets import hardware, nodes, recipes
+from zerosim.config.presets.models import ModelPreset
 from zerosim.device.device import Device
+from zerosim.errors import InputError
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.verdict import Limit
 from zerosim.train.build import build_model
 from zerosim.train.plan import peak_of
 from zerosim.units import format_bytes
 
-TUNED = ("llama2-7b", "llama3-8b", "llama2-13b", "llama2-70b", "llama3.1-405b")
+TUNED = (
+    "smollm2-360m", "llama3.2-1b", "qwen3-4b", "mistral-7b", "llama3.1-8b", "gemma2-9b", "phi-4", "gemma3-27b",
+    "qwen2.5-32b", "llama3.1-70b", "llama3.1-405b",
+)  # fmt: skip
+"""What `zerosim zoo fine-tuning` shows unless it is asked for others."""
+_LORA: Mapping[str, Any] = {"lora_rank": 16, "lora_target": "all-linear"}
 METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "all of it": {},
-        "LoRA": {"lora_rank": 16, "lora_target": "all-linear"},
-        "QLoRA": {"lora_rank": 16, "lora_target": "all-linear", "base": "nf4"},
+        "LoRA": _LORA,
+        "QLoRA": {**_LORA, "base": "nf4"},
+        "all of it, 8 GPUs": {"ranks": 8},
+        "LoRA, 8 GPUs": {"ranks": 8, **_LORA},
     }
 )
 """The trained parts, by their usual names."""
 
 
-def zoo_report(rooms: Sequence[str]) -> Stack:
-    """Return the tables of `rooms`: models, gpus, nodes, recipes."""
-    tables = {"models": models_table, "gpus": gpus_table, "nodes": nodes_table, "recipes": recipes_list}
-    tables["fine-tuning"] = fine_tuning_table
+def zoo_report(rooms: Sequence[str], word: str = "") -> Stack:
+    """Return the tables of `rooms`: models, gpus, nodes, recipes. `word`: only models whose name or family has it."""
+    tables: dict[str, Callable[[], RenderableType]] = {
+        "models": lambda: models_table(word),
+        "gpus": gpus_table,
+        "nodes": nodes_table,
+        "recipes": recipes_list,
+        "fine-tuning": lambda: fine_tuning_table(word),
+    }
     return Stack(*(tables[room]() for room in rooms))
 
 
-def models_table() -> RenderableType:
-    """Return every preset with its sizes and its parameters, counted on its layout."""
+def found(word: str) -> Mapping[str, Sequence[ModelPreset]]:
+    """Return the models whose name or family has the word, by family. Raises: InputError if none has."""
+    word, groups = word.lower(), dict[str, Sequence[ModelPreset]]()
+    for title, presets in by_family().items():
+        if some := [preset for preset in presets if word in preset.name or word in title.lower()]:
+            groups[title] = some
+    if not groups:
+        raise InputError(f"{word!r}: no model's name or family has it; zerosim zoo models lists them")
+    return groups
+
+
+def models_table(word: str = "") -> RenderableType:
+    """Return every preset with its sizes, its parameters, counted on its layout, and the smallest GPU for LoRA."""
     device = Device(0, make_backend("meta"))
     sizes = {
-        "layers": "layers", "hidden": "hidden", "heads": "heads", "kv": "kv_heads", "ffn": "ffn", "context": "seq",
-        "vocab": "vocab",
+        "layers": "layers", "hidden": "hidden", "heads": "heads", "kv": "kv_heads", "ffn": "ffn",
+        "context": "positions", "vocab": "vocab",
     }  # fmt: skip
-    grid = Grid("model", *(right(name) for name in (*sizes, "parameters", "published")))
-    for preset in map(models.find_model, models.model_names()):
-        numel = build_model(RunConfig(model=preset.name), device).num_parameters
-        grid.add(preset.name, *(f"{preset.sizes[name]:,}" for name in sizes.values()), numel, preset.published)
-    note = "Or gpt, llama, mlp and flat with sizes of your own, or a Hugging Face config.json. Sources: --json -."
-    return titled("Models", Adaptive(grid, grid.without(*sizes)), note)
+    columns = *sizes, "parameters", "published"
+    grid = Grid("model", *(right(name) for name in columns), "LoRA on one")
+    for title, presets in found(word).items():
+        grid.add(title, *(None for _ in columns), None, style="bold")
+        for preset in presets:
+            numel = build_model(RunConfig(model=preset.name), device).num_parameters
+            is_released = preset.published_parameters is not None or title not in PAPERS
+            gpu = _tuned(preset, METHODS["LoRA"])[1] if is_released else ""
+            grid.add(preset.name, *(f"{preset.sizes[name]:,}" for name in sizes.values()), numel, preset.published, gpu)
+    note = "LoRA on one: the smallest GPU for it, of released models; zerosim zoo fine-tuning has the bytes, and other "
+    note += "ways. Or a family with sizes of your own, or a Hugging Face config.json. Sources: --json -."
+    return titled("Models", Adaptive(grid, grid.without(*sizes), grid.without(*sizes, "published")), note)
 
 
 def gpus_table() -> RenderableType:
@@ -87,26 +119,39 @@ def recipes_list() -> RenderableType:
     return titled("Recipes", Stack(*parts))
 
 
-def fine_tuning_table() -> RenderableType:
-    """Return what one GPU needs to fine-tune a model, and the smallest GPU that has it; each figure was counted in a
+def fine_tuning_table(word: str = "") -> RenderableType:
+    """Return what each GPU needs to fine-tune a model, and the smallest GPU that has it; each figure was counted in a
     plan."""
     grid = Grid("model", *(name for method in METHODS for name in (right(method), "smallest GPU")))
     narrow = Grid("model", "trained", right("needs"), "smallest GPU")
-    devices = [device for device in hardware.presets() if "bf16" in device.formats]
-    devices.sort(key=lambda device: device.memory_bytes)
-    for name in TUNED:
+    for preset in _asked(word):
         cells: list[str] = []
         for method, how in METHODS.items():
-            config = plan_config(
-                model=name, ranks=1, stage=3, micro_batch=1, seq=2048, recompute="full", attention="flash",
-                loss="chunked", recipe="usual", **how,
-            )  # fmt: skip
-            peak = peak_of(config)
-            fitting = (d for d in devices if peak + Limit(d.name, d.memory_bytes, d).reserve(config) <= d.memory_bytes)
-            cells += [format_bytes(peak), next((device.name for device in fitting), "none")]
-            narrow.add(name if len(cells) == 2 else "", method, *cells[-2:])
-        grid.add(name, *cells)
-    note = "One row of 2,048 tokens on one GPU, bf16, Adam, flash attention, --recompute full, --loss chunked. LoRA "
-    note += "and QLoRA have adapters of rank 16 on all linear maps. The smallest GPU also has room for CUDA and its "
-    note += "libraries."
+            cells += _tuned(preset, how)
+            narrow.add(preset.name if len(cells) == 2 else "", method, *cells[-2:])
+        grid.add(preset.name, *cells)
+    note = (
+        "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention, --recompute "
+    )
+    note += (
+        "full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear maps. The "
+    )
+    note += "smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
     return titled("Fine-tuning", Adaptive(grid, narrow), note)
+
+
+def _asked(word: str) -> Iterator[ModelPreset]:
+    for presets in found(word).values():
+        yield from (preset for preset in presets if word or preset.name in TUNED)
+
+
+def _tuned(preset: ModelPreset, how: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the bytes of the fullest GPU, and the smallest GPU that has them."""
+    config = plan_config(
+        model=preset.name, stage=3, micro_batch=1, seq=min(2048, int(preset.sizes["positions"])), recompute="full",
+        attention="flash", loss="chunked", recipe="usual", **{"ranks": 1, **how},
+    )  # fmt: skip
+    peak = peak_of(config)
+    devices = sorted((one for one in hardware.presets() if "bf16" in one.formats), key=lambda one: one.memory_bytes)
+    fitting = (d for d in devices if peak + Limit(d.name, d.memory_bytes, d).reserve(config) <= d.memory_bytes)
+    return format_bytes(peak), next((device.name for device in fitting), "none")

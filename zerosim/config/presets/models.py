@@ -1,4 +1,5 @@
-"""Models by name: the sizes of published GPTs and Llamas, and the meaning of a bare family's name.
+"""Models by name: the sizes of papers' GPTs and Llamas, and the meaning of a bare family's name. `released.toml` has
+further released models.
 
 Sizes have the names of `ModelConfig`'s fields. Where a source leaves something open, `notes` states the choice.
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from zerosim.config.numbers import NEUTRAL, Numbers
-from zerosim.errors import InputError, did_you_mean, wrong
+from zerosim.errors import InputError
 from zerosim.placement.block import Decoder
 from zerosim.placement.families import DECODERS
 
@@ -80,20 +81,6 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
     if not flat:
         del sizes["params"], sizes["units"]
     return sizes
-
-
-def find_model(name: str) -> ModelPreset:
-    """Return the preset of that name, in any case. Raises: InputError with the nearest names for an unknown one."""
-    preset = MODELS.get(name.lower())
-    if preset is not None:
-        return preset
-    hint = did_you_mean(name.lower(), [*FAMILIES, *MODELS], "zerosim zoo lists those that are", most=3, quote=str)
-    raise wrong("model", f" {name!r} is not known; {hint}")
-
-
-def model_names() -> tuple[str, ...]:
-    """Return the names of all presets, in the order of this file."""
-    return tuple(MODELS)
 
 
 _DROPOUT = "dropout 0.1 is GPT-2's released configuration"
@@ -202,3 +189,8 @@ _ALL = (
 )  # fmt: skip
 
 MODELS: Mapping[str, ModelPreset] = MappingProxyType({preset.name: preset for preset in _ALL})
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of all presets of this file, in its order."""
+    return tuple(MODELS)

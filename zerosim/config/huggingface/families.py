@@ -1,0 +1,223 @@
+"""The families whose config.json is read: a row for each model_type.
+
+A row has the keys of the sizes, the defaults of the family's class (a key without one may be missing only where the
+reader derives it), and the rules for what else the keys say. A key with a default of None is known, and may be null.
+
+Source: configuration_*.py of huggingface/transformers 5.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
+from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.rope import read_rope
+from zerosim.config.huggingface.rows import (
+    activation,
+    biases,
+    dropouts,
+    falcon,
+    only,
+    qk_layernorm,
+    read_numbers,
+    rotary_columns,
+    shared_by_all,
+    unless,
+    unscaled_scores,
+    whole_embedding,
+)
+
+Names = Mapping[str, tuple[str, ...]]
+
+
+class Family(NamedTuple):
+    """How one family's file is read.
+
+    names     the keys of each size of ModelConfig; the first is the one in errors
+    defaults  by key, as the class has them
+    rules     in their order
+    row       the family of `placement.families`, '' if it is called as the model_type
+    """
+
+    names: Names
+    defaults: Mapping[str, Any]
+    rules: tuple[Rule, ...]
+    row: str = ""
+
+
+def _names(**changes: tuple[str, ...]) -> Names:
+    return MappingProxyType(
+        {
+            "layers": ("num_hidden_layers",),
+            "hidden": ("hidden_size",),
+            "heads": ("num_attention_heads",),
+            "kv_heads": ("num_key_value_heads",),
+            "head_dim": ("head_dim",),
+            "ffn": ("intermediate_size",),
+            "positions": ("max_position_embeddings",),
+            "vocab": ("vocab_size",),
+            "norm_eps": ("rms_norm_eps",),
+            "tie_embeddings": ("tie_word_embeddings",),
+            **changes,
+        }
+    )
+
+
+_COMMON = _names()
+_OLDER = _names(
+    layers=("n_layer", "num_hidden_layers"),
+    hidden=("n_embd", "hidden_size"),
+    heads=("n_head", "num_attention_heads"),
+    kv_heads=(),
+    head_dim=(),
+    ffn=("n_inner",),
+    positions=("n_positions", "n_ctx", "max_position_embeddings"),
+    norm_eps=("layer_norm_epsilon",),
+)
+
+_ROPE = {"rope_theta": 10000.0}
+_LLAMA = {**_ROPE, "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
+_SILU = activation("hidden_act"), dropouts("attention_dropout")
+_BIAS = biases("attention_bias", "columns", "rows")
+_BIASES = _BIAS, biases("mlp_bias", "mlp")
+_SOME_SLIDE = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+_COHERE = {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
+_GEMMA = {**_ROPE, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "head_dim": 256}
+_GEMMA2 = {
+    **_GEMMA,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+}
+_GEMMA_RULES = dropouts("attention_dropout"), _BIAS, only("use_bidirectional_attention", False), read_rope
+_PHI_DROPOUTS = dropouts("attention_dropout", "resid_pdrop", "embd_pdrop")
+_PDROPS = {"resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
+_GPT2 = {
+    **_PDROPS,
+    "n_inner": None,
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+}
+_GPT2_RULES = activation("activation_function"), unscaled_scores, only("add_cross_attention", False)
+
+# fmt: off
+FAMILIES: Mapping[str, Family] = MappingProxyType({
+    "gpt2": Family(
+        _OLDER, _GPT2, (*_GPT2_RULES, dropouts(*_PDROPS), only("scale_attn_by_inverse_layer_idx", False)), row="gpt"
+    ),
+    "gpt_bigcode": Family(
+        _OLDER, {**_GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
+        (*_GPT2_RULES, dropouts(*_PDROPS), shared_by_all),
+    ),
+    "gptj": Family(
+        _OLDER, {**_GPT2, **dict.fromkeys(_PDROPS, 0.0), "tie_word_embeddings": False, "rotary_dim": 64},
+        (activation("activation_function"), dropouts(*_PDROPS), rotary_columns, only("rotary", True)),
+    ),
+    "gpt_neox": Family(
+        _names(kv_heads=(), head_dim=(), norm_eps=("layer_norm_eps",)),
+        {"layer_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "gelu", "attention_bias": True,
+         "use_parallel_residual": True, "rotary_emb_base": 10000.0, "rotary_pct": 0.25},
+        (activation("hidden_act"), _BIAS, unless("use_parallel_residual", True, parallel=False),
+         dropouts("attention_dropout", "hidden_dropout"), read_rope),
+    ),
+    "bloom": Family(
+        _names(layers=("n_layer", "num_hidden_layers"), hidden=("hidden_size", "n_embed"),
+               heads=("n_head", "num_attention_heads"), kv_heads=(), head_dim=(), ffn=(), positions=("seq_length",),
+               norm_eps=("layer_norm_epsilon",)),
+        {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "seq_length": 2048},
+        (only("apply_residual_connection_post_layernorm", False), dropouts("attention_dropout", "hidden_dropout")),
+    ),
+    "falcon": Family(  # with ALiBi it divides the slopes by sqrt(head_dim), BLOOM does not
+        _names(hidden=("hidden_size", "n_embed"), kv_heads=(), head_dim=(), ffn=("ffn_hidden_size",),
+               norm_eps=("layer_norm_epsilon",)),
+        {**_ROPE, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "activation": "gelu", "bias": False,
+         "ffn_hidden_size": None, "max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True,
+         "new_decoder_architecture": False},
+        (activation("activation"), falcon, biases("bias", "columns", "rows", "mlp"), only("alibi", False),
+         only("apply_residual_connection_post_layernorm", False),
+         dropouts("attention_dropout", "hidden_dropout"), read_rope),
+    ),
+    "opt": Family(
+        _names(kv_heads=(), head_dim=(), ffn=("ffn_dim",), norm_eps=()),
+        {"tie_word_embeddings": True, "activation_function": "relu", "dropout": 0.1, "enable_bias": True},
+        (activation("activation_function"), biases("enable_bias", "columns", "rows", "mlp"), whole_embedding,
+         only("do_layer_norm_before", True), only("_remove_final_layer_norm", False),
+         only("layer_norm_elementwise_affine", True), dropouts("dropout", "attention_dropout")),
+    ),
+    "llama": Family(_COMMON, _LLAMA, (*_SILU, *_BIASES, read_rope)),
+    "mistral": Family(
+        _COMMON, {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096}, (*_SILU, read_rope, read_windows)
+    ),
+    "ministral": Family(
+        _COMMON, {**_LLAMA, "num_key_value_heads": 8, "sliding_window": 4096, "layer_types": None},
+        (*_SILU, read_rope, read_windows), row="mistral",
+    ),
+    "qwen2": Family(_COMMON, {**_LLAMA, **_SOME_SLIDE}, (*_SILU, read_rope, read_windows)),
+    "qwen3": Family(_COMMON, {**_LLAMA, **_SOME_SLIDE, "head_dim": 128}, (*_SILU, _BIAS, read_rope, read_windows)),
+    "smollm3": Family(
+        _COMMON,
+        {**_LLAMA, "rope_theta": 2000000.0, "tie_word_embeddings": True, "num_key_value_heads": 4,
+         "use_sliding_window": False, "sliding_window": None, "layer_types": None, "no_rope_layers": None,
+         "no_rope_layer_interval": 4},
+        (*_SILU, *_BIASES, read_rope, read_plain, read_windows),
+    ),
+    "olmo2": Family(_COMMON, {**_LLAMA, "rms_norm_eps": 1e-5}, (*_SILU, _BIAS, read_rope)),
+    "granite": Family(
+        _COMMON,
+        {**_LLAMA, "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
+         "attention_multiplier": 1.0},
+        (*_SILU, *_BIASES, read_rope, read_numbers),
+    ),
+    "phi3": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
+         "partial_rotary_factor": 1.0, "sliding_window": None},
+        (activation("hidden_act"), _PHI_DROPOUTS, read_rope, read_windows),
+    ),
+    "phi": Family(
+        _names(norm_eps=("layer_norm_eps",)),
+        {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "tie_word_embeddings": False,
+         "partial_rotary_factor": 0.5, "qk_layernorm": False},
+        (activation("hidden_act"), _PHI_DROPOUTS, qk_layernorm, read_rope),
+    ),
+    "starcoder2": Family(
+        _names(norm_eps=("norm_epsilon",)),
+        {**_ROPE, "norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+         "num_key_value_heads": 2, "use_bias": True, "sliding_window": None},
+        (activation("hidden_act"), biases("use_bias", "columns", "rows", "mlp"),
+         dropouts("attention_dropout", "residual_dropout", "embedding_dropout"), read_rope, read_windows),
+    ),
+    "cohere": Family(
+        _names(norm_eps=("layer_norm_eps",)), {**_COHERE, "rope_theta": 500000.0, "use_qk_norm": False},
+        (*_SILU, _BIAS, unless("use_qk_norm", False, qk_norm="heads"), read_rope, read_numbers),
+    ),
+    "cohere2": Family(
+        _names(norm_eps=("layer_norm_eps",)),
+        {**_COHERE, "sliding_window": 4096, "sliding_window_pattern": 4, "layer_types": None},
+        (*_SILU, _BIAS, read_rope, read_windows, plain_where_full, read_numbers), row="cohere",
+    ),
+    "gemma": Family(  # its first files say gelu, and mean the approximation
+        _COMMON, {**_GEMMA, "hidden_act": "gelu_pytorch_tanh"},
+        (activation("hidden_act", gelu="geglu"), *_GEMMA_RULES),
+    ),
+    "gemma2": Family(
+        _COMMON,
+        {**_GEMMA2, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        (activation("hidden_activation"), *_GEMMA_RULES, read_windows, read_numbers),
+    ),
+    "gemma3_text": Family(
+        _COMMON,
+        {**_GEMMA2, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "sliding_window_pattern": 6,
+         "final_logit_softcapping": None, "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4,
+         "max_position_embeddings": 131072},
+        (activation("hidden_activation"), only("attn_logit_softcapping", None), *_GEMMA_RULES, read_windows,
+         read_numbers),
+    ),
+})
+# fmt: on
