@@ -1,4 +1,5 @@
-"""Draws from all options of a run together. `python tests/crosses.py COUNT [FIRST [families]]` checks as many cases as one likes.
+"""Draws from all options of a run together. `python tests/crosses.py COUNT [FIRST [families]]` checks as many cases as
+one likes.
 
 A case is drawn by its number. Any option may be given, on a tiny mesh and model. What is then refused, in one line, is
 left out again, until the rest is a run. Then the run on NumPy, the plan that simulates each block of each rank, and the

@@ -72,7 +72,6 @@ def test_keys_that_change_a_row() -> None:
     assert has_bias(block("pythia-12b", attention_bias=False)) == (False, False, True)
     assert block("pythia-12b", use_parallel_residual=False).parallel is False
     assert block("command-r-35b", use_qk_norm=True).qk_norm == "heads"
-    assert block("phi-2", qk_layernorm=True).qk_norm == "head"
     assert block("llama2-7b", hidden_act="gelu_pytorch_tanh").between == "geglu"
     assert block("gpt2", activation_function="relu").between == "relu"
     older = block("falcon-7b", bias=True, multi_query=False, parallel_attn=False)

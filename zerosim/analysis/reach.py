@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from zerosim.analysis.shares import Placed, Share
 from zerosim.functional.loss_modes import CHUNKED
-from zerosim.placement.block import Block
+from zerosim.placement.block import BOTH, Block
 from zerosim.placement.spec import FlatSpec, is_block
 
 Place = tuple[int, str]
@@ -153,7 +153,7 @@ def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int
     x = y = z = 0
     queries = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between"))
     flows = sends_back  # whether the residual stream has a gradient
-    for at, branch in enumerate(row.branches):
+    for at in BOTH:
         normed_by = 0 if row.shares_norm else at  # side by side they may share a norm
         inner = (sends_back if row.parallel else flows) or (normed_by, "before") in trained
         x += inner

@@ -98,7 +98,7 @@ class ChunkedLossRule:
                 else:
                     device.kernel(dlogits.numel, k.column_sum, dlogits.array, share.array)
                 total.add(share)
-            del dlogits, share  # before the next logits are computed
+            del dlogits  # before the next logits are computed
             share = None
         found = {id(total.of): total.grad for total in sums}
         return dx, *(found.get(id(one)) for one in (weight, *biases))

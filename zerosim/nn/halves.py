@@ -12,7 +12,7 @@ from typing import Any
 
 from zerosim.config.tuning import TuningConfig, is_adapter
 from zerosim.nn.unit import Unit
-from zerosim.placement.spec import is_in_block
+from zerosim.placement.block import Role
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Parameter
 
@@ -35,7 +35,7 @@ class Halves:
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in the buffer of its kind."""
-        stored = stored_as(self.tuning, self.name, name, shape)
+        stored = stored_as(self.tuning, name, shape, how.get("role"))
         kind = stored or ("trained" if self.tuning.trains(name) else "frozen")
         if kind not in self._halves:
             own = f"{self.name}.{kind}" if self._halves else self.name
@@ -43,8 +43,8 @@ class Halves:
         return self._halves[kind].declare(name, shape, **how)
 
 
-def stored_as(tuning: TuningConfig, module: str, name: str, shape: tuple[int, ...]) -> str:
+def stored_as(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role | None) -> str:
     """Return the stored format of a parameter: `base` for frozen linear maps of blocks, '' (unchanged) for all
     others, adapters too."""
-    is_map = is_in_block(module) and len(shape) == 2 and not tuning.trains(name) and not is_adapter(name)
+    is_map = role is not None and role.is_map and len(shape) == 2 and not tuning.trains(name) and not is_adapter(name)
     return tuning.base or "" if is_map else ""

@@ -68,7 +68,7 @@ class Tensors:
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in a new buffer with the parameter's name from the unit's name on."""
-        stored = stored_as(self.tuning, self.name, name, shape)
+        stored = stored_as(self.tuning, name, shape, how.get("role"))
         own = self._own(name) if (tile := how.get("tile")) is None else f"{self._own(name)}.tile{tile.number}"
         self.flats.append(self.flat(own, self.device, *self.formats, module=self.name, stored=stored))
         return self.flats[-1].declare(name, shape, **how)

@@ -90,7 +90,8 @@ class Muon:
 
 def takes_muon(weight: WeightSpec) -> bool:
     """Return whether a weight is one of a block's matrices. The others use AdamW."""
-    return weight.in_block and len(weight.shape) == 2
+    is_map = weight.role is None or weight.role.is_map  # a norm may have a row for each head
+    return weight.in_block and is_map and len(weight.shape) == 2
 
 
 def _placed(flat: Flat) -> Iterator[tuple[Overlap, int]]:

@@ -27,6 +27,11 @@ class Role(NamedTuple):
     place: Literal["before", "columns", "between", "rows", "after"]
     part: str = ""
 
+    @property
+    def is_map(self) -> bool:
+        """Whether it belongs to a linear map; its bias and its adapter do too."""
+        return self.place in ("columns", "rows")
+
 
 class Out(NamedTuple):
     """Outputs of a map into columns: a weight of its own, or columns of a fused weight.

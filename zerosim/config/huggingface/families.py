@@ -21,7 +21,6 @@ from zerosim.config.huggingface.rows import (
     dropouts,
     falcon,
     only,
-    qk_layernorm,
     read_numbers,
     rotary_columns,
     shared_by_all,
@@ -184,7 +183,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         _names(norm_eps=("layer_norm_eps",)),
         {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "gelu_new", "tie_word_embeddings": False,
          "partial_rotary_factor": 0.5, "qk_layernorm": False},
-        (activation("hidden_act"), _PHI_DROPOUTS, qk_layernorm, read_rope),
+        (activation("hidden_act"), _PHI_DROPOUTS, only("qk_layernorm", False), read_rope),
     ),
     "starcoder2": Family(
         _names(norm_eps=("norm_epsilon",)),

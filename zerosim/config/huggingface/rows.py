@@ -140,13 +140,6 @@ def shared_by_all(keys: Keys, draft: Draft) -> Draft:
     return draft.sized(kv_heads=kv_heads)
 
 
-def qk_layernorm(keys: Keys, draft: Draft) -> Draft:
-    """Read Phi's norms of each head of q and k."""
-    if not keys.flag("qk_layernorm"):
-        return draft
-    return draft.blocks(qk_norm="head").noted("qk_layernorm: its weights are called q_norm and k_norm here")
-
-
 def whole_embedding(keys: Keys, draft: Draft) -> Draft:
     """Refuse OPT's projections around a narrower token table."""
     hidden = draft.size("hidden")
