@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -59,13 +61,8 @@ class Tokenizer:
                 f"tokenizer {path}: the library tokenizers is not installed: pip install tokenizers, or train on bytes"
             ) from None
         text, self.source = read_file(path, "tokenizer", LARGEST_TOKENIZER), f" of {path}"
-        try:
+        with _refusals(f"tokenizer {path} is no tokenizer.json that the library tokenizers reads"):
             self._library = tokenizers.Tokenizer.from_str(text.decode())
-        except Exception as error:  # the library raises nothing more special
-            why = printable(str(error).split("\n")[0][:200])
-            raise InputError(
-                f"tokenizer {path} is no tokenizer.json that the library tokenizers reads: {why}"
-            ) from None
         self._library.no_truncation()
         self._library.no_padding()
 
@@ -79,7 +76,8 @@ class Tokenizer:
             raise InputError(
                 f"{name} is not UTF-8, byte {error.start} is {text[error.start]:#04x}: a tokenizer needs text"
             ) from None
-        return np.array(self._library.encode(decoded, add_special_tokens=False).ids, np.int32)
+        with _refusals(f"{name} cannot be tokenized by the tokenizer{self.source}"):
+            return np.array(self._library.encode(decoded, add_special_tokens=False).ids, np.int32)
 
     def decode(self, prompt: list[int], ids: list[int]) -> bytes:
         """Return the text of `ids`, which follow the prompt's: the space before a word is there."""
@@ -88,6 +86,17 @@ class Tokenizer:
 
     def _text(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
+
+
+@contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Raise the library's exceptions as an InputError in one line."""
+    try:
+        yield
+    except BaseException as error:  # a panic of the library, which is written in Rust, is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{what}: {printable(str(error).partition(chr(10))[0][:200])}") from None
 
 
 def tokens_of(path: str | None) -> Tokens:
