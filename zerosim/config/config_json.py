@@ -55,6 +55,17 @@ KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 """The keys of sizes in families that have others than Llama's; '' for none."""
 
 
+_SAME: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+        "hidden": ("hidden_size", "n_embd", "d_model"),
+        "heads": ("num_attention_heads", "n_head", "n_heads"),
+        "positions": ("max_position_embeddings", "n_positions", "n_ctx"),
+    }
+)
+"""Other names of sizes, which a file may have too."""
+
+
 def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of a config.json, with weights stored as `dtype`: those of the file that was read, with the
     sizes that flags changed, or the family's for `model`."""
@@ -63,11 +74,25 @@ def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
     for size, names in keys.items():
         value = getattr(model, size)
         if before is None or getattr(before, size) != value:
-            values |= dict.fromkeys(names.split(), value)
-    if "rope_parameters" in values and before is not None and before.rope_base != model.rope_base:
-        values["rope_parameters"] = {**(values["rope_parameters"] or {}), "rope_theta": model.rope_base}
-    values["dtype"] = values["torch_dtype"] = dtype  # transformers 5 reads the first, 4 the second
+            there = [name for name in _SAME.get(size, ()) if name in values]
+            values |= dict.fromkeys(there or names.split(), value)
+    if before is not None:
+        values |= _changed(values, model, before)
+    for name in [name for name in ("dtype", "torch_dtype") if name in values] or ["dtype"]:
+        values[name] = dtype
     return values
+
+
+def _changed(values: Mapping[str, Any], model: ModelConfig, before: ModelConfig) -> dict[str, Any]:
+    """Return what else a file says about sizes that were changed: a list for all blocks, the base of rotary angles."""
+    kinds, changed = [model.kind(number) for number in range(model.layers)], dict[str, Any]()
+    if model.layers != before.layers and values.get("layer_types"):
+        changed["layer_types"] = ["sliding_attention" if kind.window else "full_attention" for kind in kinds]
+    if model.layers != before.layers and values.get("no_rope_layers"):
+        changed["no_rope_layers"] = [int(kind.rotates) for kind in kinds]
+    if model.rope_base != before.rope_base and values.get("rope_parameters"):
+        changed["rope_parameters"] = {**values["rope_parameters"], "rope_theta": model.rope_base}
+    return changed
 
 
 def _read(model: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
