@@ -95,8 +95,10 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
     attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))
     flows = attention or (0, "after") in trained
-    before = sends_back if row.parallel else flows
-    maps = before or not trained.isdisjoint(_places(1, "before", "columns", "rows"))
+    of_both = row.mlp.before == row.attention.before and (0, "before") in trained
+    maps = (sends_back or of_both if row.parallel else flows) or not trained.isdisjoint(
+        _places(1, "before", "columns", "rows")
+    )
     second = (1, "columns") in reading or (maps and "fc1" in parts)
     normed = bool(row.mlp.before) and row.mlp.before != row.attention.before
     added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second

@@ -10,23 +10,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import add
 from types import MappingProxyType
-from typing import Any
 
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
 from zerosim.config.model import ModelConfig
 from zerosim.config.numbers import Kind
-from zerosim.functional.linear import Linear as LinearRule
-from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
 from zerosim.nn.layers import Dropout
-from zerosim.nn.lora import Adaptable, Adapters
+from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
 from zerosim.nn.rope import rope_of
-from zerosim.placement.block import Branch, Map, Role, Width
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.placement.block import Branch, Role
+from zerosim.tensor.tensor import Tensor
 
-Layer = Callable[[Tensor], Tensor]
 Run = Callable[..., Tensor]
 """Runs a layer on tensors, as a part of the block or plainly."""
 BETWEEN = MappingProxyType(
@@ -52,95 +48,6 @@ class Norm:
         return F.layer_norm(x, self.weight, self.bias, self.eps, policy=self.policy)
 
 
-def pieces_of(here: LayerContext, wide: Width) -> int:
-    """Return into how many pieces a group cuts outputs. With fewer key-value heads than ranks, neighbours hold copies
-    of one."""
-    size = here.group.maps.size
-    return min(here.sizes.kv_heads, size) if wide == "kv_heads" else size
-
-
-class ColumnMap:
-    """A map of D inputs whose outputs are cut over a group: one weight of them all, whose parts, such as q|k|v, are cut
-    separately; or a weight for each, with results side by side."""
-
-    def __init__(self, here: LayerContext, row: Map) -> None:
-        self.maps, self.row = here.group.maps, row
-        self.weights, self.biases = list[Parameter](), list[Parameter]()
-        wide, rank = tuple(here.sizes.width(out.wide) for out in row.outs), here.tuning.lora_rank
-        may, first = list[Adaptable](), 0
-        if row.fused:
-            cut: dict[str, Any] = {"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}
-            self._declare(here, sum(wide), **cut)
-            split = self.maps.split((sum(wide), rank), 0, **cut)
-            words = row.outs[0].words if len(wide) == 1 else ()
-            may.append(Adaptable(here.name, here.sizes.hidden, sum(wide), words=words, split_b=split))
-        for out, each in zip(row.outs, wide, strict=True):
-            at, pieces = here.beside(out.name), pieces_of(here, out.wide)
-            if not row.fused:
-                self._declare(at, each, pieces=pieces)
-            if out.name:
-                split = self.maps.split((each, rank), 0, pieces=pieces)
-                is_part = row.fused
-                may.append(Adaptable(at.name, here.sizes.hidden, each, first, out.words, is_part, split_b=split))
-            first += each // pieces
-        self.adapters = Adapters(here, may)
-
-    def _declare(self, at: LayerContext, wide: int, **cut: Any) -> None:
-        hidden, dim = at.sizes.hidden, 1 if self.row.layout == "in_out" else 0
-        shape = (hidden, wide) if dim else (wide, hidden)
-        split = self.maps.split(shape, dim, **cut)
-        self.weights.append(at.declare("weight", shape, outputs=dim, std=at.std, split=split))
-        if self.row.bias:
-            split = self.maps.split((wide,), 0, **cut)
-            self.biases.append(at.declare("bias", (wide,), outputs=0, reads_input=False, split=split))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        weights, biases, transposed = self.weights, self.biases, self.row.layout == "out_in"
-        if not self.row.fused:
-            if not self.adapters:
-                return self.maps.packed_linear(x, weights, biases)
-            packed = partial(packed_linear_result, weights=weights, biases=biases)
-            packed_rule = partial(PackedLinear, weights=weights, biases=biases)
-            return self.adapters.columns(x, [*weights, *biases], packed, packed_rule)
-        weight, bias = weights[0], biases[0] if biases else None
-        if not self.adapters:
-            return self.maps.column_linear(x, weight, bias, transposed=transposed)
-        run = partial(linear_result, weight=weight, bias=bias, transposed=transposed)
-        rule = partial(LinearRule, weight=weight, bias=bias, transposed=transposed)
-        return self.adapters.columns(x, [*weights, *biases], run, rule)
-
-
-class RowMap:
-    """A map back to the width, whose `inner` inputs are cut over a group. The bias is whole."""
-
-    def __init__(self, here: LayerContext, row: Map, inner: int) -> None:
-        self.maps, self.transposed = here.group.maps, row.layout == "out_in"
-        hidden, cut = here.sizes.hidden, 1 if self.transposed else 0
-        shape = (hidden, inner) if self.transposed else (inner, hidden)
-        split = self.maps.split(shape, cut)
-        self.weight = here.declare("weight", shape, outputs=1 - cut, std=here.std_out, split=split)
-        self.bias = None
-        if row.bias:
-            summed = here.group.rows.is_cut
-            self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
-        split = self.maps.split((here.tuning.lora_rank, inner), 1)
-        self.adapters = Adapters(
-            here, [Adaptable(here.name, inner, hidden, words=row.words, split_a=split)], by_rows=True
-        )
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if not self.adapters:
-            return self.maps.row_linear(x, self.weight, self.bias, transposed=self.transposed)
-        return self.adapters.rows(x, self.weight, self.bias, transposed=self.transposed)
-
-
-def maps_of(here: LayerContext, at: int, branch: Branch, inner: int) -> tuple[Layer, Layer]:
-    """Declare the two maps of a block's branch number `at`, with `inner` columns between them."""
-    columns, rows = branch.columns, branch.rows
-    into = here.taking(Role(at, "columns", columns.part)).map(columns.name, ColumnMap, columns)
-    return into, here.taking(Role(at, "rows", rows.part)).map(rows.name, RowMap, rows, inner)
-
-
 class Attention:
     """Causal self-attention between two maps: q|k|v side by side, normed and rotated where the row says so, and back.
 
@@ -150,12 +57,13 @@ class Attention:
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
-        self.columns, self.proj = maps_of(here, 0, branch, sizes.width("heads"))
         self.core, self.rows = here.group.attention, here.group.rows
         self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
         self.first_head = maps.index * self.num_heads
+        self.columns = into_columns(here, 0, branch.columns)
         self.placed = [*self._norms(here), *self._rotary(sizes, kind)]
+        self.proj = back_to_width(here, 0, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         self.form = Scores(numbers.query_scale, numbers.attn_cap, row.positions == "alibi", kind.window)
         self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
@@ -193,7 +101,8 @@ class FeedForward:
     """A map into the feed-forward's width, a function, a map back."""
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
-        self.columns, self.proj = maps_of(here, 1, branch, here.sizes.ffn)
+        self.columns = into_columns(here, 1, branch.columns)
+        self.proj = back_to_width(here, 1, branch.rows, here.sizes.ffn)
         self.between = BETWEEN[here.block.between]
         self.policy = here.policy
 

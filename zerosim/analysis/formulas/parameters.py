@@ -60,8 +60,8 @@ def decoder_parameters(
     A block has queries (hq) and output (qh) of q columns, keys and values of k each (2hk), the feed-forward's two or,
     `gated`, three matrices (hf each), `norms` norms of `norm_params` h each, `between` parameters for norms of q and k.
     `biases`: of queries, keys and values (q + 2k), of the output (h), of the maps into the feed-forward (f each) and of
-    the map back (h). `around` norms stand outside of blocks. Then come the table (Vh), `positions` (sh) and, unless it is
-    tied, a head (Vh).
+    the map back (h). `around` norms stand outside of blocks. Then come the table (Vh), `positions` (sh) and, unless it
+    is tied, a head (Vh).
     """
     into = (2 if gated else 1) * ffn
     maps = 2 * hidden * (queries + keys) + hidden * (into + ffn)

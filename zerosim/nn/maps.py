@@ -1,0 +1,108 @@
+"""A block's linear maps, from its row (`placement/block.py`): into columns that a group cuts, and back to the width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zerosim.functional.linear import Linear as LinearRule
+from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
+from zerosim.nn.context import LayerContext
+from zerosim.nn.lora import Adaptable, Adapters
+from zerosim.placement.block import Map, Role, Width
+from zerosim.tensor.tensor import Parameter, Tensor
+
+Layer = Callable[[Tensor], Tensor]
+
+
+def pieces_of(here: LayerContext, wide: Width) -> int:
+    """Return into how many pieces a group cuts outputs. With fewer key-value heads than ranks, neighbours hold copies
+    of one."""
+    size = here.group.maps.size
+    return min(here.sizes.kv_heads, size) if wide == "kv_heads" else size
+
+
+class ColumnMap:
+    """A map of D inputs whose outputs are cut over a group: one weight of them all, whose parts, such as q|k|v, are cut
+    separately; or a weight for each, with results side by side."""
+
+    def __init__(self, here: LayerContext, row: Map) -> None:
+        self.maps, self.row = here.group.maps, row
+        self.weights, self.biases = list[Parameter](), list[Parameter]()
+        wide, rank = tuple(here.sizes.width(out.wide) for out in row.outs), here.tuning.lora_rank
+        may, first = list[Adaptable](), 0
+        if row.fused:
+            cut: dict[str, Any] = {"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}
+            self._declare(here, sum(wide), **cut)
+            split = self.maps.split((sum(wide), rank), 0, **cut)
+            words = row.outs[0].words if len(wide) == 1 else ()
+            may.append(Adaptable(here.name, here.sizes.hidden, sum(wide), words=words, split_b=split))
+        for out, each in zip(row.outs, wide, strict=True):
+            at, pieces = here.beside(out.name), pieces_of(here, out.wide)
+            if not row.fused:
+                self._declare(at, each, pieces=pieces)
+            if out.name:
+                split = self.maps.split((each, rank), 0, pieces=pieces)
+                is_part = row.fused
+                may.append(Adaptable(at.name, here.sizes.hidden, each, first, out.words, is_part, split_b=split))
+            first += each // pieces
+        self.adapters = Adapters(here, may)
+
+    def _declare(self, at: LayerContext, wide: int, **cut: Any) -> None:
+        hidden, dim = at.sizes.hidden, 1 if self.row.layout == "in_out" else 0
+        shape = (hidden, wide) if dim else (wide, hidden)
+        split = self.maps.split(shape, dim, **cut)
+        self.weights.append(at.declare("weight", shape, outputs=dim, std=at.std, split=split))
+        if self.row.bias:
+            split = self.maps.split((wide,), 0, **cut)
+            self.biases.append(at.declare("bias", (wide,), outputs=0, reads_input=False, split=split))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weights, biases, transposed = self.weights, self.biases, self.row.layout == "out_in"
+        if not self.row.fused:
+            if not self.adapters:
+                return self.maps.packed_linear(x, weights, biases)
+            packed = partial(packed_linear_result, weights=weights, biases=biases)
+            packed_rule = partial(PackedLinear, weights=weights, biases=biases)
+            return self.adapters.columns(x, [*weights, *biases], packed, packed_rule)
+        weight, bias = weights[0], biases[0] if biases else None
+        if not self.adapters:
+            return self.maps.column_linear(x, weight, bias, transposed=transposed)
+        run = partial(linear_result, weight=weight, bias=bias, transposed=transposed)
+        rule = partial(LinearRule, weight=weight, bias=bias, transposed=transposed)
+        return self.adapters.columns(x, [*weights, *biases], run, rule)
+
+
+class RowMap:
+    """A map back to the width, whose `inner` inputs are cut over a group. The bias is whole."""
+
+    def __init__(self, here: LayerContext, row: Map, inner: int) -> None:
+        self.maps, self.transposed = here.group.maps, row.layout == "out_in"
+        hidden, cut = here.sizes.hidden, 1 if self.transposed else 0
+        shape = (hidden, inner) if self.transposed else (inner, hidden)
+        split = self.maps.split(shape, cut)
+        self.weight = here.declare("weight", shape, outputs=1 - cut, std=here.std_out, split=split)
+        self.bias = None
+        if row.bias:
+            summed = here.group.rows.is_cut
+            self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
+        split = self.maps.split((here.tuning.lora_rank, inner), 1)
+        self.adapters = Adapters(
+            here, [Adaptable(here.name, inner, hidden, words=row.words, split_a=split)], by_rows=True
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.adapters:
+            return self.maps.row_linear(x, self.weight, self.bias, transposed=self.transposed)
+        return self.adapters.rows(x, self.weight, self.bias, transposed=self.transposed)
+
+
+def into_columns(here: LayerContext, at: int, row: Map) -> Layer:
+    """Declare the first map of a block's branch number `at`."""
+    return here.taking(Role(at, "columns", row.part)).map(row.name, ColumnMap, row)
+
+
+def back_to_width(here: LayerContext, at: int, row: Map, inner: int) -> Layer:
+    """Declare its last map, of `inner` columns."""
+    return here.taking(Role(at, "rows", row.part)).map(row.name, RowMap, row, inner)
