@@ -93,6 +93,7 @@ def test_folders_are_complete_or_absent(folder: Path, refused: Any, monkeypatch:
         ("--json in/config.json", "would overwrite the input file"),
         ("--json in/model.safetensors", "would overwrite the input file"),
         ("--save-weights out --lora-rank 2", "transformers keeps adapters apart; pass --save-adapters"),
+        ("--save-weights out.pt", "--save-weights out.pt: zerosim writes no pickles; choose OUT.npz, or a folder"),
         ("--save-adapters out", "no adapters are trained"),
         ("--lora-rank 2 --save-adapters out.safetensors", "PEFT reads a folder"),
         ("--lora-rank 2 --adapters in", "cannot read in/adapter_config.json: No such file"),

@@ -11,6 +11,7 @@ from zerosim.cli.folders import Folder
 from zerosim.cli.outputs import Output, output
 from zerosim.cli.parser import flag_of
 from zerosim.config import RunConfig
+from zerosim.config.released import PICKLES
 from zerosim.errors import InputError
 
 
@@ -22,6 +23,8 @@ def released_output(
     Raises: InputError as `output`, and for a model that transformers does not have.
     """
     path = getattr(args, flag)
+    if path is not None and path.endswith(PICKLES):
+        raise InputError(f"{flag_of(flag)} {path}: zerosim writes no pickles; choose OUT.npz, or a folder")
     is_folder = path is not None and _is_folder(path)
     if is_folder or (path or "").endswith(".safetensors"):
         _check(flag_of(flag), config, adapters=flag == "save_adapters", is_folder=is_folder)

@@ -19,7 +19,7 @@ PEFT, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 """The names of the files that transformers and PEFT write."""
 
 LARGEST_INDEX = 10**8
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 def is_released(path: str) -> bool:
@@ -29,7 +29,7 @@ def is_released(path: str) -> bool:
     """
     if os.path.isdir(path) or path.endswith((".safetensors", INDEX)):
         return True
-    if path.endswith(_PICKLES):
+    if path.endswith(PICKLES):
         raise _pickled(path)
     with open_file(path) as file:
         start = file.read(9)
@@ -62,7 +62,7 @@ def _of_folder(folder: Path) -> dict[str, Stored]:
         raise InputError(
             f"{folder} holds adapters, not weights: pass it as --adapters, and its base model's as --weights"
         )
-    if pickled := [name for name in names if name.endswith(_PICKLES)]:
+    if pickled := [name for name in names if name.endswith(PICKLES)]:
         raise _pickled(str(folder / pickled[0]))
     raise InputError(f"{folder} has neither {SINGLE} nor {INDEX}: expected a folder from save_pretrained")
 
