@@ -1,4 +1,4 @@
-"""Draws from all options of a run together. `python tests/crosses.py COUNT [FIRST]` checks as many cases as one likes.
+"""Draws from all options of a run together. `python tests/crosses.py COUNT [FIRST [families]]` checks as many cases as one likes.
 
 A case is drawn by its number. Any option may be given, on a tiny mesh and model. What is then refused, in one line, is
 left out again, until the rest is a run. Then the run on NumPy, the plan that simulates each block of each rank, and the
@@ -29,6 +29,7 @@ from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.events import Event, Launch, Message
 from zerosim.errors import LossScaleExhausted, NonFiniteGradient
+from zerosim.placement.families import DECODERS
 from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
@@ -48,14 +49,14 @@ class Drawn(NamedTuple):
     refused: Sequence[Mapping[str, Any]]
 
 
-def drawn_case(case: int) -> Drawn:
+def drawn_case(case: int, **fixed: Any) -> Drawn:
     refused: list[Mapping[str, Any]] = []
 
     def made(fields: Mapping[str, Any]) -> tuple[RunConfig, RunResult]:
         config = RunConfig(**fields)
         return config, plan(config, cluster=CLUSTER)
 
-    _, (config, planned) = drawn(random.Random(f"{SEED} {case}"), made, refused)
+    _, (config, planned) = drawn(random.Random(f"{SEED} {case}"), made, refused, **fixed)
     return Drawn(config, planned, refused)
 
 
@@ -139,9 +140,15 @@ def ended(words: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def check_case(case: int) -> tuple[RunConfig, str]:
+def of_family(case: int) -> dict[str, Any]:
+    """Return a family for a case, in place of the model that is drawn for it."""
+    rng = random.Random(f"family {case}")
+    return dict(model=rng.choice(list(DECODERS)), head_dim=rng.choice((2, 2, 4)))
+
+
+def check_case(case: int, **fixed: Any) -> tuple[RunConfig, str]:
     """Check a case; its configuration is a note of any error."""
-    config, few, refused = drawn_case(case)
+    config, few, refused = drawn_case(case, **fixed)
     try:
         how = check(config, few)
         check_commands(config, few, refused)
@@ -151,13 +158,13 @@ def check_case(case: int) -> tuple[RunConfig, str]:
     return config, how
 
 
-def run_cases(count: int, first: int) -> int:
+def run_cases(count: int, first: int, families: bool) -> int:
     """Check many cases, and print those that fail and how often each option was given."""
     seen, num_failed, began = Counter[str](), 0, time.monotonic()
     for case in range(first, first + count):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
-            config, how = check_case(case)
+            config, how = check_case(case, **(of_family(case) if families else {}))
             seen.update([how, *config.given])
         except Exception as error:
             num_failed += 1
@@ -173,4 +180,4 @@ def run_cases(count: int, first: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run_cases(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))
+    sys.exit(run_cases(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, sys.argv[3:] == ["families"]))

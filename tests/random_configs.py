@@ -24,9 +24,20 @@ SIZES = (
 """Drawn in `_sizes`, and never left out."""
 NOT_DRAWN = (
     *("backend", "world", "ranks_per_process", "data", "tokens", "weights", "adapters", "sample", "sample_tokens"),
-    *("nvme", "lr", "aux_lr", "betas", "eps", "norm_eps", "rope_base", "loss_scale_window", "min_loss_scale"),
+    *(
+        "head_dim",
+        "nvme",
+        "lr",
+        "aux_lr",
+        "betas",
+        "eps",
+        "norm_eps",
+        "rope_base",
+        "loss_scale_window",
+        "min_loss_scale",
+    ),
 )
-"""Other machines, files, text, and numbers on which no byte depends."""
+"""Other machines, files, text, what `crosses.of_family` gives, and numbers on which no byte depends."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),

@@ -21,7 +21,7 @@ BASE = "plan --json - --ranks 4 --layers 1 --hidden 16 --heads 4 --seq 8 --stage
 MESH = "plan --json - --stage 1 --accumulate 2"
 VALUES = {  # of each option a value that no plan has by itself
     "micro_batch": "2", "seq": "16", "layers": "6", "hidden": "32", "heads": "8", "kv_heads": "2", "ffn": "24",
-    "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
+    "head_dim": "12", "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
     "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
     "warmup": "3",

@@ -81,6 +81,8 @@ def kernels_of(name: str, made: list[Any], seen: set[str]) -> tuple[dict[str, st
         for op in ("sum", "avg", "max"):
             for count in (1, 2, 8):
                 module._combine(op, count)
+    if hasattr(module, "rotary_source"):
+        sources["rotary of a table"] = module.rotary_source((1.0, 0.25))
     if hasattr(module, "stored_source"):
         for kind in module.STORE:
             sources[f"stored_rule, {kind}"] = module.stored_source(kind, "s0 += g; w -= s0 * W(n0);", 1, 1)

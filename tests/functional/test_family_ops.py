@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from meeting import Meeting
 
 from zerosim import functional as F
 from zerosim.backends.forms import Rope, Scores, alibi_slopes
@@ -17,6 +18,8 @@ from zerosim.dtypes import bf16
 from zerosim.errors import InputError
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.functional.rope_scaling import inverse_frequencies
+from zerosim.nn.group import WHOLE_MAPS, WholeMaps
+from zerosim.parallel.tensor import Borders, TensorParallel
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.gradcheck import gradcheck
 from zerosim.tensor.tensor import Leaf, Tensor, cpu, tensor
@@ -144,6 +147,12 @@ def test_slopes_are_blooms(heads: int) -> None:
             lambda x, q, k: F.head_norm(x, q, k, 4, 2, plus_one=True), [(2, 3, 16), (2,), (2,)], id="head_norm-plus-one"
         ),
         pytest.param(lambda x, q, k: F.head_norm(x, q, k, 4, 2), [(2, 3, 16), (8,), (4,)], id="head_norm-all"),
+        pytest.param(
+            lambda x, q, k: F.head_layer_norm(x, q, k, 4, 2), [(2, 3, 24), (4, 3), (2, 3)], id="head_layer_norm-own"
+        ),
+        pytest.param(
+            lambda x, q, k: F.head_layer_norm(x, q, k, 4, 2), [(2, 3, 24), (3,), (3,)], id="head_layer_norm-one"
+        ),
         pytest.param(lambda x: F.scaled(x, 2.5), [(2, 3)], id="scaled"),
         pytest.param(lambda x, y: x + F.scaled(y, 0.22), [(2, 3), (2, 3)], id="a scaled branch"),
         pytest.param(rotary(Rope(10.0, 4)), [(2, 4, 24)], id="rotary-some-columns"),
@@ -166,6 +175,35 @@ def test_biases_of_packed_maps_are_those_of_separate_maps() -> None:
     assert (packed == np.concatenate(alone, axis=-1)).all()
     with pytest.raises(InputError, match="1 biases for 2 weights: give each one, or none"):
         F.packed_linear(x, params[:2], params[3:])
+
+
+def test_biases_of_packed_maps_are_cut_with_their_columns() -> None:
+    """Two ranks with half of each map's outputs: their columns are the whole's, and their shares of dx add up."""
+    rng = np.random.default_rng(0)
+    x, *params = (rng.standard_normal(shape) for shape in [(2, 3, 5), (4, 5), (2, 5), (4,), (2,)])
+    seed = rng.standard_normal((2, 3, 6))
+
+    def run(params: list[Any], seed: Any, maps: WholeMaps) -> list[Any]:
+        leaves = [
+            tensor(value, device, dtype="fp64", requires_grad=True) for device in [cpu()] for value in (x, *params)
+        ]
+        out = maps.packed_linear(leaves[0], leaves[1:3], leaves[3:])
+        assert out.node is not None
+        backward(out.node, [tensor(seed, out.device, dtype="fp64").buffer])
+        return [out.numpy(), *(leaf.grad.numpy() for leaf in leaves if leaf.grad is not None)]
+
+    def on_rank(rank: int) -> list[Any]:
+        maps = TensorParallel(2, rank, meeting.of(rank), Borders(), keeps_gathered=True, pads_vocab=False)
+        halves = [np.split(one, 2)[rank] for one in params]
+        return run(halves, seed[..., columns[rank]], maps)
+
+    meeting, columns = Meeting(2), ([0, 1, 4], [2, 3, 5])
+    whole = run(params, seed, WHOLE_MAPS)
+    for rank, (out, dx, *grads) in enumerate(meeting.run(on_rank)):
+        np.testing.assert_allclose(out, whole[0][..., columns[rank]], rtol=1e-12)
+        np.testing.assert_allclose(dx, whole[1], rtol=1e-12)
+        for ours, theirs in zip(grads, whole[2:], strict=True):
+            np.testing.assert_allclose(ours, np.split(theirs, 2)[rank], rtol=1e-12)
 
 
 def test_variants_are_compositions_of_the_plain_ops() -> None:

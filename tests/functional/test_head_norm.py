@@ -9,6 +9,8 @@ import pytest
 from meeting import Meeting
 
 from zerosim import functional as F
+from zerosim.backends.kernels import Backend
+from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.tensor import cpu, tensor
@@ -67,3 +69,28 @@ def test_weights_of_a_head_norm_are_of_one_kind() -> None:
         F.head_norm(qkv, weight, weight, 4, 2)
     with pytest.raises(InputError, match=r"head_norm: 3 \+ 2 \* 2 heads do not divide 16 columns"):
         F.head_norm(qkv, weight, weight, 3, 2)
+
+
+def test_weights_of_a_layer_norm_of_heads_are_one_or_each_heads() -> None:
+    qkv, own, wrong = (tensor(np.zeros(shape), cpu()) for shape in ((1, 3, 16), (2,), (3, 2)))
+    with pytest.raises(InputError, match=r"head_layer_norm: weight \(3, 2\): expected \(2,\) or \(4, 2\)"):
+        F.head_layer_norm(qkv, wrong, own, 4, 2)
+    with pytest.raises(InputError, match=r"head_layer_norm: 3 \+ 2 \* 2 heads do not divide 16 columns"):
+        F.head_layer_norm(qkv, own, own, 3, 2)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_layer_norm_of_heads_runs_on_every_backend(backend: Backend, dtype: str) -> None:
+    device, rng = Device(0, backend), np.random.default_rng(3)
+    shapes = (2, 5, 24), (4, 3), (2, 3)
+    leaves = [tensor(rng.standard_normal(shape), device, dtype=dtype, requires_grad=True) for shape in shapes]
+    out = F.head_layer_norm(*leaves, 4, 2)
+    assert out.node is not None
+    backward(out.node, [tensor(rng.standard_normal(out.shape), device, dtype=dtype).buffer])
+    x, *weights = (leaf.numpy().astype(np.float64) for leaf in leaves)
+    by_head = x.reshape(2, 5, 8, 3)
+    normed = (by_head - by_head.mean(-1, keepdims=True)) / np.sqrt(by_head.var(-1, keepdims=True) + 1e-5)
+    wanted = np.concatenate([normed[:, :, :4] * weights[0], normed[:, :, 4:6] * weights[1], by_head[:, :, 6:]], axis=2)
+    bound = 2.0**-8 if dtype == "bf16" else 1e-6
+    assert np.abs(out.numpy() - wanted.reshape(x.shape)).max() <= bound * np.abs(wanted).max()
+    assert all(leaf.grad is not None and np.isfinite(leaf.grad.numpy()).all() for leaf in leaves)

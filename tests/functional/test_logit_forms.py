@@ -57,7 +57,7 @@ def test_in_chunks(form: LogitForm) -> None:
     whole = F.cross_entropy(F.linear(x, weight, transposed=True), targets, form)
     whole.backward()
     loss = ChunkedLoss(
-        weight,
+        [weight],
         lambda logits, ids: F.cross_entropy_sum(logits, ids, form),
         LogitsGrad(targets, 1.0, TARGETS.size, form=form),
         [],

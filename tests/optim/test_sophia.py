@@ -11,6 +11,7 @@ import pytest
 from zerosim.analysis.compare import check_states
 from zerosim.analysis.exchanges import check_exchanges
 from zerosim.analysis.traffic import check_traffic
+from zerosim.backends.forms import LogitForm
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
 from zerosim.config.parts import LOSSES
@@ -78,8 +79,8 @@ def labels_of(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> dict[tuple[int
     """By key, which is a step's, all labels that a run draws, in the order of the global batch."""
     found: dict[tuple[int, int], dict[int, int]] = {}
 
-    def sample_labels(logits: Any, key: tuple[int, int], first: int, labels: Any) -> None:
-        NUMPY(logits, key, first, labels)
+    def sample_labels(logits: Any, key: tuple[int, int], first: int, labels: Any, form: LogitForm) -> None:
+        NUMPY(logits, key, first, labels, form)
         found.setdefault(key, {}).update({first + i: int(label) for i, label in enumerate(labels)})
 
     monkeypatch.setattr(NumpyBackend, "sample_labels", staticmethod(sample_labels))

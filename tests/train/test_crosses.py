@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from crosses import check_case
+from crosses import check_case, of_family
 from random_configs import CHOICES, NOT_DRAWN, SIZES
 
 from zerosim.config import OPTIONS
@@ -14,6 +14,12 @@ from zerosim.config import OPTIONS
 def test_a_run_its_plan_and_the_plan_of_every_block_and_rank_leave_the_same_record(case: int) -> None:
     """Bytes, peaks, traffic, host and drives, time, classes; nothing is live at the end; commands' exit codes."""
     check_case(case)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("case", range(20))
+def test_so_do_models_of_other_families(case: int) -> None:
+    check_case(case, **of_family(case))
 
 
 def test_every_option_is_drawn_or_named() -> None:

@@ -1,4 +1,4 @@
-"""The contract between zerosim and an array library: about forty kernels, and nothing else.
+"""The contract between zerosim and an array library: about fifty kernels, and nothing else.
 
 The caller allocates the outputs before it calls a kernel (all bytes come from
 `device.alloc`). So a backend never decides a shape, and a shape-only backend has nothing to do. Outputs come

@@ -14,6 +14,7 @@ from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_row_runs as add_row_runs
 from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding
+from zerosim.functional.head_layer_norm import head_layer_norm as head_layer_norm
 from zerosim.functional.head_norm import head_norm as head_norm
 from zerosim.functional.linear import linear as linear
 from zerosim.functional.linear import packed_linear as packed_linear

@@ -86,7 +86,7 @@ class ChunkedLossRule:
     def backward(self, grad: Buffer) -> Grads:
         device, k, (weight, *biases) = grad.device, grad.device.backend, self.loss.weights
         x, dx = rows_of(self.x.array), self.x.new_grad() if self.x.requires_grad else None
-        sums = [_Sum(one) for one in self.loss.weights if one.requires_grad]
+        sums, share = [_Sum(one) for one in self.loss.weights if one.requires_grad], None
         for rows in chunks_of(self.x):
             dlogits = self.loss.logits_grad(self.x, rows)
             if dx is not None:
@@ -98,8 +98,8 @@ class ChunkedLossRule:
                 else:
                     device.kernel(dlogits.numel, k.column_sum, dlogits.array, share.array)
                 total.add(share)
-                del share
-            del dlogits  # before the next logits are computed
+            del dlogits, share  # before the next logits are computed
+            share = None
         found = {id(total.of): total.grad for total in sums}
         return dx, *(found.get(id(one)) for one in (weight, *biases))
 

@@ -63,6 +63,12 @@ def rows_of(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1])
 
 
+def copy_columns(source: Readable | Buffer, out: Buffer, first: int) -> None:
+    """Copy the columns of each row from `first` on."""
+    kept, into = rows_of(source.array)[:, first:], rows_of(out.array)[:, first:]
+    out.device.kernel(0, out.device.backend.copy, kept, into)
+
+
 def like(x: Tensor, *shape: int, dtype: DType | None = None) -> Buffer:
     """Allocate an activation of x's shape and dtype, or of the given ones."""
     return x.device.alloc(shape or x.shape, dtype or x.dtype, Kind.ACTIVATION)

@@ -20,7 +20,7 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, like, rows_of
+from zerosim.functional.common import Grads, copy_columns, like, rows_of
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Tensor, apply
 
@@ -56,11 +56,6 @@ class Norms:
         for part in self.parts:
             yield part, [one[:, part.columns] for one in rows]
 
-    def copy_values(self, source: Readable | Buffer, out: Buffer) -> None:
-        first = self.parts[1].columns.stop
-        kept, into = rows_of(source.array)[:, first:], rows_of(out.array)[:, first:]
-        out.device.kernel(0, out.device.backend.copy, kept, into)
-
 
 def head_norm(
     qkv: Tensor,
@@ -94,7 +89,7 @@ def head_norm(
     norms = Norms(parts, eps, float(plus_one), group if group is not None and group.size > 1 else None)
     out = like(qkv)
     stats = _by_row(qkv, norms, out) if norms.group is None else _over_ranks(qkv, norms, out, norms.group)
-    norms.copy_values(qkv, out)
+    copy_columns(qkv, out, parts[1].columns.stop)
     rule = HeadNorm(held(qkv), norms, stats)
     saved = {"q, k, v": held(qkv), "statistics of q": stats[0], "statistics of k": stats[1]}
     return apply(rule, out, qkv, q_weight, k_weight, op="head_norm", saved=saved)
@@ -116,7 +111,7 @@ class HeadNorm:
             self._by_row(grad, dx, dweights)
         else:
             self._over_ranks(grad, dx, dweights, norms.group)
-        norms.copy_values(grad, dx)
+        copy_columns(grad, dx, norms.parts[1].columns.stop)
         return dx, *dweights
 
     def _by_row(self, grad: Buffer, dx: Buffer, dweights: list[Buffer | None]) -> None:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
-from zerosim.config.model import ModelConfig
 from zerosim.config.numbers import Kind
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
@@ -57,12 +56,12 @@ class Attention:
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
-        self.core, self.rows = here.group.attention, here.group.rows
+        self.core = here.group.attention
         self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
         self.first_head = maps.index * self.num_heads
         self.columns = into_columns(here, 0, branch.columns)
-        self.placed = [*self._norms(here), *self._rotary(sizes, kind)]
+        self.placed = [*self._norms(here), *self._rotary(here, kind)]
         self.proj = back_to_width(here, 0, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         self.form = Scores(numbers.query_scale, numbers.attn_cap, row.positions == "alibi", kind.window)
@@ -74,12 +73,12 @@ class Attention:
             return []
         return [here.taking(Role(0, "between")).leaf("qk_norm", HeadNorms, self.num_heads, self.num_kv_heads)]
 
-    def _rotary(self, sizes: ModelConfig, kind: Kind) -> list[Layer]:
+    def _rotary(self, here: LayerContext, kind: Kind) -> list[Layer]:
         """Return the layer that rotates q and k, if the block has one."""
-        if sizes.decoder.positions != "rotary" or not kind.rotates:
+        if here.decoder.positions != "rotary" or not kind.rotates:
             return []
-        rope = rope_of(sizes, kind)
-        return [lambda qkv: self.rows.rotary(qkv, self.num_heads, self.num_kv_heads, rope=rope)]
+        rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
+        return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope)]
 
     def __call__(self, x: Tensor) -> Tensor:
         dropout = self.chance if x.device.is_training else 0.0

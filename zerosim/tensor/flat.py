@@ -13,7 +13,6 @@ from zerosim.device.copies import Copying
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import COMPUTE
 from zerosim.dtypes import DType, uint8
-from zerosim.placement.block import Role
 from zerosim.placement.layout import Row
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
@@ -60,20 +59,15 @@ class Flat(GradAccumulator):
         name: str,
         shape: tuple[int, ...],
         *,
-        std: float | None = None,
-        fill: float = 0.0,
         split: Split | None = None,
-        summed: bool = False,
-        embedding: bool = False,
         tile: Tile | None = None,
-        role: Role | None = None,
-        reads_input: bool = True,
+        **how: Any,
     ) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, which `split` or `tile`
-        cuts."""
+        cuts; `how` are other fields of its `WeightSpec`."""
         cut = split if tile is None else tile.split
         shape = shape if cut is None else cut.local_shape
-        weight = WeightSpec(name, shape, std, fill, split, summed, embedding, self.stored, tile, role, reads_input)
+        weight = WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how)
         self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
         return Parameter(self, len(self.spec.weights) - 1, name, shape)
 

@@ -26,6 +26,7 @@ from zerosim.backends.cuda import (
     ops,
     products,
     quantize,
+    rotary,
     rules,
     tokens,
     update,
@@ -35,25 +36,13 @@ from zerosim.backends.cuda.nccl import Nccl
 from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array, Native, made_of
 
-
-@made_of(
-    arrays,
-    ops,
-    products,
-    norm,
-    fused,
-    activations,
-    attention,
-    flash,
-    llama,
-    losses,
-    tokens,
-    update,
-    quantize,
-    nf4,
-    coded,
-    rules,
+KERNELS = (
+    *(arrays, ops, products, norm, fused, activations, attention, flash, llama, rotary),
+    *(losses, tokens, update, quantize, nf4, coded, rules),
 )
+
+
+@made_of(*KERNELS)
 class CudaBackend:
     """Implements `Backend` on NVIDIA GPUs. One instance serves every rank. It holds pinned blocks
     in flight and NCCL's communicators, and no state of a run."""

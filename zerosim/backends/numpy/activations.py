@@ -1,8 +1,9 @@
-"""Further activations in NumPy: GELU without an approximation, ReLU, and GELU as a gate. Arranged as `fused.py` is."""
+"""Further activations in NumPy: GELU without an approximation, ReLU, SwiGLU and GEGLU. Arranged as `fused.py` is."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -83,24 +84,64 @@ def relu_backward(grad: Array, x: Array, dx: Array) -> None:
         round_into(result, target)
 
 
+def swiglu(x: Array, out: Array) -> None:
+    _gated(x, out, _sigmoid)
+
+
+def swiglu_backward(grad: Array, x: Array, dx: Array) -> None:
+    _gated_backward(grad, x, dx, _sigmoid, _sigmoid_slope)
+
+
 def geglu(x: Array, out: Array) -> None:
+    _gated(x, out, gelu_gate)
+
+
+def geglu_backward(grad: Array, x: Array, dx: Array) -> None:
+    _gated_backward(grad, x, dx, gelu_gate, gelu_slope)
+
+
+def _sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)); far below 0 the exponential is inf and the result 0."""
+    values = np.negative(x)
+    np.exp(values, out=values)
+    values += 1.0
+    return np.divide(1.0, values, out=values)
+
+
+def _sigmoid_slope(x: Array, gate: Array) -> Array:
+    """d/dx (x * gate) = gate * (1 + x * (1 - gate))."""
+    slope = 1.0 - gate
+    slope *= x
+    slope += 1.0
+    slope *= gate
+    return slope
+
+
+def _gated(x: Array, out: Array, gate_of: Callable[[Array], Array]) -> None:
+    """out = v * gate_of(v) * up of x with columns v|up."""
     width = out.shape[1]
     for gate, up, target in windows(x[:, :width], x[:, width:], out):
         values = raised(gate)
         y = result_for(target, values.dtype)
-        np.multiply(values, gelu_gate(values), out=y)
+        np.multiply(values, gate_of(values), out=y)
         y *= raised(up)
         round_into(y, target)
 
 
-def geglu_backward(grad: Array, x: Array, dx: Array) -> None:
-    """d(gelu(gate)) * up, and gelu(gate), each times grad."""
+def _gated_backward(
+    grad: Array,
+    x: Array,
+    dx: Array,
+    gate_of: Callable[[Array], Array],
+    slope_of: Callable[[Array, Array], Array],
+) -> None:
+    """d(v * gate_of(v)) * up, and v * gate_of(v), each times grad."""
     width = grad.shape[1]
     halves = (x[:, :width], x[:, width:], dx[:, :width], dx[:, width:])
     for grad_piece, gate, up, dgate, dup in windows(grad, *halves):
         values, g = raised(gate), raised(grad_piece)
-        opened = gelu_gate(values)
-        slope = gelu_slope(values, opened)
+        opened = gate_of(values)
+        slope = slope_of(values, opened)
         slope *= raised(up)
         opened *= values
         for factor, target in ((slope, dgate), (opened, dup)):

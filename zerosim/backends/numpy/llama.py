@@ -1,4 +1,4 @@
-"""Llama's own layers in NumPy: RMS norm (of rows, of heads), rotary positions, SwiGLU, with their backward halves.
+"""Llama's own layers in NumPy: RMS norm (of rows, of heads) and rotary positions, with their backward halves.
 
 Arranged as `fused.py` is: blocks that stay in the cache, sums as products with ones, one
 rounding at the end.
@@ -10,7 +10,7 @@ import numpy as np
 
 from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, store, wide, windows
+from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, store, wide
 from zerosim.backends.numpy.products import product
 
 
@@ -131,40 +131,3 @@ def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: 
         result[..., one] -= second * sin
         result[..., other] += first * sin
         round_into(y, out[row])
-
-
-def swiglu(x: Array, out: Array) -> None:
-    width = out.shape[1]
-    for gate, up, target in windows(x[:, :width], x[:, width:], out):
-        values = raised(gate)
-        y = result_for(target, values.dtype)
-        np.multiply(values, _sigmoid(values), out=y)
-        y *= raised(up)
-        round_into(y, target)
-
-
-def swiglu_backward(grad: Array, x: Array, dx: Array) -> None:
-    """With s = sigmoid(gate): d(gate * s) = s * (1 + gate * (1 - s)), d(up) = gate * s, each times grad."""
-    width = grad.shape[1]
-    halves = (x[:, :width], x[:, width:], dx[:, :width], dx[:, width:])
-    for grad_piece, gate, up, dgate, dup in windows(grad, *halves):
-        values, g = raised(gate), raised(grad_piece)
-        s = _sigmoid(values)
-        slope = 1.0 - s
-        slope *= values
-        slope += 1.0
-        slope *= s
-        slope *= raised(up)
-        s *= values
-        for factor, target in ((slope, dgate), (s, dup)):
-            result = result_for(target, values.dtype)
-            np.multiply(factor, g, out=result)
-            round_into(result, target)
-
-
-def _sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)); far below 0 the exponential is inf and the result 0."""
-    values = np.negative(x)
-    np.exp(values, out=values)
-    values += 1.0
-    return np.divide(1.0, values, out=values)

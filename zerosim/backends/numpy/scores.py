@@ -17,6 +17,10 @@ from zerosim.backends.numpy.products import product
 QUERIES = 64
 """Queries in a block: fewer leave out more of the future half, more keep the matrices thick."""
 
+FUTURE = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
+FUTURE.flags.writeable = False
+"""The keys of a block's own queries that come after them."""
+
 
 class BlockScores:
     """The scores of one attention, a block of queries at a time. The scale is the caller's."""
@@ -24,7 +28,6 @@ class BlockScores:
     def __init__(self, heads: Heads, tokens: int, compute: np.dtype[Any]) -> None:
         self.form, self.tokens = heads.form, tokens
         self.window = heads.form.reach(tokens)
-        self.future = np.triu(np.ones((QUERIES, QUERIES), bool), 1)
         self.slopes: Array | None = None
         if heads.form.alibi:
             own = alibi_slopes(heads.whole or heads.queries)[heads.first : heads.first + heads.queries]
@@ -50,7 +53,7 @@ class BlockScores:
                 np.copyto(scores, -np.inf, where=ahead <= -self.window)
         if form.causal:
             diagonal = scores[..., rows.start - keys.start :]
-            np.copyto(diagonal, -np.inf, where=self.future[: diagonal.shape[-2], : diagonal.shape[-1]])
+            np.copyto(diagonal, -np.inf, where=FUTURE[: diagonal.shape[-2], : diagonal.shape[-1]])
         return scores
 
     def cap_slope(self, q: Array, k: Array, rows: slice) -> Array:
