@@ -122,6 +122,42 @@ def test_a_fused_maps_part_is_no_adapter_of_pefts(refused: Any) -> None:
     assert "PEFT has no adapters for a part of a fused map (h.0.attn.q)" in refused("run", "--model", "gpt", *words)
 
 
+LORA = ["--lora-rank", "2", "--lora-alpha", "6", "--lora-target", "q,down"]
+
+
+def test_adapters_go_to_a_folder_and_back(folder: Path) -> None:
+    assert main([*LLAMA, *LORA, "--save-adapters", "adapters", "--save-merged", "merged"]) == 0
+    assert sorted(os.listdir("adapters")) == ["adapter_config.json", "adapter_model.safetensors"]
+    still = ["--adapters", "adapters", "--optimizer", "sgd", "--lr", "1e-30", "--save-merged", "again"]
+    assert main([*LLAMA, *LORA, *still]) == 0
+    assert same("merged", "again")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lora_alpha": 4}, "adapter_config.json scales by 4 / 2, the run by 3: set --lora-alpha 4"),
+        ({"r": "2"}, "adapter_config.json: r '2', lora_alpha 6.0: expected two numbers, as PEFT writes for LoRA"),
+        ({"r": 0}, "adapter_config.json: r 0, lora_alpha 6.0: expected two numbers"),
+        ({"use_dora": True}, "adapter_config.json: use_dora True is not modelled: expected plain LoRA"),
+    ],
+)
+def test_other_adapters_are_refused(values: dict[str, Any], said: str, refused: Any) -> None:
+    assert main([*LLAMA, *LORA, "--save-adapters", "adapters"]) == 0
+    path = Path("adapters/adapter_config.json")
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+    assert said in refused(*LLAMA, *LORA, "--adapters", "adapters")
+
+
+def test_adapters_of_other_maps_are_named(refused: Any) -> None:
+    assert main([*LLAMA, *LORA, "--save-adapters", "adapters"]) == 0
+    said = refused(*LLAMA, *LORA[:4], "--adapters", "adapters")
+    assert (
+        "the adapters of adapters do not fit the model: missing base_model.model.model.layers.0.self_attn.v_proj"
+        in said
+    )
+
+
 def test_the_library_of_tokenizers_is_named_if_it_lacks(refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     said = refused(*LLAMA, "--tokenizer", "in/config.json")
