@@ -23,7 +23,18 @@ SIZES = (
 )
 """Drawn in `_sizes`, and never left out."""
 NOT_DRAWN = (
-    *("backend", "world", "ranks_per_process", "data", "tokens", "weights", "adapters", "sample", "sample_tokens"),
+    *(
+        "backend",
+        "world",
+        "ranks_per_process",
+        "data",
+        "tokens",
+        "tokenizer",
+        "weights",
+        "adapters",
+        "sample",
+        "sample_tokens",
+    ),
     *(
         "head_dim",
         "nvme",

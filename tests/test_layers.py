@@ -45,6 +45,7 @@ ONLY_IN = {
     "threadpoolctl": {"comm", "bench", "train", "playback"},
     "cupy": {"backends"},
     "mpi4py": {"comm"},
+    "tokenizers": {"train"},
 }
 # Rooms that hold host values (token ids, files, random draws); arithmetic on devices' arrays is backends' alone.
 NUMPY_ROOMS = {

@@ -68,7 +68,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--json a_folder", "is a folder"),
     ("--json empty.txt/out.json", "cannot be written: Not a directory"),
     (f"--json {'x' * 300}", "cannot be written: File name too long"),
-    ("--save-weights a_folder", "is a folder"),
+    ("--save-weights .", "exists and is not empty; choose another folder"),
     ("--json out.npz", "names the same file"),
     ("--grad-acc-steps 0", "--grad-acc-steps 0: expected at least 1"),
     ("--world-size=0", "--world-size 0: expected at least 1"),

@@ -29,6 +29,7 @@ from zerosim.analysis.expect import read_expectations
 from zerosim.config import RunConfig
 from zerosim.config.files import read_scenario_file
 from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.safetensors import Planned, read_header, write_tensors
 from zerosim.errors import InputError
 from zerosim.train.data import read_tokens, read_weights
 
@@ -98,6 +99,25 @@ def weights(rng: random.Random) -> bytes:
     made = {name: np.arange(np.prod(shape), dtype="f4").reshape(shape) for name, shape in SHAPES.items()}
     made["wte.weight"] = rng.choice([made["wte.weight"], np.asfortranarray(made["wte.weight"])])
     return arrays(made, rng)
+
+
+def tensors(rng: random.Random) -> bytes:
+    """A .safetensors file: damaged as a whole, or its header reworded."""
+    file = BytesIO()
+    made = {name: np.ones(shape, "f4") for name, shape in SHAPES.items()}
+    write_tensors(file, [Planned(name, "F32", one.shape, lambda one=one: one) for name, one in made.items()])
+    raw = file.getvalue()
+    if rng.random() < 0.5:
+        return damaged(raw, rng)
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = reworded(raw[8:end].decode(), rng, [*WORDS, "F16", "F64", "[", "]"]).encode("utf-8", "surrogatepass")
+    return len(header).to_bytes(8, "little") + header + raw[end:]
+
+
+def read_all(path: str) -> None:
+    for one in read_header(path).values():
+        one.check_float()
+        one.read()
 
 
 def tokens(rng: random.Random) -> bytes:
@@ -182,6 +202,7 @@ def said(error: InputError) -> None:
 
 KINDS: list[tuple[str, Callable[[random.Random], bytes], Callable[[str], object]]] = [
     ("weights.npz", weights, lambda path: read_weights(path, SHAPES)),
+    ("model.safetensors", tensors, read_all),
     ("tokens.npz", tokens, lambda path: read_tokens(path, 2, 8, 256, None)),
     ("scenario.toml", scenario, read_scenario),
     ("device.toml", device, find_hardware),
@@ -217,7 +238,7 @@ def run_cases(cases: int, seed: int) -> dict[str, int]:
 def test_random_files_are_read_or_refused() -> None:
     """In a process of its own, whose memory is bounded."""
     environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
-    words = [sys.executable, "-W", "error", __file__, "1000"]
+    words = [sys.executable, "-W", "error", __file__, "1200"]
     done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     read = json.loads(done.stdout)

@@ -51,7 +51,7 @@ GROUPS: Mapping[str, str] = {
     "what is trained": "freeze lora_rank lora_alpha lora_target lora_dropout base adapters",
     "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "
     "hysteresis min_loss_scale skip_nonfinite",
-    "data and weights": "data tokens weights sample sample_tokens",
+    "data and weights": "data tokens weights tokenizer sample sample_tokens",
 }
 """Titles in a verb's help, and the options under each. Options of the clock are under "time", in verbs with a clock."""
 

@@ -38,9 +38,10 @@ def output(
     *configs: RunConfig,
     also: Iterable[str] = (),
     apart: Iterable[Output | None] = (),
+    kind: type[Output] | None = None,
 ) -> Output | None:
-    """Return the output of --name: a file, stdout (--json -), or nothing. Check that a file is writable, that neither
-    the configurations nor `also` read it, and that it is none of the outputs in `apart`."""
+    """Return the output of --name: a file (or of another `kind`), stdout (--json -), or nothing. Check that a file is
+    writable, that neither the configurations nor `also` read it, and that it is none of the outputs in `apart`."""
     path = getattr(args, name)
     if path is None:
         return None
@@ -50,8 +51,9 @@ def output(
     paths = [*also, getattr(args, "scenario", None), getattr(args, "gpu", None)]
     for config in configs:
         paths += [config.model.name, config.data.file, config.data.tokens, config.data.weights, config.tuning.adapters]
-    file = Output(flag_of(name), path)
-    file.check(dict.fromkeys(paths))
+        paths += [config.data.tokenizer]
+    file = (kind or Output)(flag_of(name), path)
+    file.check(dict.fromkeys(inner for one in paths if one is not None for inner in _files(one)))
     for other in apart:
         if other is not None and (file.path == other.path or _is_one_file(file.path, other.path)):
             raise InputError(f"{other.name}: {flag_of(name)} names the same file; choose another")
@@ -108,7 +110,7 @@ def leave(
 
 
 @contextmanager
-def written(*files: tuple[Output | None, Fill]) -> Iterator[None]:
+def written(*files: tuple[Output | None, Callable[[Any], object]]) -> Iterator[None]:
     """Write each file, then run the block, which reports their contents.
 
     A failed file stops neither the other files nor the block. Raises: the first OutputError, after the block.
@@ -218,6 +220,11 @@ class Stdout(Output):
         text = io.BytesIO()
         fill(text)
         sys.stdout.write(text.getvalue().decode())
+
+
+def _files(path: str) -> list[str]:
+    """Return a path, and the files of the folder that it names."""
+    return [path, *(os.path.join(path, name) for name in os.listdir(path))] if os.path.isdir(path) else [path]
 
 
 def _is_one_file(path: Path, other: str | Path) -> bool:

@@ -6,11 +6,12 @@ Files are written before the summary, so that a closed pipe loses none of them.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from zerosim.cli.options import add_run_flags, training_config
-from zerosim.cli.outputs import as_json, human_stream, output, show, written
+from zerosim.cli.outputs import Output, as_json, human_stream, output, show, written
 from zerosim.cli.parser import Parser, flag_of
+from zerosim.cli.released import released_output, write_weights
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
 from zerosim.errors import DIFFERENCE, InputError
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     add_run_flags(parser)
     add = parser.add_argument_group("output").add_argument
-    add("--save-weights", metavar="OUT.npz", help="the trained parameters, whole, by name")
-    add("--save-adapters", metavar="OUT.npz", help="with --lora-rank: the adapters alone, by name")
-    add("--save-merged", metavar="OUT.npz", help="with --lora-rank: the weights with their adapters added to them")
+    folder = "or a folder as transformers"
+    add("--save-weights", metavar="OUT.npz|DIR", help=f"the trained parameters, whole, by name; {folder} reads it")
+    add("--save-adapters", metavar="OUT.npz|DIR", help=f"with --lora-rank: the adapters alone; {folder}' PEFT reads it")
+    merged = "with --lora-rank: the weights with their adapters added to them"
+    add("--save-merged", metavar="OUT.npz|DIR", help=f"{merged}; {folder} reads it")
     add("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
     beside = "with --backend cuda: the ledger beside CuPy's memory pool, at every mark; 1 where they disagree"
     add("--verify-memory", action="store_true", help=beside)
@@ -34,15 +37,15 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     config = training_config(args)
     with one_voice(config.world.transport) as is_first:
-        weights = output(args, "save_weights", config) if is_first else None  # rank 0's process writes for all
-        adapters = output(args, "save_adapters", config, apart=[weights]) if is_first else None
-        whole = output(args, "save_merged", config, apart=[weights, adapters]) if is_first else None
-        for flag in ("save_adapters", "save_merged"):
-            if getattr(args, flag) is not None and not config.tuning.lora_rank:
+        outputs = list[Output | None]()  # rank 0's process writes for all
+        for flag in ("save_weights", "save_adapters", "save_merged"):
+            if flag != "save_weights" and getattr(args, flag) is not None and not config.tuning.lora_rank:
                 raise InputError(
                     f"{flag_of(flag)}: no adapters are trained; pass --lora-rank, or --save-weights instead"
                 )
-        figures = output(args, "json", config, apart=[weights, adapters, whole]) if is_first else None
+            outputs.append(released_output(args, flag, config, outputs) if is_first else None)
+        weights, adapters, whole = outputs
+        figures = output(args, "json", config, apart=outputs) if is_first else None
         if args.verify_memory and config.world.backend != "cuda":
             why = "NumPy has no memory pool to compare with; pass --backend cuda"
             raise InputError(f"--verify-memory: {why}")
@@ -53,9 +56,9 @@ def main(args: argparse.Namespace) -> int:
         from zerosim.report.tables import sample_text, summary
 
         with written(
-            (weights, lambda file: write_weights(file, result.weights)),
-            (adapters, lambda file: write_weights(file, adapters_of(result.weights))),
-            (whole, lambda file: write_weights(file, merged(result.weights, config))),
+            (weights, lambda out: write_weights(out, result.weights, config, weights)),
+            (adapters, lambda out: write_weights(out, adapters_of(result.weights), config, adapters)),
+            (whole, lambda out: write_weights(out, merged(result.weights, config), config, whole)),
             (figures, as_json(result.to_dict)),
         ):
             if not args.quiet:
@@ -87,9 +90,3 @@ def train(config: RunConfig, stream: TextIO, *, quiet: bool) -> RunResult:
     reporting = min(max(0, here - last * each), each)  # losses arise on the pipeline stage of the last chunk
     with progress_on(stream, reporting, steps, title, quiet=quiet) as progress:
         return run(config, progress=progress)
-
-
-def write_weights(file: BinaryIO, weights: dict[str, Any]) -> None:
-    import numpy as np
-
-    np.savez(file, **weights)

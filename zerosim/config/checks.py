@@ -61,7 +61,8 @@ def check_together(config: RunConfig) -> None:
             f" {mesh.ranks}: {world.ranks_per_process} ranks run in each process; choose a multiple "
             f"of {world.ranks_per_process}, or leave ranks out",
         )
-    if (text := config.data.sample) is not None and max(text.encode()) >= model.vocab:
+    text = None if config.data.tokenizer else config.data.sample
+    if text is not None and max(text.encode()) >= model.vocab:
         raise wrong("sample", f" {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
 
 

@@ -92,12 +92,16 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
     return values
 
 
-def read_json(path: str | os.PathLike[str], what: str = "") -> Any:
+def read_json(path: str | os.PathLike[str], what: str = "", largest: int = LARGEST_TEXT) -> Any:
     """Return the value of a JSON file; absurdly long whole numbers become floats.
 
     Raises: InputError, in one line, for invalid JSON, a repeated key, or endless nesting.
     """
-    name, text = _name(path, what), _read_text(path, what)
+    return parse_json(_read_text(path, what, largest), _name(path, what))
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Return the value of JSON text, which errors call `name`. Raises: InputError as `read_json`."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -122,8 +126,8 @@ def read_json(path: str | os.PathLike[str], what: str = "") -> Any:
     return value
 
 
-def _read_text(path: str | os.PathLike[str], what: str) -> str:
-    raw, name = read_file(path, what, LARGEST_TEXT), _name(path, what)
+def _read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST_TEXT) -> str:
+    raw, name = read_file(path, what, largest), _name(path, what)
     if raw.startswith(codecs.BOM_UTF8):
         raise InputError(f"{name} begins with a byte order mark: save it as UTF-8 without one")
     try:

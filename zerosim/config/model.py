@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from zerosim.config.hub import hub_words, is_of_hub
-from zerosim.config.known import find_model
+from zerosim.config.known import find_model, known_models
 from zerosim.config.numbers import NEUTRAL, Kind, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
@@ -21,11 +21,12 @@ OF_MODEL = "the model's"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Part):
-    """The model to train: `name` is a family, a preset's name, or a Hugging Face config.json. Sizes in elements."""
+    """The model to train: `name` is a family, a preset's name, or the path of a Hugging Face config.json or its folder.
+    Sizes in elements."""
 
     name: str = option(
         "gpt", "gpt, llama, mlp, flat; a preset such as gpt2-xl, gpt3-175b, 1t, llama3-8b (zerosim zoo lists them); or "
-        "a Hugging Face config.json", flat="model", metavar="NAME",
+        "a Hugging Face config.json, or a folder with one", flat="model", metavar="NAME",
     )  # fmt: skip
     layers: int = option(None, "blocks", low=1, high=100_000, metavar="L", shown=OF_MODEL)
     hidden: int = option(None, "width", low=1, high=10**7, metavar="D", shown=OF_MODEL)
@@ -98,7 +99,7 @@ class ModelConfig(Part):
                 size.check(getattr(self, size.attribute))
             self._check_sizes()
         except InputError as error:  # of a file's sizes: name the file
-            if not self.name.endswith(".json"):
+            if not self.is_of_file:
                 raise
             raise InputError(f"{self.name}: {error}", field=error.field) from None
 
@@ -127,6 +128,11 @@ class ModelConfig(Part):
                 f" {self.seq} is longer than the model's {self.positions} positions: "
                 f"shorten it, or pass --positions {self.seq} for a longer table",
             )
+
+    @property
+    def is_of_file(self) -> bool:
+        """Whether a config.json, or a folder with one, says its sizes."""
+        return self.name not in FAMILIES and _is_path(self.name)
 
     @property
     def has_blocks(self) -> bool:
@@ -170,8 +176,14 @@ def _preset(name: str) -> ModelPreset:
         raise wrong("model", f" {name!r}: expected a name, such as gpt2, or a config.json")
     if is_of_hub(name):
         raise wrong("model", hub_words(name))
-    if name.endswith(".json") or "/" in name or os.sep in name or name in (".", ".."):
+    if _is_path(name):
         from zerosim.config.huggingface.read import read_config_json  # not at every start
 
-        return read_config_json(name)
+        return read_config_json(os.path.join(name, "config.json") if os.path.isdir(name) else name)
     return find_model(name)
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a model's name is a path: of a config.json, or of a folder with one."""
+    is_path = name.endswith(".json") or "/" in name or os.sep in name or name in (".", "..")
+    return is_path or (os.path.isdir(name) and name.lower() not in known_models())

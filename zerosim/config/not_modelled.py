@@ -21,7 +21,7 @@ LACKING = (
     ),
     (
         "peft* use_dora use_galore use_apollo use_badam",
-        "PEFT's files and its other methods",
+        "PEFT's other methods",
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),
     (

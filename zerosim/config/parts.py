@@ -118,12 +118,19 @@ class DataConfig(Part):
         shown="from --data",
     )
     weights: str | None = option(
-        None, "full parameters to start from, by name", metavar="IN.npz", shown="drawn from --seed"
+        None, "full parameters to start from, by name; or a released model's: a folder with its safetensors, or such a "
+        "file", metavar="IN.npz|DIR", shown="drawn from --seed",
+    )  # fmt: skip
+    tokenizer: str | None = option(
+        None, "tokenizer.json that turns --data and --sample into tokens", metavar="FILE", shown="bytes"
     )
     sample: str | None = option(None, "let the trained model continue this text", metavar="TEXT", shown="no sample")
     sample_tokens: int = option(200, "number of tokens that continue --sample", low=1, high=100_000, metavar="COUNT")
 
     def _check(self) -> None:
+        if self.tokenizer is not None and self.tokens is not None and self.sample is None:
+            why = "tokens are numbers already; leave it out, or pass data or a sample"
+            raise wrong("tokenizer", f" {self.tokenizer!r}: {why}")
         if self.sample == "":
             raise wrong("sample", " '': expected at least one character to continue")
         try:

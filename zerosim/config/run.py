@@ -23,7 +23,7 @@ from zerosim.placement.stages import Chunks, cut_layers, smallest_group
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """A plan's defaults where a run has others: Megatron's kernels, one row, one call per unit and collective."""
-WITH_VALUES = "capacity parallel backend world ranks_per_process data tokens weights sample sample_tokens"
+WITH_VALUES = "capacity parallel backend world ranks_per_process data tokens weights tokenizer sample sample_tokens"
 """Flags that a plan leaves out: files, a sample, threads. A plan's --capacity is its device's."""
 
 

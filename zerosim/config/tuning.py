@@ -46,8 +46,9 @@ class TuningConfig(Part):
         choices=("nf4",), shown="as parameters are",
     )  # fmt: skip
     adapters: str | None = option(
-        None, "adapters to start from, by name, in a file from --save-adapters", metavar="IN.npz", shown="A normal, B 0"
-    )
+        None, "adapters to start from, by name, in a file from --save-adapters; or a folder that PEFT wrote",
+        metavar="IN.npz|DIR", shown="A normal, B 0",
+    )  # fmt: skip
 
     def _check(self) -> None:
         for name, value in (("freeze", self.freeze), ("lora_target", self.lora_target)):

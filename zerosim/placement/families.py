@@ -232,7 +232,7 @@ OPT = Decoder(
 BIGCODE = _blocks(
     GPT,
     attention=GPT.block.attention._replace(
-        columns=Map("c_attn", _qkv("q", "k", "v"), bias=True),
+        columns=Map("c_attn", _qkv("q", "k", "v"), bias=True, stored="groups"),
         rows=Map("c_proj", bias=True, words=("o",), part="attn_proj"),
     ),
     mlp=_fully("c_fc", "c_proj", "ln_2"),

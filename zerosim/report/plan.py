@@ -119,7 +119,7 @@ def _notes(result: RunResult) -> list[RenderableType | None]:
     config = result.config
     model = config.model
     notes = [f"Model {model.name}: {note}" for note in model.notes]
-    if model.name.endswith(".json") and "seq" not in config.given and model.seq < model.positions:
+    if model.is_of_file and "seq" not in config.given and model.seq < model.positions:
         notes.append(
             f"--seq {model.seq} was assumed. The file's {model.positions:,} positions are its longest row; pass --seq "
             "for the rows of your data"

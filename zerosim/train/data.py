@@ -1,4 +1,4 @@
-"""Text as bytes, and the rows of each rank.
+"""Text as token ids, and the rows of each rank.
 
 A step's global batch is (rows, T + 1) token ids. Row order does not depend on N: rank r takes rows
 r*B/N to (r+1)*B/N and cuts them, in order, into its microbatches.
@@ -6,17 +6,26 @@ r*B/N to (r+1)*B/N and cuts them, in order, into its microbatches.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from zerosim.config import RunConfig
 from zerosim.config.inputs import read_file
 from zerosim.config.npz import open_npz
+from zerosim.config.released import is_released
 from zerosim.config.tuning import is_adapter
 from zerosim.errors import InputError
 from zerosim.models.model import Shapes, check_names, check_shapes
+from zerosim.models.peft import read_adapters
+from zerosim.models.released import OnDemand, read_released
 from zerosim.tensor.rng import generator
+from zerosim.train.tokens import BYTES, Tokens, check_ids
 from zerosim.units import format_bytes
 
 LARGEST_DATA = 4 * 10**9
@@ -28,19 +37,18 @@ def primer() -> bytes:
     return resources.files("zerosim").joinpath("primer.md").read_bytes()
 
 
-def read_text(path: str | None, seq: int, vocab: int) -> Any:
-    """Return the token ids (uint8) of a file's bytes, or of the primer.
+def read_text(path: str | None, seq: int, vocab: int, tokens: Tokens = BYTES) -> Any:
+    """Return the token ids of a file's text, or of the primer's: its bytes (uint8), or others.
 
     Raises: InputError for a file that cannot be read, is shorter than one row, or has ids >= vocab.
     """
-    name = path or "the packaged primer"
-    text = read_file(path, "data file", LARGEST_DATA) if path else primer()
-    if len(text) < seq + 1:
-        raise InputError(f"data file {name} has {len(text)} bytes: one row needs seq + 1 = {seq + 1} bytes")
-    tokens = np.frombuffer(text, np.uint8)
-    if int(tokens.max()) >= vocab:
-        raise InputError(f"data file {name} holds byte {int(tokens.max())}: vocab {vocab} is too small, use 256")
-    return tokens
+    name = f"data file {path or 'the packaged primer'}"
+    ids = tokens.encode(read_file(path, "data file", LARGEST_DATA) if path else primer(), name)
+    if len(ids) < seq + 1:
+        each = f"{tokens.unit}s{tokens.source}"
+        raise InputError(f"{name} has {len(ids)} {each}: one row needs seq + 1 = {seq + 1} {tokens.unit}s")
+    check_ids(ids, vocab, name, tokens)
+    return ids
 
 
 def sample_batch(tokens: Any, seed: int, step: int, rows: int, seq: int) -> Any:
@@ -85,20 +93,29 @@ def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -
     return tokens
 
 
-def read_start(weights: str | None, adapters: str | None, shapes: Shapes) -> dict[str, Any]:
+def read_start(config: RunConfig, shapes: Shapes) -> Mapping[str, Any]:
     """Read the given start of a model with those `shapes`: its weights, with or without adapters, and its adapters.
+    Released weights are read one by one, when a rank asks for one.
 
-    Raises: InputError as `read_weights`.
+    Raises: InputError as `read_weights` and `read_released`.
     """
+    weights, adapters = config.data.weights, config.tuning.adapters
     found = dict[str, Any]()
     base = {name: shape for name, shape in shapes.items() if not is_adapter(name)}
-    if weights is not None:
+    released = dict[str, Callable[[], Any]]()
+    if weights is not None and is_released(weights):
+        released = read_released(weights, config.model, base)
+    elif weights is not None:
         with open_npz(weights) as file:
             has_adapters = any(map(is_adapter, file.names))
         found |= read_weights(weights, shapes if has_adapters else base)
     if adapters is not None:
-        found |= read_weights(adapters, {name: shape for name, shape in shapes.items() if name not in base})
-    return found
+        of_maps = {name: shape for name, shape in shapes.items() if name not in base}
+        if os.path.isdir(adapters):
+            found |= read_adapters(Path(adapters), config.model, config.tuning, of_maps)
+        else:
+            found |= read_weights(adapters, of_maps)
+    return OnDemand(released | {name: partial(found.__getitem__, name) for name in found}) if released else found
 
 
 def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:

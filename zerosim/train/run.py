@@ -41,6 +41,7 @@ from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
+from zerosim.train.tokens import Tokens, check_ids, tokens_of
 from zerosim.train.work import check_run
 
 DEFAULT_STEPS = 60
@@ -145,7 +146,9 @@ class Experiment:
         self.optimizer = optimizer
         self.whole = declare(config)
         self.model, self.layout = self.whole
-        self._inputs = _read_inputs(config, self.model)
+        self._tokens = tokens_of(config.data.tokenizer)
+        self._prompt = _read_prompt(config, self._tokens)
+        self._inputs = _read_inputs(config, self.model, self._tokens)
         check_room_for(config, self.model)
 
     @property
@@ -170,7 +173,7 @@ class Experiment:
             opened=opened,
         )
         with device.scope(step=self.steps):  # records from here on come after the last step
-            sample = None if config.data.sample is None else _sample(config, trained, device)
+            sample = None if config.data.sample is None else self._sample(trained, device)
         to_host = device.backend.to_host
         pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in trained.model.flats]
         gpu = None if device.stream is None else device.stream.gpu_bytes()
@@ -199,6 +202,27 @@ class Experiment:
             gpus=_gpu_uses(outcomes, ledgers) if self.config.world.transport == "threads" else (),
         )
 
+    def _sample(self, trained: Trained, device: Device) -> bytes:
+        """Return the model's continuation of `sample` by `sample_tokens` tokens, at temperature 0.8."""
+        config = self.config
+        random = generator("sample", config.data.seed)
+
+        def choose(logits: Any) -> int:
+            weights = np.exp((logits - logits.max()).astype(np.float64) / 0.8)
+            return int(random.choice(len(weights), p=weights / weights.sum()))
+
+        ids = generate(
+            trained.model,
+            self._prompt,
+            config.data.sample_tokens,
+            config.model.seq,
+            trained.strategy,
+            device,
+            choose,
+            trained.pipeline,
+        )
+        return self._tokens.decode(self._prompt, ids)
+
     def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[int]:
         """Return, by step, the number of this rank's lost updates; for weights that several ranks update, the first one
         counts."""
@@ -221,8 +245,20 @@ class Experiment:
         return [Fraction(sum(step), self.model.num_parameters) for step in by_step]
 
 
-def _read_inputs(config: RunConfig, model: Model) -> Inputs:
-    weights = data.read_start(config.data.weights, config.tuning.adapters, model.shapes())
+def _read_prompt(config: RunConfig, tokens: Tokens) -> list[int]:
+    """Return the token ids of the text to continue; none without one."""
+    text = config.data.sample
+    if text is None:
+        return []
+    ids = tokens.encode(text.encode(), "sample")
+    if not len(ids):
+        raise InputError(f"sample {text!r} has no token{tokens.source}: choose other text")
+    check_ids(ids, config.model.vocab, f"sample {text!r}", tokens)
+    return [int(one) for one in ids]
+
+
+def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inputs:
+    weights = data.read_start(config, model.shapes())
     rows, seq = config.global_batch, config.model.seq
     batch: Callable[[int], Any]
     if config.data.tokens is not None:
@@ -231,7 +267,7 @@ def _read_inputs(config: RunConfig, model: Model) -> Inputs:
         tokens = data.read_tokens(config.data.tokens, rows, seq, config.model.vocab, config.optim.steps)
         steps, batch = len(tokens), tokens.__getitem__
     else:
-        text = data.read_text(config.data.file, seq, config.model.vocab)
+        text = data.read_text(config.data.file, seq, config.model.vocab, tokens_of_text)
         steps = config.optim.steps or DEFAULT_STEPS
         batch = partial(data.sample_batch, text, config.data.seed, rows=rows, seq=seq)
 
@@ -245,28 +281,6 @@ def _read_inputs(config: RunConfig, model: Model) -> Inputs:
 def _writer(config: RunConfig, weights: Mapping[str, Any]) -> Callable[[Flat, Group], None]:
     exact = config.precision.master_init == "exact"
     return lambda flat, group: draw_flat(flat, config.data.seed, group, exact_master=exact, given=weights)
-
-
-def _sample(config: RunConfig, trained: Trained, device: Device) -> bytes:
-    """Return the model's continuation of `sample` by `sample_tokens` bytes, at temperature 0.8."""
-    random = generator("sample", config.data.seed)
-
-    def choose(logits: Any) -> int:
-        weights = np.exp((logits - logits.max()).astype(np.float64) / 0.8)
-        return int(random.choice(len(weights), p=weights / weights.sum()))
-
-    prompt = list((config.data.sample or "").encode())
-    tokens = generate(
-        trained.model,
-        prompt,
-        config.data.sample_tokens,
-        config.model.seq,
-        trained.strategy,
-        device,
-        choose,
-        trained.pipeline,
-    )
-    return bytes(token for token in tokens if token < 256)
 
 
 def _gpu_uses(outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers]) -> tuple[GpuUse, ...]:
