@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 from zerosim.device.events import Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.placement.memories import DEVICE
@@ -28,19 +28,16 @@ class Busy(NamedTuple):
     lag: float = 0.0
     place: str = DEVICE
 
-    def then(self, other: Busy) -> Busy:
-        """Return both, one after the other: the second may begin where this one ends."""
-        return Busy(
-            self.scope,
-            self.name,
-            self.seconds + other.seconds,
-            self.flops + other.flops,
-            self.model_flops + other.model_flops,
-            self.kernels + other.kernels,
-            self.launch + other.launch,
-            max(self.lag + other.seconds, self.launch + other.lag),
-            self.place,
-        )
+    def then(self, *others: Busy) -> Busy:
+        """Return all, one after the other: each may begin where the one before it ends."""
+        seconds, launch, lag = self.seconds, self.launch, self.lag
+        for other in others:  # in order, as sums of seconds depend on it
+            seconds, lag = seconds + other.seconds, max(lag + other.seconds, launch + other.lag)
+            launch += other.launch
+        flops = sum([other.flops for other in others], self.flops)
+        model_flops = sum([other.model_flops for other in others], self.model_flops)
+        kernels = sum([other.kernels for other in others], self.kernels)
+        return Busy(self.scope, self.name, seconds, flops, model_flops, kernels, launch, lag, self.place)
 
 
 class Live(NamedTuple):
@@ -51,6 +48,13 @@ class Live(NamedTuple):
 
 
 Entry = Busy | Launch | Wait | Copy | CpuEvent | Live
+
+
+def goes_on(last: Entry | None, entry: Entry) -> TypeGuard[Busy]:
+    """Return whether both are kernels in one scope and place: then they are one entry."""
+    if not (isinstance(last, Busy) and isinstance(entry, Busy)):
+        return False
+    return (last.scope, last.place) == (entry.scope, entry.place)
 
 
 class Entries(Protocol):
