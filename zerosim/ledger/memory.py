@@ -249,13 +249,10 @@ def _snapshot(
     padding: Mapping[str, int],
 ) -> Snapshot:
     """Return what was live before the changes `since`. Kinds are listed in the order of their first bytes."""
-    by_kind: dict[str, int] = {}
-    found: dict[tuple[str, str], int] = {}
-    for key, count in by_unit.items():
-        kind, nbytes = key[1], count - since.get(key, 0)
-        by_kind[kind] = by_kind.get(kind, 0) + nbytes
-        if nbytes:
-            found[key] = nbytes
+    by_kind = dict.fromkeys([kind for _, kind in by_unit], 0)
+    found = {key: nbytes for key, count in by_unit.items() if (nbytes := count - since.get(key, 0))}
+    for (_, kind), nbytes in found.items():
+        by_kind[kind] += nbytes
     return Snapshot(scope, _positive(by_kind), found, _positive(padding))
 
 
