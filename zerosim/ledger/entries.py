@@ -30,14 +30,15 @@ class Busy(NamedTuple):
 
     def then(self, *others: Busy) -> Busy:
         """Return all, one after the other: each may begin where the one before it ends."""
-        seconds, launch, lag = self.seconds, self.launch, self.lag
-        for other in others:  # in order, as sums of seconds depend on it
-            seconds, lag = seconds + other.seconds, max(lag + other.seconds, launch + other.lag)
-            launch += other.launch
-        flops = sum([other.flops for other in others], self.flops)
-        model_flops = sum([other.model_flops for other in others], self.model_flops)
-        kernels = sum([other.kernels for other in others], self.kernels)
-        return Busy(self.scope, self.name, seconds, flops, model_flops, kernels, launch, lag, self.place)
+        scope, name, seconds, flops, model_flops, kernels, launch, lag, place = self
+        for _, _, more, its_flops, its_model_flops, its_kernels, its_launch, its_lag, _ in others:
+            lag = max(lag + more, launch + its_lag)
+            seconds += more  # in order, as sums of seconds depend on it
+            launch += its_launch
+            flops += its_flops
+            model_flops += its_model_flops
+            kernels += its_kernels
+        return Busy(scope, name, seconds, flops, model_flops, kernels, launch, lag, place)
 
 
 class Live(NamedTuple):

@@ -79,10 +79,12 @@ class PaceLedger:
 
     def _fold(self, repeat: Repeat, order: Overlap) -> None:
         """Fold a stretch's entries as they were found once."""
-        stretch, ids = repeat.stretch, repeat.ids
-        template = self._template(repeat, [n for n in stretch.once(_awaited) if ids[n] in order.gathers])
+        ids, known = repeat.ids, order.gathers
+        awaited = [number for number in repeat.stretch.once(_awaited) if ids[number] in known] if known else ()
+        template = self._template(repeat, awaited)
         placed, (_, head, body, arrival, first, gathers) = template.placed(repeat), template
-        self._take(placed[:head], order)
+        if head:
+            self._take(placed[:head], order)
         last = self.entries[-1] if self.entries else None
         if first and goes_on(last, placed[head]):
             self.entries[-1] = last.then(*first)
@@ -90,7 +92,7 @@ class PaceLedger:
         self.entries += placed[head:body]
         if arrival is not None:
             order.arrival, order.run = placed[body:arrival], placed[arrival:]
-        order.gathers.update([ids[number] for number in gathers])
+        known.update([ids[number] for number in gathers])
 
     def _template(self, repeat: Repeat, gathers: Iterable[int]) -> Template:
         return repeat.stretch.once(_template_of, self.costs, repeat.scope.phase, *gathers)

@@ -42,7 +42,7 @@ class Template(NamedTuple):
             module = entry.scope.unit
             scope = scopes.get(module)
             if scope is None:
-                scope = scopes[module] = Scope(step, phase, block + module, slot)
+                scope = scopes[module] = new(Scope, (step, phase, block + module, slot))
             if type(entry) is Busy:
                 found.append(new(Busy, (scope, entry.name or scope.unit, *entry[2:])))
             elif type(entry) is Wait:
