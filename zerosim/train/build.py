@@ -236,10 +236,10 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
         flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
-        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, *flats, held[unit.name]
-        if key not in found:
-            found[key] = _rehearsed(config, ctx, unit, shape, dtype)
-        return found[key]
+        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, held[unit.name]
+        if (one := found.get(key)) is None:
+            one = found[key] = _rehearsed(config, ctx, unit, shape, dtype)
+        return one
 
     model.units[:] = [Repeated(unit, comm, rehearsed) if is_block(unit.name) else unit for unit in model.units]
 
