@@ -124,6 +124,14 @@ def test_overlap_never_makes_a_step_longer_though_kernels_beside_it_do_take_long
         assert on.seconds == pytest.approx(whole.seconds, rel=1e-9)
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", RUNS)
+def test_stretches_are_put_in_order_as_their_events_are(name: str) -> None:
+    config = _config(name, on=True)
+    for cluster in CLUSTERS:
+        assert plan(config, cluster=cluster).time == plan(config, cluster=cluster, every_block=True).time
+
+
 def test_overlap_without_rows_to_cut_is_refused() -> None:
     with pytest.raises(InputError, match="tp_comm_overlap: it has no effect without sequence_parallel; pass it too"):
         plan_config(ranks=4, tp=2, tp_comm_overlap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 from zerosim.device.events import Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.placement.memories import DEVICE
@@ -28,19 +28,17 @@ class Busy(NamedTuple):
     lag: float = 0.0
     place: str = DEVICE
 
-    def then(self, other: Busy) -> Busy:
-        """Return both, one after the other: the second may begin where this one ends."""
-        return Busy(
-            self.scope,
-            self.name,
-            self.seconds + other.seconds,
-            self.flops + other.flops,
-            self.model_flops + other.model_flops,
-            self.kernels + other.kernels,
-            self.launch + other.launch,
-            max(self.lag + other.seconds, self.launch + other.lag),
-            self.place,
-        )
+    def then(self, *others: Busy) -> Busy:
+        """Return all, one after the other: each may begin where the one before it ends."""
+        scope, name, seconds, flops, model_flops, kernels, launch, lag, place = self
+        for _, _, more, its_flops, its_model_flops, its_kernels, its_launch, its_lag, _ in others:
+            lag = max(lag + more, launch + its_lag)
+            seconds += more  # in order, as sums of seconds depend on it
+            launch += its_launch
+            flops += its_flops
+            model_flops += its_model_flops
+            kernels += its_kernels
+        return Busy(scope, name, seconds, flops, model_flops, kernels, launch, lag, place)
 
 
 class Live(NamedTuple):
@@ -51,6 +49,13 @@ class Live(NamedTuple):
 
 
 Entry = Busy | Launch | Wait | Copy | CpuEvent | Live
+
+
+def goes_on(last: Entry | None, entry: Entry) -> TypeGuard[Busy]:
+    """Return whether both are kernels in one scope and place: then they are one entry."""
+    if not (isinstance(last, Busy) and isinstance(entry, Busy)):
+        return False
+    return (last.scope, last.place) == (entry.scope, entry.place)
 
 
 class Entries(Protocol):

@@ -105,9 +105,9 @@ class MemoryLedger:
         self._by_unit_since: dict[tuple[str, str], int] = {}
         self._padding_since: dict[str, int] = {}
         # How often each stretch was repeated in each block, in all and since the peak: added up for a snapshot.
-        self._times: Counter[tuple[str, Stretch]] = Counter()
-        self._times_since: Counter[tuple[str, Stretch]] = Counter()
-        self._known: set[tuple[str, Stretch]] = set()
+        self._times: dict[tuple[str, Stretch], int] = {}
+        self._times_since: dict[tuple[str, Stretch], int] = {}
+        self._changes: dict[tuple[str, Stretch], Sequence[tuple[tuple[str, str], int]]] = {}  # of known ones
 
     @property
     def live_bytes(self) -> int:
@@ -195,26 +195,27 @@ class MemoryLedger:
         """Fold a stretch at once."""
         (scope, stretch), block = repeat[:2], repeat.scope.unit
         change, key = stretch.once(change_of), (block, stretch)
-        if key not in self._known:  # a snapshot lists units in the order of their first bytes
-            self._known.add(key)
-            for module, kind in change.keys:
+        if key not in self._changes:
+            whole = change.whole.items()
+            self._changes[key] = [((block + module, kind), more) for (module, kind), more in whole]
+            for module, kind in change.keys:  # a snapshot lists units in the order of their first bytes
                 self._by_unit.setdefault((block + module, kind), 0)
         if change.high is not None and self.by_moment:
             self._enter(scope)
-        self._times[key] += 1
+        self._times[key] = self._times.get(key, 0) + 1
         if change.high is not None and self._total + change.high > self._peak_bytes:
             self._begin_peak(self._total + change.high, scope._replace(unit=block + change.where))
             self._by_unit_since.update(((block + module, kind), more) for (module, kind), more in change.after.items())
         else:
-            self._times_since[key] += 1
+            self._times_since[key] = self._times_since.get(key, 0) + 1
         self._total += stretch.nbytes
 
     def _add_up(self) -> None:
         """Add the changes of the stretches that were counted."""
         for times, by_unit in ((self._times, self._by_unit), (self._times_since, self._by_unit_since)):
-            for (block, stretch), number in times.items():
-                for (module, kind), more in stretch.once(change_of).whole.items():
-                    by_unit[block + module, kind] = by_unit.get((block + module, kind), 0) + number * more
+            for repeated, number in times.items():
+                for key, more in self._changes[repeated]:
+                    by_unit[key] = by_unit.get(key, 0) + number * more
             times.clear()
 
     def _enter(self, scope: Scope) -> None:
@@ -249,13 +250,10 @@ def _snapshot(
     padding: Mapping[str, int],
 ) -> Snapshot:
     """Return what was live before the changes `since`. Kinds are listed in the order of their first bytes."""
-    by_kind: dict[str, int] = {}
-    found: dict[tuple[str, str], int] = {}
-    for key, count in by_unit.items():
-        kind, nbytes = key[1], count - since.get(key, 0)
-        by_kind[kind] = by_kind.get(kind, 0) + nbytes
-        if nbytes:
-            found[key] = nbytes
+    by_kind = dict.fromkeys([kind for _, kind in by_unit], 0)
+    found = {key: nbytes for key, count in by_unit.items() if (nbytes := count - since.get(key, 0))}
+    for (_, kind), nbytes in found.items():
+        by_kind[kind] += nbytes
     return Snapshot(scope, _positive(by_kind), found, _positive(padding))
 
 

@@ -6,18 +6,23 @@ and free, for pictures and traces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, chain, takewhile
 
 from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Copy, CpuEvent, Event, Free, Kernel, Launch, Scope, Wait
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.device.work import MATMUL
 from zerosim.ledger.costs import Costs, is_captured
-from zerosim.ledger.entries import Busy, Entry, Live
+from zerosim.ledger.entries import Busy, Entry, Live, goes_on
 from zerosim.ledger.side_stream import beside
-from zerosim.ledger.tp_overlap import overlapped
+from zerosim.ledger.template import Template
+from zerosim.ledger.tp_overlap import Overlap, overlapped
 from zerosim.placement.memories import DEVICE
 
+READ = (Repeat, Kernel, Launch, Wait, Copy, CpuEvent)
+BLOCK = "h.0"
+"""Any block: a template's entries are found in it."""
 FORWARD, BACKWARD = Phase.FORWARD.value, Phase.BACKWARD.value
 FORWARD_PRODUCTS = ("linear", "attention_scores", "attention_values", "flash_attention")
 """Products of forward. In backward they are recomputed."""
@@ -40,45 +45,62 @@ class PaceLedger:
 
     def read(self, events: Sequence[Event | Repeat]) -> None:
         """Fold events in order."""
-        entries = self._entries(events)
-        if self.costs.chunks > 1:
-            entries = overlapped(entries, self.costs.chunks)
+        entries, order = self._entries(events), Overlap(self.costs.chunks)
         if self.costs.side_stream:
-            entries = beside(entries)
-        for entry in entries:
+            single = chain.from_iterable(map(self._one_by_one, entries))
+            for entry in beside(overlapped(single, self.costs.chunks)):
+                self._add(entry)
+            return
+        for event in entries:
+            if isinstance(event, Repeat):
+                self._fold(event, order)
+            else:
+                self._take((event,), order)
+        for entry in order.rest():
             self._add(entry)
 
-    def _entries(self, events: Sequence[Event | Repeat]) -> Iterator[Entry]:
-        """Return one entry for each kernel, and those of a stretch as they were found once."""
+    def _entries(self, events: Iterable[Event | Repeat]) -> Iterator[Entry | Repeat]:
+        """Return the step's stretches, and one entry for each kernel."""
         for event in events:
             if self.detail and isinstance(event, (Alloc, Free)) and event.memory == DEVICE:
                 self._count(event)
                 if event.scope.step == self.step:
                     yield Live(event.scope, self._live)
-            if event.scope.step != self.step:
+            if type(event) not in READ or event.scope.step != self.step:  # faster than isinstance
                 continue
-            if isinstance(event, Repeat):
-                yield from self._repeated(event)
-            elif isinstance(event, Kernel):
+            if isinstance(event, Kernel):
                 if event.work is None:  # a collective's own sums are part of it
                     yield self._busy(event)
-            elif isinstance(event, (Launch, Wait, CpuEvent)) or (
-                isinstance(event, Copy) and event.purpose != "staging"
-            ):
+            elif isinstance(event, READ) and not (isinstance(event, Copy) and event.purpose == "staging"):
                 yield event
 
-    def _repeated(self, repeat: Repeat) -> Iterator[Entry]:
-        (step, phase, block, slot), scope, module = repeat.scope, repeat.scope, ""
-        for entry in repeat.stretch.once(_entries_of, self.costs, phase):
-            if isinstance(entry, (Launch, Wait)):
-                placed = repeat.placed(entry)
-                assert isinstance(placed, (Launch, Wait))
-                yield placed
-                continue
-            if entry.scope.unit != module:
-                module = entry.scope.unit
-                scope = Scope(step, phase, block + module, slot)
-            yield type(entry)._make((scope, *entry[1:]))  # a kernel, or a copy
+    def _one_by_one(self, entry: Entry | Repeat) -> Sequence[Entry]:
+        return self._template(entry, ()).placed(entry) if isinstance(entry, Repeat) else (entry,)
+
+    def _fold(self, repeat: Repeat, order: Overlap) -> None:
+        """Fold a stretch's entries as they were found once."""
+        ids, known = repeat.ids, order.gathers
+        awaited = [number for number in repeat.stretch.once(_awaited) if ids[number] in known] if known else ()
+        template = self._template(repeat, awaited)
+        placed, (_, head, body, arrival, first, gathers) = template.placed(repeat), template
+        if head:
+            self._take(placed[:head], order)
+        last = self.entries[-1] if self.entries else None
+        if first and goes_on(last, placed[head]):
+            self.entries[-1] = last.then(*first)
+            head += 1
+        self.entries += placed[head:body]
+        if arrival is not None:
+            order.arrival, order.run = placed[body:arrival], placed[arrival:]
+        known.update([ids[number] for number in gathers])
+
+    def _template(self, repeat: Repeat, gathers: Iterable[int]) -> Template:
+        return repeat.stretch.once(_template_of, self.costs, repeat.scope.phase, *gathers)
+
+    def _take(self, entries: Iterable[Entry], order: Overlap) -> None:
+        for entry in entries:
+            for now in order.take(entry):
+                self._add(now)
 
     def _count(self, event: Alloc | Free) -> None:
         """Count live bytes from the beginning of the record, but report only the step's moments."""
@@ -108,24 +130,42 @@ class PaceLedger:
         last = self.entries[-1] if self.entries else None
         if self.detail or not isinstance(entry, Busy):
             self.entries.append(entry)
-        elif isinstance(last, Busy) and (last.scope, last.place) == (entry.scope, entry.place):
+        elif goes_on(last, entry):
             self.entries[-1] = last.then(entry)
         else:
             self.entries.append(entry._replace(name=entry.scope.unit))
 
 
-def _entries_of(stretch: Stretch, costs: Costs, phase: str) -> list[Entry]:
-    """Return a stretch's entries. The first kernels may continue an earlier entry, and are added to it one by one, as
-    sums of seconds depend on the order. Later kernels in one scope are one entry, unless they may be moved."""
-    pace = PaceLedger(costs, step=-1)
-    each = list(pace._entries([event._replace(scope=event.scope._replace(phase=phase)) for event in stretch.events]))
-    if costs.chunks > 1 or costs.side_stream:
-        return each
-    for entry in each:
+def _template_of(stretch: Stretch, costs: Costs, phase: str, *gathers: int) -> Template:
+    """Return a stretch's template. `gathers` are the earlier gathers among the works that it waits for."""
+    pace, order, at = PaceLedger(costs, step=-1), Overlap(costs.chunks, gathers), 0
+    scopes = (event.scope._replace(phase=phase, unit=BLOCK + event.scope.unit) for event in stretch.events)
+    events = [event._replace(scope=scope) for event, scope in zip(stretch.events, scopes, strict=True)]
+    each = [entry for entry in pace._entries(events) if not isinstance(entry, Repeat)]
+    if costs.chunks > 1:
+        at = next((at for at, one in enumerate(each, 1) if order.settles(one)), len(each))
+    if costs.side_stream:
+        at = len(each)
+    for entry in each[:at]:
+        order.take(entry)
+    rest = [now for entry in each[at:] for now in order.take(entry)]
+    for entry in rest:
         pace._add(entry)
-    first = pace.entries[0] if pace.entries else None
-    apart = first.kernels if isinstance(first, Busy) else 0
-    return [*each[:apart], *pace.entries[apart > 0 :]]
+    first = [entry for entry in takewhile(lambda entry: goes_on(rest[0], entry), rest) if isinstance(entry, Busy)]
+    joined = [entry._replace(name="") if isinstance(entry, Busy) else entry for entry in pace.entries]
+    left = [order.arrival, order.run] if at < len(each) else []
+    parts = [each[:at], joined, *left]
+    entries = [
+        entry._replace(scope=Scope(unit=entry.scope.unit.removeprefix(BLOCK))) for part in parts for entry in part
+    ]
+    head, body, *arrival = accumulate(map(len, parts))
+    return Template(entries, head, body, arrival[0] if left else None, first, order.gathers.difference(gathers))
+
+
+def _awaited(stretch: Stretch) -> list[int]:
+    """Return the numbers of earlier works for which a stretch waits."""
+    begun = {event.work for event in stretch.events if isinstance(event, Launch)}
+    return [event.work for event in stretch.events if isinstance(event, Wait) and event.work not in begun]
 
 
 def model_flops(kernel: Kernel) -> int:

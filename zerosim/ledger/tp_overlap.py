@@ -29,24 +29,50 @@ _OF_INPUTS = (DGRAD, "add")
 _OF_PRODUCTS = (LINEAR, WGRAD, "column_sum", *_OF_INPUTS)
 
 
+class Overlap:
+    """Puts entries of single kernels, each by its name, into the order that chunks allow.
+
+    gathers   the works of all gathers so far
+    arrival   the wait for the last one, deferred behind running products
+    run       products that have not been put in order yet
+    """
+
+    def __init__(self, chunks: int, gathers: Iterable[int] = ()) -> None:
+        self.chunks, self.gathers = chunks, set(gathers)
+        self.arrival, self.run = list[Entry](), list[Entry]()
+
+    def settles(self, entry: Entry) -> bool:
+        """Return whether the order after this entry is the same whatever came before it."""
+        return not (isinstance(entry, Live) or _name(entry) in _OF_PRODUCTS)
+
+    def take(self, entry: Entry) -> Sequence[Entry]:
+        """Take the next entry. Return those whose turn has come."""
+        if self.chunks == 1:
+            return (entry,)
+        if not self.settles(entry):
+            self.run.append(entry)
+            return ()
+        arrival, run, self.arrival, self.run = self.arrival, self.run, [], []
+        if isinstance(entry, Wait) and entry.work in self.gathers:
+            self.arrival = [entry]
+            return run
+        if _is_of_block(entry, "reduce_scatter"):
+            return list(_before_scatter(entry, arrival, run, self.chunks))
+        if isinstance(entry, Launch) and _is_of_block(entry, "all_gather"):
+            self.gathers.add(entry.work)
+        return [*_taken(arrival, run, self.chunks), entry]
+
+    def rest(self) -> Sequence[Entry]:
+        """Return the entries that have waited for others. There are none."""
+        return list(_taken(self.arrival, self.run, self.chunks))
+
+
 def overlapped(entries: Iterable[Entry], chunks: int) -> Iterator[Entry]:
-    """Return entries of single kernels, each by its name, in the order that chunks allow."""
-    gathers, arrival, run = set[int](), list[Entry](), list[Entry]()  # an arrival is deferred behind running products
+    """Return entries of single kernels in the order that chunks allow."""
+    order = Overlap(chunks)
     for entry in entries:
-        if isinstance(entry, Live) or _name(entry) in _OF_PRODUCTS:
-            run.append(entry)
-        elif isinstance(entry, Wait) and entry.work in gathers:
-            yield from run
-            arrival, run = [entry], []
-        else:
-            is_scatter = _is_of_block(entry, "reduce_scatter")
-            yield from _before_scatter(entry, arrival, run, chunks) if is_scatter else _taken(arrival, run, chunks)
-            if not is_scatter:
-                yield entry
-            arrival, run = [], []
-            if isinstance(entry, Launch) and _is_of_block(entry, "all_gather"):
-                gathers.add(entry.work)
-    yield from _taken(arrival, run, chunks)
+        yield from order.take(entry)
+    yield from order.rest()
 
 
 def _taken(arrival: Sequence[Entry], run: Sequence[Entry], chunks: int) -> Iterator[Entry]:

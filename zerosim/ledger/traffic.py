@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.device.events import Copy, Event, Launch
 from zerosim.device.stretches import Repeat, Stretch
@@ -49,39 +49,35 @@ class CommLedger:
     folds = True
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[int, str, str, str, str, str], TrafficRow] = {}
+        self._counts: dict[tuple[Any, ...], tuple[Any, ...]] = {}  # a row's last five fields by the others
 
     def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
             if type(event) is Repeat:  # faster than isinstance, and most events are none of these
-                for row in event.stretch.once(_rows_of):
-                    self._add(row._replace(step=event.scope.step, phase=event.scope.phase))
+                step, phase = event.scope[:2]
+                for what, more in event.stretch.once(_counts_of):
+                    self._add((step, phase, *what), more)
             elif type(event) is Launch:
                 what = event.op, event.dtype, event.purpose, event.axis
-                self._add(TrafficRow(*event.scope[:2], *what, 1, event.payload_bytes, *event[9:12]))
+                self._add((*event.scope[:2], *what), (1, event.payload_bytes, *event[9:12]))
             elif type(event) is Copy:
                 way = f"{event.source} to {event.target}"
-                self._add(TrafficRow(*event.scope[:2], way, "bytes", event.purpose, "", 1, event.nbytes, 0, 0))
+                self._add((*event.scope[:2], way, "bytes", event.purpose, ""), (1, event.nbytes, 0, 0, None))
 
-    def _add(self, more: TrafficRow) -> None:
-        key = more[:6]
-        row = self._rows.get(key) or TrafficRow(*key, 0, 0, 0, 0)
-        self._rows[key] = TrafficRow(
-            *key,
-            row.calls + more.calls,
-            row.payload_bytes + more.payload_bytes,
-            _sum(row.sent_bytes, more.sent_bytes),
-            _sum(row.received_bytes, more.received_bytes),
-            None if more.modelled_bytes is None else (row.modelled_bytes or 0) + more.modelled_bytes,
-        )
+    def _add(self, key: tuple[Any, ...], more: tuple[Any, ...]) -> None:
+        had = self._counts.get(key)
+        if had is not None:
+            modelled = None if more[4] is None else (had[4] or 0) + more[4]
+            more = had[0] + more[0], had[1] + more[1], _sum(had[2], more[2]), _sum(had[3], more[3]), modelled
+        self._counts[key] = more
 
     def rows(self) -> list[TrafficRow]:
         """Return the rows in the order of their first occurrence."""
-        return list(self._rows.values())
+        return [TrafficRow(*key, *counts) for key, counts in self._counts.items()]
 
 
-def _rows_of(stretch: Stretch) -> list[TrafficRow]:
-    """Return a stretch's traffic."""
+def _counts_of(stretch: Stretch) -> list[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+    """Return a stretch's traffic, by a row's fields without step and phase."""
     ledger = CommLedger()
     ledger.read(stretch.events)
-    return ledger.rows()
+    return [(key[2:], counts) for key, counts in ledger._counts.items()]

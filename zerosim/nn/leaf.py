@@ -12,7 +12,7 @@ block's graph one node stands for it, whose rule traverses the leaf's graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from zerosim.config.tuning import ALL_TRAINED, TuningConfig
@@ -136,10 +136,14 @@ class LeafRule:
         return (dx,)
 
 
-@contextmanager
-def led_by(hooks: Hooks, leaves: Sequence[Unit]) -> Iterator[None]:
+def led_by(hooks: Hooks, leaves: Sequence[Unit]) -> AbstractContextManager[None]:
     """Let these leaves call `hooks` inside the block. No leaf keeps `hooks` longer, because it holds their buffers."""
     modules = [module for module in leaves if isinstance(module, LeafModule)]
+    return _led(hooks, modules) if modules else nullcontext()
+
+
+@contextmanager
+def _led(hooks: Hooks, modules: Sequence[LeafModule]) -> Iterator[None]:
     for module in modules:
         module.hooks = hooks
     try:

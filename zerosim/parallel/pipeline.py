@@ -205,24 +205,27 @@ class Pipeline:
 
     def receive(self, action: Action, shape: tuple[int, ...], dtype: DType) -> Buffer:
         """Receive an action's input: the previous chunk's output, or the gradient of the next chunk's input."""
-        number = self._number(action.chunk)
-        source, direction, name = self._message(action, number - action.sends, number)
+        source, direction, name = self._input(action)
         if source == self.index:
             received = self._kept.pop(name)
         else:
-            if action not in self._coming:
-                self.expect(action, shape, dtype)
-            received = self._coming.pop(action).wait()
+            coming = self._coming.pop(action, None)
+            received = (coming or self._expect(shape, dtype, source, direction, name)).wait()
         if self.keeps_last and direction == FORWARD:
             self._last[action.chunk] = action.slot, [received]
         return received
 
     def expect(self, action: Action, shape: tuple[int, ...], dtype: DType) -> None:
         """Begin to receive an action's input."""
-        number = self._number(action.chunk)
-        source, direction, name = self._message(action, number - action.sends, number)
+        self._coming[action] = self._expect(shape, dtype, *self._input(action))
+
+    def _expect(self, shape: tuple[int, ...], dtype: DType, source: int, direction: int, name: str) -> Work[Buffer]:
         kind = Kind.ACTIVATION if direction == FORWARD else Kind.ACTIVATION_GRAD
-        self._coming[action] = self.comm.launch_recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
+        return self.comm.launch_recv(shape, dtype, source, kind, PURPOSE, tag=direction, name=name)
+
+    def _input(self, action: Action) -> tuple[int, int, str]:
+        number = self._number(action.chunk)
+        return self._message(action, number - action.sends, number)
 
     def send(self, action: Action, buffer: Buffer) -> None:
         """Send an action's result on; the buffer lives until it has arrived."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.work import ACCUMULATE, work_of
+from zerosim.device.work import ACCUMULATE, KernelWork, work_of
 from zerosim.dtypes import fp64
 
 
@@ -33,4 +33,4 @@ def added(kept: Buffer | None, grad: Buffer) -> Buffer:
 def accumulate(device: Device, flops: int, run: Callable[..., None], *arrays: Array) -> None:
     """Add a gradient to a stored one. Here this is its own kernel; in fused frameworks the product that computes the
     gradient also adds it."""
-    device.kernels((work_of(run.__name__, flops, arrays)._replace(name=ACCUMULATE),), run, *arrays)
+    device.kernels((KernelWork(ACCUMULATE, *work_of(run.__name__, flops, arrays)[1:]),), run, *arrays)

@@ -232,23 +232,24 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
     """Replace each block by a unit that repeats a block rehearsed on a separate device."""
     comm = groups("tp") if config.mesh.tp > 1 else None
     place = config.mesh.axes.index(ctx.rank, "tp")
-    held = {unit.name: _weights(config, unit) for unit in model.units}
+    held = {unit.name: _kind(config, unit) for unit in model.units if is_block(unit.name)}
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
         flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
-        kind = config.model.kind(int(unit.name.rpartition(".")[2]))
-        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype, kind, *flats, held[unit.name]
-        if key not in found:
-            found[key] = _rehearsed(config, ctx, unit, shape, dtype)
-        return found[key]
+        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, held[unit.name]
+        if (one := found.get(key)) is None:
+            one = found[key] = _rehearsed(config, ctx, unit, shape, dtype)
+        return one
 
     model.units[:] = [Repeated(unit, comm, rehearsed) if is_block(unit.name) else unit for unit in model.units]
 
 
-def _weights(config: RunConfig, unit: Unit) -> tuple[object, ...]:
-    """Return a block's parameters: their places in it, buffer by buffer, and whether the buffer is trained."""
+def _kind(config: RunConfig, unit: Unit) -> tuple[object, ...]:
+    """Return what makes a block another one: what it has of its own, its parameters by their places in it, buffer by
+    buffer, and whether the buffer is trained."""
     weights = [[weight.name.partition(f"{unit.name}.")[2] for weight in flat.spec.weights] for flat in unit.all_flats]
-    return *map(tuple, weights), *(is_trained(config, flat.spec) for flat in unit.all_flats)
+    kind = config.model.kind(int(unit.name.rpartition(".")[2]))
+    return kind, *map(tuple, weights), *(is_trained(config, flat.spec) for flat in unit.all_flats)
 
 
 def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:

@@ -83,11 +83,11 @@ class Player:
         device, before = self.device, self.device.where
         number, phase, _, slot = before
         device.look_up()
-        allocator = device.allocator
+        allocator, block = device.allocator, Scope(number, phase, self.name, slot)
         try:
             for step in steps:
                 if isinstance(step, Call):
-                    device.move(Scope(number, phase, self.name + step.module, slot))
+                    device.move(block._replace(unit=self.name + step.module) if step.module else block)
                     step.do(self, *step.how)
                     device.move(before)
                 elif isinstance(allocator, Exact) and step.on_device:
