@@ -3,7 +3,7 @@
 In a long step most microbatches are alike. One more adds its loss to 1F1B's memory, all of its saved activations to
 GPipe's, and the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches
 for all that differ (at the beginning and at the end of the schedule), then one period more, and extrapolate the rest.
-The clock reads a pipeline's step of all microbatches, spliced from the two (`splice.py`), except where `_is_linear`.
+The clock reads a pipeline's step of all microbatches, spliced from the two (`ledger/splice.py`), unless `_is_linear`.
 
 The schedule's action list gives the numbers (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (plus the
 remainder of a smaller last group). Without a pipeline plan 3 and 4: the first microbatch fills gradient buffers, the
@@ -33,12 +33,12 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.entries import Entries
 from zerosim.ledger.memory import Moment, Snapshot
+from zerosim.ledger.splice import Spliced, spliced
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.parallel.pipeline import schedule_of
 from zerosim.parallel.schedule import Forward, live
 from zerosim.placement.memories import HOST
 from zerosim.train.result import OtherMemory, RankMemory, RunResult
-from zerosim.train.splice import Spliced, spliced
 
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")

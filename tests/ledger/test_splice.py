@@ -11,10 +11,10 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.events import Launch, Scope, Wait
 from zerosim.ledger.entries import Busy, Entry
+from zerosim.ledger.splice import spliced
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.train import extend
 from zerosim.train.plan import plan
-from zerosim.train.splice import spliced
 
 H100 = cluster_of(find_hardware("h100"))
 SMALL: dict[str, Any] = dict(model="gpt", hidden=32, heads=4, seq=16, vocab=64, stage=1, accumulate=31)
