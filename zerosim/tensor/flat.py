@@ -55,13 +55,7 @@ class Flat(GradAccumulator):
         self.states: dict[str, Buffer] = {}
 
     def declare(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        *,
-        split: Split | None = None,
-        tile: Tile | None = None,
-        **how: Any,
+        self, name: str, shape: tuple[int, ...], *, split: Split | None = None, tile: Tile | None = None, **how: Any
     ) -> Parameter:
         """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, which `split` or `tile`
         cuts; `how` are other fields of its `WeightSpec`."""

@@ -3,7 +3,7 @@
 In a long step most microbatches are alike. One more adds its loss to 1F1B's memory, all of its saved activations to
 GPipe's, and the same traffic to both. Every figure of a moment grows by a constant. So plan just enough microbatches
 for all that differ (at the beginning and at the end of the schedule), then one period more, and extrapolate the rest.
-The clock reads a pipeline's step of all microbatches, spliced from the two (`splice.py`), except where `_is_linear`.
+The clock reads a pipeline's step of all microbatches, spliced from the two (`ledger/splice.py`).
 
 The schedule's action list gives the numbers (`Steady`): p + 1 and p + 2 under 1F1B, 3p and 4p interleaved (plus the
 remainder of a smaller last group). Without a pipeline plan 3 and 4: the first microbatch fills gradient buffers, the
@@ -33,12 +33,12 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.entries import Entries
 from zerosim.ledger.memory import Moment, Snapshot
+from zerosim.ledger.splice import Spliced, spliced
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.parallel.pipeline import schedule_of
 from zerosim.parallel.schedule import Forward, live
 from zerosim.placement.memories import HOST
 from zerosim.train.result import OtherMemory, RankMemory, RunResult
-from zerosim.train.splice import Spliced, spliced
 
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")
@@ -48,10 +48,6 @@ SECONDS, WORK = (
     ("kernels", "hardware_flops", "model_flops"),
 )
 """The fields of a step's time that grow, beside the exposed times."""
-
-
-MOST_ENTRIES = 1_000_000
-"""The most entries of a step, on all ranks, that the clock reads where two short steps tell nearly the same."""
 
 
 class Steady(NamedTuple):
@@ -148,7 +144,7 @@ def from_short_plans(
         for memory, capacity in capacities.items():
             if capacity is not None and max(held.peak_bytes(memory) for held in result.memory) > capacity:
                 return None
-        if _is_linear(config, few, more):
+        if _is_linear(config):
             first, second = time_of(few), time_of(more)
             times = (config.data.accumulate - counts[1]) / (counts[1] - counts[0])
             return replace(result, time=extrapolated(first, second, times) if first and second else None)
@@ -157,20 +153,10 @@ def from_short_plans(
     return None
 
 
-def _is_linear(config: RunConfig, few: Planned, more: Planned) -> bool:
+def _is_linear(config: RunConfig) -> bool:
     """Return whether each further microbatch takes as long as the last one of the short plans. Without a pipeline it
-    does, unless states return from another memory. In a pipeline nearly: so the clock reads a step of less than
-    `MOST_ENTRIES` to its end.
-
-    Pending weight gradients are slack, which unequal stages use up over many microbatches: no short step tells. Nor
-    does it under GPipe, if reductions delay the last backward: a search within a capacity ranks by exact times.
-    """
-    kind, is_search = config.parallel.pipeline_schedule, config.memory.capacity is not None
-    if config.offload.is_on or (config.mesh.pp > 1 and (kind.startswith("zb") or (kind == "gpipe" and is_search))):
-        return False
-    had, has = (sum(map(len, planned.entries.values())) for planned in (few, more))
-    periods = (config.data.accumulate - few.result.config.data.accumulate) // steady(config).period
-    return config.mesh.pp == 1 or had + (has - had) * periods > MOST_ENTRIES
+    does, unless states return from another memory."""
+    return config.mesh.pp == 1 and not config.offload.is_on
 
 
 def _long_step(config: RunConfig, few: Planned, more: Planned) -> dict[int, Spliced] | None:

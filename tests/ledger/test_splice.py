@@ -11,10 +11,9 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.events import Launch, Scope, Wait
 from zerosim.ledger.entries import Busy, Entry
+from zerosim.ledger.splice import spliced
 from zerosim.parallel.pipeline import SCHEDULES
-from zerosim.train import extend
 from zerosim.train.plan import plan
-from zerosim.train.splice import spliced
 
 H100 = cluster_of(find_hardware("h100"))
 SMALL: dict[str, Any] = dict(model="gpt", hidden=32, heads=4, seq=16, vocab=64, stage=1, accumulate=31)
@@ -65,11 +64,12 @@ def test_offloaded_states_leave_all_figures_of_all_micro_batches(fields: dict[st
         assert one.others.keys() == other.others.keys() != set()
 
 
-def test_a_step_too_long_for_the_clock_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = dict(pp=2, ranks=2, layers=2)
-    exact = seconds(fields, keep_events=True).seconds
-    monkeypatch.setattr(extend, "MOST_ENTRIES", 100)
-    assert seconds(fields, keep_events=False).seconds == pytest.approx(exact, rel=1e-9)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+def test_a_capacity_changes_no_digit_of_a_long_step(kind: str) -> None:
+    fields = SMALL | dict(pp=2, tp=2, ranks=4, layers=8, pipeline=kind, accumulate=10_000)
+    free, within = (plan(plan_config(**fields, capacity=size), cluster=H100) for size in (None, 2**34))
+    assert free.time == within.time
 
 
 def step(microbatches: int, last: str = "end") -> list[Entry]:

@@ -13,9 +13,9 @@ is cut wherever no phase continues, and each part is spliced by itself.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import NamedTuple
 
 from zerosim.device.events import Copy, CpuEvent, Launch, Wait
@@ -41,21 +41,58 @@ class Spliced:
     """The entries of a long step: those of a short one, `parts` of which come several times."""
 
     def __init__(self, entries: Sequence[Entry], likes: Sequence[Like], parts: Sequence[tuple[range, int]]) -> None:
-        self._entries, self._likes, self._parts = entries, likes, parts
+        self.entries, self.likes = entries, likes
+        pieces = list[tuple[range, int]]()
+        for places, times in parts:
+            if places and pieces and times == pieces[-1][1] == 1:
+                places = range(pieces.pop()[0].start, places.stop)
+            pieces += [(places, times)] if places else []
+        self.laps = [places for places, times in pieces for _ in range(times)]
 
     def __len__(self) -> int:
-        return sum(len(places) * times for places, times in self._parts)
+        return sum(map(len, self.laps))
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the entries, with their works and calls numbered anew."""
-        begun, calls, number = defaultdict[Hashable, list[int]](list), dict[Hashable, int](), 0
-        for place in chain.from_iterable(chain.from_iterable(repeat(*part)) for part in self._parts):
-            entry, (_, kind, ago, ahead) = self._entries[place], self._likes[place]
+        reading = Reading(self)
+        return chain.from_iterable(reading.lap() for _ in self.laps)
+
+
+class Reading:
+    """One pass through a step, lap by lap: what comes before a cycle, each of its repeats, and what comes then. Laps
+    may be left out: works and calls are numbered as they come. A step that is not spliced is one lap.
+
+    entries   what the laps repeat
+    laps      those to come, after the `current` one
+    """
+
+    def __init__(self, step: Entries) -> None:
+        if not isinstance(step, Spliced):
+            step = Spliced(list(step), (), [(range(len(step)), 1)])
+        self.entries, self._likes, self.laps = step.entries, step.likes, deque(step.laps)
+        self.current, self._number, self._calls = range(0), 0, dict[Hashable, int]()
+        most = defaultdict[Hashable, int](int)  # how many works ago a wait's work began, at most
+        for like in self._likes:
+            most[like.work] = max(most[like.work], like.ago)
+        self._begun = {kind: deque[int](maxlen=ago) for kind, ago in most.items()}
+
+    def lap(self) -> Iterator[Entry]:
+        """Return the next lap's entries, with their works and calls numbered anew."""
+        self.current = self.laps.popleft()
+        return self._numbered() if self._likes else iter(self.entries)
+
+    def pending(self) -> list[int]:
+        """Return the works for which a later entry may wait."""
+        return list(chain.from_iterable(self._begun.values()))
+
+    def _numbered(self) -> Iterator[Entry]:
+        begun, calls = self._begun, self._calls
+        for place in self.current:
+            entry, (_, kind, ago, ahead) = self.entries[place], self._likes[place]
             if isinstance(entry, Wait):
                 yield Wait(entry.scope, begun[kind][-ago], entry.by)
                 continue
             if isinstance(entry, (Launch, Copy, CpuEvent)) and entry.work is not None:
-                number += 1
+                self._number = number = self._number + 1
                 begun[kind].append(number)
                 if isinstance(entry, Launch):
                     count = calls.setdefault(kind, entry.sequence)
