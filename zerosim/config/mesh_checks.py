@@ -46,7 +46,7 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
         raise wrong(
             "tp",
             f" {tp} does not divide kv_heads {model.kv_heads}, and {columns.name} is one weight, of which no rows are "
-            f"copied: choose a divisor of {model.kv_heads}",
+            f"copied: choose {f'a divisor of {model.kv_heads}' if model.kv_heads > 1 else 'tp 1'}",
         )
     if model.vocab % tp and not parallel.pad_vocab:
         raise wrong(

@@ -1,0 +1,81 @@
+"""A tiny config.json of each family, as transformers writes it, with the numbers that a family has of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+VOCAB, HIDDEN, TOKENS = 256, 48, 24
+_SIZES: dict[str, Any] = dict(vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=3, max_position_embeddings=64)
+_IDS: dict[str, Any] = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+_HEADS: dict[str, Any] = _SIZES | _IDS | dict(num_attention_heads=4, num_key_value_heads=2, intermediate_size=80)
+_GPT2: dict[str, Any] = _IDS | dict(
+    vocab_size=VOCAB,
+    n_embd=HIDDEN,
+    n_layer=3,
+    n_head=4,
+    n_positions=64,
+    resid_pdrop=0.0,
+    attn_pdrop=0.0,
+    embd_pdrop=0.0,
+)
+_YARN: dict[str, Any] = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
+_LLAMA3: dict[str, Any] = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16,
+    rope_theta=500000.0,
+)  # fmt: skip
+_LONG: dict[str, Any] = dict(
+    rope_type="longrope", short_factor=[1.0 + i / 10 for i in range(6)], long_factor=[2.0 + i for i in range(6)],
+    rope_theta=10000.0,
+)  # fmt: skip
+
+CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {
+        "gpt2": _GPT2,
+        "llama": _HEADS,
+        "llama, biases": _HEADS | dict(attention_bias=True, mlp_bias=True, head_dim=20, tie_word_embeddings=True),
+        "llama, llama3": _HEADS | dict(rope_parameters=_LLAMA3),
+        "llama, linear": _HEADS | dict(rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=10000.0)),
+        "llama, dynamic": _HEADS | dict(rope_parameters=dict(rope_type="dynamic", factor=3.0, rope_theta=10000.0)),
+        "mistral": _HEADS | dict(sliding_window=8, head_dim=16),
+        "qwen2": _HEADS | dict(rope_parameters=_YARN),
+        "qwen3": _HEADS | dict(head_dim=20),
+        "gemma": _HEADS | dict(head_dim=16),
+        "gemma2": _HEADS | dict(
+            head_dim=16, query_pre_attn_scalar=20, sliding_window=8, attn_logit_softcapping=3.0,
+            final_logit_softcapping=2.0,
+        ),
+        "gemma3_text": _HEADS | dict(num_hidden_layers=7, head_dim=16, query_pre_attn_scalar=20, sliding_window=8),
+        "olmo2": _HEADS,
+        "granite": _HEADS | dict(
+            embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0
+        ),
+        "phi3": _HEADS | dict(rope_parameters=_LONG, original_max_position_embeddings=16, sliding_window=20),
+        "smollm3": _HEADS | dict(num_hidden_layers=5, no_rope_layer_interval=4),
+        "cohere": _HEADS | dict(logit_scale=0.2),
+        "cohere, norms": _HEADS | dict(use_qk_norm=True),
+        "starcoder2": _HEADS | dict(sliding_window=8),
+        "phi": _HEADS | dict(partial_rotary_factor=0.5),
+        "gptj": _GPT2 | dict(rotary_dim=6),
+        "gpt_neox": _SIZES | _IDS | dict(num_attention_heads=4, intermediate_size=96, rotary_pct=0.5),
+        "gpt_neox, one after the other": _SIZES | _IDS | dict(
+            num_attention_heads=4, intermediate_size=96, rotary_pct=0.5, use_parallel_residual=False
+        ),
+        "bloom": _IDS | dict(vocab_size=VOCAB, hidden_size=HIDDEN, n_layer=3, n_head=6),
+        "falcon": _SIZES | _IDS | dict(num_attention_heads=4),
+        "falcon, new": _SIZES | _IDS | dict(num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True),
+        "opt": _SIZES | _IDS | dict(num_attention_heads=4, ffn_dim=96, word_embed_proj_dim=HIDDEN, dropout=0.0),
+        "gpt_bigcode": _GPT2,
+    }
+)  # fmt: skip
+"""By model_type, and after a comma what is special."""
+
+
+def written(name: str, folder: Path) -> str:
+    """Write one of them to a folder, and return the file's path."""
+    values = {"model_type": name.partition(",")[0], **CONFIGS[name]}
+    (folder / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    return str(folder / "config.json")
