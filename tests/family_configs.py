@@ -53,6 +53,8 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "granite": _HEADS | dict(
             embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0
         ),
+        "seed_oss": _HEADS | dict(head_dim=16),
+        "glm4": _HEADS | dict(head_dim=16),
         "phi3": _HEADS | dict(rope_parameters=_LONG, original_max_position_embeddings=16, sliding_window=20),
         "smollm3": _HEADS | dict(num_hidden_layers=5, no_rope_layer_interval=4),
         "cohere": _HEADS | dict(logit_scale=0.2),

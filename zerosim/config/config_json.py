@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.config.huggingface.families import FAMILIES
 from zerosim.config.inputs import read_json
 from zerosim.config.model import ModelConfig
 
@@ -117,7 +118,6 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "granite": {"attention_multiplier": head**-0.5},
         "smollm3": {"no_rope_layers": [1] * layers, **full},
         "cohere": {"logit_scale": 1.0},
-        "phi": {"partial_rotary_factor": 1.0},
         "gptj": {"rotary_dim": head},
         "gpt_bigcode": {"multi_query": model.kv_heads == 1},
         "gpt_neox": {"rotary_pct": 1.0},
@@ -125,5 +125,12 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "opt": {"word_embed_proj_dim": model.hidden},
     }
     kind = "gpt2" if model.family == "gpt" else model.family
+    attention = model.decoder.block.attention
+    of_row = {
+        "attention_bias": attention.columns.bias,
+        "attention_out_bias": attention.rows.bias,
+        "partial_rotary_factor": model.numbers.rotary_part,
+    }
+    known = {key: value for key, value in of_row.items() if key in FAMILIES[kind].defaults}
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    return {"model_type": kind, **tokens, **of_family.get(model.family, {})}
+    return {"model_type": kind, **tokens, **known, **of_family.get(model.family, {})}

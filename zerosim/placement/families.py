@@ -112,6 +112,11 @@ PHI3 = _blocks(
         columns=Map("gate_up_proj", (Out("gate", "ffn", ("gate",)), Out("up", "ffn", ("up",))), part="fc1")
     ),
 )
+GLM4 = _blocks(
+    LLAMA,
+    attention=_ATTENTION._replace(after="post_self_attn_layernorm"),
+    mlp=PHI3.block.mlp._replace(after="post_mlp_layernorm"),
+)._replace(interleaved=True)
 SMOLLM3 = LLAMA._replace(tied=True)
 COHERE = _blocks(LLAMA, norm="layer without bias", parallel=True, mlp=_MLP._replace(before=_ATTENTION.before))._replace(
     interleaved=True, tied=True
@@ -250,6 +255,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "gemma3_text": GEMMA3,
         "olmo2": OLMO2,
         "granite": LLAMA,
+        "seed_oss": QWEN2,
+        "glm4": GLM4,
         "phi3": PHI3,
         "smollm3": SMOLLM3,
         "cohere": COHERE,

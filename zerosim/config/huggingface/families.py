@@ -173,6 +173,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "attention_multiplier": 1.0},
         (*_SILU, *_BIASES, read_rope, read_numbers),
     ),
+    "seed_oss": Family(
+        _COMMON,
+        {**_LLAMA, "head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "attention_out_bias": False},
+        (activation("hidden_act"), dropouts("attention_dropout", "residual_dropout"),
+         biases("attention_bias", "columns"), biases("attention_out_bias", "rows"), biases("mlp_bias", "mlp"),
+         read_rope),
+    ),
+    "glm4": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1.5625e-07, "head_dim": 128, "num_key_value_heads": 2, "attention_bias": True,
+         "partial_rotary_factor": 0.5},
+        (*_SILU, biases("attention_bias", "columns"), read_rope),
+    ),
     "phi3": Family(
         _COMMON,
         {**_LLAMA, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096,
