@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from family_configs import CONFIGS, written
 
+from zerosim.analysis.expect.closed_forms import parameters_of
 from zerosim.config import RunConfig
 from zerosim.config.numbers import NEUTRAL
 from zerosim.report.plan import formulas_agree
+from zerosim.tensor.tensor import cpu
+from zerosim.train.build import build_model
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -73,6 +76,12 @@ def test_stages_are_equal_to_the_bit(name: str, tmp_path: Path) -> None:
     weights = [run(RunConfig(**base | dict(stage=stage))).weights for stage in range(4)]
     for other in weights[1:]:
         assert all(np.array_equal(other[weight], values) for weight, values in weights[0].items())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_formula_has_as_many_parameters_as_are_declared(name: str, tmp_path: Path) -> None:
+    config = RunConfig(model=written(name, tmp_path), seq=16)
+    assert parameters_of(config) == build_model(config, cpu()).num_parameters
 
 
 def test_the_numbers_of_files_are_not_neutral(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Each declares its parameters in its context, under its family's names, and is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import add
 from types import MappingProxyType
@@ -97,6 +97,10 @@ class Attention:
         return self.policy.run(self.part, self.proj, y)
 
 
+ATTENTIONS: Mapping[str, Callable[[LayerContext, Branch], Layer]] = MappingProxyType({"heads": Attention})
+"""The layer of the attention branch, by the row's word."""
+
+
 class FeedForward:
     """A map into the feed-forward's width, a function, a map back."""
 
@@ -129,7 +133,7 @@ class DecoderBlock:
         self.is_parallel = row.parallel
         self.part = one.rows.part
         self.before_1 = norm(one.before, Role(0, "before", "layernorm"))
-        self.attention = Attention(here / one.name, one)
+        self.attention = ATTENTIONS[row.core](here / one.name, one)
         self.after_1 = [*norm(one.after, Role(0, "after", self.part)), *last("resid_1")]
         self.before_2 = [] if row.shares_norm else norm(two.before, Role(1, "before", "layernorm"))
         self.mlp = FeedForward(here / two.name if two.name else here, two)

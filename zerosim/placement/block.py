@@ -108,6 +108,7 @@ class Block(NamedTuple):
     parallel  the branches read the same x, and are added together. A second branch with the first one's norm reads its
               result
     dropout   attention's scores and both branches have dropout
+    core      the kind of attention: 'heads' of queries, keys and values
     """
 
     attention: Branch
@@ -117,6 +118,7 @@ class Block(NamedTuple):
     qk_norm: Literal["", "head", "all", "heads"] = ""
     parallel: bool = False
     dropout: bool = False
+    core: Literal["heads"] = "heads"
 
     @property
     def is_gated(self) -> bool:

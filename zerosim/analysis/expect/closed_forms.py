@@ -17,30 +17,32 @@ from zerosim.analysis.shares import cost_of, is_mesh, shares_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
+from zerosim.placement.families import DECODERS
 from zerosim.placement.mesh import MODEL
 
 
-def _psi(config: RunConfig) -> int:
+def parameters_of(config: RunConfig) -> int:
     """Return the parameters by the formula of the model's family."""
     model = config.model
     if model.family == "flat":
         assert model.params is not None  # its family fills it in
         return model.params
-    if model.family == "gpt":
-        sizes = model.layers, model.hidden, model.vocab, model.positions
-        return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
-    if model.family == "llama":
-        llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
-        return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
+    if model.has_blocks and model.decoder == DECODERS[model.family] and model.width("heads") == model.hidden:
+        if model.family == "gpt":
+            sizes = model.layers, model.hidden, model.vocab, model.positions
+            return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
+        if model.family == "llama":
+            llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
+            return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
     if model.has_blocks:
-        return _decoder_psi(model)
+        return _of_decoder(model)
     raise InputError(
         f"model {model.name}: no formula for its parameters; choose a model with blocks or flat, or count them with "
         "quantity"
     )
 
 
-def _decoder_psi(model: ModelConfig) -> int:
+def _of_decoder(model: ModelConfig) -> int:
     """Return the parameters of any decoder: which norms and biases it has is its row's, how many numbers each has the
     formula's."""
     row, block = model.decoder, model.decoder.block
@@ -73,7 +75,7 @@ def _decoder_psi(model: ModelConfig) -> int:
 )
 def model_states_bytes(asked: Asked) -> Fraction:
     c = asked.config
-    held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [_psi(c)]
+    held = [share.num_parameters for share in shares_of(asked.result)] if is_mesh(c) else [parameters_of(c)]
     if asked.pipeline_stage is not None:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
     subject = {"gradients_upcast": "upcast", "after_step": "between"}.get(asked.at, "states")
@@ -85,7 +87,7 @@ def model_states_bytes(asked: Asked) -> Fraction:
 
 @quantity("volume", "2Ψ, 2Ψ, 2Ψ, 3Ψ with accumulation and recipe")
 def sent_over_psi(asked: Asked) -> Fraction:
-    result, psi, share = asked.result, _psi(asked.config), ring_share(asked.config)
+    result, psi, share = asked.result, parameters_of(asked.config), ring_share(asked.config)
     held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1, "q": 1}
     return zero_volume(asked.config).total.at(held) / share / psi
 
@@ -139,7 +141,7 @@ def bubble(asked: Asked) -> Fraction:
 
 @quantity("count", "by the family's formula")
 def parameters(asked: Asked) -> int:
-    return _psi(asked.config)
+    return parameters_of(asked.config)
 
 
 @quantity("count", "memory x mp / bytes per parameter", needs=("memory",), takes=("mp",))
@@ -229,7 +231,7 @@ def _infinity(asked: Asked, form: formulas.Form) -> Fraction:
 def infinity_states(asked: Asked) -> Fraction:
     """Return 20 bytes of each parameter; of a flat model, of its given number of parameters."""
     if asked.config.model.family == "flat":
-        return formulas.infinity_states().at({"l": Fraction(_psi(asked.config), 12), "h": 1})
+        return formulas.infinity_states().at({"l": Fraction(parameters_of(asked.config), 12), "h": 1})
     return _infinity(asked, formulas.infinity_states())
 
 
@@ -252,7 +254,7 @@ def infinity_activations(asked: Asked) -> Fraction:
 def calculator(asked: Asked) -> Fraction | None:
     c = asked.config
     (known,) = (each for each in formulas.calculators() if each.name == asked.calculator)
-    return known.model_states(c.parallel.zero_stage, _psi(c), c.mesh.shards)
+    return known.model_states(c.parallel.zero_stage, parameters_of(c), c.mesh.shards)
 
 
 FORMULAS = table(
