@@ -155,7 +155,7 @@ def of_family(case: int, folder: Path) -> dict[str, Any]:
         values, sizes = _config_json(rng)
         Path(path).write_text(json.dumps(values), encoding="utf-8")
         with contextlib.suppress(InputError):
-            RunConfig(model=path, seq=1, **sizes)
+            plan(RunConfig(model=path, seq=1, **sizes))
             return {"model": path, **sizes}
 
 
