@@ -19,17 +19,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from random_configs import drawn, words_of
 
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
+from zerosim.config.huggingface.families import FAMILIES
+from zerosim.config.huggingface.rope import REQUIRED, read_rope
+from zerosim.config.huggingface.rows import BETWEEN, NUMBERS
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.events import Event, Launch, Message
-from zerosim.errors import LossScaleExhausted, NonFiniteGradient
+from zerosim.errors import InputError, LossScaleExhausted, NonFiniteGradient
 from zerosim.placement.families import DECODERS
 from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
@@ -141,10 +145,62 @@ def ended(words: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def of_family(case: int) -> dict[str, Any]:
-    """Return a family for a case, in place of the model that is drawn for it."""
+def of_family(case: int, folder: Path) -> dict[str, Any]:
+    """Return a family for a case, or a config.json in `folder`, in place of the model that is drawn for it."""
     rng = random.Random(f"family {case}")
-    return dict(model=rng.choice(list(DECODERS)), head_dim=rng.choice((2, 2, 4)))
+    if case % 2:
+        return dict(model=rng.choice(list(DECODERS)), head_dim=rng.choice((2, 2, 4)))
+    path = str(folder / "config.json")
+    while True:
+        values, sizes = _config_json(rng)
+        Path(path).write_text(json.dumps(values), encoding="utf-8")
+        with contextlib.suppress(InputError):
+            plan(RunConfig(model=path, seq=1, **sizes))
+            return {"model": path, **sizes}
+
+
+def _config_json(rng: random.Random) -> tuple[dict[str, Any], dict[str, int]]:
+    """Draw a config.json of any family with a value for most keys that its rules know, and return the sizes that a run
+    has of it."""
+    kind = rng.choice(list(FAMILIES))
+    family, known = FAMILIES[kind], FAMILIES[kind].defaults
+    heads, layers, head_dim = rng.choice((1, 2, 4)), rng.choice((1, 2, 3, 4)), rng.choice((2, 4, 4))
+    sizes = {"layers": layers, "hidden": heads * head_dim, "heads": heads, "kv_heads": rng.choice((1, heads)),
+             "head_dim": head_dim, "ffn": rng.choice((2, 6)), "positions": 16, "vocab": 256}  # fmt: skip
+    values = {"model_type": kind} | {
+        names[0]: sizes[size] for size, names in family.names.items() if names and size in sizes
+    }
+    for key, value in known.items():
+        if isinstance(value, bool) and rng.random() < 0.3:
+            values[key] = not value
+        elif key in NUMBERS and rng.random() < 0.7:
+            values[key] = rng.choice((0.5, 2.0, 3.0))
+        elif key in ("hidden_act", "hidden_activation", "activation_function", "activation"):
+            values[key] = rng.choice(list({**BETWEEN[False], **BETWEEN[True]}))
+        elif key.startswith("sliding_window") and key != "sliding_window":
+            values[key] = rng.choice((1, 2, 3))
+    values |= {key: rng.choice(choices) for key, choices in _OF_FILES.items() if key in known}
+    if read_rope in family.rules and rng.random() < 0.6:
+        pairs = head_dim // 2
+        many = {"short_factor": [1.5] * pairs, "long_factor": [4.0] * pairs}
+        scaling = {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **many}
+        rope = rng.choice(list(REQUIRED))
+        values["rope_scaling"] = {"rope_type": rope} | {key: scaling.get(key, 4) for key in REQUIRED[rope]}
+    return values, {size: sizes[size] for size in ("layers", "hidden", "heads", "head_dim", "ffn")}
+
+
+_OF_FILES: Mapping[str, Sequence[Any]] = {
+    "sliding_window": (None, 1, 2, 3),
+    "max_window_layers": (0, 1),
+    "no_rope_layer_interval": (1, 2, 3),
+    "partial_rotary_factor": (1.0, 0.5),
+    "rotary_pct": (1.0, 0.5),
+    "rotary_dim": (2, 4),
+    "rope_local_base_freq": (100.0,),
+    "use_sliding_window": (True, False),
+    "original_max_position_embeddings": (4, 16),
+}
+"""Values of keys that config.json files have."""
 
 
 def check_case(case: int, **fixed: Any) -> tuple[RunConfig, str]:
@@ -165,7 +221,8 @@ def run_cases(count: int, first: int, families: bool) -> int:
     for case in range(first, first + count):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
-            config, how = check_case(case, **(of_family(case) if families else {}))
+            with tempfile.TemporaryDirectory() as folder:
+                config, how = check_case(case, **(of_family(case, Path(folder)) if families else {}))
             seen.update([how, *config.given])
         except Exception as error:
             num_failed += 1

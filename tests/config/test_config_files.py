@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from config_files import FILES, file, model
 
 from zerosim.config import RunConfig
 from zerosim.config.huggingface.read import model_of, read_config_json
+from zerosim.config.model import ModelConfig
 from zerosim.config.numbers import NEUTRAL, UNSCALED, Numbers, Scaling
 from zerosim.placement.families import DECODERS
 
@@ -83,6 +86,13 @@ def test_keys_that_change_a_row() -> None:
     assert model("starcoder-15.5b", multi_query=False).sizes["kv_heads"] == 48
     assert model("gpt2", scale_attn_weights=False).numbers.query_scale == 1.0
     assert model("gpt2", attn_pdrop=0.0).sizes["dropout"] == 0.0
+
+
+@pytest.mark.parametrize(("heads", "rotated"), [(16, 64), (93, 30), (91, 26)])
+def test_a_head_has_as_many_rotated_columns_as_its_file_says(tmp_path: Path, heads: int, rotated: int) -> None:
+    values = file("gpt-j-6b", n_embd=4096 // heads * heads, n_head=heads, rotary_dim=rotated)
+    (path := tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    assert ModelConfig(name=str(path)).rotated == rotated
 
 
 def test_blocks_that_differ() -> None:

@@ -260,3 +260,5 @@ def test_scalings_of_rotary_positions_are_refused_by_name() -> None:
     ):
         with pytest.raises(InputError, match=what):
             found(kind, **given)
+    with pytest.raises(InputError, match="dynamic: a head has one pair of rotated columns"):
+        inverse_frequencies("dynamic", {"factor": 2}, 1e4, 2, 4096, 64)

@@ -184,6 +184,14 @@ def test_weights_of_another_family_are_told(family: str, other: str, said: str, 
         read_released(write(tmp_path / SINGLE, stored), *shapes_of(family))
 
 
+def test_a_known_name_that_hides_a_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shapes, _, stored = files_of("llama")
+    monkeypatch.chdir(tmp_path)
+    Path("llama").mkdir()
+    with pytest.raises(InputError, match=r"; --model llama is zerosim's own, the folder is --model \./llama$"):
+        read_released(write(tmp_path / SINGLE, without(NORM)(stored)), model, shapes)
+
+
 # -- on demand -------------------------------------------------------------------------------------------
 def test_weights_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     model, shapes, weights, _ = files_of("llama")

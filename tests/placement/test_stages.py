@@ -54,6 +54,18 @@ def test_a_chunk_may_be_empty_but_no_stage() -> None:
         cut_layers(4, lie, given=[0, 2, 0, 0, 2, 0], has_ends=False)
 
 
+@pytest.mark.parametrize("has_ends", [True, False])
+@pytest.mark.parametrize(
+    "lie", [Chunks(2, 2, True), Chunks(3, 2, True), Chunks(2, 3), Chunks(3, 2), Chunks(4)], ids=str
+)
+def test_what_is_advised_in_place_of_equal_chunks_is_a_cut(lie: Chunks, has_ends: bool) -> None:
+    for layers in range(lie.stages + (-1 if has_ends else 1), 4 * lie.last):
+        with pytest.raises(InputError) as caught:
+            cut_layers(layers, lie, given=[layers + 1], has_ends=has_ends)
+        advised = [int(number) for number in str(caught.value).rpartition("such as ")[2].split(",")]
+        assert cut_layers(layers, lie, given=advised, has_ends=has_ends) == advised
+
+
 def test_the_first_chunk_takes_what_stands_before_all_layers_and_the_last_what_follows() -> None:
     names = ["wte", "wpe", "h.0", "h.1", "h.2", "ln_f", "lm_head"]
     assert cut_units(names, [1, 2], is_block) == [range(3), range(3, 7)]

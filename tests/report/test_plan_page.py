@@ -136,6 +136,11 @@ MEET: list[dict[str, Any]] = [
     dict(stage=3, gather="module", recompute="selective:layernorm", freeze="*,!c_fc", accumulate=2),
     dict(stage=1, tp=2, sequence_parallel=True, loss="chunked", freeze="wte"),
     dict(stage=1, saves="megatron", dropout=0.1, lora_rank=2),
+    dict(stage=1, tp=2, recompute="selective:op", lora_rank=2, lora_target="down"),
+    dict(stage=1, tp=2, recompute="selective:attn_proj", freeze="*,!mlp", sequence_parallel=True),
+    dict(stage=1, tp=2, recompute="selective:op", model="phi"),
+    dict(stage=1, tp=2, recompute="selective:attn_proj", model="gpt_neox", sequence_parallel=True),
+    dict(stage=1, tp=2, recompute="selective:mlp", model="cohere", sequence_parallel=True, lora_rank=2),
 ]
 """Options that change one another's counts."""
 

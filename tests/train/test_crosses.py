@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from crosses import check_case, of_family
 from random_configs import CHOICES, NOT_DRAWN, SIZES
@@ -18,8 +20,8 @@ def test_a_run_its_plan_and_the_plan_of_every_block_and_rank_leave_the_same_reco
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("case", range(20))
-def test_so_do_models_of_other_families(case: int) -> None:
-    check_case(case, **of_family(case))
+def test_so_do_models_of_other_families(case: int, tmp_path: Path) -> None:
+    check_case(case, **of_family(case, tmp_path))
 
 
 def test_every_option_is_drawn_or_named() -> None:

@@ -216,18 +216,19 @@ def _tensor(config: RunConfig, passes: int) -> Forms:
     if config.mesh.tp == 1:
         return
     times, parallel, again = all_reduce_times(config, config.mesh.tp), config.parallel, config.memory.recompute
+    frozen, side_by_side = config.tuning.is_on, config.model.has_blocks and config.model.decoder.block.parallel
     if not config.model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
     elif parallel.sequence_parallel:
         by_operation = formulas.sequence_parallel(
-            again, all_reduce=times, keep_gathered=parallel.keep_gathered, frozen=config.tuning.is_on
+            again, all_reduce=times, keep_gathered=parallel.keep_gathered, frozen=frozen, side_by_side=side_by_side
         )
     else:
-        by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=config.tuning.is_on)
+        by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=frozen, side_by_side=side_by_side)
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
     if config.model.has_blocks and config.model.decoder.block.qk_norm == "all":
-        sums = formulas.head_norm_sums(all_reduce=times, frozen=config.tuning.is_on)
+        sums = formulas.head_norm_sums(all_reduce=times, frozen=frozen)
         yield Key("exchanged", "all_reduce", "tp"), sums
     if config.partitions_inputs:
         yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()

@@ -228,7 +228,7 @@ def _of_frozen(
         "B": again,
         "VD": table,
         "P_t": sum(numels[name] for name in persistent if layout.is_trained(name)),
-        **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k", "j")},
+        **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k_f", "k_g", "j")},
     }
 
 

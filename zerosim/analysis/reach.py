@@ -30,7 +30,8 @@ class Reach(NamedTuple):
     y: int
     z: int
     y_q: int
-    k: int
+    k_f: int
+    k_g: int
     j: int
 
 
@@ -43,7 +44,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
     if placed.tied_numel:
         order.append(order[0])  # the head is the table's second use
     lowest = next((at for at, unit in enumerate(order) if unit in trained), len(order))
-    backs, x, y, z, y_q, k, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0, 0
+    backs, x, y, z, y_q, k_f, k_g, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0, 0, 0
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
         backs.append(tuple((unit, at > lowest) for at, unit in enumerate(units, first) if at >= lowest))
@@ -55,12 +56,14 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 continue
             if is_block(unit):
                 more = _in_block(config.model.decoder.block, _trained_in(placed, unit), sends_back=at > lowest)
-                x, y, z, y_q, k = x + more[0], y + more[1], z + more[2], y_q + more[3], k + 1
+                x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
+                again = run_again(placed, unit, sends_back=at > lowest)
+                k_f, k_g = k_f + ((1, "columns") in again), k_g + ((0, "rows") in again)
             elif at == len(order) - 1:
                 x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
-    return Reach(backs, x, y, z, y_q, k, j)
+    return Reach(backs, x, y, z, y_q, k_f, k_g, j)
 
 
 def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:

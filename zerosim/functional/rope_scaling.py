@@ -39,6 +39,8 @@ def inverse_frequencies(
     if kind == "linear":
         return [_single(one / given.number("factor")) for one in _plain(base, columns)], 1.0
     if kind == "dynamic":
+        if columns == 2:
+            raise InputError("rope scaling dynamic: a head has one pair of rotated columns, expected more")
         factor, longest = given.number("factor"), max(seq, positions)
         grown = base * (factor * longest / positions - (factor - 1)) ** (columns / (columns - 2))
         return _plain(grown, columns), 1.0

@@ -6,6 +6,7 @@ here, and one after the other for each head (GPT-NeoX, BLOOM) or each group of h
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
@@ -44,6 +45,13 @@ class OnDemand(Mapping[str, Any]):
         return len(self._makers)
 
 
+def _folder(model: ModelConfig) -> str:
+    """Return a hint where a known name hides a folder."""
+    if model.is_of_file or not os.path.isdir(model.name):
+        return ""
+    return f"; --model {model.name} is zerosim's own, the folder is --model {os.path.join('.', model.name)}"
+
+
 def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Callable[[], Any]]:
     """Return by zerosim's names how to read each weight of a file or a folder, for the model with those `shapes`.
 
@@ -62,8 +70,11 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     try:
         check_names(given, wanted, whose)
     except InputError as error:
-        raise InputError(f"{error}{_looks_like(model, found)}") from None
-    check_shapes({name: one.shape for name, one in given.items()}, wanted, whose)
+        raise InputError(f"{error}{_looks_like(model, found)}{_folder(model)}") from None
+    try:
+        check_shapes({name: one.shape for name, one in given.items()}, wanted, whose)
+    except InputError as error:
+        raise InputError(f"{error}{_folder(model)}") from None
     for one in given.values():
         one.check_float()
     grouped = grouped_names(model)

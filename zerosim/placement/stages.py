@@ -82,7 +82,9 @@ def cut_layers(
     """
     chunks, ends = lie.last + 1, (0, lie.last)
     high, more = divmod(layers, chunks)
-    first = range(chunks) if high else (*ends, *range(1, lie.last))  # which get one of the remaining layers
+    needy = [lie.of_stage(stage)[0] for stage in range(lie.stages) if not {*ends} & {*lie.of_stage(stage)}]
+    first = [*needy, *ends] if has_ends else [*ends, *needy]  # which get one of the remaining layers
+    first = list(range(chunks)) if high else [*first, *(number for number in range(chunks) if number not in first)]
     nearest = ",".join(str(high + (number in first[:more])) for number in range(chunks))
     if given is not None:
         shown = f" {','.join(map(str, given))}"

@@ -45,7 +45,8 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "y": Letter("row-parallel maps in backward's path", ""),
         "z": Letter("column-parallel maps whose input is gathered again for weights' gradients", ""),
         "y_q": Letter("blocks whose queries and keys are in backward's path", "blocks"),
-        "k": Letter("blocks in backward's path", "blocks"),
+        "k_f": Letter("blocks whose feed-forward backward runs again", "blocks"),
+        "k_g": Letter("blocks whose last map of attention backward runs again", "blocks"),
         "j": Letter("chunks that send their input's gradient back", ""),
         "Z": Letter("bytes of a step's encoded gradients on all ranks together", "bytes"),
         "Y": Letter("bytes that a compression keeps for later steps: residuals, errors, Q", "bytes"),
@@ -71,5 +72,5 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "c": Letter("bytes of a number in which sums are computed", "bytes"),
     }
 )
-COUNTS = ("l", "r", "x", "y", "z", "y_q", "k", "j", "m", "v", "first", "last", "start", "end")
+COUNTS = ("l", "r", "x", "y", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first", "last", "start", "end")
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

@@ -13,7 +13,7 @@ for the others. Per microbatch:
                           4 reduce-scatters; 6                1        1
       inputs kept whole   4 all-gathers; 6                    1        1            3 all-reduces
     recompute, Pa         1 all-gather more (1910.02054, 8)
-    parts that run again  g once for attn_proj and op, f once for the mlp
+    parts that run again  g once for attn_proj and op, unless branches are side by side; f once for the mlp
     pipeline              bsh for each microbatch, border and direction; bsh/t under sequence parallelism
 """
 
@@ -27,8 +27,8 @@ from zerosim.analysis.formulas.states import N
 
 _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
-_x, _y, _z, _k, _j = symbols("x y z k j")
-(_y_q,) = symbols("y_q")
+_x, _y, _z, _j = symbols("x y z j")
+_y_q, _k_f, _k_g = symbols("y_q k_f k_g")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
@@ -44,36 +44,46 @@ class RecomputedBoundaries(NamedTuple):
     g: Form
 
 
-def recomputed_boundaries(recompute: str, *, frozen: bool = False) -> RecomputedBoundaries:
+def recomputed_boundaries(recompute: str, *, frozen: bool = False, side_by_side: bool = False) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`."""
+    `selective`. Nothing reads the sum after attention again where both branches stand `side_by_side`."""
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries(2 * _r, 2 * _r)
-    parts, blocks = parts_again(recompute), _k if frozen else _l
-    return RecomputedBoundaries(parts.count("mlp") * blocks, (parts.count("attn_proj") + parts.count("op")) * blocks)
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
+    g = Form() if side_by_side else g
+    return RecomputedBoundaries(parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g)
 
 
-def tensor_parallel(recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False) -> dict[str, Form]:
+def tensor_parallel(
+    recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False, side_by_side: bool = False
+) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
     `frozen`, f reduces only for maps whose input's gradient is wanted.
     """
-    calls = 4 * _l + recomputed_boundaries(recompute).g + _first + _last
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side)
+    calls = 4 * _l + again.g + _first + _last
     if frozen:
-        calls = 2 * _l + recomputed_boundaries(recompute, frozen=True).g + _first + _x
+        calls = 2 * _l + again.g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
 
 
 def sequence_parallel(
-    recompute: str = "none", *, all_reduce: int = 2, keep_gathered: bool = False, frozen: bool = False
+    recompute: str = "none",
+    *,
+    all_reduce: int = 2,
+    keep_gathered: bool = False,
+    frozen: bool = False,
+    side_by_side: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
     block and 1 in the head.
     """
-    twice, again = 0 if keep_gathered else 1, recomputed_boundaries(recompute, frozen=frozen)
+    twice = 0 if keep_gathered else 1
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side)
     each = ring(_t) * _w * _m * _bsh
     gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice) * _last
     scatters = 4 * _l + again.g + _first + _last

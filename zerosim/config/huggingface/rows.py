@@ -5,6 +5,7 @@ Source: modeling_*.py of huggingface/transformers 5.24.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -128,7 +129,8 @@ def rotary_columns(keys: Keys, draft: Draft) -> Draft:
     columns, head_dim = keys.whole("rotary_dim"), draft.size("head_dim")
     if columns > head_dim:
         raise keys.fail(f"rotary_dim {columns}: more than the {head_dim} columns of a head")
-    return draft.numbered(rotary_part=columns / head_dim)
+    part = columns / head_dim
+    return draft.numbered(rotary_part=part if int(head_dim * part) == columns else math.nextafter(part, 1.0))
 
 
 def shared_by_all(keys: Keys, draft: Draft) -> Draft:
