@@ -26,12 +26,6 @@ def _psi(config: RunConfig) -> int:
     if model.family == "flat":
         assert model.params is not None  # its family fills it in
         return model.params
-    if model.family == "gpt":
-        sizes = model.layers, model.hidden, model.vocab, model.positions
-        return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
-    if model.family == "llama":
-        llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
-        return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
     if model.has_blocks:
         return _decoder_psi(model)
     raise InputError(
@@ -59,7 +53,7 @@ def _decoder_psi(model: ModelConfig) -> int:
         norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
         norm_params=2 if block.norm == "layer" else 1,
         between=between[block.qk_norm],
-        positions=row.first_position + model.positions if row.positions == "learned" else 0,
+        positions=row.first_position + model.positions if model.has_position_table else 0,
         around=1 + bool(row.table_norm),
         head_bias=row.head_bias,
         tied=model.tie_embeddings,
