@@ -71,7 +71,7 @@ def _other_premises(config: RunConfig, recompute: str) -> list[str]:
     if config.tuning.is_on:
         found.append("frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else ""))
     if config.model.family != "gpt":
-        found.append(f"the paper's block is a GPT's, not that of a {config.model.family}")
+        found.append(f"the paper's block is a GPT's, not {config.model.family}'s")
     elif config.model.ffn != 4 * config.model.hidden:
         found.append(f"the feed-forward is {config.model.ffn} wide, not 4h = {4 * config.model.hidden}")
     has_scores = keeps_scores(recompute)
