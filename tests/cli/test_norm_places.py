@@ -118,6 +118,19 @@ def test_no_words_call_its_block_a_gpts(family: str, tmp_path: Path, capsys: pyt
     assert "Formulas and counts agree." in planned
 
 
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("qwen3", "statistics of q 128 4asb head_norm statistics of k 64 2asb"),  # of 2 heads, and of 1
+        ("olmo2", "statistics of q 64 4sb head_norm statistics of k 64 4sb"),
+    ],
+)
+def test_statistics_of_norms_of_heads_have_their_unit(
+    family: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in shown(capsys, "plan", "--model", small(family, tmp_path), *RUN, "--all")
+
+
 @each_family
 def test_stages_are_compared_and_drawn(family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--model", small(family, tmp_path), *RUN]
