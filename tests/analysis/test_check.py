@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_files import file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -284,6 +285,24 @@ def test_a_wrong_figure_ends_with_1_and_names_all_of_it(tmp_path: Path, capsys: 
         expected = f"{path}: stage=3: printed 4.1 KB, counted 4 KB, difference -0.1 KB (exact gives 4)"
         assert expected in said.splitlines()[-3]
         assert "1 does not agree." in said
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_parameters_by_formula_know_the_columns_of_a_head(family: str, tmp_path: Path) -> None:
+    run = f'model = "{family}"\nlayers = 2\nhidden = 64\nheads = 4\nhead_dim = 32\nranks = 1\n'
+    psi = {"gpt": "153,728", "llama": "155,968"}[family]
+    expect = f'source = "s"\nquantity = "parameters"\nformula = "parameters"\nrounding = "exact"\nprinted = ["{psi}"]\n'
+    assert main(["check", scenario(tmp_path, expect, run, "")]) == 0
+
+
+def test_parameters_by_formula_know_a_files_biases(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    values = file("llama2-7b", **sizes, num_key_value_heads=2, vocab_size=300, attention_bias=True, mlp_bias=True)
+    (tmp_path / "config.json").write_text(json.dumps(values), "utf-8")
+    expect = (
+        'source = "s"\nquantity = "parameters"\nformula = "parameters"\nrounding = "exact"\nprinted = ["101,056"]\n'
+    )
+    assert main(["check", scenario(tmp_path, expect, f'model = "{tmp_path.as_posix()}"\nranks = 1\n', "")]) == 0
 
 
 def test_what_was_measured_is_a_count_and_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

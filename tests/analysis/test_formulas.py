@@ -17,9 +17,8 @@ from zerosim.analysis.formulas import (
     block_parts,
     bytes_per_parameter,
     bytes_per_parameter_at,
-    gpt2_parameters,
+    decoder_parameters,
     largest_model,
-    llama_parameters,
     megatron_parameters,
     model_states,
     optimizer_step_states,
@@ -358,6 +357,43 @@ def test_the_zero_papers_estimate() -> None:
 
 
 # -- parameters ------------------------------------------------------------------------
+def gpt2_parameters(
+    layers: int, hidden: int, vocab: int, positions: int, *, ffn: int | None = None, tied: bool = True
+) -> int:
+    return decoder_parameters(
+        layers,
+        hidden,
+        4 * hidden if ffn is None else ffn,
+        vocab,
+        queries=hidden,
+        keys=hidden,
+        gated=False,
+        biases=(True, True, True, True),
+        norms=2,
+        norm_params=2,
+        positions=positions,
+        tied=tied,
+    )
+
+
+def llama_parameters(
+    layers: int, hidden: int, ffn: int, vocab: int, heads: int, kv_heads: int | None = None, *, tied: bool = False
+) -> int:
+    return decoder_parameters(
+        layers,
+        hidden,
+        ffn,
+        vocab,
+        queries=hidden,
+        keys=hidden * (kv_heads or heads) // heads,
+        gated=True,
+        biases=(False, False, False, False),
+        norms=2,
+        norm_params=1,
+        tied=tied,
+    )
+
+
 def test_gpt2_sizes() -> None:
     """What the released checkpoints hold: 124,439,808 to 1,557,611,200."""
     sizes = [(12, 768), (24, 1024), (36, 1280), (48, 1600)]

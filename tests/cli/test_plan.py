@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_files import file
 from processes import finished
 
 from zerosim.analysis.compare import check_states
@@ -189,6 +190,15 @@ def test_fit_finds_an_edge(what: str, capsys: pytest.CaptureFixture[str]) -> Non
     if beyond is not None:
         assert abs(beyond["value"] - best["value"]) == 1
         assert beyond["peak_bytes"] > 6 * 10**9
+
+
+def test_fit_lengthens_every_table_of_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32}
+    values = file("opt-30b", **sizes, num_attention_heads=2, vocab_size=256, max_position_embeddings=8)
+    (tmp_path / "config.json").write_text(json.dumps(values), "utf-8")
+    found = run_json(capsys, "fit", "--model", str(tmp_path), "--ranks", "1", "--limit", "500KB", "--find", "seq")
+    assert found["best"]["value"] > 8
+    assert found["beyond"]["value"] == found["best"]["value"] + 1
 
 
 def _flags(what: str, value: int) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from config_files import NORM_PLACES, small
 
 from .mpirun import ENVIRONMENT, ROOT, finished, needs_mpi, run, start_mixed
 
@@ -109,6 +110,18 @@ def test_replicas_leave_what_threads_leave(processes: int, per_process: int, tmp
 
 def test_runs_that_train_or_send_a_part_leave_what_threads_leave(tmp_path: Path) -> None:
     for fields, found in zip(PARTS, compared(2, 1, PARTS, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+@pytest.mark.slow
+def test_each_place_of_norms_leaves_what_threads_leave(tmp_path: Path) -> None:
+    """Of published files, with their windows and caps: sharded, and with heads divided."""
+    runs = []
+    for family in NORM_PLACES:
+        (tmp_path / family).mkdir()
+        model = dict(model=small(family, tmp_path / family), hidden=16, precision="bf16")
+        runs += [dict(model, stage=3, clip_norm=0.1), dict(model, stage=0, tp=2, kv_heads=2, seq=6)]
+    for fields, found in zip(runs, compared(2, 1, runs, tmp_path), strict=True):
         assert found["differences"] == [], fields
 
 

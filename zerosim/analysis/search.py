@@ -233,7 +233,7 @@ def _highest(field: str) -> int:
 
 def with_value(config: RunConfig, field: str, value: int) -> Candidate:
     """Return the configuration with another value of the searched field."""
-    if field == "seq" and config.model.family == "gpt":  # the position table grows with the rows
+    if field == "seq" and config.model.has_position_table:  # the position table grows with the rows
         return candidate(config, seq=value, positions=max(value, config.model.positions))
     return candidate(config, **{field: value})
 

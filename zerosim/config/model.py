@@ -33,7 +33,9 @@ class ModelConfig(Part):
     heads: int = option(
         None, "attention heads; their number divides the width", low=1, high=10**7, metavar="H", shown=OF_MODEL
     )
-    kv_heads: int = option(None, "llama: key-value heads", low=1, high=10**7, metavar="KV", shown=OF_MODEL)
+    kv_heads: int = option(
+        None, "heads of keys and values, each for several of queries", low=1, high=10**7, metavar="KV", shown=OF_MODEL
+    )
     head_dim: int = option(
         None, "columns of an attention head", low=1, high=10**5, metavar="E", shown="the model's; else D / H"
     )
@@ -41,12 +43,14 @@ class ModelConfig(Part):
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
     )
-    positions: int = option(None, "gpt: rows of the position table", low=1, high=10**8, metavar="T", shown=OF_MODEL)
+    positions: int = option(
+        None, "rows of a table of learned positions", low=1, high=10**8, metavar="T", shown=OF_MODEL
+    )
     vocab: int = option(None, "vocabulary size; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
     tie_embeddings: bool = option(None, "the head shares the token table", shown=OF_MODEL)
     dropout: float = option(None, "probability of dropping an activation", below=1, metavar="P", shown=OF_MODEL)
     norm_eps: float = option(None, "number added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL)
-    rope_base: float = option(None, "llama: base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
+    rope_base: float = option(None, "base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
     params: int | None = option(
         None,
         "flat: number of parameters, such as 7.5B",
@@ -122,7 +126,7 @@ class ModelConfig(Part):
             raise wrong("kv_heads", f" {self.kv_heads}: a {family} has as many as heads, {heads}; choose model llama")
         if row.positions == "rotary" and self.rotated % 2:
             raise wrong("heads", f" {heads}: {self.rotated} columns a head cannot be rotated in pairs")
-        if row.positions == "learned" and self.seq > self.positions:
+        if self.has_position_table and self.seq > self.positions:
             raise wrong(
                 "seq",
                 f" {self.seq} is longer than the model's {self.positions} positions: "
@@ -144,6 +148,11 @@ class ModelConfig(Part):
         """Its row: maps, norms and their names."""
         assert self._decoder is not None, f"model {self.family} has no blocks"
         return self._decoder
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether positions are learned: rows may be no longer than their table."""
+        return self.has_blocks and self.decoder.positions == "learned"
 
     @property
     def embed_scale(self) -> float:

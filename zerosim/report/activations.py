@@ -71,7 +71,7 @@ def _other_premises(config: RunConfig, recompute: str) -> list[str]:
     if config.tuning.is_on:
         found.append("frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else ""))
     if config.model.family != "gpt":
-        found.append(f"the paper's block is a GPT's, not that of a {config.model.family}")
+        found.append(f"the paper's block is a GPT's, not {config.model.family}'s")
     elif config.model.ffn != 4 * config.model.hidden:
         found.append(f"the feed-forward is {config.model.ffn} wide, not 4h = {4 * config.model.hidden}")
     has_scores = keeps_scores(recompute)
@@ -155,15 +155,17 @@ def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
     tokens, heads = config.model.seq * config.data.micro_batch, config.model.heads
     size = {"sbh": tokens * config.model.hidden, "as²b": heads * config.model.seq * tokens, "asb": heads * tokens}
     size["sb"] = tokens
-    held = {unit: sum(row.nbytes for row in rows if _unit_of(row) == unit) for unit in size}
+    held = {unit: sum(row.nbytes for row in rows if _unit_of(config, row) == unit) for unit in size}
     factors = {unit: Fraction(nbytes, size[unit]) for unit, nbytes in held.items() if nbytes}
     if any(100 % factor.denominator for factor in factors.values()):
         return ""
     return " + ".join(f"{'' if factor == 1 else f'{float(factor):g}'}{unit}" for unit, factor in factors.items())
 
 
-def _unit_of(row: SavedRow) -> str:
+def _unit_of(config: RunConfig, row: SavedRow) -> str:
     """Return the unit of which a saved tensor is a multiple."""
+    if row.op == "head_norm" and row.what != "q, k, v":  # statistics: of each head, or of all heads at once
+        return "sb" if config.model.decoder.block.qk_norm == "all" else "asb"
     unit = "as²b" if (row.op, row.what) == ("attention", "mask") else "sbh"
     return _UNITS.get(row.what, unit)
 

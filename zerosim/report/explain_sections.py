@@ -308,7 +308,9 @@ def _blocks(asked: Asked) -> Section | None:
     parallel, held = config.parallel, asked.held
     in_h = {"f": 4 * symbol("h")} if held["f"] == 4 * held["h"] else {}
     form = form.where({**in_h, **({"t": 1} if held["t"] == 1 else {})})
-    kept = Term("a block keeps", str(form), form.numbers(held), form.at(held), is_sum=True)
+    is_gpt = config.model.family == "gpt" or config.memory.again.every == 1  # every block keeps its input
+    name = "a block keeps" if is_gpt else "a GPT's block keeps"
+    kept = Term(name, str(form), form.numbers(held), form.at(held), is_sum=True)
     terms = []
     if held["t"] == 1 and config.memory.recompute == "none":
         parts = formulas.block_parts(fp32_softmax=config.memory.fp32_softmax)
@@ -327,8 +329,9 @@ def _blocks(asked: Asked) -> Section | None:
         )
     letters = asked.says(*(letter for letter in "sbhfat" if letter in form.symbols))
     notes = [
-        f"{letters} 2-byte tensors and 1-byte dropout masks, of a GPT's block. {_again(config)} {form.source}. A plan "
-        "counts what the model's own kernels keep.",
+        f"{letters} 2-byte tensors and 1-byte dropout masks, of a GPT's block. {_again(config)} {form.source}. "
+        + ("" if is_gpt else f"Blocks of {config.model.family} keep other tensors. ")
+        + "A plan counts what the model's own kernels keep.",
     ]
     if config.memory.cpu_checkpointing:
         notes.append("Inputs wait in host memory.")

@@ -157,7 +157,7 @@ def _answer(search: Search, found: Found) -> str:
         text += f" Larger values are refused: {found.refusal}." if found.refusal else " No larger value was searched."
     if found.whole_nodes is not None and search.cluster is not None:
         text += _in_nodes(found.whole_nodes, limit, search.cluster.node_gpus)
-    if what == "seq" and config.model.family == "gpt" and best.value > config.model.positions:
+    if what == "seq" and config.model.has_position_table and best.value > config.model.positions:
         text += (
             f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
         )

@@ -17,7 +17,6 @@ from zerosim.analysis.shares import cost_of, is_mesh, shares_of
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.placement.families import DECODERS
 from zerosim.placement.mesh import MODEL
 
 
@@ -27,13 +26,6 @@ def parameters_of(config: RunConfig) -> int:
     if model.family == "flat":
         assert model.params is not None  # its family fills it in
         return model.params
-    if model.has_blocks and model.decoder == DECODERS[model.family] and model.width("heads") == model.hidden:
-        if model.family == "gpt":
-            sizes = model.layers, model.hidden, model.vocab, model.positions
-            return formulas.gpt2_parameters(*sizes, ffn=model.ffn, tied=model.tie_embeddings)
-        if model.family == "llama":
-            llama_sizes = model.layers, model.hidden, model.ffn, model.vocab, model.heads, model.kv_heads
-            return formulas.llama_parameters(*llama_sizes, tied=model.tie_embeddings)
     if model.has_blocks:
         return _of_decoder(model)
     raise InputError(
@@ -61,7 +53,7 @@ def _of_decoder(model: ModelConfig) -> int:
         norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
         norm_params=2 if block.norm == "layer" else 1,
         between=between[block.qk_norm],
-        positions=row.first_position + model.positions if row.positions == "learned" else 0,
+        positions=row.first_position + model.positions if model.has_position_table else 0,
         around=1 + bool(row.table_norm),
         head_bias=row.head_bias,
         tied=model.tie_embeddings,

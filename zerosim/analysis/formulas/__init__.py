@@ -61,8 +61,6 @@ from zerosim.analysis.formulas.parallel import shared_grads as shared_grads
 from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_parallel
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
-from zerosim.analysis.formulas.parameters import gpt2_parameters as gpt2_parameters
-from zerosim.analysis.formulas.parameters import llama_parameters as llama_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
 from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared
 from zerosim.analysis.formulas.printed import FIGURE_1 as FIGURE_1

@@ -9,34 +9,6 @@ from __future__ import annotations
 from fractions import Fraction
 
 
-def gpt2_parameters(
-    layers: int, hidden: int, vocab: int, positions: int, *, ffn: int | None = None, tied: bool = True
-) -> int:
-    """Return the exact number for GPT-2's architecture: 12Lh² + 13Lh + (V+s)h + 2h where f = 4h and the head is the
-    table.
-
-    A block has two norms (4h), fused queries, keys and values (3h² + 3h), an output projection (h² + h) and
-    an MLP (2hf + f + h). The last norm has 2h; a head of its own Vh, without bias.
-    """
-    f = 4 * hidden if ffn is None else ffn
-    block = 4 * hidden**2 + 2 * hidden * f + 9 * hidden + f
-    return layers * block + (vocab * (1 if tied else 2) + positions + 2) * hidden
-
-
-def llama_parameters(
-    layers: int, hidden: int, ffn: int, vocab: int, heads: int, kv_heads: int | None = None, *, tied: bool = False
-) -> int:
-    """Return the exact number for Llama's architecture: no biases, RMS norms, rotary positions, SwiGLU, grouped
-    queries.
-
-    A block has queries and output (2h²), keys and values (2h * kv_heads * h/a), gate, up and down (3hf) and two
-    norms (2h); then a last norm (h), the table (Vh) and, unless tied, a head (Vh).
-    """
-    kv_width = (heads if kv_heads is None else kv_heads) * hidden // heads
-    block = 2 * hidden**2 + 2 * hidden * kv_width + 3 * hidden * ffn + 2 * hidden
-    return layers * block + hidden + vocab * hidden * (1 if tied else 2)
-
-
 def decoder_parameters(
     layers: int,
     hidden: int,
