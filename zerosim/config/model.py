@@ -120,6 +120,8 @@ class ModelConfig(Part):
             raise wrong("kv_heads", f" {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
         if self.kv_heads != heads and not row.shares_keys:
             raise wrong("kv_heads", f" {self.kv_heads}: a {family} has as many as heads, {heads}; choose model llama")
+        if row.masked is not None and not self.tie_embeddings:
+            raise wrong("tie_embeddings", f" False: the head of an encoder ({family}) is its token table; leave it out")
         if row.positions == "rotary" and self.rotated % 2:
             raise wrong("heads", f" {heads}: {self.rotated} columns a head cannot be rotated in pairs")
         if row.positions == "learned" and self.seq > self.positions:
@@ -144,6 +146,11 @@ class ModelConfig(Part):
         """Its row: maps, norms and their names."""
         assert self._decoder is not None, f"model {self.family} has no blocks"
         return self._decoder
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is an encoder, which predicts masked tokens."""
+        return self.has_blocks and self.decoder.masked is not None
 
     @property
     def embed_scale(self) -> float:
