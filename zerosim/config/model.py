@@ -121,7 +121,7 @@ class ModelConfig(Part):
         if self.kv_heads != heads and not row.shares_keys:
             raise wrong("kv_heads", f" {self.kv_heads}: a {family} has as many as heads, {heads}; choose model llama")
         if row.masked is not None and not self.tie_embeddings:
-            raise wrong("tie_embeddings", f" False: the head of an encoder ({family}) is its token table; leave it out")
+            raise wrong("tie_embeddings", f": the head of an encoder ({family}) is its token table; leave it out")
         if row.positions == "rotary" and self.rotated % 2:
             raise wrong("heads", f" {heads}: {self.rotated} columns a head cannot be rotated in pairs")
         if row.positions == "learned" and self.seq > self.positions:
