@@ -63,6 +63,19 @@ def test_no_division_of_the_batch_or_the_model_changes_the_result(family: str) -
             assert np.abs(other.weights[name] - values).max() <= 1e-6, (way, name)
 
 
+@pytest.mark.parametrize("freeze", ["*,!bias", "*.bias", "*embeddings.*"])
+def test_a_table_and_its_heads_bias_are_trained_apart(freeze: str) -> None:
+    """They lie in one buffer, and share no gradient."""
+    changes: dict[str, Any] = dict(freeze=freeze, optimizer="sgd", lr=0.1, steps=1, ranks=2, micro_batch=2, stage=3)
+    whole, part = run(config(**changes | {"freeze": None})), run(config(**changes))
+    start = run(config(**changes | {"lr": 1e-30})).weights
+    table, bias = "bert.embeddings.word_embeddings.weight", "lm_head.bias"
+    for name, is_frozen in ((table, freeze != "*.bias"), (bias, freeze == "*.bias")):
+        expected = start[name] if is_frozen else whole.weights[name]
+        assert np.abs(part.weights[name] - expected).max() <= 1e-6, name
+        assert np.abs(whole.weights[name] - start[name]).max() > 1e-4, name
+
+
 @pytest.mark.parametrize("loss", ["in-place", "lean", "megatron", "megatron-fused", "torch", "torch-kept", "chunked"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_every_mode_leaves_out_tokens_that_are_not_predicted(loss: str, tp: int) -> None:

@@ -19,10 +19,11 @@ from zerosim.nn.layers import Positions
 def build_decoder(new: Builder) -> Model:
     """Build the units of a decoder-only model, or of an encoder. A table of positions ends at its longest context."""
     row, between = new.sizes.decoder, list[Unit]()
-    if row.table_norm:
-        between.append(new.unit(row.table_norm, TableNorm, row.prefix))
-    if row.positions == "learned":  # before an encoder's norm, after that of a table alone
-        between.insert(0 if row.masked else 1, new.unit(row.position_table, Positions, row.prefix))
+    norm = [new.unit(row.table_norm, TableNorm, row.prefix)] if row.table_norm else []
+    between += [] if row.masked else norm
+    if row.positions == "learned":
+        between.append(new.unit(row.position_table, Positions, row.prefix))
+    between += norm if row.masked else []
     between += new.blocks(row.blocks, DecoderBlock, row.prefix)
     if row.last_norm:
         between.append(new.unit(row.last_norm, Norm, row.prefix))

@@ -150,7 +150,8 @@ def _check_tied(row: Decoder, found: dict[str, Stored], own: set[str]) -> None:
         ours, theirs = (one.read(at, at + _COMPARED) for one in (head, table))
         at, same = at + _COMPARED, bool(np.array_equal(ours, theirs, equal_nan=True))
     if not same:
-        raise head.fail(f"differs from {table.name}, and the model's head is tied to it: set --no-tie-embeddings")
+        hint = "" if row.masked else ": set --no-tie-embeddings"
+        raise head.fail(f"differs from {table.name}, and the model's head is tied to it{hint}")
 
 
 def _looks_like(model: ModelConfig, found: Collection[str]) -> str:
