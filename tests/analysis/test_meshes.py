@@ -69,7 +69,7 @@ def assert_agrees(result: RunResult) -> None:
             copies = mesh.tp // result.config.model.kv_heads
             whole -= mesh.tp * extra.copied * (copies - 1) // copies
         if share.ends and share.stage:
-            whole -= mesh.tp * share.numels[share.ends] - extra.padding
+            whole -= mesh.tp * sum(share.numels[name] for name in share.ends) - extra.padding
     assert whole == result.num_parameters
 
 

@@ -88,6 +88,28 @@ def test_groups_are_the_queries_that_share_a_key_then_key_and_value(
     assert np.array_equal(to_groups(from_groups(stored, model), model), stored)
 
 
+@pytest.mark.parametrize(("family", "head"), [("bert", "cls.predictions"), ("roberta", "lm_head")])
+def test_encoders_files_have_heads_of_other_tasks_and_a_second_head(family: str, head: str, tmp_path: Path) -> None:
+    """As the first released files of BERT and RoBERTa: other names of norms, a pooler, numbers of positions."""
+    model, shapes, weights, stored = files_of(family)
+    table = stored[f"{family}.embeddings.word_embeddings.weight"]
+    older = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): values
+        for name, values in stored.items()
+    }
+    beside = {
+        f"{family}.pooler.dense.bias": np.ones(8, np.float32),
+        "cls.seq_relationship.bias": np.ones(2, np.float32),
+    }
+    numbers = {f"{family}.embeddings.position_ids": np.arange(6)[None]}
+    again = {f"{head}.decoder.weight": table, f"{head}.decoder.bias": stored[f"{head}.bias"]}
+    path = write(tmp_path / "a.safetensors", {**older, **beside, **numbers, **again})
+    assert same(read(path, model, shapes), weights)
+    other = write(tmp_path / "b.safetensors", {**stored, f"{head}.decoder.weight": table + 1})
+    with pytest.raises(InputError, match="differs from .*word_embeddings.weight, and the model's head is tied to it$"):
+        read(other, model, shapes)
+
+
 # -- names -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("family", "old", "new"),

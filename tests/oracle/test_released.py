@@ -21,6 +21,7 @@ from zerosim.models.released import read_released
 from zerosim.placement.families import DECODERS
 from zerosim.tensor.tensor import Tensor, cpu
 from zerosim.train.engine import upload
+from zerosim.train.masked import UNREAD, mask_tokens
 from zerosim.train.run import run
 
 transformers = pytest.importorskip("transformers")
@@ -63,13 +64,13 @@ def made(family: str, sizes: dict[str, Any], folder: Path) -> Task:
         lr=LR, steps=2, precision="fp32", micro_batch=ROWS, ranks=1,
     )  # fmt: skip
     values = config_json(config.model, "float32")
-    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**values))
+    model = auto(config).from_config(transformers.AutoConfig.for_model(**values))
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=draw)
     model.eval().save_pretrained(folder)
-    tokens = np.random.default_rng(5).integers(0, SIZES["vocab"], (2, ROWS, SIZES["seq"] + 1))
+    tokens = np.random.default_rng(5).integers(2, SIZES["vocab"], (2, ROWS, SIZES["seq"] + 1))
     np.savez(folder / "tokens.npz", tokens=tokens)
     return Task(config, model, tokens)
 
@@ -85,18 +86,27 @@ def logits_of(config: RunConfig, weights: dict[str, Any], ids: Any) -> Any:
     return np.array(built.whole_logits(x).array)
 
 
-def loss_of(model: Any, tokens: Any) -> float:
+def auto(config: RunConfig) -> Any:
+    return transformers.AutoModelForMaskedLM if config.model.is_masked else transformers.AutoModelForCausalLM
+
+
+def loss_of(task: Task, model: Any, step: int) -> float:
+    tokens, data = task.tokens[step], task.config.data
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    if task.config.model.is_masked:
+        vocab = SIZES["vocab"]
+        inputs, labels = np.split(mask_tokens(inputs, data.seed, step, vocab, vocab - 1), 2, axis=1)
+        assert inputs.min() > 1, "transformers takes 0 or 1 for padding"
     with torch.no_grad():
-        logits = model(torch.from_numpy(tokens[:, :-1])).logits
-        targets = torch.from_numpy(tokens[:, 1:]).flatten()
-        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets))
+        logits, targets = model(torch.from_numpy(inputs)).logits, torch.from_numpy(labels).flatten()
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=UNREAD))
 
 
-def loaded(folder: Path) -> Any:
+def loaded(folder: Path, kind: Any = transformers.AutoModelForCausalLM) -> Any:
     """What transformers loads, which must miss and drop nothing."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, info = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+        found, info = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     return found.eval()
 
@@ -105,10 +115,10 @@ def loaded(folder: Path) -> Any:
 def test_saved_weights_train_here_and_go_back(family: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     task, out = made(family, sizes, tmp_path), tmp_path / "out"
     both = run(task.config)
-    assert both.losses[0][0] == pytest.approx(loss_of(task.model, task.tokens[0]), abs=1e-5)
+    assert both.losses[0][0] == pytest.approx(loss_of(task, task.model, 0), abs=1e-5)
     assert trained(task.config.replace(steps=1), "--save-weights", out) == 0
-    theirs = loaded(out)
-    assert both.losses[1][0] == pytest.approx(loss_of(theirs, task.tokens[1]), abs=1e-5)
+    theirs = loaded(out, auto(task.config))
+    assert both.losses[1][0] == pytest.approx(loss_of(task, theirs, 1), abs=1e-5)
     weights = run(task.config.replace(steps=1)).weights
     ids = task.tokens[1][:, :-1]
     with torch.no_grad():
@@ -148,7 +158,7 @@ def test_a_folder_is_a_model(family: str, dtype: str, tmp_path: Path) -> None:
 # -- adapters --------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # PEFT's use of transformers
 @pytest.mark.parametrize(
-    ("family", "target"), [("llama", "q,v,down"), ("gpt", "o,fc"), ("gpt_neox", "query_key_value")]
+    ("family", "target"), [("llama", "q,v,down"), ("gpt", "o,fc"), ("gpt_neox", "query_key_value"), ("bert", "q,down")]
 )
 def test_adapters_go_to_peft_and_back(family: str, target: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
@@ -158,8 +168,8 @@ def test_adapters_go_to_peft_and_back(family: str, target: str, tmp_path: Path) 
     assert trained(task.config.replace(steps=1), *words, "--save-adapters", out, "--save-merged", merged) == 0
     both = run(task.config.replace(**changes))
     theirs = peft.PeftModel.from_pretrained(task.model, out, is_trainable=False).eval()
-    assert both.losses[1][0] == pytest.approx(loss_of(theirs, task.tokens[1]), abs=1e-5)
-    assert both.losses[1][0] == pytest.approx(loss_of(loaded(merged), task.tokens[1]), abs=1e-5)
+    assert both.losses[1][0] == pytest.approx(loss_of(task, theirs, 1), abs=1e-5)
+    assert both.losses[1][0] == pytest.approx(loss_of(task, loaded(merged, auto(task.config)), 1), abs=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     one = run(task.config.replace(**changes, steps=1)).weights
     again = task.config.replace(**{**changes, "lr": 1e-30}, steps=1, adapters=str(tmp_path / "theirs"))

@@ -180,14 +180,14 @@ def _of_weights(
         "Ψ_q": held,
         "Q": sum(codes.values()),
         "Ψ_t": sum(numels[name] for name in trained),
-        "VD": total([share.tied]),
+        "VD": total(share.tied),
         "U": sum(times * total(of_unit(unit)) for unit, times in Counter(last).items()),
         "R": total(name for name in freed if not is_block(flats[name].unit)),
         "P": sum(numels[name] for name in share.numels if name not in freed),
         "M": total(name for name in share.numels if runs_again(config, flats[name])),
         "S": of_all,
         "C": sum(sharers.values()),
-        "E": numels.get(share.ends, 0) if share.ends in trained else 0,
+        "E": sum(numels[name] for name in share.ends if name in trained),
         "F": sum(exchanged(placed, share.stage)),
         **frozen,
     }
@@ -214,7 +214,7 @@ def _of_frozen(
                 again += sum(numels[name] for name in names if name in freed)
     stays = not gathering.reshard_after_forward or gathering.keep_root_units
     at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
-    table = 0 if stays and at_first else sum(numels[name] for name in [share.tied] if name in freed)
+    table = 0 if stays and at_first else sum(numels[name] for name in share.tied if name in freed)
     persistent = [name for name in share.numels if name not in freed]
     back = {unit: run_again(placed, unit, sends_back=flows) for units in reach.units for unit, flows in units}
 

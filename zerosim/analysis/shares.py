@@ -53,8 +53,8 @@ class Share:
     numels     elements of the weights in its flat buffers, in their order
     whole      elements of each of these buffers with padding, as its ranks cut it
     units      the names of their units, in order
-    tied       the buffer that two units of this stage share, '' for none
-    ends       the buffer that the first and the last pipeline stage both hold, '' for none
+    tied       the buffers that two units of this stage share: the table's and, by module, those of its head
+    ends       the buffers that the first and the last pipeline stage both hold
     chunks     the names of the units that run one after the other
     """
 
@@ -63,8 +63,8 @@ class Share:
     numels: Mapping[str, int]
     whole: Mapping[str, int]
     units: tuple[str, ...]
-    tied: str
-    ends: str
+    tied: tuple[str, ...]
+    ends: tuple[str, ...]
     chunks: tuple[tuple[str, ...], ...]
 
     @property
@@ -86,9 +86,9 @@ def share_of(placed: Placed, stage: int) -> Share:
     layout, config = placed.layout, placed.config
     pp, each = layout.mesh.pp, layout.mesh.world_size // layout.mesh.pp  # stages are the slowest axis
     units = list(dict.fromkeys(flat.unit for flat in layout.flats.values()))
-    tied = next(iter(layout.flats)) if placed.tied_numel else ""
+    tied = tuple(name for name in layout.flats if placed.tied_numel and layout.flats[name].unit == units[0])
     if tied:
-        units.append(layout.flats[tied].unit)
+        units.append(units[0])
     runs, lie = [range(len(units))], config.chunks
     if pp > 1:
         runs = cut_units(units, config.layers_by_chunk(sum(map(is_block, units))), is_block)
@@ -101,8 +101,8 @@ def share_of(placed: Placed, stage: int) -> Share:
         numels={name: layout.flats[name].num_parameters for name in names},
         whole={name: _padded(config, layout, name) for name in names},
         units=tuple(dict.fromkeys(layout.flats[name].unit for name in names)),
-        tied=tied if is_alone and tied in names else "",
-        ends="" if is_alone or tied not in names else tied,
+        tied=tied if is_alone and set(tied) <= set(names) else (),
+        ends=() if is_alone or not set(tied) <= set(names) else tied,
         chunks=tuple(tuple(units[i] for i in chunk) for chunk in chunks),
     )
 

@@ -385,7 +385,8 @@ class Backend(Protocol):
     def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array, form: LogitForm = PLAIN) -> None:
         """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype.
 
-        Here and below, logits are first multiplied and capped as `form` says, in the compute dtype.
+        Here and below, logits are first multiplied and capped as `form` says, in the compute dtype. A row whose target
+        is negative is not predicted: it has no loss and no gradient.
         """
 
     def cross_entropy_shares(
@@ -399,7 +400,8 @@ class Backend(Protocol):
         form: LogitForm = PLAIN,
     ) -> None:
         """For logits (M, V) that hold the columns from `first` on: sums (M) = sum(exp(logits - top)), picked (M) =
-        logits[target - first], or 0 for a target in other columns. V may be 0."""
+        logits[target - first], or 0 for a target in other columns. V may be 0. Of a row that is not predicted, the
+        sums of all ranks add up to 1 and picked to top, so that its loss is 0."""
 
     def cross_entropy_backward(
         self,

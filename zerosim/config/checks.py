@@ -61,9 +61,25 @@ def check_together(config: RunConfig) -> None:
             f" {mesh.ranks}: {world.ranks_per_process} ranks run in each process; choose a multiple "
             f"of {world.ranks_per_process}, or leave ranks out",
         )
+    if model.is_masked:
+        _check_masked(config)
     text = None if config.data.tokenizer else config.data.sample
     if text is not None and max(text.encode()) >= model.vocab:
         raise wrong("sample", f" {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
+
+
+def _check_masked(config: RunConfig) -> None:
+    """Check what an encoder cannot do. Raises: InputError."""
+    if config.data.sample is not None:
+        raise wrong(
+            "sample", f" {config.data.sample!r}: an encoder ({config.model.family}) fills in masked tokens, and "
+            "continues no text; leave it out",
+        )  # fmt: skip
+    if OPTIMIZERS[config.optim.optimizer].estimates_every:
+        raise wrong(
+            "optimizer", f" {config.optim.optimizer!r}: draws a label for every token, and an encoder "
+            f"({config.model.family}) predicts masked ones only; choose adam",
+        )  # fmt: skip
 
 
 def _check_compression(config: RunConfig) -> None:

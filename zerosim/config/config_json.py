@@ -36,6 +36,7 @@ _OLDER: Mapping[str, str] = MappingProxyType(
     }
 )
 _LIKE_NEOX = {"dropout": "attention_dropout hidden_dropout"}
+_ENCODER = {**_NEWER, "norm_eps": "layer_norm_eps", "dropout": "hidden_dropout_prob attention_probs_dropout_prob"}
 KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "gpt": _OLDER,
@@ -48,6 +49,7 @@ KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "norm_eps": "layer_norm_epsilon",
         },
         "opt": {**_NEWER, "ffn": "ffn_dim", "norm_eps": "", "dropout": "dropout attention_dropout"},
+        **dict.fromkeys(("bert", "roberta"), _ENCODER),
         "cohere": {**_NEWER, "norm_eps": "layer_norm_eps"},
         "phi": {**_NEWER, "norm_eps": "layer_norm_eps"},
         "starcoder2": {**_NEWER, "norm_eps": "norm_epsilon"},
@@ -74,7 +76,9 @@ def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
     values, before = _read(model) if model.is_of_file else (_made(model), None)
     for size, names in keys.items():
         value = getattr(model, size)
-        if before is None or getattr(before, size) != value:
+        if size == "positions" and model.is_masked:
+            value += model.decoder.first_position  # RoBERTa counts those of padding
+        if before is None or getattr(before, size) != getattr(model, size):
             there = [name for name in _SAME.get(size, ()) if name in values]
             values |= dict.fromkeys(there or names.split(), value)
     if before is not None:
@@ -123,6 +127,8 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "gpt_neox": {"rotary_pct": 1.0},
         "falcon": {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "bias": False},
         "opt": {"word_embed_proj_dim": model.hidden},
+        "bert": {"type_vocab_size": model.numbers.token_types},
+        "roberta": {"type_vocab_size": model.numbers.token_types},
     }
     kind = "gpt2" if model.family == "gpt" else model.family
     attention = model.decoder.block.attention
@@ -133,4 +139,6 @@ def _made(model: ModelConfig) -> dict[str, Any]:
     }
     known = {key: value for key, value in of_row.items() if key in FAMILIES[kind].defaults}
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if model.is_masked:
+        tokens["pad_token_id"] = max(0, model.decoder.first_position - 1)
     return {"model_type": kind, **tokens, **known, **of_family.get(model.family, {})}

@@ -124,6 +124,8 @@ class ModelConfig(Part):
             raise wrong("kv_heads", f" {self.kv_heads} do not divide heads {heads}: choose kv_heads that do")
         if self.kv_heads != heads and not row.shares_keys:
             raise wrong("kv_heads", f" {self.kv_heads}: a {family} has as many as heads, {heads}; choose model llama")
+        if row.masked is not None and not self.tie_embeddings:
+            raise wrong("tie_embeddings", f": the head of an encoder ({family}) is its token table; leave it out")
         if row.positions == "rotary" and self.rotated % 2:
             raise wrong("heads", f" {heads}: {self.rotated} columns a head cannot be rotated in pairs")
         if self.has_position_table and self.seq > self.positions:
@@ -153,6 +155,11 @@ class ModelConfig(Part):
     def has_position_table(self) -> bool:
         """Whether positions are learned: rows may be no longer than their table."""
         return self.has_blocks and self.decoder.positions == "learned"
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether it is an encoder, which predicts masked tokens."""
+        return self.has_blocks and self.decoder.masked is not None
 
     @property
     def embed_scale(self) -> float:

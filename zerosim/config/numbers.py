@@ -47,6 +47,7 @@ class Numbers:
     logit_scale    the factor of the logits
     embed_scale    the factor of the token table's rows
     residual_scale  the factor of a branch before it is added
+    token_types    the rows of an encoder's table of token types
     """
 
     window: int = 0
@@ -62,6 +63,7 @@ class Numbers:
     logit_scale: float = 1.0
     embed_scale: float = 1.0
     residual_scale: float = 1.0
+    token_types: int = 2
 
     def kind(self, number: int, rope_base: float) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""

@@ -11,6 +11,7 @@ from zerosim.functional.activation import relu as relu
 from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
 from zerosim.functional.dropout import dropout as dropout
+from zerosim.functional.embedding import add_row as add_row
 from zerosim.functional.embedding import add_row_runs as add_row_runs
 from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding

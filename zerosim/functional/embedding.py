@@ -79,6 +79,32 @@ def add_rows(x: Tensor, rows: Operand, first: int = 0) -> Tensor:
     return apply(rule, out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
 
 
+def add_row(x: Tensor, rows: Operand) -> Tensor:
+    """Add the first of `rows` to every row of x: the token type of a text in one piece. Shapes: x and result (B, T, D),
+    rows (R, D)."""
+    device, out = x.device, like(x)
+    device.kernel(out.numel, device.backend.add, x.array, rows.array[0], out.array)
+    rule = AddRow(x.requires_grad, rows)
+    return apply(rule, out, x, rows, op=layer_of(rows, "add_row"), saved={"rows": rows})
+
+
+@dataclass(frozen=True, slots=True)
+class AddRow:
+    """Saves the handle of the added row, whose gradient is summed over all rows. Does not save x."""
+
+    x_requires_grad: bool
+    rows: Operand
+
+    def backward(self, grad: Buffer) -> Grads:
+        dx = grad if self.x_requires_grad else None
+        if not self.rows.requires_grad:
+            return dx, None
+        device, drows = grad.device, self.rows.new_grad()
+        device.kernel(0, device.backend.fill, drows.array, 0.0)
+        device.kernel(grad.numel, device.backend.column_sum, rows_of(grad.array), drows.array[0])
+        return dx, drows
+
+
 @dataclass(frozen=True, slots=True)
 class AddRowRuns:
     """Saves the handle of the added rows, whose gradient is summed over the rows of each position."""

@@ -37,7 +37,7 @@ class Model:
 
     `group` divides its layers. `head` is the table that computes the logits, if the last unit is one:
     a group cuts its rows, and so the columns of the logits. `width` is the width of the activations between units.
-    `logit_form` is what becomes of its logits before a softmax.
+    `logit_form` is what becomes of its logits before a softmax. `is_masked`: it predicts masked tokens, not next ones.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
     the random numbers for drawn labels.
@@ -51,6 +51,7 @@ class Model:
         *,
         width: int = 0,
         logit_form: LogitForm = PLAIN,
+        is_masked: bool = False,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
@@ -61,6 +62,7 @@ class Model:
         self.head = head
         self.width = width
         self.logit_form = logit_form
+        self.is_masked = is_masked
         self.loss_mode = "lean"
         self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
@@ -79,6 +81,7 @@ class Model:
             self.head,
             width=self.width,
             logit_form=self.logit_form,
+            is_masked=self.is_masked,
         )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
         part.loss_mode, part.label_keys = self.loss_mode, self.label_keys

@@ -57,13 +57,16 @@ def save_adapters(folder: Path, config: RunConfig, adapters: Mapping[str, Any]) 
     maps = adapted(model, adapters)
     names, grouped = stored_names(model, adapters), grouped_names(model)
     modules = sorted({re.sub(r".*?\.\d+\.", "", name, count=1) for name in maps})
-    is_even = len(maps) == len(modules) * model.layers
+    others = {name for name, _ in model.decoder.block.targets()} - {*modules}
+    is_even = len(maps) == len(modules) * model.layers and not any(
+        other.endswith(f".{module}") for other in others for module in modules
+    )  # PEFT takes a name as the end of one: BERT's output.dense is that of attention.output.dense too
     of_map = stored_names(model, list(maps))
     write_json(
         folder / PEFT_CONFIG,
         {
             "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
+            "task_type": None if config.model.is_masked else "CAUSAL_LM",  # PEFT has no name for masked tokens
             "base_model_name_or_path": model.name if model.is_of_file else None,
             "r": tuning.lora_rank,
             "lora_alpha": tuning.lora_alpha or tuning.lora_rank,

@@ -21,8 +21,10 @@ from zerosim.placement.block import Block, Decoder
 from zerosim.placement.families import DECODERS
 from zerosim.units import few
 
-_BUFFERS = re.compile(r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))")
-"""Names of tensors in files of older libraries that are computed, not trained: masks and rotary angles."""
+_BUFFERS = re.compile(r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))|.*\.position_ids")
+"""Names of tensors in files of older libraries that are computed, not trained: masks, rotary angles, numbers."""
+_BESIDE = re.compile(r"\w+\.pooler\..*|cls\.seq_relationship\..*|(cls\.predictions|lm_head)\.decoder\.bias")
+"""Names in an encoder's files of other tasks' heads, and of the bias a second time."""
 _COMPARED = 2**22  # elements that are compared at once
 
 
@@ -59,6 +61,8 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     that differs from the table it is tied to.
     """
     found = stored_tensors(path)
+    if model.is_masked:  # BERT's first files say gamma and beta
+        found = {re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): one for name, one in found.items()}
     if adapters := [name for name in found if ".lora_A." in name or ".lora_B." in name]:
         raise InputError(f"{path} holds adapters ({few(adapters)}): pass them as --adapters, and the base as --weights")
     names = stored_names(model, shapes, found)
@@ -66,6 +70,8 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     if model.has_blocks and model.tie_embeddings:
         _check_tied(model.decoder, found, own)
     given = {name: one for name, one in found.items() if name in own or not _BUFFERS.fullmatch(name)}
+    if model.is_masked:
+        given = {name: one for name, one in given.items() if not _BESIDE.fullmatch(name)}
     wanted = {names[name]: shape for name, shape in shapes.items()}
     try:
         check_names(given, wanted, whose)
@@ -140,7 +146,8 @@ def to_groups(values: Any, model: ModelConfig) -> Any:
 
 def _check_tied(row: Decoder, found: dict[str, Stored], own: set[str]) -> None:
     """Take a head out of `found` that equals the table it is tied to. Raises: InputError if it differs."""
-    heads = [name for name in found if name == f"{row.head}.weight" or name.endswith(f".{row.head}.weight")]
+    own_head = f"{row.head}.weight" if row.masked is None else f"{row.head}.decoder.weight"
+    heads = [name for name in found if name == own_head or name.endswith(f".{own_head}")]
     table = next((found[name] for name in own if name.endswith(f"{row.table}.weight") and name in found), None)
     if not heads or table is None:
         return
@@ -154,7 +161,8 @@ def _check_tied(row: Decoder, found: dict[str, Stored], own: set[str]) -> None:
         ours, theirs = (one.read(at, at + _COMPARED) for one in (head, table))
         at, same = at + _COMPARED, bool(np.array_equal(ours, theirs, equal_nan=True))
     if not same:
-        raise head.fail(f"differs from {table.name}, and the model's head is tied to it: set --no-tie-embeddings")
+        hint = "" if row.masked else ": set --no-tie-embeddings"
+        raise head.fail(f"differs from {table.name}, and the model's head is tied to it{hint}")
 
 
 def _looks_like(model: ModelConfig, found: Collection[str]) -> str:

@@ -49,7 +49,8 @@ class Norm:
 
 
 class Attention:
-    """Causal self-attention between two maps: q|k|v side by side, normed and rotated where the row says so, and back.
+    """Self-attention between two maps: q|k|v side by side, normed and rotated where the row says so, and back. It is
+    causal but for an encoder's.
 
     H query heads share K key and value heads, H/K neighbours each. A group divides both; if it has more members
     than K, neighbours hold copies of one key-value head. Shapes: x and y (B, T, D).
@@ -65,7 +66,8 @@ class Attention:
         self.placed = [*self._norms(here), *self._rotary(here, kind)]
         self.proj = back_to_width(here, 0, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
-        self.form = Scores(numbers.query_scale, numbers.attn_cap, row.positions == "alibi", kind.window)
+        is_alibi, is_causal = row.positions == "alibi", row.masked is None
+        self.form = Scores(numbers.query_scale, numbers.attn_cap, is_alibi, kind.window, is_causal)
         self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
 
     def _norms(self, here: LayerContext) -> list[Layer]:
@@ -116,7 +118,8 @@ class FeedForward:
 
 
 class DecoderBlock:
-    """x + attention(norm(x)), then x + feed-forward(norm(x)), as the row arranges it. Shapes: x and y (B, T, D)."""
+    """x + attention(norm(x)), then x + feed-forward(norm(x)), as the row arranges it: norms may be of a branch or of a
+    sum. Shapes: x and y (B, T, D)."""
 
     def __init__(self, here: LayerContext) -> None:
         row, factor = here.block, here.sizes.numbers.residual_scale
@@ -134,10 +137,15 @@ class DecoderBlock:
         self.part = one.rows.part
         self.before_1 = norm(one.before, Role(0, "before", "layernorm"))
         self.attention = ATTENTIONS[row.core](here / one.name, one)
-        self.after_1 = [*norm(one.after, Role(0, "after", self.part)), *last("resid_1")]
+        in_part = "layernorm" if row.norms_sum else self.part
+        after_1 = norm(one.after, Role(0, "after", in_part))
+        self.after_1 = [*([] if row.norms_sum else after_1), *last("resid_1")]
+        self.of_sum_1 = after_1 if row.norms_sum else []
         self.before_2 = [] if row.shares_norm else norm(two.before, Role(1, "before", "layernorm"))
         self.mlp = FeedForward(here / two.name if two.name else here, two)
-        self.after_2 = [*norm(two.after, Role(1, "after", two.rows.part)), *last("resid_2")]
+        after_2 = norm(two.after, Role(1, "after", two.rows.part))
+        self.after_2 = [*([] if row.norms_sum else after_2), *last("resid_2")]
+        self.of_sum_2 = after_2 if row.norms_sum else []
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -146,9 +154,9 @@ class DecoderBlock:
         if self.is_parallel:
             return self._side_by_side(x, of_norm)
         branch = [self.attention(through(self.before_1, of_norm, [x]))]
-        x = of_attention(add, x, through(self.after_1, of_attention, branch))
+        x = through(self.of_sum_1, of_norm, [of_attention(add, x, through(self.after_1, of_attention, branch))])
         branch.append(self.mlp(through(self.before_2, of_norm, [x])))
-        return x + through(self.after_2, plainly, branch)
+        return through(self.of_sum_2, plainly, [x + through(self.after_2, plainly, branch)])
 
     def _side_by_side(self, x: Tensor, of_norm: Run) -> Tensor:
         """Return x + attention(norm(x)) + feed-forward(norm(x)). Without a norm of its own the second branch reads the
@@ -162,6 +170,36 @@ class DecoderBlock:
         x = x + through(self.after_1, plainly, branch)
         branch.append(self.mlp(normed.pop()))
         return x + through(self.after_2, plainly, branch)
+
+
+class TableNorm:
+    """The norm of the token table's rows; an encoder's has dropout after it."""
+
+    def __init__(self, here: LayerContext) -> None:
+        self.norm = Norm(here)
+        self.dropout = Dropout(here, "embd") if here.decoder.masked is not None and here.block.dropout else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return y if self.dropout is None else self.dropout(y)
+
+
+class Transform:
+    """What an encoder has in front of its head: a map of the width, the function of the blocks, a norm. Every member of
+    a group has the whole map."""
+
+    def __init__(self, here: LayerContext) -> None:
+        row, summed, hidden = here.decoder.masked, here.group.rows.is_cut, here.sizes.hidden
+        assert row is not None
+        here = here.named(row.transform)
+        dense = here / "dense"
+        self.weight = dense.declare("weight", (hidden, hidden), std=here.std, summed=summed)
+        self.bias = dense.declare("bias", (hidden,), summed=summed)
+        self.between = BETWEEN[here.block.between]
+        self.norm = Norm(here / row.transform_norm)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm(self.between(F.linear(x, self.weight, self.bias, transposed=True)))
 
 
 def through(layers: Sequence[Layer], run: Run, holder: list[Tensor]) -> Tensor:

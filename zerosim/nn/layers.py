@@ -53,8 +53,9 @@ class TokenTable:
         self.split = self.maps.split_vocabulary(shape)
         self.weight = here.declare("weight", shape, std=here.std, split=self.split, embedding=embedding)
         self.bias = None
-        if not embedding and here.decoder.head_bias:
-            self.bias = here.declare("bias", shape[:1], split=self.maps.split_vocabulary(shape[:1]))
+        if here.decoder.head_bias and (not embedding or sizes.tie_embeddings):  # of a tied head beside its table
+            at = here.named("lm_head")
+            self.bias = at.declare("bias", shape[:1], split=self.maps.split_vocabulary(shape[:1]))
         self.scale = sizes.embed_scale
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -68,13 +69,21 @@ class TokenTable:
 
 class Positions:
     """x (B, T, D) + a learned row for each position, then dropout. The table has `positions` rows, and before them
-    those that the family leaves out."""
+    those that the family leaves out. An encoder adds its first token type to all, and drops after a norm."""
 
     def __init__(self, here: LayerContext) -> None:
         self.rows, self.first = here.group.rows, here.decoder.first_position
         shape = self.first + here.sizes.positions, here.sizes.hidden
         self.weight = here.declare("weight", shape, std=here.std, summed=self.rows.is_cut, embedding=True)
-        self.dropout = Dropout(here, "embd")
+        self.types = self.dropout = None
+        if (masked := here.decoder.masked) is None:
+            self.dropout = Dropout(here, "embd")
+        else:
+            types = here.sizes.numbers.token_types, here.sizes.hidden
+            self.types = here.beside(masked.types).declare("weight", types, std=here.std, summed=self.rows.is_cut)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.dropout(self.rows.add_positions(x, self.weight, self.first))
+        x = self.rows.add_positions(x, self.weight, self.first)
+        if self.types is not None:
+            x = F.add_row(x, self.types)
+        return x if self.dropout is None else self.dropout(x)

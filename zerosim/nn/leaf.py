@@ -83,7 +83,7 @@ class Tensors:
         return self.leaves[-1]
 
     def _own(self, name: str) -> str:
-        return name[name.index(unit_of(self.name)) :]
+        return name[max(0, name.find(unit_of(self.name))) :]
 
 
 class LeafModule(Unit):

@@ -48,7 +48,7 @@ class Unit:
         self.goes_back = self.sends_back = True  # backward runs through it; its input's gradient is needed
         self.branches: Sequence[int] = BOTH  # of a block, those that a leaf's backward comes from
         self.defers = True  # a pipeline's schedule may compute its weights' gradients separately from its input's
-        self._in_flight: dict[int, tuple[Leaf | None, Node | Sink]] = {}
+        self._in_flight: dict[int, tuple[Leaf | None, Node | Sink | None]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}
 
     @property
@@ -92,7 +92,6 @@ class Unit:
         leaf = Leaf() if self.sends_back and x.dtype.name != "int64" else None
         y = (function or self.function)(Tensor(x.buffer, leaf))
         if x.device.grad_enabled and self.goes_back:
-            assert y.node is not None
             self._in_flight[slot] = (leaf, y.node)
         return Tensor(y.buffer)
 
@@ -103,6 +102,9 @@ class Unit:
         parameters' gradients to `backward_weights`.
         """
         leaf, node = self._in_flight.pop(slot)
+        if node is None:  # a frozen table: what is trained in its buffer belongs to the head
+            grads.clear()
+            return
         self.walk(node, grads, slot, defers=defers)
         if leaf is not None:
             grads.append(leaf.take())

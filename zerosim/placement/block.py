@@ -102,6 +102,7 @@ class Block(NamedTuple):
     """One block: two branches, attention and feed-forward.
 
     norm      'layer', 'layer without bias', 'rms', or 'rms + 1': x / rms * (1 + weight)
+    norms_sum  the norm after a branch norms x + branch, which goes on normed (post-norm)
     between   the feed-forward's function
     qk_norm   norms of q and k, named q_norm and k_norm: 'head' the block's norm of each head, 'all' of all columns of
               each, 'heads' of each head with weights of its own; '' none
@@ -119,6 +120,7 @@ class Block(NamedTuple):
     parallel: bool = False
     dropout: bool = False
     core: Literal["heads"] = "heads"
+    norms_sum: bool = False
 
     @property
     def is_gated(self) -> bool:
@@ -154,13 +156,28 @@ class Block(NamedTuple):
             yield branch.named(rows.name), Target(branch.named(rows.name), rows, None, rows.words)
 
 
+class Masked(NamedTuple):
+    """An encoder's own: every token reads all others, and the model predicts tokens that were masked.
+
+    types           the name of a table of token types beside that of positions; every token has the first type
+    transform       the name of the map and the norm in front of the head, with the function of the blocks between
+    transform_norm  the norm's name in it
+    """
+
+    types: str
+    transform: str
+    transform_norm: str
+
+
 class Decoder(NamedTuple):
-    """A decoder-only model: its block, and what stands around the blocks, by name.
+    """A model of one stack of blocks: its block, and what stands around the blocks, by name. A decoder, or an encoder
+    of masked tokens.
 
     prefix       of every parameter's name but the head's
     positions    'learned', 'rotary', 'alibi' or 'none'
     interleaved  rotary positions turn neighbouring columns; without, the halves of a head
-    table_norm   the name of a norm of the token table's rows
+    table_norm   the name of a norm of the token table's rows; an encoder's norms them with their positions
+    last_norm    the name of the norm after the blocks, '' for none
     scaled       the token table's rows are multiplied by sqrt(hidden)
     position_table  the name of learned positions
     first_position  the row of the first one
@@ -168,6 +185,7 @@ class Decoder(NamedTuple):
     head_bias    it has a bias
     tied         the head is the token table, unless a configuration says otherwise
     shares_keys  several heads of queries may share one of keys and values
+    masked       of an encoder; None: each token reads those up to itself, and the model predicts the next one
     """
 
     block: Block
@@ -185,6 +203,7 @@ class Decoder(NamedTuple):
     head_bias: bool = False
     tied: bool = False
     shares_keys: bool = True
+    masked: Masked | None = None
 
     def targets(self, layers: int) -> dict[str, Target]:
         """Return what may have an adapter in so many blocks, by its whole name."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.placement.block import Block, Branch, Decoder, Map, Out
+from zerosim.placement.block import Block, Branch, Decoder, Map, Masked, Out
 
 
 def _qkv(q: str, k: str, v: str) -> tuple[Out, ...]:
@@ -242,6 +242,39 @@ BIGCODE = _blocks(
     ),
     mlp=_fully("c_fc", "c_proj", "ln_2"),
 )._replace(prefix="transformer.", shares_keys=True)
+BERT = Decoder(
+    Block(
+        Branch(
+            "attention",
+            Map("qkv_proj", _qkv("self.query", "self.key", "self.value"), fused=False, bias=True),
+            Map("output.dense", bias=True, words=("o",), part="attn_proj"),
+            after="attention.output.LayerNorm",
+        ),
+        _fully("intermediate.dense", "output.dense", "", name="")._replace(after="output.LayerNorm"),
+        norm="layer",
+        between="gelu",
+        dropout=True,
+        norms_sum=True,
+    ),
+    positions="learned",
+    table="embeddings.word_embeddings",
+    table_norm="embeddings.LayerNorm",
+    blocks="encoder.layer",
+    last_norm="",
+    prefix="bert.",
+    position_table="embeddings.position_embeddings",
+    head="cls.predictions",
+    head_bias=True,
+    tied=True,
+    shares_keys=False,
+    masked=Masked("token_type_embeddings", "lm_head.transform", "LayerNorm"),
+)
+ROBERTA = BERT._replace(
+    prefix="roberta.",
+    first_position=2,
+    head="lm_head",
+    masked=Masked("token_type_embeddings", "lm_head", "layer_norm"),
+)
 
 DECODERS: Mapping[str, Decoder] = MappingProxyType(
     {
@@ -268,6 +301,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "falcon": FALCON,
         "opt": OPT,
         "gpt_bigcode": BIGCODE,
+        "bert": BERT,
+        "roberta": ROBERTA,
     }
 )
 """Every family with blocks."""

@@ -4,7 +4,7 @@ An optimizer that estimates curvature has every k-th step followed by a second f
 model draws, and an `estimate` in place of the update.
 
 B microbatch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
-but the first the targets.
+but the first the targets. Of masked tokens it is (B, 2T), the input and then the targets (`masked.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, WeightGrad, uses_of
 from zerosim.tensor.tensor import Tensor
+from zerosim.train.masked import predicted
 
 
 class Pass(NamedTuple):
@@ -113,7 +114,7 @@ def forward_loss(
     if draws:
         targets = device.alloc((batch.shape[0], batch.shape[1] - 1), int64, Kind.ACTIVATION)
     else:
-        targets = upload(batch[:, 1:], device)
+        targets = upload(batch[:, batch.shape[1] // 2 :] if model.is_masked else batch[:, 1:], device)
     units = model.chunks[action.chunk]
     if model.loss_mode == CHUNKED:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
@@ -130,7 +131,7 @@ def forward_loss(
 def _input(model: Model, action: Action, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
     """Token ids, or what the previous stage made of them."""
     if pipeline.is_first(action.chunk):
-        return upload(batch[:, :-1], device)
+        return upload(batch[:, : batch.shape[1] // 2] if model.is_masked else batch[:, :-1], device)
     with device.scope(unit=edge(model.chunks[action.chunk], 0), slot=action.slot):
         return pipeline.receive(action, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
 
@@ -146,7 +147,7 @@ def train_step(
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
         device.mark("after_step")
-    tokens = _tokens(micro_batches)
+    tokens = _tokens(model, micro_batches)
     means = [float(values()[0]) / tokens for _, values in losses]
     del losses
     if strategy.updater.estimate_is_due:
@@ -184,7 +185,7 @@ def _run(
     """
     device, scale = strategy.device, strategy.updater.control.loss_scale
     # The mean over tokens and microbatches is one true division, by their product.
-    count = _tokens(micro_batches) * len(micro_batches)
+    count = _tokens(model, micro_batches) * len(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
     grads: dict[int, MakeGrad] = {}
     for action in actions:
@@ -236,10 +237,10 @@ def _run(
     return losses
 
 
-def _tokens(micro_batches: Sequence[Any]) -> int:
+def _tokens(model: Model, micro_batches: Sequence[Any]) -> int:
     """Targets of one microbatch."""
     rows, columns = micro_batches[0].shape
-    return int(rows * (columns - 1))
+    return int(rows * (predicted(columns // 2) if model.is_masked else columns - 1))
 
 
 def train(

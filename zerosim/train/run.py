@@ -39,6 +39,7 @@ from zerosim.train import data
 from zerosim.train.build import MakeStrategy, declare, world_of
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
+from zerosim.train.masked import mask_tokens
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
@@ -273,7 +274,11 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
 
     def micro_batches(ctx: Context, step: int) -> list[Any]:
         data_rank, data_size = config.mesh.axes.index(ctx.rank, *DATA), config.mesh.axes.size(*DATA)
-        return data.micro_batches(batch(step), data_rank, data_size, config.data.accumulate)
+        whole = batch(step)
+        if config.model.is_masked:
+            vocab = config.model.vocab
+            whole = mask_tokens(whole[:, :-1], config.data.seed, step, vocab, tokens_of_text.mask(vocab))
+        return data.micro_batches(whole, data_rank, data_size, config.data.accumulate)
 
     return Inputs(steps, micro_batches, _writer(config, weights))
 

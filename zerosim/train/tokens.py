@@ -27,6 +27,8 @@ class Tokens(Protocol):
 
     def decode(self, prompt: list[int], ids: list[int]) -> bytes: ...
 
+    def mask(self, vocab: int) -> int: ...
+
 
 class Bytes:
     """Each byte is a token."""
@@ -40,6 +42,10 @@ class Bytes:
     def decode(self, prompt: list[int], ids: list[int]) -> bytes:
         """Return the text of `ids`, which follow the prompt's."""
         return bytes(token for token in ids if token < 256)
+
+    def mask(self, vocab: int) -> int:
+        """Return the id that stands for a masked token: the vocabulary's last one, as RoBERTa's."""
+        return vocab - 1
 
 
 BYTES = Bytes()
@@ -83,6 +89,14 @@ class Tokenizer:
         """Return the text of `ids`, which follow the prompt's: the space before a word is there."""
         before, whole = self._text(prompt), self._text([*prompt, *ids])
         return (whole[len(before) :] if whole.startswith(before) else self._text(ids)).encode()
+
+    def mask(self, vocab: int) -> int:
+        """Return the id of [MASK] or <mask>. Raises: InputError if it has none in the vocabulary."""
+        ids = [self._library.token_to_id(word) for word in ("[MASK]", "<mask>")]
+        known = next((one for one in ids if one is not None and one < vocab), None)
+        if known is None:
+            raise InputError(f"the tokenizer{self.source} has no [MASK] and no <mask> below vocab {vocab}")
+        return int(known)
 
     def _text(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))

@@ -35,8 +35,8 @@ def parameters_of(config: RunConfig) -> int:
 
 
 def _of_decoder(model: ModelConfig) -> int:
-    """Return the parameters of any decoder: which norms and biases it has is its row's, how many numbers each has the
-    formula's."""
+    """Return the parameters of a model with blocks: which norms and biases it has is its row's, how many numbers each
+    has the formula's."""
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -54,9 +54,11 @@ def _of_decoder(model: ModelConfig) -> int:
         norm_params=2 if block.norm == "layer" else 1,
         between=between[block.qk_norm],
         positions=row.first_position + model.positions if model.has_position_table else 0,
-        around=1 + bool(row.table_norm),
+        around=bool(row.last_norm) + bool(row.table_norm) + model.is_masked,
         head_bias=row.head_bias,
         tied=model.tie_embeddings,
+        types=model.numbers.token_types if model.is_masked else 0,
+        transform=model.is_masked,
     )
 
 
@@ -111,6 +113,8 @@ def score_bytes(asked: Asked) -> Fraction:
 
 @quantity("bytes", "a causal mask of a microbatch, bs² of one byte")
 def mask_bytes(asked: Asked) -> int:
+    if asked.config.model.is_masked:
+        raise InputError(f"model {asked.config.model.name} is an encoder: its attention has no causal mask")
     return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
 
 

@@ -26,22 +26,26 @@ def decoder_parameters(
     around: int = 1,
     head_bias: bool = False,
     tied: bool = False,
+    types: int = 0,
+    transform: bool = False,
 ) -> int:
-    """Return the exact number for a decoder: its heads' columns need not add up to the width, and maps may have biases.
+    """Return the exact number for a decoder, or an encoder of masked tokens: its heads' columns need not add up to the
+    width, and maps may have biases.
 
     A block has queries (hq) and output (qh) of q columns, keys and values of k each (2hk), the feed-forward's two or,
     `gated`, three matrices (hf each), `norms` norms of `norm_params` h each, `between` parameters for norms of q and k.
     `biases`: of queries, keys and values (q + 2k), of the output (h), of the maps into the feed-forward (f each) and of
     the map back (h). `around` norms stand outside of blocks. Then come the table (Vh), `positions` (sh) and, unless it
-    is tied, a head (Vh).
+    is tied, a head (Vh). An encoder has a table of token `types` (h each), and a `transform`, a map with a bias
+    (h² + h), in front of its head.
     """
     into = (2 if gated else 1) * ffn
     maps = 2 * hidden * (queries + keys) + hidden * (into + ffn)
     added = (queries + 2 * keys, hidden, into, hidden)
     block = maps + sum(number for number, there in zip(added, biases, strict=True) if there)
     block += norms * norm_params * hidden + between
-    ends = (vocab * (1 if tied else 2) + positions + around * norm_params) * hidden + vocab * head_bias
-    return layers * block + ends
+    ends = (vocab * (1 if tied else 2) + positions + types + around * norm_params) * hidden + vocab * head_bias
+    return layers * block + ends + (hidden * hidden + hidden) * transform
 
 
 def twelve_l_h_squared(layers: int, hidden: int) -> int:

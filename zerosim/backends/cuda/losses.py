@@ -40,7 +40,7 @@ __global__ void cross_entropy(const T* logits, const I* targets, W* losses, W* l
     if (threadIdx.x == 0) {
         const W lse = log(total) + top;
         lses[row] = lse;
-        losses[row] = lse - formed(W(wide_of(logits[targets[row]])), factor, cap);
+        losses[row] = targets[row] < 0 ? W(0) : lse - formed(W(wide_of(logits[targets[row]])), factor, cap);
     }
 }
 
@@ -61,6 +61,10 @@ __global__ void cross_entropy_shares(const T* logits, const I* targets, const W*
         const I at = targets[row] - first;
         sums[row] = total;
         picked[row] = at >= 0 && at < columns ? formed(W(wide_of(logits[at])), factor, cap) : W(0);
+        if (targets[row] < 0) {
+            sums[row] = first == 0;
+            picked[row] = first == 0 ? top : W(0);
+        }
     }
 }
 
@@ -79,6 +83,7 @@ __global__ void cross_entropy_backward(const T* logits, const I* targets, const 
         const W z = formed(W(wide_of(logits[c])), factor, cap);
         W v = exp(z - lse);
         if (c == target) v -= W(1);
+        if (targets[row] < 0) v = 0;
         v = v * W(scale) / W(count);
         if (cap != 0) v *= (W(1) - z / W(cap) * (z / W(cap))) * W(factor);
         else if (factor != 1) v *= W(factor);

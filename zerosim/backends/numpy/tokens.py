@@ -51,6 +51,7 @@ def cross_entropy(logits: Array, targets: Array, losses: Array, lse: Array, form
         np.add(np.log(sums), top, out=lse[rows])
         picked = block[np.arange(len(block)), targets[rows]]
         np.subtract(lse[rows], picked, out=losses[rows])
+        losses[rows][targets[rows] < 0] = 0
 
 
 def cross_entropy_shares(
@@ -64,6 +65,9 @@ def cross_entropy_shares(
         picked[rows][here] = block[here, columns[here]]
         shifted = block - top[rows, None]
         sums[rows] = product(np.exp(shifted, out=shifted), ones)
+        if (unread := targets[rows] < 0).any():
+            sums[rows][unread] = first == 0
+            picked[rows][unread] = top[rows][unread] if first == 0 else 0
 
 
 def cross_entropy_backward(
@@ -86,6 +90,7 @@ def cross_entropy_backward(
         columns = targets[rows] - first
         here = np.flatnonzero((columns >= 0) & (columns < logits.shape[1]))
         result[here, columns[here]] -= 1.0
+        result[targets[rows] < 0] = 0
         result *= scale
         result /= count
         if slope is not None:

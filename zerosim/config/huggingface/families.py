@@ -21,9 +21,11 @@ from zerosim.config.huggingface.rows import (
     dropouts,
     falcon,
     only,
+    padded_positions,
     read_numbers,
     rotary_columns,
     shared_by_all,
+    token_types,
     unless,
     unscaled_scores,
     whole_embedding,
@@ -66,6 +68,7 @@ def _names(**changes: tuple[str, ...]) -> Names:
 
 
 _COMMON = _names()
+_ENCODER = _names(kv_heads=(), head_dim=(), norm_eps=("layer_norm_eps",))
 _OLDER = _names(
     layers=("n_layer", "num_hidden_layers"),
     hidden=("n_embd", "hidden_size"),
@@ -104,6 +107,22 @@ _GPT2 = {
     "scale_attn_weights": True,
 }
 _GPT2_RULES = activation("activation_function"), unscaled_scores, only("add_cross_attention", False)
+_BERT = {
+    "layer_norm_eps": 1e-12,
+    "tie_word_embeddings": True,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
+_BERT_RULES = (
+    dropouts("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    only("position_embedding_type", "absolute"),
+    only("is_decoder", False),
+    only("add_cross_attention", False),
+    token_types,
+)
 
 # fmt: off
 FAMILIES: Mapping[str, Family] = MappingProxyType({
@@ -230,6 +249,10 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "max_position_embeddings": 131072},
         (activation("hidden_activation"), only("attn_logit_softcapping", None), *_GEMMA_RULES, read_windows,
          read_numbers),
+    ),
+    "bert": Family(_ENCODER, _BERT, (activation("hidden_act"), *_BERT_RULES)),
+    "roberta": Family(  # its head's function is gelu, whatever the blocks' is
+        _ENCODER, {**_BERT, "vocab_size": 50265}, (only("hidden_act", "gelu"), *_BERT_RULES, padded_positions),
     ),
 })
 # fmt: on

@@ -54,7 +54,10 @@ NESTED: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3
 """model_types whose text_config is a decoder that is read, with its model_type where it has none."""
 
 _EXPERTS, _LATENT, _STATES = "experts", "latent attention", "blocks with a state instead of attention"
-_STATE, _TWO, _ENCODER, _OTHER = "state", "an encoder beside the decoder", "an encoder", "inputs that are no text"
+_STATE, _OTHER = "state", "inputs that are no text"
+_TWO = "an encoder beside the decoder: cross-attention and rows of two lengths"
+_T5 = f"{_TWO}, and biases of relative positions"
+_ENCODER = "an encoder whose blocks are not BERT's"
 
 LACKING: Mapping[str, str] = MappingProxyType(
     {
@@ -66,7 +69,7 @@ LACKING: Mapping[str, str] = MappingProxyType(
         "falcon_h1": _STATES, "recurrent_gemma": _STATES, "rwkv": _STATES, "xlstm": _STATES, "lfm*": _STATES,
         "qwen3_next": f"{_STATES}, experts", "qwen3_5*": _STATES, "olmo_hybrid": _STATES,
         "*bert*": _ENCODER, "*roberta*": _ENCODER, "electra": _ENCODER, "deberta*": _ENCODER, "xlnet": _ENCODER,
-        "*t5*": _TWO, "*bart": _TWO, "pegasus*": _TWO, "marian": _TWO, "m2m_100": _TWO, "nllb*": _TWO,
+        "*t5*": _T5, "*bart": _TWO, "pegasus*": _TWO, "marian": _TWO, "m2m_100": _TWO, "nllb*": _TWO,
         "whisper": _TWO, "*vit*": _OTHER, "clip*": _OTHER, "siglip*": _OTHER, "*_vl*": _OTHER, "llava*": _OTHER,
         "idefics*": _OTHER, "mllama": _OTHER, "paligemma": _OTHER, "*vision*": _OTHER, "*audio*": _OTHER,
         "gemma3n*": "a table for each block", "gemma4*": "heads of two widths",
@@ -86,7 +89,7 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "mamba_*": _STATE,
         "ssm_*": _STATE,
         "state_size": _STATE,
-        "is_encoder_decoder": "encoder",
+        "is_encoder_decoder": "encoder beside a decoder",
         "encoder_*": "encoder",
         "decoder_*": "encoder",
         "use_mrope": "positions of images",

@@ -142,6 +142,20 @@ def shared_by_all(keys: Keys, draft: Draft) -> Draft:
     return draft.sized(kv_heads=kv_heads)
 
 
+def token_types(keys: Keys, draft: Draft) -> Draft:
+    """Read the rows of an encoder's table of token types."""
+    return draft.numbered(token_types=keys.whole("type_vocab_size"))
+
+
+def padded_positions(keys: Keys, draft: Draft) -> Draft:
+    """Take the rows before the first position out of RoBERTa's positions: they belong to padding."""
+    positions = draft.size("positions") - draft.decoder.first_position
+    if positions < 1:
+        raise keys.fail(f"max_position_embeddings {positions + draft.decoder.first_position}: "
+                        f"{draft.decoder.first_position} of them are for padding")  # fmt: skip
+    return draft.sized(positions=positions, seq=min(positions, draft.size("seq")))
+
+
 def whole_embedding(keys: Keys, draft: Draft) -> Draft:
     """Refuse OPT's projections around a narrower token table."""
     hidden = draft.size("hidden")
