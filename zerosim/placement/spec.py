@@ -27,8 +27,7 @@ class WeightSpec:
     embedding  its rows are looked up by number: tokens' or positions'
     stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
     tile       the tile of the weight of this name that it is; None: it is the weight
-    role       what it is to its block; None: it is outside of blocks
-    reads_input  its gradient is computed from its map's input, as a bias's and an adapter's B are not
+    role       what it is to its block; `reads_input`: its gradient reads its map's input (no bias's, no adapter's B)
     numel      its elements in the flat buffer
     """
 

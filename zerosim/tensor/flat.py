@@ -57,8 +57,7 @@ class Flat(GradAccumulator):
     def declare(
         self, name: str, shape: tuple[int, ...], *, split: Split | None = None, tile: Tile | None = None, **how: Any
     ) -> Parameter:
-        """Append a parameter to the layout; no memory is taken yet. `shape` is the whole's, which `split` or `tile`
-        cuts; `how` are other fields of its `WeightSpec`."""
+        """Append a parameter to the layout, without memory. `shape`: of the whole; `how`: other fields of `WeightSpec`."""
         cut = split if tile is None else tile.split
         shape = shape if cut is None else cut.local_shape
         weight = WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how)
