@@ -33,7 +33,9 @@ class ModelConfig(Part):
     heads: int = option(
         None, "attention heads; their number divides the width", low=1, high=10**7, metavar="H", shown=OF_MODEL
     )
-    kv_heads: int = option(None, "llama: key-value heads", low=1, high=10**7, metavar="KV", shown=OF_MODEL)
+    kv_heads: int = option(
+        None, "key-value heads, shared by heads of queries", low=1, high=10**7, metavar="KV", shown=OF_MODEL
+    )
     head_dim: int = option(
         None, "columns of an attention head", low=1, high=10**5, metavar="E", shown="the model's; else D / H"
     )
@@ -41,12 +43,12 @@ class ModelConfig(Part):
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
     )
-    positions: int = option(None, "gpt: rows of the position table", low=1, high=10**8, metavar="T", shown=OF_MODEL)
+    positions: int = option(None, "rows of a learned position table", low=1, high=10**8, metavar="T", shown=OF_MODEL)
     vocab: int = option(None, "vocabulary size; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
     tie_embeddings: bool = option(None, "the head shares the token table", shown=OF_MODEL)
     dropout: float = option(None, "probability of dropping an activation", below=1, metavar="P", shown=OF_MODEL)
     norm_eps: float = option(None, "number added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL)
-    rope_base: float = option(None, "llama: base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
+    rope_base: float = option(None, "base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
     params: int | None = option(
         None,
         "flat: number of parameters, such as 7.5B",
