@@ -206,12 +206,15 @@ def test_weights_of_another_family_are_told(family: str, other: str, said: str, 
         read_released(write(tmp_path / SINGLE, stored), *shapes_of(family))
 
 
-def test_a_known_name_that_hides_a_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, shapes, _, stored = files_of("llama")
+@pytest.mark.parametrize("values", [np.zeros(8, np.float32), np.zeros(9, np.float32)], ids=["names", "shapes"])
+def test_weights_of_a_folder_name_its_own_model(values: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shapes, _, stored = files_of("llama")  # a known name, which hides a folder that is called so
     monkeypatch.chdir(tmp_path)
     Path("llama").mkdir()
-    with pytest.raises(InputError, match=r"; --model llama is zerosim's own, the folder is --model \./llama$"):
-        read_released(write(tmp_path / SINGLE, without(NORM)(stored)), model, shapes)
+    write(Path("llama", SINGLE), {**stored, "other" if values.size == 8 else NORM: values})
+    Path("llama/config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match=r"; the folder's own model is --model \./llama$"):
+        read_released("llama", model, shapes)
 
 
 # -- on demand -------------------------------------------------------------------------------------------

@@ -134,6 +134,12 @@ def test_every_owner_runs_where_a_buffer_depends_on_the_others(
     check(monkeypatch, config)
 
 
+def test_every_owner_runs_where_a_turn_waits_for_a_copy_that_another_one_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which parameters are fetched ahead from the host depends on what else a rank owns."""
+    check(monkeypatch, RunConfig(model="llama", layers=1, hidden=8, heads=4, seq=4, partition="owner", lora_rank=1,
+                                 offload="optimizer=host,params=host", prefetch=2))  # fmt: skip
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.999, 1])
 def test_a_bounded_device_refuses_what_it_refuses_to_the_program(monkeypatch: pytest.MonkeyPatch, share: float) -> None:

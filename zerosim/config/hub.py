@@ -43,7 +43,7 @@ def model_called(name: str) -> str | None:
     if wanted in plain:
         return plain[wanted]
     near = difflib.get_close_matches(wanted, list(plain), 3, 0.8)
-    sizes = re.findall(r"\d+(?:\.\d+)?[bm]$", wanted)
+    sizes = re.findall(r"(?:\d+x)?\d+(?:\.\d+)?[bm]$", wanted)
     return next((plain[one] for one in near if not sizes or one.endswith(sizes[0])), None)
 
 

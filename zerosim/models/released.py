@@ -47,11 +47,11 @@ class OnDemand(Mapping[str, Any]):
         return len(self._makers)
 
 
-def _folder(model: ModelConfig) -> str:
-    """Return a hint where a known name hides a folder."""
-    if model.is_of_file or not os.path.isdir(model.name):
+def _beside(path: str, model: ModelConfig) -> str:
+    """Return a hint where the model is known by name, though the folder says which one it is."""
+    if model.is_of_file or not os.path.isfile(os.path.join(path, "config.json")):
         return ""
-    return f"; --model {model.name} is zerosim's own, the folder is --model {os.path.join('.', model.name)}"
+    return f"; the folder's own model is --model {path if os.sep in path else os.path.join('.', path)}"
 
 
 def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Callable[[], Any]]:
@@ -76,11 +76,11 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     try:
         check_names(given, wanted, whose)
     except InputError as error:
-        raise InputError(f"{error}{_looks_like(model, found)}{_folder(model)}") from None
+        raise InputError(f"{error}{_looks_like(model, found)}{_beside(path, model)}") from None
     try:
         check_shapes({name: one.shape for name, one in given.items()}, wanted, whose)
     except InputError as error:
-        raise InputError(f"{error}{_folder(model)}") from None
+        raise InputError(f"{error}{_beside(path, model)}") from None
     for one in given.values():
         one.check_float()
     grouped = grouped_names(model)

@@ -57,7 +57,7 @@ class Flat(GradAccumulator):
     def declare(
         self, name: str, shape: tuple[int, ...], *, split: Split | None = None, tile: Tile | None = None, **how: Any
     ) -> Parameter:
-        """Append a parameter to the layout, without memory. `shape`: of the whole; `how`: other fields of `WeightSpec`."""
+        """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
         cut = split if tile is None else tile.split
         shape = shape if cut is None else cut.local_shape
         weight = WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how)

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, get_args
 
 from zerosim.config import RunConfig
-from zerosim.device.events import Alloc, Event, Free, Launch, Turn
+from zerosim.device.events import Alloc, Copy, CpuEvent, Event, Free, Launch, Turn
 from zerosim.device.recorder import Reader
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import AXES, STATES
@@ -39,6 +40,7 @@ PROBED = 5
 """The third program's rank owns each flat of this number: a prime, so that it owns each tensor of some block."""
 ID_AT = {kind: kind._fields.index(name) for kind in get_args(Event) for name in ("id", "work") if name in kind._fields}
 """The place of a buffer's or a work's id in an event."""
+_BEGINS = (Alloc, Launch, Copy, CpuEvent)
 
 
 def spliced(config: RunConfig, layout: Layout, ranks: Iterable[int], run: Run, unread: Types) -> dict[int, Batches]:
@@ -105,7 +107,22 @@ def _choices(
                 found[-1][-1][2].extend(other)
             else:
                 found[-1].append((flat if own != other else "", own, other))
-    return found
+    return found if _holds_for_any_owner(found) else None
+
+
+def _holds_for_any_owner(batches: Sequence[Sequence[Choice]]) -> bool:
+    """Return whether each buffer and work that a turn names has begun whatever else a rank owns: in both choices of an
+    earlier turn, or in the same choice of the same flat."""
+    begun, always = defaultdict[tuple[str, bool], set[object]](set), set[object]()
+    for flat, *choices in chain.from_iterable(batches):
+        for is_own, events in zip((True, False), choices if flat else choices[1:] * 2, strict=True):
+            begun[flat, is_own] |= {event[ID_AT[type(event)]] for event in events if type(event) in _BEGINS}
+        always |= begun[flat, True] & begun[flat, False]
+        for is_own, events in zip((True, False), choices, strict=True):
+            named = {event[ID_AT[type(event)]] for event in events if type(event) in ID_AT} - {None}
+            if named - always - begun[flat, is_own]:
+                return False
+    return True
 
 
 class _TurnReader:
