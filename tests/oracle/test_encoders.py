@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle.test_released import UNREAD, logits_of, made, mask_tokens
 
+from oracle.test_released import logits_of, made
 from zerosim.models.released import read_released, stored_names
+from zerosim.train.masked import UNREAD, mask_tokens
 from zerosim.train.run import run
 
 TOLERANCE = 1e-5

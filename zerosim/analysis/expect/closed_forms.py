@@ -41,8 +41,8 @@ def _psi(config: RunConfig) -> int:
 
 
 def _decoder_psi(model: ModelConfig) -> int:
-    """Return the parameters of any decoder or encoder: which norms and biases it has is its row's, how many numbers each has the
-    formula's."""
+    """Return the parameters of any decoder or encoder: which norms and biases it has is its row's, how many numbers
+    each has the formula's."""
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
