@@ -106,7 +106,9 @@ def test_encoders_files_have_heads_of_other_tasks_and_a_second_head(family: str,
     path = write(tmp_path / "a.safetensors", {**older, **beside, **numbers, **again})
     assert same(read(path, model, shapes), weights)
     other = write(tmp_path / "b.safetensors", {**stored, f"{head}.decoder.weight": table + 1})
-    with pytest.raises(InputError, match="differs from .*word_embeddings.weight, and the model's head is tied to it$"):
+    with pytest.raises(
+        InputError, match=r"differs from .*word_embeddings\.weight, and the model's head is tied to it$"
+    ):
         read(other, model, shapes)
 
 

@@ -98,3 +98,16 @@ def test_a_file_that_is_none_is_refused_in_one_line(content: str, tmp_path: Path
 def test_it_is_of_no_use_with_tokens_alone(path: str) -> None:
     with pytest.raises(InputError, match=r"tokenizer .*: tokens are numbers already; leave it out"):
         config(path, tokens="tokens.npz")
+
+
+def test_the_mask_is_the_tokenizers(path: str, tmp_path: Path) -> None:
+    """For encoders; without one in the vocabulary a run is refused before a rank starts."""
+    with pytest.raises(InputError, match=r"^the tokenizer of .* has no \[MASK\] and no <mask> below vocab 300$"):
+        run(config(path, model="bert"))
+    library = tokenizers.Tokenizer.from_file(path)
+    library.add_special_tokens(["<mask>"])
+    library.save(str(tmp_path / "masked.json"))
+    masked = str(tmp_path / "masked.json")
+    assert Tokenizer(masked).mask(VOCAB + 1) == library.token_to_id("<mask>") == VOCAB
+    assert len(run(config(masked, model="bert", vocab=VOCAB + 1)).losses) == 2
+    assert BYTES.mask(256) == 255

@@ -260,15 +260,16 @@ def _read_prompt(config: RunConfig, tokens: Tokens) -> list[int]:
 
 def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inputs:
     weights = data.read_start(config, model.shapes())
-    rows, seq = config.global_batch, config.model.seq
+    rows, seq, vocab = config.global_batch, config.model.seq, config.model.vocab
+    mask = tokens_of_text.mask(vocab) if config.model.is_masked else 0
     batch: Callable[[int], Any]
     if config.data.tokens is not None:
         if config.data.file is not None:
             raise InputError("data and tokens are both given: choose one")
-        tokens = data.read_tokens(config.data.tokens, rows, seq, config.model.vocab, config.optim.steps)
+        tokens = data.read_tokens(config.data.tokens, rows, seq, vocab, config.optim.steps)
         steps, batch = len(tokens), tokens.__getitem__
     else:
-        text = data.read_text(config.data.file, seq, config.model.vocab, tokens_of_text)
+        text = data.read_text(config.data.file, seq, vocab, tokens_of_text)
         steps = config.optim.steps or DEFAULT_STEPS
         batch = partial(data.sample_batch, text, config.data.seed, rows=rows, seq=seq)
 
@@ -276,8 +277,7 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
         data_rank, data_size = config.mesh.axes.index(ctx.rank, *DATA), config.mesh.axes.size(*DATA)
         whole = batch(step)
         if config.model.is_masked:
-            vocab = config.model.vocab
-            whole = mask_tokens(whole[:, :-1], config.data.seed, step, vocab, tokens_of_text.mask(vocab))
+            whole = mask_tokens(whole[:, :-1], config.data.seed, step, vocab, mask)
         return data.micro_batches(whole, data_rank, data_size, config.data.accumulate)
 
     return Inputs(steps, micro_batches, _writer(config, weights))
