@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-<<<<<<< HEAD
-from oracle.test_released import UNREAD, logits_of, made, mask_tokens
-=======
 from oracle.test_released import logits_of, made
->>>>>>> encoders
 from zerosim.models.released import read_released, stored_names
 from zerosim.train.masked import UNREAD, mask_tokens
 from zerosim.train.run import run

@@ -34,15 +34,9 @@ def parameters_of(config: RunConfig) -> int:
     )
 
 
-<<<<<<< HEAD
 def _of_decoder(model: ModelConfig) -> int:
     """Return the parameters of a model with blocks: which norms and biases it has is its row's, how many numbers each
     has the formula's."""
-=======
-def _decoder_psi(model: ModelConfig) -> int:
-    """Return the parameters of any decoder or encoder: which norms and biases it has is its row's, how many numbers
-    each has the formula's."""
->>>>>>> encoders
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
