@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.meshes import ladders
+from zerosim.analysis.models import largest_models
 from zerosim.analysis.search import changes, cheapest_fit, cheapest_fits, fewest_ranks, in_whole_nodes, most_that_fits
 from zerosim.config import RunConfig, plan_config
+from zerosim.config.known import known_models
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.plan import peak_within
 
@@ -341,3 +343,9 @@ def test_ranks_that_fill_nodes_are_the_next_ones_that_the_mesh_divides() -> None
     assert found(100, 4, tp=2) == (10, 12)
     assert found(100, 4, tp=8) == (16, 16)
     assert found(0, 8) == (1001, 1008)
+
+
+@pytest.mark.slow  # builds every model
+def test_the_largest_model_is_sought_among_all_that_have_a_name() -> None:
+    tried = largest_models(RunConfig(), 0, lambda config: 1, lambda config: 0)
+    assert {one.name for one in tried} == set(known_models())

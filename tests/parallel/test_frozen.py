@@ -35,6 +35,21 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.parametrize("more", [{}, {"gather": "module"}, {"partition": "owner"}], ids=str)
+@pytest.mark.parametrize(
+    ("model", "freeze"),
+    [({"model": "mlp", "hidden": 4}, "layers.0"), ({"model": "flat", "params": 210, "units": 4}, "units.1,units.2")],
+    ids=str,
+)
+def test_models_without_blocks_have_frozen_weights_too(
+    model: dict[str, Any], freeze: str, more: dict[str, Any]
+) -> None:
+    config = RunConfig(**model, freeze=freeze, ranks=4, stage=3, seq=4, steps=1, **more)
+    result = run(config)
+    assert plan(config).traffic == result.traffic
+    assert formulas_agree(result)
+
+
 SOME = "*,!h.1,!ln_f"
 """What is frozen: everything but a block and the last norm."""
 

@@ -9,7 +9,7 @@ from zerosim.analysis.candidate import accepted, candidate
 from zerosim.analysis.search import Trial
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
-from zerosim.config.presets.models import model_names
+from zerosim.config.known import known_models
 from zerosim.device.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.build import build_model
@@ -38,7 +38,7 @@ def largest_models(
     """Return the planned models, largest first: those that do not fit, and the first few that do. Models that other
     options exclude are left out. Raises: InputError if all are."""
     device, named = Device(0, make_backend("meta")), list[tuple[int, str, RunConfig]]()
-    for name in model_names():
+    for name in known_models():
         for asked in accepted([candidate(config, model=name)]):
             named.append((build_model(RunConfig(model=name), device).num_parameters, name, asked))
     tried, refusal = list[TriedModel](), None

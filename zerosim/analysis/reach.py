@@ -52,7 +52,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
         local = turns and number - 1 in chunks  # zb-v turns on a stage without a message
         j += first > lowest and number > 0 and not local
         for at, unit in enumerate(units, first):
-            if at < lowest:
+            if at < lowest or not config.model.has_blocks:
                 continue
             if is_block(unit):
                 more = _in_block(config.model.decoder.block, _trained_in(placed, unit), sends_back=at > lowest)
@@ -94,6 +94,8 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     without one, as a norm's result; a map before a norm by that norm; the first map of the feed-forward by its
     activation. Side by side no norm reads the sum.
     """
+    if not placed.config.model.has_blocks:
+        return set()
     row, parts = placed.config.model.decoder.block, placed.config.memory.again.parts
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
     attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))

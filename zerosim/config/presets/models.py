@@ -189,8 +189,3 @@ _ALL = (
 )  # fmt: skip
 
 MODELS: Mapping[str, ModelPreset] = MappingProxyType({preset.name: preset for preset in _ALL})
-
-
-def model_names() -> tuple[str, ...]:
-    """Return the names of all presets of this file, in its order."""
-    return tuple(MODELS)
