@@ -1,10 +1,19 @@
-"""Labels drawn from the model itself: y ~ softmax(logits), for estimates of curvature (`optim/sophia.py`)."""
+"""Labels drawn from the model itself: y ~ softmax(logits), for estimates of curvature (`optim/sophia.py`). And how many
+tokens an encoder predicts."""
 
 from __future__ import annotations
 
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import rows_of
+
+MASKED = 0.15
+"""The share of a row's tokens that an encoder predicts, BERT's."""
+
+
+def predicted(tokens: int) -> int:
+    """Return how many tokens of a row of so many an encoder predicts: of every row as many."""
+    return max(1, round(MASKED * tokens))
 
 
 def sample_labels(logits: Buffer, key: tuple[int, int], first: int, labels: Buffer, form: LogitForm = PLAIN) -> None:

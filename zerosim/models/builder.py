@@ -101,5 +101,6 @@ class Builder:
         ]
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
         form = LogitForm(self.sizes.numbers.logit_scale, self.sizes.numbers.logit_cap)
-        is_masked = self.sizes.decoder.masked is not None
-        return Model(units, self.group, head, width=self.sizes.hidden, logit_form=form, is_masked=is_masked)
+        model = Model(units, self.group, head, width=self.sizes.hidden, logit_form=form)
+        model.is_masked = self.sizes.is_masked
+        return model

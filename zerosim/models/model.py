@@ -17,7 +17,7 @@ from zerosim.device.device import Buffer
 from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.chunked_loss import ChunkedLoss
-from zerosim.functional.labels import sample_labels
+from zerosim.functional.labels import predicted, sample_labels
 from zerosim.functional.loss import LogitsGrad, form_rows
 from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
 from zerosim.nn import Group, TokenTable, Unit
@@ -51,7 +51,6 @@ class Model:
         *,
         width: int = 0,
         logit_form: LogitForm = PLAIN,
-        is_masked: bool = False,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
@@ -62,7 +61,7 @@ class Model:
         self.head = head
         self.width = width
         self.logit_form = logit_form
-        self.is_masked = is_masked
+        self.is_masked = False
         self.loss_mode = "lean"
         self.label_keys: LabelKeys | None = None
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
@@ -81,10 +80,9 @@ class Model:
             self.head,
             width=self.width,
             logit_form=self.logit_form,
-            is_masked=self.is_masked,
         )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
-        part.loss_mode, part.label_keys = self.loss_mode, self.label_keys
+        part.loss_mode, part.label_keys, part.is_masked = self.loss_mode, self.label_keys, self.is_masked
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)
@@ -118,6 +116,11 @@ class Model:
     def border(self, rows: int, tokens: int) -> tuple[int, int, int]:
         """Return the shape of a microbatch's activations between units."""
         return rows, self.group.rows.own(tokens), self.width
+
+    def num_targets(self, shape: tuple[int, int]) -> int:
+        """Return the number of tokens that a training step predicts of a batch of this shape."""
+        rows, columns = shape
+        return rows * (predicted(columns // 2) if self.is_masked else columns - 1)
 
     @property
     def num_parameters(self) -> int:

@@ -92,6 +92,7 @@ class Unit:
         leaf = Leaf() if self.sends_back and x.dtype.name != "int64" else None
         y = (function or self.function)(Tensor(x.buffer, leaf))
         if x.device.grad_enabled and self.goes_back:
+            assert y.node is not None or not self.sends_back
             self._in_flight[slot] = (leaf, y.node)
         return Tensor(y.buffer)
 

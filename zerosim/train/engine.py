@@ -3,8 +3,8 @@
 An optimizer that estimates curvature has every k-th step followed by a second forward and backward, on labels that the
 model draws, and an `estimate` in place of the update.
 
-B microbatch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all
-but the first the targets. Of masked tokens it is (B, 2T), the input and then the targets (`masked.py`).
+B microbatch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all but the first the
+targets. Of masked tokens it is (B, 2T), the input, then the targets (`masked.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, WeightGrad, uses_of
 from zerosim.tensor.tensor import Tensor
-from zerosim.train.masked import predicted
 
 
 class Pass(NamedTuple):
@@ -147,7 +146,7 @@ def train_step(
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
         device.mark("after_step")
-    tokens = _tokens(model, micro_batches)
+    tokens = model.num_targets(micro_batches[0].shape)
     means = [float(values()[0]) / tokens for _, values in losses]
     del losses
     if strategy.updater.estimate_is_due:
@@ -185,7 +184,7 @@ def _run(
     """
     device, scale = strategy.device, strategy.updater.control.loss_scale
     # The mean over tokens and microbatches is one true division, by their product.
-    count = _tokens(model, micro_batches) * len(micro_batches)
+    count = model.num_targets(micro_batches[0].shape) * len(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
     grads: dict[int, MakeGrad] = {}
     for action in actions:
@@ -235,12 +234,6 @@ def _run(
             if completes:
                 strategy.close_backward()
     return losses
-
-
-def _tokens(model: Model, micro_batches: Sequence[Any]) -> int:
-    """Targets of one microbatch."""
-    rows, columns = micro_batches[0].shape
-    return int(rows * (predicted(columns // 2) if model.is_masked else columns - 1))
 
 
 def train(

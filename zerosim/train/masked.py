@@ -11,16 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.functional.labels import predicted
 from zerosim.tensor.rng import generator
 
-SHARE = 0.15
 UNREAD = -1
 """The target of a token that is not predicted: it has no loss and no gradient."""
-
-
-def predicted(tokens: int) -> int:
-    """Return how many tokens of a row of so many are predicted."""
-    return max(1, round(SHARE * tokens))
 
 
 def mask_tokens(rows: Any, seed: int, step: int, vocab: int, mask: int) -> Any:
