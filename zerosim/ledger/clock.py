@@ -323,7 +323,7 @@ class Run:
         """Let compute wait until `stop`: for kernels on the CPU while there are any, else for copies."""
         if stop <= self.now:
             return
-        cpu = sum(max(0.0, min(stop, end) - max(self.now, began)) for began, end in self.on_cpu)
+        cpu = sum((max(0.0, min(stop, end) - max(self.now, began)) for began, end in self.on_cpu), 0.0)
         self.added["cpu"].append(cpu)
         self.added["copies"].append(stop - self.now - cpu)
         self._span(COMPUTE, "wait", self.now, stop, scope, stream or CPU)
