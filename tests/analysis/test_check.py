@@ -146,6 +146,16 @@ def test_every_single_figure_can_fail(name: str, runs: Runs) -> None:
     for index, table in enumerate(file.expect):
         right = dict(figures_in(table.get("instead", [])))
         own = "computed" if "computed" in table else "printed"
+        if "rows" in table:
+            for at, row in enumerate(table["rows"]):
+                other = copy.deepcopy(file.expect)
+                column = table["columns"].index("printed")
+                other[index]["rows"][at][column] = wrong = another(row[column], table)
+                judged = judge(read_expectations(ScenarioFile(file.path, file.run, file.sweep, other))[index], runs)
+                (failed,) = [cell for cell in judged.cells if not cell.passed]
+                assert failed.printed is not None
+                assert failed.printed.text == wrong
+            continue
         for place, text in figures_in(table[own]):
             key, was = ("instead", right[place]) if place in right else (own, text)
             wrong = another(was, table)

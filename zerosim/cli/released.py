@@ -11,7 +11,6 @@ from zerosim.cli.folders import Folder
 from zerosim.cli.outputs import Output, output
 from zerosim.cli.parser import flag_of
 from zerosim.config import RunConfig
-from zerosim.config.released import PICKLES
 from zerosim.errors import InputError
 
 
@@ -22,6 +21,8 @@ def released_output(
 
     Raises: InputError as `output`, and for a model that transformers does not have.
     """
+    from zerosim.config.released import PICKLES  # not for --help
+
     path = getattr(args, flag)
     if path is not None and path.endswith(PICKLES):
         raise InputError(f"{flag_of(flag)} {path}: zerosim writes no pickles; choose OUT.npz, or a folder")
