@@ -12,7 +12,7 @@ Under tensor parallelism an adapter is cut like its map, and adds no message in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Window
@@ -59,16 +59,16 @@ def is_target(word: str, name: str, words: Sequence[str], *, is_part: bool) -> b
 class Adapters:
     """The adapters of one linear map, possibly none. `by_rows`: the map is row-parallel."""
 
-    def __init__(self, here: LayerContext, targets: Sequence[Adaptable], *, by_rows: bool = False) -> None:
+    def __init__(self, here: LayerContext, targets: Iterable[Adaptable], *, by_rows: bool = False) -> None:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
+        self.targets, self.adapters = list[Adaptable](), list[Adapter]()
+        if not tuning.lora_rank:
+            return
         self.unit = unit_of(here.name)
-        self.targets = [
-            one
-            for one in targets
-            if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets)
-        ]
-        self.adapters: list[Adapter] = []
+        for one in targets:
+            if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets):
+                self.targets.append(one)
         for name, inner, wide, first, _, _, split_a, split_b in self.targets:
             at, cut = here.named(name), maps.size > 1
             std = float((3 * inner) ** -0.5)  # PEFT draws A uniformly, with this variance

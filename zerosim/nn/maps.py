@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,11 @@ def pieces_of(here: LayerContext, wide: Width) -> int:
     return min(here.sizes.kv_heads, size) if wide == "kv_heads" else size
 
 
+def _cut(wide: tuple[int, ...]) -> dict[str, Any]:
+    """Return how the parts of a fused weight, side by side, are cut: equal ones by their number."""
+    return {"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}
+
+
 class ColumnMap:
     """A map of D inputs whose outputs are cut over a group: one weight of them all, whose parts, such as q|k|v, are cut
     separately; or a weight for each, with results side by side."""
@@ -30,24 +35,28 @@ class ColumnMap:
     def __init__(self, here: LayerContext, row: Map) -> None:
         self.maps, self.row = here.group.maps, row
         self.weights, self.biases = list[Parameter](), list[Parameter]()
-        wide, rank = tuple(here.sizes.width(out.wide) for out in row.outs), here.tuning.lora_rank
-        may, first = list[Adaptable](), 0
+        wide = tuple(here.sizes.width(out.wide) for out in row.outs)
         if row.fused:
-            cut: dict[str, Any] = {"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}
-            self._declare(here, sum(wide), **cut)
-            split = self.maps.split((sum(wide), rank), 0, **cut)
+            self._declare(here, sum(wide), **_cut(wide))
+        else:
+            for out, each in zip(row.outs, wide, strict=True):
+                self._declare(here.beside(out.name), each, pieces=pieces_of(here, out.wide))
+        self.adapters = Adapters(here, self._adaptable(here, wide))
+
+    def _adaptable(self, here: LayerContext, wide: tuple[int, ...]) -> Iterator[Adaptable]:
+        """Yield what may have an adapter: the whole of a fused map, and each of its outputs that has a name."""
+        row, hidden, rank, first = self.row, here.sizes.hidden, here.tuning.lora_rank, 0
+        if row.fused:
+            split = self.maps.split((sum(wide), rank), 0, **_cut(wide))
             words = row.outs[0].words if len(wide) == 1 else ()
-            may.append(Adaptable(here.name, here.sizes.hidden, sum(wide), words=words, split_b=split))
+            yield Adaptable(here.name, hidden, sum(wide), words=words, split_b=split)
         for out, each in zip(row.outs, wide, strict=True):
-            at, pieces = here.beside(out.name), pieces_of(here, out.wide)
-            if not row.fused:
-                self._declare(at, each, pieces=pieces)
+            pieces = pieces_of(here, out.wide)
             if out.name:
                 split = self.maps.split((each, rank), 0, pieces=pieces)
-                is_part = row.fused
-                may.append(Adaptable(at.name, here.sizes.hidden, each, first, out.words, is_part, split_b=split))
+                name = here.beside(out.name).name
+                yield Adaptable(name, hidden, each, first, out.words, row.fused, split_b=split)
             first += each // pieces
-        self.adapters = Adapters(here, may)
 
     def _declare(self, at: LayerContext, wide: int, **cut: Any) -> None:
         hidden, dim = at.sizes.hidden, 1 if self.row.layout == "in_out" else 0
@@ -87,10 +96,9 @@ class RowMap:
         if row.bias:
             summed = here.group.rows.is_cut
             self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
-        split = self.maps.split((here.tuning.lora_rank, inner), 1)
-        self.adapters = Adapters(
-            here, [Adaptable(here.name, inner, hidden, words=row.words, split_a=split)], by_rows=True
-        )
+        split = self.maps.split((here.tuning.lora_rank, inner), 1) if here.tuning.lora_rank else None
+        own = Adaptable(here.name, inner, hidden, words=row.words, split_a=split)
+        self.adapters = Adapters(here, [own], by_rows=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.adapters:
