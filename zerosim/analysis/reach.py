@@ -71,14 +71,12 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
     first one that computes or passes on a gradient. Side by side, each branch has a first one."""
     layout, found = placed.layout, list[str]()
     row = placed.config.model.decoder.block if is_block(unit) and placed.config.model.has_blocks else None
-    flows = {0: sends_back, 1: sends_back}
+    flows = dict.fromkeys(BOTH, sends_back)
     for name, flat in layout.flats.items():
         if flat.unit != unit:
             continue
         roles = roles_in(flat)
-        branches = {at for at, _ in roles} if row is not None and row.parallel and roles else {0, 1}
-        if row is not None and (0, "before") in roles and row.shares_norm:
-            branches = {0, 1}  # the norm of both
+        branches = {at for role in roles for at in row.reached_from(*role)} if row is not None and roles else {*BOTH}
         same = [other for other, one in layout.flats.items() if one.module == flat.module]
         trained = any(map(layout.is_trained, same))
         if trained or any(flows[at] for at in branches) or flat.module == unit:

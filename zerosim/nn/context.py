@@ -123,11 +123,8 @@ class LayerContext(NamedTuple):
 
     @property
     def branches(self) -> Sequence[int]:
-        """The branches of its block from which backward comes to it: one after the other, both reach every layer; side
-        by side each has its own layers, and they may share the first norm."""
-        if self.role is None or not self.block.parallel:
-            return BOTH
-        return BOTH if self.role.place == "before" and self.block.shares_norm else (self.role.branch,)
+        """The branches of its block from which backward comes to it."""
+        return BOTH if self.role is None else self.block.reached_from(*self.role[:2])
 
     @property
     def std(self) -> float:

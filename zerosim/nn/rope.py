@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from zerosim.backends.forms import Rope
 from zerosim.config.model import ModelConfig
-from zerosim.config.numbers import UNSCALED, Kind
+from zerosim.config.numbers import UNSCALED, Kind, Scaling
 from zerosim.functional.rope_scaling import inverse_frequencies
 
 
@@ -15,7 +17,13 @@ def rope_of(sizes: ModelConfig, kind: Kind) -> Rope:
     scaling = UNSCALED if kind.window and numbers.rope_local else numbers.scaling
     if scaling == UNSCALED:
         return rope
-    frequencies, factor = inverse_frequencies(
-        scaling.kind, dict(scaling.values), kind.rope_base, columns, sizes.positions, sizes.seq
-    )
-    return rope._replace(frequencies=tuple(frequencies), factor=factor)
+    frequencies, factor = _frequencies(scaling, kind.rope_base, columns, sizes.positions, sizes.seq)
+    return rope._replace(frequencies=frequencies, factor=factor)
+
+
+@cache  # the blocks of a model have the same
+def _frequencies(
+    scaling: Scaling, base: float, columns: int, positions: int, seq: int
+) -> tuple[tuple[float, ...], float]:
+    found, factor = inverse_frequencies(scaling.kind, dict(scaling.values), base, columns, positions, seq)
+    return tuple(found), factor

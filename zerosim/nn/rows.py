@@ -55,14 +55,9 @@ class OwnRows:
         runs = self.positions(*x.shape[:2])
         return F.add_row_runs(x, table, [(here, slice(at.start + first, at.stop + first)) for here, at in runs])
 
-    def rotary(
-        self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0, rope: Rope | None = None
-    ) -> Tensor:
-        """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads.
-
-        `base` alone is Llama's rotation; `rope` says all of it.
-        """
-        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope or Rope(base))
+    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
+        """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
+        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope)
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True

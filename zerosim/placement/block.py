@@ -132,6 +132,11 @@ class Block(NamedTuple):
         """Whether the second branch reads the first one's norm."""
         return self.mlp.before == self.attention.before != ""
 
+    def reached_from(self, branch: int, place: str) -> tuple[int, ...]:
+        """Return the branches from which backward comes to a layer: one after the other, both reach each; side by side
+        each has its own layers, and they may share the first norm."""
+        return BOTH if not self.parallel or (place == "before" and self.shares_norm) else (branch,)
+
     @property
     def branches(self) -> tuple[Branch, Branch]:
         """Both branches. Side by side no norm reads the sum after attention, so no part is recomputed for it."""

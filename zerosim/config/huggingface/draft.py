@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.keys import Keys
-from zerosim.config.numbers import Numbers
+from zerosim.config.numbers import NEUTRAL, Numbers
 from zerosim.config.presets.models import Size
 from zerosim.placement.block import Decoder
 
@@ -17,7 +17,7 @@ class Draft(NamedTuple):
 
     decoder: Decoder
     sizes: Mapping[str, Size]
-    numbers: Numbers = Numbers()
+    numbers: Numbers = NEUTRAL
     notes: tuple[str, ...] = ()
 
     def size(self, name: str) -> int:
