@@ -33,9 +33,15 @@ class Arriving(Protocol):
 
 
 class AllGather:
-    """`comm`: the ranks that each hold one `shard` of the flat's parameters."""
+    """`comm`: the ranks that each hold one `shard` of the flat's parameters.
+
+    `bucket`: elements of a buffer through which stages 1 and 2 gather new parameters; 0: they arrive where they belong.
+    """
 
     in_place = True  # a shard may be sent from its place in the whole
+
+    def __init__(self, bucket: int = 0) -> None:
+        self.bucket = bucket
 
     def join(self, groups: Groups) -> None:
         """Join the ranks."""

@@ -38,7 +38,7 @@ from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
-from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
+from zerosim.train.build import Whole, declare
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
 from zerosim.train.owners import spliced
@@ -46,6 +46,7 @@ from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
+from zerosim.train.world import node_memories, node_ranks, world_of
 
 MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""

@@ -36,7 +36,7 @@ from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.tensor.stored import values_of
 from zerosim.train import data
-from zerosim.train.build import MakeStrategy, declare, world_of
+from zerosim.train.build import MakeStrategy, declare
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.masked import mask_tokens
@@ -44,6 +44,7 @@ from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
 from zerosim.train.work import check_run
+from zerosim.train.world import world_of
 
 DEFAULT_STEPS = 60
 
