@@ -17,10 +17,10 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
-from zerosim.placement.mesh import FINER, STATES
+from zerosim.placement.mesh import FINER
 from zerosim.tensor.flat import Flat
 
-[(NODES, NODE)] = [FINER[axis] for axis in STATES]
+NODES, NODE = FINER["dp_shard"]
 """The axes across nodes and within one, among those that cut model states."""
 
 

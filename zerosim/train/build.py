@@ -81,7 +81,7 @@ def build_rank(
     place = Place(ctx.rank, groups)
     made = pieces_of(config, place)
     if repeats is not None and made.repeats:
-        made = repeating(made, config, ctx, groups, repeats)
+        made = repeating(made, config, ctx, repeats)
     chunks = stage_chunks(config, declared)[mesh.index(ctx.rank, "pp")]
     names = [declared.units[i].name for chunk in chunks for i in chunk]
     only = [int(name.rpartition(".")[2]) for name in names if is_block(name)]

@@ -364,7 +364,7 @@ class _UnevenReductions:
     def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
             if type(event) is Repeat:
-                self.found |= event.stretch.once(_uneven_of, len(event.group))
+                self.found |= event.stretch.once(_uneven_of, tuple(len(group) for group, _ in event.calls))
             elif type(event) is Launch:
                 self._look(event, len(event.group))
 
@@ -375,10 +375,10 @@ class _UnevenReductions:
                 self.found.add((tuple(call.axis.split("+")), numel))
 
 
-def _uneven_of(stretch: Stretch, size: int) -> set[tuple[tuple[str, ...], int]]:
-    """Return a stretch's, in a group of this size."""
+def _uneven_of(stretch: Stretch, sizes: Sequence[int]) -> set[tuple[tuple[str, ...], int]]:
+    """Return a stretch's, in groups of these sizes."""
     reader = _UnevenReductions()
     for event in stretch.events:
         if isinstance(event, Launch):
-            reader._look(event, size)
+            reader._look(event, sizes[event.group[0]])
     return reader.found

@@ -12,15 +12,15 @@ from zerosim.dtypes import DType
 from zerosim.nn import Recompute, Unit
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.pipeline import defers
+from zerosim.placement.mesh import BLOCK
 from zerosim.train.build_model import build_model, is_trained
 from zerosim.train.pieces import pieces_of
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
 
-def repeating(made: Pieces, config: RunConfig, ctx: Context, groups: Groups, found: Rehearsals) -> Pieces:
+def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) -> Pieces:
     """Return a rank's pieces with a unit around each block that repeats a block rehearsed on a separate device."""
-    comm = groups("tp") if config.mesh.tp > 1 else None
-    place, inner = config.mesh.axes.index(ctx.rank, "tp"), made.wrap
+    place, inner = config.mesh.axes.index(ctx.rank, *BLOCK), made.wrap
 
     def wrap(number: int, unit: Unit) -> Unit:
         unit = inner(number, unit)
@@ -33,7 +33,7 @@ def repeating(made: Pieces, config: RunConfig, ctx: Context, groups: Groups, fou
                 one = found[key] = _rehearsed(config, ctx, number, unit, shape, dtype)
             return one
 
-        return Repeated(unit, comm, rehearsed)
+        return Repeated(unit, ctx.comm, rehearsed)
 
     return made._replace(wrap=wrap)
 
@@ -57,4 +57,4 @@ def _rehearsed(
     block = next(one for one in model.units if one.name == unit.name)
     pairs = zip(block.all_flats, unit.all_flats, strict=True)
     block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})
-    return rehearse(block, unit, device, shape, dtype, ranks=groups("tp").ranks, defers=defers(config))
+    return rehearse(block, unit, device, shape, dtype, defers=defers(config))
