@@ -37,6 +37,7 @@ class WholeMaps:
         pieces: int | None = None,
         padding: int = 0,
         lengths: tuple[int, ...] = (),
+        around: tuple[int, int] = (0, 0),
     ) -> Split | None:
         """Return how a weight of this whole shape is cut along `dim` (`placement.split.Split`); None: it is whole."""
         return None

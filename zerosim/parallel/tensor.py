@@ -98,8 +98,9 @@ class TensorParallel(WholeMaps):
         pieces: int | None = None,
         padding: int = 0,
         lengths: tuple[int, ...] = (),
+        around: tuple[int, int] = (0, 0),
     ) -> Split | None:
-        return Split(shape, dim, pieces or self.size, parts, padding, lengths=lengths)
+        return Split(shape, dim, pieces or self.size, parts, padding, lengths=lengths, around=around)
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))

@@ -50,8 +50,8 @@ class WeightSpec:
 
     @property
     def own_name(self) -> str:
-        """The name; of a tile, with its number."""
-        return self.name if self.tile is None else f"{self.name}.tile{self.tile.number}"
+        """The name; of a tile, with its number; of a run of parts that is cut separately, with where it begins."""
+        return self.name + own_suffix(self.split, self.tile)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -79,6 +79,13 @@ class WeightSpec:
         if self.summed:
             return size
         return 1 if self.split is None else self.split.copies(size)
+
+
+def own_suffix(split: Split | None, tile: Tile | None) -> str:
+    """Return what distinguishes weights of one name: tiles, and runs of parts."""
+    if tile is not None:
+        return f".tile{tile.number}"
+    return f".from{split.around[0]}" if split is not None and any(split.around) else ""
 
 
 class Overlap(NamedTuple):
