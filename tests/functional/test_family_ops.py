@@ -38,10 +38,10 @@ def rotary(rope: Rope) -> Callable[[Tensor], Tensor]:
 SCORES = {
     "scaled": Scores(scale=0.7),
     "capped": Scores(cap=1.5),
-    "slopes": Scores(alibi=True),
+    "slopes": Scores(alibi=1.0),
     "window": Scores(window=3),
     "both-ways": Scores(causal=False),
-    "all": Scores(0.6, 2.0, True, 2),
+    "all": Scores(0.6, 2.0, 0.3, 2),
 }
 
 
