@@ -118,7 +118,8 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., Tensor], list[
     ),
 }  # fmt: skip
 for name, form in {
-    "scale": Scores(scale=0.6), "cap": Scores(cap=1.5), "ALiBi": Scores(alibi=1.0), "scaled ALiBi": Scores(alibi=0.25), "window": Scores(window=4),
+    "scale": Scores(scale=0.6), "cap": Scores(cap=1.5), "ALiBi": Scores(alibi=1.0), "scaled ALiBi": Scores(alibi=0.25),
+    "window": Scores(window=4),
     "both ways": Scores(causal=False),
 }.items():  # fmt: skip
     for policy in (ActivationPolicy(), ActivationPolicy("lean", "flash")):

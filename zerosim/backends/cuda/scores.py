@@ -10,7 +10,8 @@ from zerosim.backends.kernels import Array, Heads
 
 FORM = r"""
 // Rows of scores are `queries` a head, of `heads` heads and several sequences; their columns are consecutive keys. A
-// query's number is its place among those columns. near: the power of two below the model's heads; 0: no slopes. alibi: the slopes' factor.
+// query's number is its place among those columns. near: the power of two below the model's heads; 0: no slopes. alibi:
+// their factor.
 struct Form {
     double cap, alibi;
     long long near, head, heads, window, causal;
