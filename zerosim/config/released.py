@@ -25,12 +25,15 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 def is_released(path: str) -> bool:
     """Return whether a path names released weights rather than an .npz file: by its name, a folder, or how it begins.
 
-    Raises: InputError for a file with pickles.
+    Raises: InputError for a file with pickles, and for a config.json.
     """
     if os.path.isdir(path) or path.endswith((".safetensors", INDEX)):
         return True
     if path.endswith(PICKLES):
         raise _pickled(path)
+    if path.endswith(".json"):
+        folder = os.path.dirname(path) or "."
+        raise InputError(f"{path} describes a model and has no weights: pass it as --model, and {folder} as --weights")
     with open_file(path) as file:
         start = file.read(9)
     if start[:1] == b"\x80":
