@@ -31,13 +31,13 @@ def is_released(path: str) -> bool:
         return True
     if path.endswith(PICKLES):
         raise _pickled(path)
-    if path.endswith(".json"):
-        folder = os.path.dirname(path) or "."
-        raise InputError(f"{path} describes a model and has no weights: pass it as --model, and {folder} as --weights")
     with open_file(path) as file:
         start = file.read(9)
     if start[:1] == b"\x80":
         raise _pickled(path)
+    if path.endswith(".json"):
+        folder = os.path.dirname(path) or "."
+        raise InputError(f"{path} describes a model and has no weights: pass it as --model, and {folder} as --weights")
     return start[8:] == b"{"
 
 
