@@ -12,13 +12,15 @@ from zerosim.config.huggingface.read import OTHER_NAMES
 from zerosim.config.inputs import read_json
 from zerosim.config.model import ModelConfig
 
-_BY_RULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+_BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), {"dropout": "resid_pdrop attn_pdrop embd_pdrop"}),
-        **dict.fromkeys(("gpt_neox", "bloom"), {"dropout": "attention_dropout hidden_dropout"}),
-        "falcon": {"kv_heads": "num_kv_heads"},
-        "opt": {"dropout": "dropout attention_dropout"},
-        **dict.fromkeys(("bert", "roberta"), {"dropout": "hidden_dropout_prob attention_probs_dropout_prob"}),
+        "kv_heads": {"falcon": ("num_kv_heads",)},
+        "dropout": {
+            **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
+            **dict.fromkeys(("gpt_neox", "bloom"), ("attention_dropout", "hidden_dropout")),
+            "opt": ("dropout", "attention_dropout"),
+            **dict.fromkeys(("bert", "roberta"), ("hidden_dropout_prob", "attention_probs_dropout_prob")),
+        },
     }
 )
 """The keys of sizes that a family's rules read, by family."""
@@ -47,7 +49,7 @@ def _keys(model: ModelConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
     family = FAMILIES[_model_type(model)]
     yield from ((size, names) for size, names in family.names.items() if names)
     yield from (("rope_base", (key,)) for key in ("rotary_emb_base", "rope_theta") if key in family.defaults)
-    yield from ((size, (key,)) for size, keys in _BY_RULES.get(model.family, {}).items() for key in keys.split())
+    yield from ((size, (key,)) for size, keys in _BY_RULES.items() for key in keys.get(model.family, ()))
 
 
 def _model_type(model: ModelConfig) -> str:
