@@ -20,7 +20,8 @@ from zerosim.device.device import Buffer, Device, Phase
 from zerosim.dtypes import DType
 from zerosim.nn.halves import stored_as
 from zerosim.nn.unit import Unit
-from zerosim.placement.spec import own_suffix, unit_of
+from zerosim.placement.spec import unit_of
+from zerosim.placement.split import own_suffix
 from zerosim.tensor.autograd import Node, Sink
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Parameter, Tensor

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zerosim.placement.block import Role
 from zerosim.placement.nf4 import nf4_parts
 from zerosim.placement.partition import Slice
-from zerosim.placement.split import Split, Tile
+from zerosim.placement.split import Split, Tile, own_suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,6 @@ class WeightSpec:
         if self.summed:
             return size
         return 1 if self.split is None else self.split.copies(size)
-
-
-def own_suffix(split: Split | None, tile: Tile | None) -> str:
-    """Return what distinguishes weights of one name: tiles, and runs of parts."""
-    if tile is not None:
-        return f".tile{tile.number}"
-    return f".from{split.around[0]}" if split is not None and any(split.around) else ""
 
 
 class Overlap(NamedTuple):

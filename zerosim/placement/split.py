@@ -99,3 +99,10 @@ class Tile(NamedTuple):
 
     split: Split
     number: int
+
+
+def own_suffix(split: Split | None, tile: Tile | None) -> str:
+    """Return what distinguishes weights of one name: tiles, and runs of parts."""
+    if tile is not None:
+        return f".tile{tile.number}"
+    return f".from{split.around[0]}" if split is not None and any(split.around) else ""
