@@ -57,7 +57,13 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "glm4": _HEADS | dict(head_dim=16),
         "phi3": _HEADS | dict(rope_parameters=_LONG, original_max_position_embeddings=16, sliding_window=20),
         "smollm3": _HEADS | dict(num_hidden_layers=5, no_rope_layer_interval=4),
+        "smollm3, windows": _HEADS | dict(
+            num_hidden_layers=5, no_rope_layer_interval=2, use_sliding_window=True, sliding_window=8
+        ),
         "cohere": _HEADS | dict(logit_scale=0.2),
+        "cohere2, first": _HEADS | dict(
+            layer_types=["full_attention", *["sliding_attention"] * 2], sliding_window=8
+        ),
         "cohere, norms": _HEADS | dict(use_qk_norm=True),
         "starcoder2": _HEADS | dict(sliding_window=8),
         "phi": _HEADS | dict(partial_rotary_factor=0.5),
@@ -69,6 +75,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "bloom": _IDS | dict(vocab_size=VOCAB, hidden_size=HIDDEN, n_layer=3, n_head=6),
         "falcon": _SIZES | _IDS | dict(num_attention_heads=4),
         "falcon, new": _SIZES | _IDS | dict(num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True),
+        "falcon, alibi": _SIZES | _IDS | dict(
+            num_attention_heads=4, multi_query=False, parallel_attn=False, bias=True, alibi=True
+        ),
         "opt": _SIZES | _IDS | dict(num_attention_heads=4, ffn_dim=96, word_embed_proj_dim=HIDDEN, dropout=0.0),
         "gpt_bigcode": _GPT2,
     }

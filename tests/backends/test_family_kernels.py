@@ -224,10 +224,10 @@ def loss_cases() -> Iterator[Case]:
 SCORES = {
     "scaled": Scores(scale=0.7),
     "capped": Scores(cap=2.0),
-    "with slopes": Scores(alibi=True),
+    "with slopes": Scores(alibi=1.0),
     "in windows": Scores(window=13),
     "both ways": Scores(causal=False),
-    "all at once": Scores(0.4, 3.0, True, 70),
+    "all at once": Scores(0.4, 3.0, 0.3, 70),
 }
 
 
@@ -242,7 +242,7 @@ def attended(qkv: Values, of: Heads) -> tuple[Values, Values, Values, Values]:
     ahead = np.arange(tokens) - np.arange(tokens)[:, None]
     if form.alibi:
         slopes = alibi_slopes(of.whole or of.queries)[of.first :][: of.queries]
-        after = after + np.array(slopes)[:, None, None] * ahead
+        after = after + form.alibi * np.array(slopes)[:, None, None] * ahead
     hidden = (ahead > 0) & form.causal
     if form.window:
         hidden |= ahead <= -form.window

@@ -263,6 +263,8 @@ def test_models_are_chosen_by_a_word(capsys: pytest.CaptureFixture[str], monkeyp
     assert lines[3] == "Llama 3.1, 3.2"
     sizes = ["16", "2,048", "32", "8", "8,192", "131,072", "128,256"]
     assert lines[4].split() == ["llama3.2-1b", *sizes, "1,235,814,400", "1.24B", "l4"]
+    assert main(["zoo", "models", "Llama3.2-1", "--json", "-"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)["models"]] == ["llama3.2-1b"]
     assert main(["zoo", "fine-tuning", "smollm2-135m"]) == 0
     assert "smollm2-135m" in capsys.readouterr().out
     for words, said in (
@@ -355,3 +357,16 @@ def test_every_report_says_what_is_left_out_of_a_recipe(verb: str, capsys: pytes
     told = " ".join(capsys.readouterr().out.split())
     assert "Left out: recipe deepspeed's" in told
     assert "reduce_bucket 500000000, not with partition 'owner': the owner reduces gradients in place" in told
+
+
+@pytest.mark.parametrize("verb", ["plan", "run --steps 1", "explain --stage 3 --ranks 4", "fit --limit 1GB"])
+def test_a_left_out_tower_is_named(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1,
+             "head_dim": 16, "intermediate_size": 32, "vocab_size": 256, "max_position_embeddings": 16}  # fmt: skip
+    values = {"model_type": "gemma3", "text_config": sizes, "vision_config": {"hidden_size": 4}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values), "utf-8")
+    assert main([*verb.split(), "--model", str(path), "--json", str(tmp_path / "out.json")]) == 0
+    note = f"Model {path}: planned without its vision tower."
+    assert note in " ".join(capsys.readouterr().out.split()) or verb.startswith("run")
+    assert json.loads((tmp_path / "out.json").read_text("utf-8"))["notes"][0] == "planned without its vision tower"

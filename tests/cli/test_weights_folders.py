@@ -100,6 +100,12 @@ def test_folders_are_complete_or_absent(folder: Path, refused: Any, monkeypatch:
         ("--weights in --vocab 300", r"lm_head.weight has shape \(256, 16\), expected \(300, 16\)|has shape"),
         ("--weights in --layers 2", "missing model.layers.1.input_layernorm.weight, .* and 6 more"),
         ("--model in --weights missing", "cannot read missing: No such file"),
+        (
+            "--weights in/config.json",
+            "in/config.json describes a model and has no weights: pass it as --model, and in as",
+        ),
+        ("--model in/model.safetensors", "a file of weights; pass it as --weights, and in/config.json as --model"),
+        ("--model new.safetensors", "'new.safetensors': a file of weights; pass it as --weights, and ./config.json"),
         ("--model ./nothing", "cannot read ./nothing: No such file"),
         ("--tokenizer missing.json", "tokenizer missing.json"),
         ("--tokenizer in --tokens x.npz", "--tokenizer 'in': tokens are numbers already"),
@@ -110,6 +116,14 @@ def test_bad_input_is_one_line(refused: Any, words: str, said: str) -> None:
     weights = [] if "--weights" in given else ["--weights", "in"]
     error = refused(*LLAMA, *weights, *given)
     assert re.search(said, error), error
+
+
+def test_a_tied_folder_has_no_other_head(refused: Any) -> None:
+    gemma = ["run", "--model", "gemma", *SIZES, *TINY]
+    assert main([*gemma, "--save-weights", "tied"]) == 0
+    said = refused("run", "--model", "tied", "--weights", "tied", *TINY, "--no-tie-embeddings")
+    assert "of tied do not fit" in said
+    assert "their head is tied to the token table (tie_word_embeddings): leave out --no-tie-embeddings" in said
 
 
 def test_a_model_that_transformers_lacks_is_no_folder(refused: Any) -> None:

@@ -14,7 +14,7 @@ from config_files import FILES, file, model
 from zerosim.config import RunConfig
 from zerosim.config.huggingface.read import model_of, read_config_json
 from zerosim.config.model import ModelConfig
-from zerosim.config.numbers import NEUTRAL, UNSCALED, Numbers, Scaling
+from zerosim.config.numbers import NEUTRAL, UNSCALED, Kind, Numbers, Scaling
 from zerosim.placement.families import DECODERS
 
 EXPECTED = tomllib.loads((FILES / "expected.toml").read_text("utf-8"))
@@ -114,10 +114,16 @@ def test_blocks_that_differ() -> None:
     assert windows("gemma3-1b", layer_types=[sliding] * 26) == (512, 0, 0)
     assert windows("mistral-7b", model_type="ministral", layer_types=[sliding, full] * 16) == (4096, 2, 0)
     command = model("command-r7b", layer_types=[full] * 32).numbers
-    assert (command.window, command.plain_every) == (0, 1)
+    assert not any(command.kind(number, 1e4).rotates for number in range(32))
+    command = model("command-r7b", layer_types=[full, *[sliding] * 31]).numbers
+    assert [command.kind(number, 1e4).rotates for number in range(32)] == [False, *[True] * 31]
     assert model("smollm3-3b", no_rope_layers=None, no_rope_layer_interval=6).numbers.plain_every == 6
     assert model("smollm3-3b", no_rope_layers=[1] * 40).numbers.plain_every == 0
     assert model("smollm3-3b", no_rope_layers=[0] * 36).numbers.plain_every == 1
+    plain = [number % 4 == 3 for number in range(36)]
+    for kinds in (None, [sliding if slides else full for slides in plain]):
+        small = model("smollm3-3b", use_sliding_window=True, sliding_window=512, layer_types=kinds).numbers
+        assert [small.kind(number, 1e4) for number in range(36)] == [Kind(512 * p, 1e4, not p) for p in plain]
 
 
 def test_scalings_of_rotary_angles() -> None:

@@ -40,11 +40,6 @@ LONG: list[tuple[str, dict[str, Any], str]] = [
         "and in all but each n-th",
     ),
     (
-        "command-r7b",
-        {"layer_types": [FULL] * 4 + [SLIDING] * 28},
-        "layer_types: a first block without a window is not modelled, as it has no positions either",
-    ),
-    (
         "phi-3-mini-128k",
         {"rope_scaling": {**LISTS, "long_factor": [1.0] * 47}},
         "rope_scaling: long_factor 47 numbers: expected a list of 48, one for each pair of rotated columns",

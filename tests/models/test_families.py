@@ -12,6 +12,7 @@ from family_configs import CONFIGS, written
 from zerosim.analysis.expect.closed_forms import parameters_of
 from zerosim.config import RunConfig
 from zerosim.config.numbers import NEUTRAL
+from zerosim.errors import InputError
 from zerosim.report.plan import formulas_agree
 from zerosim.tensor.tensor import cpu
 from zerosim.train.build_model import build_model
@@ -55,8 +56,8 @@ def test_every_way(name: str, tmp_path: Path) -> None:
     base = BASE | dict(model=written(name, tmp_path))
     expected = run(RunConfig(**base | dict(stage=0))).weights
     for way, changes in (SAME | OTHER).items():
-        if "tp" in changes and RunConfig(**base).model.kv_heads == 1:
-            continue  # refused for a fused weight with one head of keys
+        if way == "lora, tp" and RunConfig(**base).model.kv_heads == 1:
+            changes = {**changes, "lora_target": "q,k,v,o,up"}  # no adapter of a whole map with copies
         config = RunConfig(**base | changes)
         result = run(config)
         planned = plan(config, every_rank=True)
@@ -66,6 +67,32 @@ def test_every_way(name: str, tmp_path: Path) -> None:
         if way in SAME:
             apart = max(float(np.abs(result.weights[weight] - expected[weight]).max()) for weight in expected)
             assert apart <= 2e-6, way
+
+
+COPIED = ["gpt_bigcode", *(pytest.param(name, marks=pytest.mark.slow) for name in ("falcon", "falcon, new", "phi3"))]
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_ranks_hold_copies_of_a_fused_weights_keys_and_values(name: str, tmp_path: Path) -> None:
+    """With fewer heads of keys than ranks: as one rank to the last digits of fp64, clipped too, and a plan agrees."""
+    base = BASE | dict(model=written(name, tmp_path), steps=2, precision="fp64", stage=0, lr=0.1, clip_norm=0.5)
+    expected = run(RunConfig(**base)).weights
+    for changes in (dict(), dict(stage=1), dict(stage=3, sequence_parallel=True), dict(stage=3, gather="module")):
+        config = RunConfig(**base | changes | dict(ranks=8, tp=4))
+        assert config.model.kv_heads < config.mesh.tp
+        result, planned = run(config), plan(config)
+        assert [memory.peak for memory in planned.memory] == [memory.peak for memory in result.memory]
+        assert planned.traffic == result.traffic
+        assert formulas_agree(result)
+        for weight, values in expected.items():
+            np.testing.assert_allclose(result.weights[weight], values, rtol=0, atol=1e-12, err_msg=weight)
+
+
+def test_an_adapter_of_a_whole_map_with_copies_is_refused(tmp_path: Path) -> None:
+    model = written("gpt_bigcode", tmp_path)
+    for target in ("all-linear", "c_attn", "*c_attn"):
+        with pytest.raises(InputError, match=r"all columns of c_attn cannot be cut over 4 .* choose q,k,v"):
+            run(RunConfig(model=model, ranks=4, tp=4, steps=1, seq=16, lora_rank=2, lora_target=target))
 
 
 @pytest.mark.bits

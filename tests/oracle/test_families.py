@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) f
 
 
 def theirs(config: str, folder: Path) -> Any:
-    """transformers' model of a file, whose every weight and bias is drawn, saved in a folder."""
-    values = transformers.AutoConfig.from_pretrained(Path(config).parent, attn_implementation="eager")
+    """transformers' model of a file, whose every weight and bias is drawn, saved in a folder. Falcon's eager attention
+    adds ALiBi's slopes twice (`findings/falcon_alibi_eager.sh`)."""
+    kind = "sdpa" if json.loads(Path(config).read_text("utf-8")).get("alibi") else "eager"
+    values = transformers.AutoConfig.from_pretrained(Path(config).parent, attn_implementation=kind)
     model = transformers.AutoModelForCausalLM.from_config(values)
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():

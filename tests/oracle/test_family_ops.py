@@ -85,7 +85,7 @@ def attended(form: Scores) -> Callable[[torch.Tensor], torch.Tensor]:
         if form.cap:
             scores = torch.tanh(scores / form.cap) * form.cap  # Gemma 2's eager_attention_forward
         if form.alibi:
-            scores = scores + build_alibi_tensor(torch.ones(B, T), H, torch.float32).view(B, H, 1, T)
+            scores = scores + form.alibi * build_alibi_tensor(torch.ones(B, T), H, torch.float32).view(B, H, 1, T)
         behind = torch.arange(T)[:, None] - torch.arange(T)
         hidden = (behind < 0) & form.causal
         if form.window:
@@ -118,7 +118,8 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., Tensor], list[
     ),
 }  # fmt: skip
 for name, form in {
-    "scale": Scores(scale=0.6), "cap": Scores(cap=1.5), "ALiBi": Scores(alibi=True), "window": Scores(window=4),
+    "scale": Scores(scale=0.6), "cap": Scores(cap=1.5), "ALiBi": Scores(alibi=1.0), "scaled ALiBi": Scores(alibi=0.25),
+    "window": Scores(window=4),
     "both ways": Scores(causal=False),
 }.items():  # fmt: skip
     for policy in (ActivationPolicy(), ActivationPolicy("lean", "flash")):

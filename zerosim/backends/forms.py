@@ -13,14 +13,14 @@ class Scores(NamedTuple):
 
     scale    their factor; 0: 1 / sqrt(d)
     cap      cap * tanh(scores / cap); 0: none
-    alibi    each head's slope times (key - query) is added (2108.12409)
+    alibi    this times each head's slope times (key - query) is added (2108.12409); 0: nothing
     window   a query reads the last `window` keys up to itself; 0: every key up to itself
     causal   without it a query reads every key, later ones too
     """
 
     scale: float = 0.0
     cap: float = 0.0
-    alibi: bool = False
+    alibi: float = 0.0
     window: int = 0
     causal: bool = True
 

@@ -131,6 +131,7 @@ def leave_found(
     `taken`: bytes of the best."""
     outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
     about = {"warnings": search.warnings(best, taken), "config": search.config.to_dict()}
+    about["notes"] = list(search.config.model.notes)
     values = {"schema": 1, "find": search.find, **found, **outside, **about}
     leave(args, figures, lambda: values, report)
     return 3 if best is None else 0

@@ -3,89 +3,57 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from zerosim.config.huggingface.families import FAMILIES
+from zerosim.config.huggingface.read import OTHER_NAMES
 from zerosim.config.inputs import read_json
 from zerosim.config.model import ModelConfig
 
-_NEWER: Mapping[str, str] = MappingProxyType(
+_BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "head_dim": "head_dim",
-        "ffn": "intermediate_size",
-        "positions": "max_position_embeddings",
-        "norm_eps": "rms_norm_eps",
-        "rope_base": "rope_theta",
-    }
-)
-_OLDER: Mapping[str, str] = MappingProxyType(
-    {
-        "layers": "n_layer",
-        "hidden": "n_embd",
-        "heads": "n_head",
-        "ffn": "n_inner",
-        "positions": "n_positions",
-        "norm_eps": "layer_norm_epsilon",
-        "dropout": "resid_pdrop attn_pdrop embd_pdrop",
-    }
-)
-_LIKE_NEOX = {"dropout": "attention_dropout hidden_dropout"}
-_ENCODER = {**_NEWER, "norm_eps": "layer_norm_eps", "dropout": "hidden_dropout_prob attention_probs_dropout_prob"}
-KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "gpt": _OLDER,
-        "gptj": _OLDER,
-        "gpt_bigcode": _OLDER,
-        "gpt_neox": {**_NEWER, **_LIKE_NEOX, "norm_eps": "layer_norm_eps", "rope_base": "rotary_emb_base"},
-        "bloom": {**_OLDER, **_LIKE_NEOX, "hidden": "hidden_size", "ffn": "", "positions": ""},
-        "falcon": {
-            **_NEWER, "kv_heads": "num_kv_heads", "head_dim": "", "ffn": "ffn_hidden_size",
-            "norm_eps": "layer_norm_epsilon",
+        "kv_heads": {"falcon": ("num_kv_heads",)},
+        "dropout": {
+            **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
+            **dict.fromkeys(("gpt_neox", "bloom"), ("attention_dropout", "hidden_dropout")),
+            "opt": ("dropout", "attention_dropout"),
+            **dict.fromkeys(("bert", "roberta"), ("hidden_dropout_prob", "attention_probs_dropout_prob")),
         },
-        "opt": {**_NEWER, "ffn": "ffn_dim", "norm_eps": "", "dropout": "dropout attention_dropout"},
-        **dict.fromkeys(("bert", "roberta"), _ENCODER),
-        "cohere": {**_NEWER, "norm_eps": "layer_norm_eps"},
-        "phi": {**_NEWER, "norm_eps": "layer_norm_eps"},
-        "starcoder2": {**_NEWER, "norm_eps": "norm_epsilon"},
-    }
-)  # fmt: skip
-"""The keys of sizes in families that have others than Llama's; '' for none."""
-
-
-_SAME: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "layers": ("num_hidden_layers", "n_layer", "n_layers"),
-        "hidden": ("hidden_size", "n_embd", "d_model"),
-        "heads": ("num_attention_heads", "n_head", "n_heads"),
-        "positions": ("max_position_embeddings", "n_positions", "n_ctx"),
     }
 )
-"""Other names of sizes, which a file may have too."""
+"""The keys of sizes that a family's rules read, by family."""
 
 
 def config_json(model: ModelConfig, dtype: str) -> dict[str, Any]:
     """Return the values of a config.json, with weights stored as `dtype`: those of the file that was read, with the
     sizes that flags changed, or the family's for `model`."""
-    keys = {**KEYS.get(model.family, _NEWER), "vocab": "vocab_size", "tie_embeddings": "tie_word_embeddings"}
     values, before = _read(model) if model.is_of_file else (_made(model), None)
-    for size, names in keys.items():
+    for size, names in _keys(model):
         value = getattr(model, size)
         if size == "positions" and model.is_masked:
             value += model.decoder.first_position  # RoBERTa counts those of padding
         if before is None or getattr(before, size) != getattr(model, size):
-            there = [name for name in _SAME.get(size, ()) if name in values]
-            values |= dict.fromkeys(there or names.split(), value)
+            there = [name for name in values if name in names or OTHER_NAMES.get(name) == size]
+            values |= dict.fromkeys(there or names[:1], value)
     if before is not None:
         values |= _changed(values, model, before)
     for name in [name for name in ("dtype", "torch_dtype") if name in values] or ["dtype"]:
         values[name] = dtype
     return values
+
+
+def _keys(model: ModelConfig) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each size with its keys in the family's files."""
+    family = FAMILIES[_model_type(model)]
+    yield from ((size, names) for size, names in family.names.items() if names)
+    yield from (("rope_base", (key,)) for key in ("rotary_emb_base", "rope_theta") if key in family.defaults)
+    yield from ((size, (key,)) for size, keys in _BY_RULES.items() for key in keys.get(model.family, ()))
+
+
+def _model_type(model: ModelConfig) -> str:
+    return "gpt2" if model.family == "gpt" else model.family
 
 
 def _changed(values: Mapping[str, Any], model: ModelConfig, before: ModelConfig) -> dict[str, Any]:
@@ -130,7 +98,7 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "bert": {"type_vocab_size": model.numbers.token_types},
         "roberta": {"type_vocab_size": model.numbers.token_types},
     }
-    kind = "gpt2" if model.family == "gpt" else model.family
+    kind = _model_type(model)
     attention = model.decoder.block.attention
     of_row = {
         "attention_bias": attention.columns.bias,

@@ -41,13 +41,6 @@ def check_tensor_parallel(model: ModelConfig, mesh: MeshConfig, parallel: Parall
             f" {tp} neither divides kv_heads {model.kv_heads} nor is a multiple of it: choose "
             f"{_right_tp(model, mesh, parallel)}",
         )
-    columns = model.decoder.block.attention.columns
-    if model.kv_heads % tp and columns.fused:
-        raise wrong(
-            "tp",
-            f" {tp} does not divide kv_heads {model.kv_heads}, and {columns.name} is one weight, of which no rows are "
-            f"copied: choose {f'a divisor of {model.kv_heads}' if model.kv_heads > 1 else 'tp 1'}",
-        )
     if model.vocab % tp and not parallel.pad_vocab:
         raise wrong(
             "tp",

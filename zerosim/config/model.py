@@ -25,8 +25,9 @@ class ModelConfig(Part):
     Sizes in elements."""
 
     name: str = option(
-        "gpt", "gpt, llama, mlp, flat; a preset such as gpt2-xl, gpt3-175b, 1t, llama3-8b (zerosim zoo lists them); or "
-        "a Hugging Face config.json, or a folder with one", flat="model", metavar="NAME",
+        "gpt", "gpt, llama, mlp, flat, or another family, such as qwen3; a preset such as gpt2-xl, gpt3-175b, 1t, "
+        "llama3-8b (zerosim zoo models lists presets and families); or a Hugging Face config.json, or a folder with "
+        "one", flat="model", metavar="NAME",
     )  # fmt: skip
     layers: int = option(None, "blocks", low=1, high=100_000, metavar="L", shown=OF_MODEL)
     hidden: int = option(None, "width", low=1, high=10**7, metavar="D", shown=OF_MODEL)
@@ -190,6 +191,9 @@ class ModelConfig(Part):
 def _preset(name: str) -> ModelPreset:
     if not name.strip():
         raise wrong("model", f" {name!r}: expected a name, such as gpt2, or a config.json")
+    if name.endswith(".safetensors"):
+        here = os.path.join(os.path.dirname(name) or ".", "config.json")
+        raise wrong("model", f" {name!r}: a file of weights; pass it as --weights, and {here} as --model")
     if is_of_hub(name):
         raise wrong("model", hub_words(name))
     if _is_path(name):

@@ -38,6 +38,8 @@ class Numbers:
     full_every     each block whose number, counted from 1, this divides reads all keys; 0: none does
     window_from    blocks from this number on, counted from 0, have the window
     plain_every    each block whose number, counted from 1, this divides does not rotate q and k; 0: all rotate
+    plain_full     blocks rotate q and k exactly if they have a window (Command R7B), whatever `plain_every` says
+    plain_slides   only blocks that do not rotate q and k have the window (SmolLM3), whatever the three above say
     rope_local     the base of the rotary angles in blocks with a window; 0: `rope_base` in all
     rotary_part    the part of a head's columns that is rotated
     scaling        of the rotary angles, in blocks without a window of their own base
@@ -54,6 +56,8 @@ class Numbers:
     full_every: int = 0
     window_from: int = 0
     plain_every: int = 0
+    plain_full: bool = False
+    plain_slides: bool = False
     rope_local: float = 0.0
     rotary_part: float = 1.0
     scaling: Scaling = UNSCALED
@@ -67,9 +71,11 @@ class Numbers:
 
     def kind(self, number: int, rope_base: float) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""
-        is_full = bool(self.full_every) and (number + 1) % self.full_every == 0
-        window = 0 if is_full or number < self.window_from else self.window
         rotates = not (self.plain_every and (number + 1) % self.plain_every == 0)
+        is_full = bool(self.full_every) and (number + 1) % self.full_every == 0
+        is_full = rotates if self.plain_slides else is_full or number < self.window_from
+        window = 0 if is_full else self.window
+        rotates = bool(window) if self.plain_full else rotates
         return Kind(window, self.rope_local if window and self.rope_local else rope_base, rotates)
 
 

@@ -25,7 +25,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 def is_released(path: str) -> bool:
     """Return whether a path names released weights rather than an .npz file: by its name, a folder, or how it begins.
 
-    Raises: InputError for a file with pickles.
+    Raises: InputError for a file with pickles, and for a config.json.
     """
     if os.path.isdir(path) or path.endswith((".safetensors", INDEX)):
         return True
@@ -35,6 +35,9 @@ def is_released(path: str) -> bool:
         start = file.read(9)
     if start[:1] == b"\x80":
         raise _pickled(path)
+    if path.endswith(".json"):
+        folder = os.path.dirname(path) or "."
+        raise InputError(f"{path} describes a model and has no weights: pass it as --model, and {folder} as --weights")
     return start[8:] == b"{"
 
 

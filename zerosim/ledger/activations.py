@@ -45,7 +45,9 @@ class ActivationLedger:
     def read(self, events: Iterable[Event | Repeat]) -> None:
         for event in events:
             if isinstance(event, Repeat):
-                self.read(map(event.placed, event.stretch.once(_saves_of)))
+                here, ids = event, event.ids
+                found = here.stretch.once(_saves_of)
+                self.read(here.placed(one) for one in found if type(one) is Save or ids[one.id] in self._charged)
             elif type(event) is Save:
                 self._save(event)
             elif isinstance(event, Free) and event.id in self._charged:
@@ -64,6 +66,6 @@ class ActivationLedger:
             self._rows[where][event.id] = SavedRow(event.op, event.what, event.nbytes)
 
 
-def _saves_of(stretch: Stretch) -> list[Event]:
+def _saves_of(stretch: Stretch) -> list[Save | Free]:
     """Return the events of a stretch that this ledger reads."""
     return [event for event in stretch.events if isinstance(event, (Save, Free))]

@@ -225,6 +225,7 @@ class Run:
         self.streams: dict[str, deque[Call]] = {}  # launched, with times still unknown
         self.free: dict[str, float] = {}  # the end of a stream's last work
         self.gates: dict[str, float] = {}  # the time until which a stream waits for another one
+        self.lines: dict[tuple[object, ...], Line] = {}  # of calls, by the fields that it depends on
         self.cpu = 0.0  # the host's CPU
         self.copied = 0.0  # the end of the last launched copy
         self.on_cpu: list[tuple[float, float]] = []  # intervals of kernels that compute has not waited for
@@ -370,6 +371,12 @@ class Run:
         self.streams.setdefault(stream, deque()).append(call)
 
     def line(self, event: Launch) -> Line:
+        like = event.op, event.axis, event.group, event.scope.phase
+        if like not in self.lines:
+            self.lines[like] = self._line(event)
+        return self.lines[like]
+
+    def _line(self, event: Launch) -> Line:
         stream = event.axis
         if event.op in MESSAGES:  # numbered by ordered pair and direction, which is forward's or backward's
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]

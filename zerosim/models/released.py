@@ -54,6 +54,13 @@ def _beside(path: str, model: ModelConfig) -> str:
     return f"; the folder's own model is --model {path if os.sep in path else os.path.join('.', path)}"
 
 
+def _untied(model: ModelConfig, missing: Collection[str]) -> str:
+    """Return a hint where only a head is missing: the released one is the token table."""
+    if not model.has_blocks or model.tie_embeddings or missing != {f"{model.decoder.head}.weight"}:
+        return ""
+    return "; their head is tied to the token table (tie_word_embeddings): leave out --no-tie-embeddings"
+
+
 def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Callable[[], Any]]:
     """Return by zerosim's names how to read each weight of a file or a folder, for the model with those `shapes`.
 
@@ -76,7 +83,8 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     try:
         check_names(given, wanted, whose)
     except InputError as error:
-        raise InputError(f"{error}{_looks_like(model, found)}{_beside(path, model)}") from None
+        said = f"{error}{_untied(model, wanted.keys() - given)}{_looks_like(model, found)}{_beside(path, model)}"
+        raise InputError(said) from None
     try:
         check_shapes({name: one.shape for name, one in given.items()}, wanted, whose)
     except InputError as error:

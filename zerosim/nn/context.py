@@ -65,7 +65,7 @@ class LayerContext(NamedTuple):
 
     def named(self, name: str) -> LayerContext:
         """Return the context with another name."""
-        return self._replace(name=name)
+        return LayerContext(self.sizes, self.within, name, *self[3:])  # faster than _replace
 
     def taking(self, role: Role) -> LayerContext:
         """Return the context for a layer whose weights have this role."""

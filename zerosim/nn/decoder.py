@@ -66,8 +66,8 @@ class Attention:
         self.placed = [*self._norms(here), *self._rotary(here, kind)]
         self.proj = back_to_width(here, 0, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
-        is_alibi, is_causal = row.positions == "alibi", row.masked is None
-        self.form = Scores(numbers.query_scale, numbers.attn_cap, is_alibi, kind.window, is_causal)
+        slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
+        self.form = Scores(numbers.query_scale, numbers.attn_cap, slopes, kind.window, row.masked is None)
         self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
 
     def _norms(self, here: LayerContext) -> list[Layer]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
@@ -28,17 +29,9 @@ class WholeMaps:
     size = 1
     index = 0
 
-    def split(
-        self,
-        shape: tuple[int, ...],
-        dim: int,
-        *,
-        parts: int = 1,
-        pieces: int | None = None,
-        padding: int = 0,
-        lengths: tuple[int, ...] = (),
-    ) -> Split | None:
-        """Return how a weight of this whole shape is cut along `dim` (`placement.split.Split`); None: it is whole."""
+    def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Split | None:
+        """Return how a weight of this whole shape is cut along `dim`; `how`: other fields of its `Split`, into as many
+        pieces as ranks unless it says otherwise. None: it is whole."""
         return None
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:

@@ -21,6 +21,7 @@ from zerosim.dtypes import DType
 from zerosim.nn.halves import stored_as
 from zerosim.nn.unit import Unit
 from zerosim.placement.spec import unit_of
+from zerosim.placement.split import own_suffix
 from zerosim.tensor.autograd import Node, Sink
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Parameter, Tensor
@@ -69,7 +70,7 @@ class Tensors:
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in a new buffer with the parameter's name from the unit's name on."""
         stored = stored_as(self.tuning, name, shape, how.get("role"))
-        own = self._own(name) if (tile := how.get("tile")) is None else f"{self._own(name)}.tile{tile.number}"
+        own = self._own(name) + own_suffix(how.get("split"), how.get("tile"))
         self.flats.append(self.flat(own, self.device, *self.formats, module=self.name, stored=stored))
         return self.flats[-1].declare(name, shape, **how)
 

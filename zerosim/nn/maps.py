@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from zerosim.errors import wrong
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import Adaptable, Adapters
+from zerosim.nn.lora import Adaptable, Adapters, is_target
 from zerosim.placement.block import Map, Role, Width
 from zerosim.tensor.tensor import Parameter, Tensor
 
@@ -23,9 +24,19 @@ def pieces_of(here: LayerContext, wide: Width) -> int:
     return min(here.sizes.kv_heads, size) if wide == "kv_heads" else size
 
 
-def _cut(wide: tuple[int, ...]) -> dict[str, Any]:
-    """Return how the parts of a fused weight, side by side, are cut: equal ones by their number."""
-    return {"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}
+def _cuts(here: LayerContext, row: Map, wide: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return how the parts of a fused weight, side by side, are cut: equal ones by their number. If neighbours hold
+    copies of keys and values, but not of queries, these are two cuts."""
+    runs = dict[int, list[int]]()
+    for out, each in zip(row.outs, wide, strict=True):
+        runs.setdefault(pieces_of(here, out.wide), []).append(each)
+    if len(runs) == 1:
+        return [{"parts": len(wide)} if len(set(wide)) == 1 else {"lengths": wide}]
+    (q, kv), (_, copied) = map(sum, runs.values()), runs
+    return [
+        {"lengths": (q,), "around": (0, kv)},
+        {"lengths": tuple(runs[copied]), "around": (q, 0), "pieces": copied},
+    ]
 
 
 class ColumnMap:
@@ -36,20 +47,29 @@ class ColumnMap:
         self.maps, self.row = here.group.maps, row
         self.weights, self.biases = list[Parameter](), list[Parameter]()
         wide = tuple(here.sizes.width(out.wide) for out in row.outs)
-        if row.fused:
-            self._declare(here, sum(wide), **_cut(wide))
-        else:
+        cuts = _cuts(here, row, wide) if row.fused else []
+        for cut in cuts:
+            self._declare(here, sum(wide), **cut)
+        if not row.fused:
             for out, each in zip(row.outs, wide, strict=True):
                 self._declare(here.beside(out.name), each, pieces=pieces_of(here, out.wide))
-        self.adapters = Adapters(here, self._adaptable(here, wide))
+        self.is_one = len(cuts) == 1
+        self.adapters = Adapters(here, self._adaptable(here, wide, cuts))
 
-    def _adaptable(self, here: LayerContext, wide: tuple[int, ...]) -> Iterator[Adaptable]:
-        """Yield what may have an adapter: the whole of a fused map, and each of its outputs that has a name."""
+    def _adaptable(self, here: LayerContext, wide: tuple[int, ...], cuts: list[dict[str, Any]]) -> Iterator[Adaptable]:
+        """Yield what may have an adapter: the whole of a fused map, and each of its outputs that has a name. Raises:
+        InputError for an adapter of a whole map, some of whose columns have copies."""
         row, hidden, rank, first = self.row, here.sizes.hidden, here.tuning.lora_rank, 0
-        if row.fused:
-            split = self.maps.split((sum(wide), rank), 0, **_cut(wide))
+        if self.is_one:
+            split = self.maps.split((sum(wide), rank), 0, **cuts[0])
             words = row.outs[0].words if len(wide) == 1 else ()
             yield Adaptable(here.name, hidden, sum(wide), words=words, split_b=split)
+        elif row.fused and any(is_target(word, here.name, (), is_part=False) for word in here.tuning.targets):
+            raise wrong(
+                "lora_target",
+                f" {here.tuning.lora_target!r}: an adapter of all columns of {row.name} cannot be cut over "
+                f"{self.maps.size} tensor-parallel ranks, which hold copies of its keys and values; choose q,k,v",
+            )
         for out, each in zip(row.outs, wide, strict=True):
             pieces = pieces_of(here, out.wide)
             if out.name:
@@ -69,7 +89,7 @@ class ColumnMap:
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, biases, transposed = self.weights, self.biases, self.row.layout == "out_in"
-        if not self.row.fused:
+        if not self.is_one:
             if not self.adapters:
                 return self.maps.packed_linear(x, weights, biases)
             packed = partial(packed_linear_result, weights=weights, biases=biases)

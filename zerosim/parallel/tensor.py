@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.comm.collectives import Comm
@@ -96,17 +97,8 @@ class TensorParallel(WholeMaps):
         assert self._comm is not None, "a model that was built for its layout alone does not run"
         return self._comm
 
-    def split(
-        self,
-        shape: tuple[int, ...],
-        dim: int,
-        *,
-        parts: int = 1,
-        pieces: int | None = None,
-        padding: int = 0,
-        lengths: tuple[int, ...] = (),
-    ) -> Split | None:
-        return Split(shape, dim, pieces or self.size, parts, padding, lengths=lengths)
+    def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Split | None:
+        return Split(shape, dim, **{"pieces": self.size, **how})
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))

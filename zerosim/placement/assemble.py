@@ -59,7 +59,8 @@ class _Whole:
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
-        self._writers: dict[tuple[str, int], tuple[list[Piece], int]] = {}  # the owner of each piece of a weight
+        # the owner of each piece of a weight
+        self._writers: dict[tuple[str, int, tuple[int, int]], tuple[list[Piece], int]] = {}
 
     def put(self, weight: WeightSpec, local: Any, index: int, size: int, parts: list[Piece], offset: int) -> None:
         """Store the piece of one of `size` members, joined from `parts`, starting at `offset`.
@@ -71,9 +72,9 @@ class _Whole:
         split = weight.split
         if weight.tile is not None:  # whose number takes the member's place
             split, index, size = weight.tile.split, weight.tile.number, weight.tile.split.pieces
-        piece = 0 if split is None else split.piece(index, size)
-        if (weight.name, piece) not in self._writers:
-            self._writers[weight.name, piece] = parts, offset
+        piece = (weight.name, 0, (0, 0)) if split is None else (weight.name, split.piece(index, size), split.around)
+        if piece not in self._writers:
+            self._writers[piece] = parts, offset
             if split is None:
                 self.weights[weight.name] = local
             else:
@@ -84,7 +85,7 @@ class _Whole:
         differing = np.flatnonzero(_bits(local) != _bits(there))
         if differing.size:
             at = int(differing[0])
-            first_parts, first_offset = self._writers[weight.name, piece]
+            first_parts, first_offset = self._writers[piece]
             rank, first = _holder(parts, offset + at), _holder(first_parts, first_offset + at)
             raise PlacementError(
                 f"rank {rank} and rank {first} hold different values of element {at} of their part of {weight.name}: "

@@ -179,7 +179,7 @@ class Decoder(NamedTuple):
     of masked tokens.
 
     prefix       of every parameter's name but the head's
-    positions    'learned', 'rotary', 'alibi' or 'none'
+    positions    'learned', 'rotary', 'alibi', 'scaled alibi' (slopes are divided by sqrt(head_dim) too) or 'none'
     interleaved  rotary positions turn neighbouring columns; without, the halves of a head
     table_norm   the name of a norm of the token table's rows; an encoder's norms them with their positions
     last_norm    the name of the norm after the blocks, '' for none
@@ -194,7 +194,7 @@ class Decoder(NamedTuple):
     """
 
     block: Block
-    positions: Literal["learned", "rotary", "alibi", "none"]
+    positions: Literal["learned", "rotary", "alibi", "scaled alibi", "none"]
     table: str
     blocks: str
     last_norm: str

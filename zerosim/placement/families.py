@@ -8,31 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from zerosim.placement.block import Block, Branch, Decoder, Map, Masked, Out
+
+Layout = Literal["in_out", "out_in"]
 
 
 def _qkv(q: str, k: str, v: str) -> tuple[Out, ...]:
     return Out(q, "heads", ("q",)), Out(k, "kv_heads", ("k",)), Out(v, "kv_heads", ("v",))
 
 
-_FC = (Out("", "ffn", ("fc", "up")),)
+def _back(name: str, *, bias: bool = True, layout: Layout = "out_in") -> Map:
+    """Return attention's map back to the width."""
+    return Map(name, layout=layout, bias=bias, words=("o",), part="attn_proj")
+
+
+def _fully(
+    into: str, back: str, before: str, name: str = "mlp", *, bias: bool = True, layout: Layout = "out_in"
+) -> Branch:
+    """Return a feed-forward that is not gated."""
+    columns = Map(into, (Out("", "ffn", ("fc", "up")),), layout=layout, bias=bias, part="fc1")
+    return Branch(name, columns, Map(back, layout=layout, bias=bias, words=("down",)), before)
+
 
 GPT = Decoder(
     Block(
         Branch(
             "attn",
             Map("c_attn", _qkv("q", "k", "v"), layout="in_out", bias=True),
-            Map("c_proj", layout="in_out", bias=True, words=("o",), part="attn_proj"),
+            _back("c_proj", layout="in_out"),
             before="ln_1",
         ),
-        Branch(
-            "mlp",
-            Map("c_fc", _FC, layout="in_out", bias=True, part="fc1"),
-            Map("c_proj", layout="in_out", bias=True, words=("down",)),
-            before="ln_2",
-        ),
+        _fully("c_fc", "c_proj", "ln_2", layout="in_out"),
         norm="layer",
         between="gelu_tanh",
         dropout=True,
@@ -49,7 +57,7 @@ LLAMA = Decoder(
         Branch(
             "self_attn",
             Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False),
-            Map("o_proj", words=("o",), part="attn_proj"),
+            _back("o_proj", bias=False),
             before="input_layernorm",
         ),
         Branch(
@@ -123,19 +131,12 @@ COHERE = _blocks(LLAMA, norm="layer without bias", parallel=True, mlp=_MLP._repl
 )
 
 
-def _fully(into: str, back: str, before: str, name: str = "mlp") -> Branch:
-    """Return a feed-forward that is not gated, with biases."""
-    return Branch(name, Map(into, _FC, bias=True, part="fc1"), Map(back, bias=True, words=("down",)), before)
-
-
 STARCODER2 = _blocks(
     biased(LLAMA), norm="layer", between="gelu_tanh", mlp=_fully("c_fc", "c_proj", "post_attention_layernorm")
 )._replace(tied=True)
 PHI = _blocks(
     biased(LLAMA),
-    attention=_ATTENTION._replace(
-        columns=_ATTENTION.columns._replace(bias=True), rows=Map("dense", bias=True, words=("o",), part="attn_proj")
-    ),
+    attention=_ATTENTION._replace(columns=_ATTENTION.columns._replace(bias=True), rows=_back("dense")),
     mlp=_fully("fc1", "fc2", _ATTENTION.before),
     norm="layer",
     between="gelu_tanh",
@@ -146,7 +147,7 @@ GPTJ = Decoder(
         Branch(
             "attn",
             Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False),
-            Map("out_proj", words=("o",), part="attn_proj"),
+            _back("out_proj", bias=False),
             before="ln_1",
         ),
         _fully("fc_in", "fc_out", "ln_1"),
@@ -169,7 +170,7 @@ NEOX = Decoder(
         Branch(
             "attention",
             Map("query_key_value", _qkv("query", "key", "value"), bias=True, stored="heads"),
-            Map("dense", bias=True, words=("o",), part="attn_proj"),
+            _back("dense"),
             before="input_layernorm",
         ),
         _fully("dense_h_to_4h", "dense_4h_to_h", "post_attention_layernorm"),
@@ -201,8 +202,8 @@ BLOOM = _blocks(
 _GROUPED = Map("query_key_value", _qkv("query", "key", "value"), stored="groups")
 FALCON = BLOOM._replace(
     block=Block(
-        Branch("self_attention", _GROUPED, Map("dense", words=("o",), part="attn_proj"), before="input_layernorm"),
-        Branch("mlp", Map("dense_h_to_4h", _FC, part="fc1"), Map("dense_4h_to_h", words=("down",)), "input_layernorm"),
+        Branch("self_attention", _GROUPED, _back("dense", bias=False), before="input_layernorm"),
+        _fully("dense_h_to_4h", "dense_4h_to_h", "input_layernorm", bias=False),
         norm="layer",
         between="gelu",
         parallel=True,
@@ -216,7 +217,7 @@ OPT = Decoder(
         Branch(
             "self_attn",
             Map("qkv_proj", _qkv("q_proj", "k_proj", "v_proj"), fused=False, bias=True),
-            Map("out_proj", bias=True, words=("o",), part="attn_proj"),
+            _back("out_proj"),
             before="self_attn_layer_norm",
         ),
         _fully("fc1", "fc2", "final_layer_norm", name=""),
@@ -238,7 +239,7 @@ BIGCODE = _blocks(
     GPT,
     attention=GPT.block.attention._replace(
         columns=Map("c_attn", _qkv("q", "k", "v"), bias=True, stored="groups"),
-        rows=Map("c_proj", bias=True, words=("o",), part="attn_proj"),
+        rows=_back("c_proj"),
     ),
     mlp=_fully("c_fc", "c_proj", "ln_2"),
 )._replace(prefix="transformer.", shares_keys=True)
@@ -247,7 +248,7 @@ BERT = Decoder(
         Branch(
             "attention",
             Map("qkv_proj", _qkv("self.query", "self.key", "self.value"), fused=False, bias=True),
-            Map("output.dense", bias=True, words=("o",), part="attn_proj"),
+            _back("output.dense"),
             after="attention.output.LayerNorm",
         ),
         _fully("intermediate.dense", "output.dense", "", name="")._replace(after="output.LayerNorm"),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zerosim.placement.block import Role
 from zerosim.placement.nf4 import nf4_parts
 from zerosim.placement.partition import Slice
-from zerosim.placement.split import Split, Tile
+from zerosim.placement.split import Split, Tile, own_suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class WeightSpec:
 
     @property
     def own_name(self) -> str:
-        """The name; of a tile, with its number."""
-        return self.name if self.tile is None else f"{self.name}.tile{self.tile.number}"
+        """The name; of a tile, with its number; of a run of parts that is cut separately, with where it begins."""
+        return self.name + own_suffix(self.split, self.tile)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

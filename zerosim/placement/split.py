@@ -15,8 +15,8 @@ class Split:
     `parts` equal parts of the dim, such as q|k|v side by side, are cut separately, each into `pieces` equal pieces.
     With fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the
     end of the dim first, so that pieces are equal (rows of a token table). `lengths` are those of unequal parts, such
-    as q|k|v where queries share heads of keys and values. Each must be a multiple of the pieces: a fused weight has no
-    copies of some of its rows.
+    as q|k|v where queries share heads of keys and values. With `around` these are a run of the weight's parts: so many
+    of the dim before and after them are cut into another number of pieces, as weights of their own.
 
     Raises: InputError for lengths that do not fill the dim, or cannot be cut.
     """
@@ -28,14 +28,15 @@ class Split:
     padding: int = 0
     axis: str = "tp"
     lengths: tuple[int, ...] = ()
+    around: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        if self.lengths and sum(self.lengths) != self.shape[self.dim]:
+        if self.lengths and sum(self.lengths) + sum(self.around) != self.shape[self.dim]:
             raise InputError(f"a weight's parts of {self.lengths} do not fill its {self.shape[self.dim]}")
         if any(length % self.pieces for length in self.lengths):
             raise InputError(
                 f"a fused weight's parts of {self.lengths} cannot each be cut over {self.pieces} ranks: "
-                "choose a --tp that divides the heads of keys and values"
+                "choose a --tp that divides them"
             )
 
     @property
@@ -62,7 +63,7 @@ class Split:
         """Yield for each part its range along `dim` on a member, and in the whole, without padding."""
         length, piece, at, found = self.shape[self.dim], self.piece(index, size), 0, []
         for step in self.steps:
-            start = at * self.pieces + piece * step
+            start = self.around[0] + at * self.pieces + piece * step
             stop = min(start + step, length)
             if start < stop:
                 found.append((slice(at, at + stop - start), slice(start, stop)))
@@ -98,3 +99,10 @@ class Tile(NamedTuple):
 
     split: Split
     number: int
+
+
+def own_suffix(split: Split | None, tile: Tile | None) -> str:
+    """Return what distinguishes weights of one name: tiles, and runs of parts."""
+    if tile is not None:
+        return f".tile{tile.number}"
+    return f".from{split.around[0]}" if split is not None and any(split.around) else ""

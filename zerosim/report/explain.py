@@ -38,6 +38,7 @@ class Explanation(InNotebook):
             "schema": 2,
             "counted": False,
             "config": self.asked.config.to_dict(),
+            "notes": list(self.asked.config.model.notes),
             "num_parameters": self.asked.placed.num_parameters,
             "num_trained": num_trained(self.asked.placed.layout),
             "count_with": plan_command(self.asked.config),
@@ -68,6 +69,7 @@ class Explanation(InNotebook):
                 close=True,
             ),
             set_aside_text(config),
+            prose(told, "dim") if (told := words.notes_of_file(config)) else None,
             _recipe(config),
             *(_shown(section) for section in self.sections),
         )

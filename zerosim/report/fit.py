@@ -74,6 +74,7 @@ class Search(NamedTuple):
             Stack(prose(answer, style), *map(prose, told), close=True),
             prose(assumed(shown, self.limit, self.cluster), "dim"),
             set_aside_text(shown),
+            prose(notes, "dim") if (notes := words.notes_of_file(shown)) else None,
             warnings_text(self.warnings(best, taken)),
             *tables,
             outside_table(shown, self.limit) if self.all else prose(MORE, "dim"),

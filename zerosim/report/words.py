@@ -211,6 +211,12 @@ def model_name(config: RunConfig) -> str:
     return families.get(config.model.name, config.model.name)
 
 
+def notes_of_file(config: RunConfig) -> str:
+    """Return what a config.json says that is not modelled, or was assumed; '' for other models."""
+    model = config.model
+    return " ".join(f"Model {model.name}: {note}." for note in model.notes) if model.is_of_file else ""
+
+
 def learned(result: RunResult) -> str:
     """Return the first and the last loss, beside that of random guessing."""
     vocab, losses = result.config.model.vocab, result.mean_losses

@@ -12,7 +12,7 @@ from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.known import PAPERS, by_family
 from zerosim.config.presets import hardware, nodes, recipes
-from zerosim.config.presets.models import ModelPreset
+from zerosim.config.presets.models import FAMILIES, ModelPreset
 from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
@@ -79,7 +79,8 @@ def models_table(word: str = "") -> RenderableType:
             gpu = _tuned(preset, METHODS["LoRA"])[1] if is_released else ""
             grid.add(preset.name, *(f"{preset.sizes[name]:,}" for name in sizes.values()), numel, preset.published, gpu)
     note = "LoRA on one: the smallest GPU for it, of released models; zerosim zoo fine-tuning has the bytes, and other "
-    note += "ways. Or a family with sizes of your own, or a Hugging Face config.json. Sources: --json -."
+    note += "ways. Or a Hugging Face config.json, or a family with sizes of your own: "
+    note += f"{', '.join(FAMILIES)}. Sources: --json -."
     return titled("Models", Adaptive(grid, grid.without(*sizes), grid.without(*sizes, "published")), note)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from zerosim.backends.kernels import Array
 from zerosim.config.zero import GradMemory
@@ -21,7 +22,7 @@ from zerosim.dtypes import DType
 from zerosim.placement.layout import Row, Rows
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import Slice, nothing
-from zerosim.placement.spec import FlatSpec, is_block
+from zerosim.placement.spec import FlatSpec, WeightSpec, is_block, unit_of
 from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.offloaded import Outgoing
 from zerosim.tensor.sums import GradProbe, accumulate, added
@@ -34,7 +35,10 @@ class GradAccumulator:
     """
 
     def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "") -> None:
-        self.spec = FlatSpec(name, (), module)
+        self.name = name
+        self.module = module or name  # what is gathered with it: the unit, or the leaf module of one tensor
+        self.layers_begin = f"{unit_of(self.module)}."  # at the end of this, in its weights' names
+        self._declared: list[WeightSpec] = []
         self.device = device
         self.grad_dtype = self.local_dtype = grad_dtype
         self.rows: Rows = {}
@@ -57,14 +61,10 @@ class GradAccumulator:
         self._given: set[int] = set()
         self._collected: set[int] = set()
 
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def module(self) -> str:
-        """What is gathered with it: the unit, or the leaf module of one tensor."""
-        return self.spec.module
+    @cached_property
+    def spec(self) -> FlatSpec:
+        """The weights declared so far, and where each one lies."""
+        return FlatSpec(self.name, tuple(self._declared), self.module)
 
     @property
     def numel(self) -> int:

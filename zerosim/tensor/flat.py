@@ -20,7 +20,7 @@ from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
-from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.spec import WeightSpec
 from zerosim.placement.split import Split, Tile
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
@@ -60,9 +60,9 @@ class Flat(GradAccumulator):
         """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
         cut = split if tile is None else tile.split
         shape = shape if cut is None else cut.local_shape
-        weight = WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how)
-        self.spec = FlatSpec(self.name, (*self.spec.weights, weight), self.module)
-        return Parameter(self, len(self.spec.weights) - 1, name, shape)
+        self._declared.append(WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how))
+        vars(self).pop("spec", None)  # it is made when somebody reads it
+        return Parameter(self, len(self._declared) - 1, name, shape)
 
     def place_params(self, row: Row) -> None:
         """Allocate the parameters before the first step: the whole, the local slice, or nothing."""

@@ -197,7 +197,7 @@ class Parameter:
         self.flat = flat
         self.index = index
         self.name = name
-        self.layer = name.rpartition(".")[0].rpartition(f"{flat.spec.unit}.")[2]  # 'attn.c_attn' in the unit h.0
+        self.layer = name.rpartition(".")[0].rpartition(flat.layers_begin)[2]  # 'attn.c_attn' in the unit h.0
         self.shape = shape
         self.depth = 0
 

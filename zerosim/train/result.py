@@ -137,6 +137,7 @@ class RunResult:
             "schema": SCHEMA,
             "config": self.config.to_dict(),
             "set_aside": dict(self.config.set_aside),
+            **({"notes": list(self.config.model.notes)} if self.config.model.is_of_file else {}),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
             "num_trained": num_trained(self.layout),

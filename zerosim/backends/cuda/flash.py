@@ -70,11 +70,11 @@ template <class S, class P> __global__ void flash_backward_rows(
     const long long start = row * columns, query = first + row % queries;
     const long long at = row / queries * tokens + origin + query;
     const long long begin = form.first(query), live = form.stop(query, columns);
-    const S alibi = form.slope(row, queries);
+    const S steepness = form.slope(row, queries);
     for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
         S after = 0, slope = 0;
         if (j >= begin && j < live) {
-            const S score = scores[start + j], p = exp(form.formed(score, alibi, j - query) - lse[at]);
+            const S score = scores[start + j], p = exp(form.formed(score, steepness, j - query) - lse[at]);
             const S kept = mask ? S(mask[start + j]) : S(1);
             after = p * kept;
             slope = p * (dp[start + j] * kept - delta[at]);

@@ -10,16 +10,17 @@ from zerosim.backends.kernels import Array, Heads
 
 FORM = r"""
 // Rows of scores are `queries` a head, of `heads` heads and several sequences; their columns are consecutive keys. A
-// query's number is its place among those columns. near: the power of two below the model's heads; 0: no slopes.
+// query's number is its place among those columns. near: the power of two below the model's heads; 0: no slopes. alibi:
+// their factor.
 struct Form {
-    double cap;
+    double cap, alibi;
     long long near, head, heads, window, causal;
     __device__ long long first(long long query) const { return window && query >= window ? query - window + 1 : 0; }
     __device__ long long stop(long long query, long long columns) const { return causal ? query + 1 : columns; }
     __device__ double slope(long long row, long long queries) const {
         if (!near) return 0;
         const long long h = head + row / queries % heads;
-        return exp2((h < near ? -8.0 * (h + 1) : -4.0 * (2 * (h - near) + 1)) / near);
+        return alibi * exp2((h < near ? -8.0 * (h + 1) : -4.0 * (2 * (h - near) + 1)) / near);
     }
     // tanh(score / cap), of which cap times is the capped score.
     template <class S> __device__ S capped(S score) const { return tanh(score / S(cap)); }
@@ -29,8 +30,8 @@ struct Form {
     }
 };
 #define FORM_ARGUMENTS \
-    double cap, long long near, long long head, long long heads, long long window, long long causal
-#define FORM_MADE const Form form{cap, near, head, heads, window, causal};
+    double cap, double alibi, long long near, long long head, long long heads, long long window, long long causal
+#define FORM_MADE const Form form{cap, alibi, near, head, heads, window, causal};
 """
 
 
@@ -71,18 +72,19 @@ template <class S, class P> __global__ void softmax_rows(
 )
 
 
-def form_of(heads: Heads, scores: Array, group: slice, tokens: int) -> tuple[float, int, int, int, int, int]:
+def form_of(heads: Heads, scores: Array, group: slice, tokens: int) -> tuple[float, float, int, int, int, int, int]:
     """Return FORM_ARGUMENTS for scores (B, K', H/K, queries, keys) of the key-value heads `group`."""
     form = heads.form
     near = 1 << ((heads.whole or heads.queries).bit_length() - 1) if form.alibi else 0
     count = scores.shape[1] * scores.shape[2]
-    return float(form.cap), near, heads.first + group.start * heads.sharing, count, form.reach(tokens), int(form.causal)
+    first, reach = heads.first + group.start * heads.sharing, form.reach(tokens)
+    return float(form.cap), float(form.alibi), near, first, count, reach, int(form.causal)
 
 
 def softmax(
     scores: Array,
     mask: Array | None,
-    form: tuple[float, int, int, int, int, int],
+    form: tuple[float, float, int, int, int, int, int],
     *,
     probs: Array | None = None,
     dropped: Array | None = None,

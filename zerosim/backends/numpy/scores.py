@@ -31,7 +31,7 @@ class BlockScores:
         self.slopes: Array | None = None
         if heads.form.alibi:
             own = alibi_slopes(heads.whole or heads.queries)[heads.first : heads.first + heads.queries]
-            self.slopes = np.array(own, compute).reshape(heads.keys, -1, 1, 1)
+            self.slopes = np.array(own, compute).reshape(heads.keys, -1, 1, 1) * compute.type(heads.form.alibi)
 
     def keys(self, rows: slice) -> slice:
         """Return the keys that these queries read."""

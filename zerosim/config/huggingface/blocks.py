@@ -24,14 +24,15 @@ def read_windows(keys: Keys, draft: Draft) -> Draft:
         window = None
     first = keys.whole("max_window_layers") if keys.value("max_window_layers") else 0
     every = keys.whole("sliding_window_pattern") if keys.knows("sliding_window_pattern") else 0
-    if keys.knows("no_rope_layers") and window is not None and keys.value("layer_types") is None:
-        raise keys.fail("use_sliding_window true is not modelled: the windows of blocks without positions")
+    plain = keys.knows("no_rope_layers") and keys.value("layer_types") is None
     if keys.knows("layer_types") and keys.value("layer_types") is not None:
         slides = _sliding(keys, layers)
         if any(slides) and window is None:
             raise keys.fail("layer_types has sliding_attention, but there is no sliding_window")
         if not any(slides):
             window, first, every = None, 0, 0
+        elif slides == [not draft.numbers.kind(number, 0.0).rotates for number in range(layers)]:
+            plain = True
         elif slides != _said(layers, first, every):
             first, every = slides.index(True), 0
             every = _every([number for number in range(first, layers) if not slides[number]])
@@ -40,6 +41,8 @@ def read_windows(keys: Keys, draft: Draft) -> Draft:
                                 "in all from one on, and in all but each n-th")  # fmt: skip
     if window is None:
         return draft
+    if plain:
+        return draft.numbered(window=window, plain_slides=True)
     return draft.numbered(window=window, full_every=every, window_from=min(first, layers))
 
 
@@ -59,9 +62,7 @@ def read_plain(keys: Keys, draft: Draft) -> Draft:
 
 def plain_where_full(keys: Keys, draft: Draft) -> Draft:
     """Rotate q and k only in blocks with a window (Command R7B)."""
-    if draft.numbers.window_from:
-        raise keys.fail("layer_types: a first block without a window is not modelled, as it has no positions either")
-    return draft.numbered(plain_every=draft.numbers.full_every if draft.numbers.window else 1)
+    return draft.numbered(plain_full=True)
 
 
 def _sliding(keys: Keys, layers: int) -> list[bool]:

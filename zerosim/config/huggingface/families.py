@@ -151,13 +151,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         {"layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "seq_length": 2048},
         (only("apply_residual_connection_post_layernorm", False), dropouts("attention_dropout", "hidden_dropout")),
     ),
-    "falcon": Family(  # with ALiBi it divides the slopes by sqrt(head_dim), BLOOM does not
+    "falcon": Family(
         _names(hidden=("hidden_size", "n_embed"), kv_heads=(), head_dim=(), ffn=("ffn_hidden_size",),
                norm_eps=("layer_norm_epsilon",)),
         {**_ROPE, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "activation": "gelu", "bias": False,
          "ffn_hidden_size": None, "max_position_embeddings": 2048, "multi_query": True, "parallel_attn": True,
-         "new_decoder_architecture": False},
-        (activation("activation"), falcon, biases("bias", "columns", "rows", "mlp"), only("alibi", False),
+         "new_decoder_architecture": False, "alibi": False},
+        (activation("activation"), falcon, biases("bias", "columns", "rows", "mlp"),
          only("apply_residual_connection_post_layernorm", False),
          dropouts("attention_dropout", "hidden_dropout"), read_rope),
     ),

@@ -165,7 +165,8 @@ def whole_embedding(keys: Keys, draft: Draft) -> Draft:
 
 
 def falcon(keys: Keys, draft: Draft) -> Draft:
-    """Read Falcon's two architectures, from which follow the heads, the norms and their places."""
+    """Read Falcon's two architectures, from which follow the heads, the norms and their places; and ALiBi, whose slopes
+    it divides by sqrt(head_dim), as BLOOM does not. (transformers' eager attention adds them twice, its sdpa once.)"""
     new, parallel = keys.flag("new_decoder_architecture"), keys.flag("parallel_attn")
     heads, attention, mlp = draft.size("heads"), draft.decoder.block.attention, draft.decoder.block.mlp
     given = keys.whole("num_kv_heads", otherwise=heads)
@@ -185,4 +186,6 @@ def falcon(keys: Keys, draft: Draft) -> Draft:
         attention=attention._replace(before=first),
         mlp=mlp._replace(before=second if parallel else "post_attention_layernorm"),
     )
+    if keys.flag("alibi"):
+        draft = draft._replace(decoder=draft.decoder._replace(positions="scaled alibi"))
     return draft.sized(kv_heads=1 if shared else given)

@@ -7,13 +7,13 @@ host a launch. The table (`operators.toml`) is counted from the frameworks' form
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
-from importlib import resources
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.config.clock import KERNELS
+from zerosim.config.presets.hardware import packaged
 from zerosim.errors import InputError, did_you_mean, wrong
 
 
@@ -55,10 +55,14 @@ def operators(kernels: str, *, loss: str = "", foreach: bool = False) -> Mapping
     if kernels not in KERNELS:
         near = did_you_mean(kernels, KERNELS, f"expected one of {', '.join(KERNELS)}")
         raise wrong("kernels", f" {kernels!r} is not known; {near}")
-    text = resources.files("zerosim.config.presets").joinpath("operators.toml").read_text("utf-8")
-    tables = checked(tomllib.loads(text), "operators.toml")
+    tables = _packaged()
     chosen = [kernels, *([FOREACH] if foreach else []), *([f"loss-{LOSSES[loss]}"] if loss in LOSSES else [])]
     return Operators({name: row for table in chosen for name, row in tables[table].items()})
+
+
+@cache
+def _packaged() -> Mapping[str, Mapping[str, Operator]]:
+    return checked(packaged("operators.toml"), "operators.toml")
 
 
 def checked(values: Mapping[str, Any], where: str) -> dict[str, dict[str, Operator]]:
