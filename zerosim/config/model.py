@@ -43,6 +43,9 @@ class ModelConfig(Part):
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
     )
+    decoder_seq_length: int | None = option(
+        None, "tokens per row of the decoder beside an encoder", low=1, high=10**8, metavar="T", shown="--seq",
+    )  # fmt: skip
     positions: int = option(
         None, "rows of a table of learned positions", low=1, high=10**8, metavar="T", shown=OF_MODEL
     )
@@ -90,6 +93,8 @@ class ModelConfig(Part):
         for name in ("params", "units"):
             if name in given and family != "flat":
                 raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
+        if "decoder_seq_length" in given and (family not in DECODERS or DECODERS[family].second is None):
+            raise wrong("decoder_seq_length", f" {given['decoder_seq_length']}: model {family} has one length, --seq")
         for name in ("layers", "hidden", "heads", "head_dim") if family == "flat" else ():
             if given.get(name, 1) != 1:  # as a flat model is written in a file
                 raise wrong(name, f" {given[name]}: model flat has no blocks; its sizes are params and units")
@@ -160,6 +165,37 @@ class ModelConfig(Part):
     def is_masked(self) -> bool:
         """Whether it is an encoder, which predicts masked tokens."""
         return self.has_blocks and self.decoder.masked is not None
+
+    @property
+    def is_second(self) -> bool:
+        """Whether it is an encoder with a decoder, which reads two texts."""
+        return self.has_blocks and self.decoder.second is not None
+
+    @property
+    def decoder_tokens(self) -> int:
+        """The tokens of a row that a decoder beside an encoder reads; 0 without one."""
+        return self.decoder_seq_length or 0
+
+    @property
+    def text_tokens(self) -> int:
+        """The tokens of text that a row is made of, but for the last one."""
+        return self.seq + self.decoder_tokens - 1 if self.decoder_tokens else self.seq
+
+    @property
+    def columns(self) -> int:
+        """The token ids of a row of a batch: what is read, then what is predicted, but for what both are."""
+        return 2 * self.seq if self.is_masked else self.seq + 2 * self.decoder_tokens + (not self.decoder_tokens)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The blocks of each stack."""
+        return (self.layers, self.numbers.decoder_layers or self.layers)[: len(self.decoder.stacks)]
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of the logits."""
+        is_scaled = self.decoder.scales_head and self.tie_embeddings
+        return self.numbers.logit_scale * (self.hidden**-0.5 if is_scaled else 1.0)
 
     @property
     def embed_scale(self) -> float:

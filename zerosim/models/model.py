@@ -38,6 +38,7 @@ class Model:
     `group` divides its layers. `head` is the table that computes the logits, if the last unit is one:
     a group cuts its rows, and so the columns of the logits. `width` is the width of the activations between units.
     `logit_form` is what becomes of its logits before a softmax. `is_masked`: it predicts masked tokens, not next ones.
+    `apart`: a batch's last so many columns are its targets; 0: the targets are the next tokens of the input.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
     the random numbers for drawn labels.
@@ -62,8 +63,10 @@ class Model:
         self.width = width
         self.logit_form = logit_form
         self.is_masked = False
+        self.apart = 0
         self.loss_mode = "lean"
         self.label_keys: LabelKeys | None = None
+        self.asides = [one for unit in units for one in unit.makes]
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
     def cut(self, whole: Model, chunks: Sequence[range]) -> Model:
@@ -83,6 +86,7 @@ class Model:
         )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
         part.loss_mode, part.label_keys, part.is_masked = self.loss_mode, self.label_keys, self.is_masked
+        part.apart = self.apart
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)
@@ -120,7 +124,18 @@ class Model:
     def num_targets(self, shape: tuple[int, int]) -> int:
         """Return the number of tokens that a training step predicts of a batch of this shape."""
         rows, columns = shape
-        return rows * (predicted(columns // 2) if self.is_masked else columns - 1)
+        return rows * (predicted(self.apart) if self.is_masked else self.apart or columns - 1)
+
+    def parted(self, batch: Any) -> tuple[Any, Any]:
+        """Return a batch's input and its targets."""
+        if self.apart:
+            return batch[:, : -self.apart], batch[:, -self.apart :]
+        return batch[:, :-1], batch[:, 1:]
+
+    def forget(self) -> None:
+        """Drop what stands beside the stream, at the end of a microbatch."""
+        for one in self.asides:
+            one.forget()
 
     @property
     def num_parameters(self) -> int:

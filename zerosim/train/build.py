@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.models.builder import Builder
-from zerosim.models.decoder import build_decoder
+from zerosim.models.decoder import build_decoder, build_encoder_decoder
 from zerosim.models.flat import build_flat
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
@@ -42,7 +42,7 @@ from zerosim.train.check_quantized import check_quantized
 from zerosim.train.check_trained import check_trained
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
-BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "mlp": build_mlp, "flat": build_flat}
+BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "t5": build_encoder_decoder, "mlp": build_mlp, "flat": build_flat}
 
 
 class Whole(NamedTuple):
@@ -91,9 +91,9 @@ def build_model(
     group: Group | None = None,
     *,
     first_micro_batch: int = 0,
-    only: Sequence[int] | None = None,
+    only: Collection[str] | None = None,
 ) -> Model:
-    """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these numbers.
+    """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these.
 
     Without a tensor-parallel `group` it has the first member's cut. Then it cannot run if the run has such a group.
     """
@@ -196,8 +196,7 @@ def build_rank(
     mesh, parallel, groups = config.mesh.axes, config.parallel, Groups(config.mesh.axes, ctx.comm)
     first, stage = mesh.index(ctx.rank, *DATA) * config.data.accumulate, mesh.index(ctx.rank, "pp")
     chunks = stage_chunks(config, declared)[stage]
-    names = [declared.units[i].name for chunk in chunks for i in chunk]
-    only = [int(name.rpartition(".")[2]) for name in names if is_block(name)]
+    only = {declared.units[i].name for chunk in chunks for i in chunk}
     model = build_model(config, ctx.device, group_of(config, ctx.rank, groups), first_micro_batch=first, only=only)
     _keep_inputs(model, config, groups)
     copies = config.memory.stash_window or config.memory.offload_activations  # which pass from block to block
@@ -236,7 +235,8 @@ def _repeat_blocks(model: Model, config: RunConfig, ctx: Context, groups: Groups
 
     def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
         flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
-        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, held[unit.name]
+        reads = tuple((one.read().shape, one.leaf is None) for one in unit.reads)
+        key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, held[unit.name], reads
         if (one := found.get(key)) is None:
             one = found[key] = _rehearsed(config, ctx, unit, shape, dtype)
         return one
@@ -258,9 +258,9 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     alone = Comm(device, FakeTransport(), world.ranks, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
     groups = Groups(config.mesh.axes, alone)
     new = builder_of(config, device, group_of(config, ctx.rank, groups))
-    model = BUILDERS[config.model.family](replace(new, flat=RehearsedFlat, only=[int(unit.name.rpartition(".")[2])]))
+    model = BUILDERS[config.model.family](replace(new, flat=RehearsedFlat, only={unit.name}))
     _keep_inputs(model, config, groups)
-    block = next(one for one in model.units if is_block(one.name))
+    block = next(one for one in model.units if one.name == unit.name)
     ranks = groups("tp").ranks
     pairs = zip(block.all_flats, unit.all_flats, strict=True)
     block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})

@@ -57,6 +57,13 @@ def sample_batch(tokens: Any, seed: int, step: int, rows: int, seq: int) -> Any:
     return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)
 
 
+def shift_right(batch: Any, seq: int, start: int) -> Any:
+    """Return rows for an encoder and its decoder, of rows of text: the encoder reads the first `seq` tokens, and the
+    decoder predicts each of the others from those before it, behind `start` (prefix language modelling, 1910.10683)."""
+    first = np.full((len(batch), 1), start, batch.dtype)
+    return np.concatenate([batch[:, :seq], first, batch[:, seq:-1], batch[:, seq:]], axis=1)
+
+
 def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -> Any:
     """Read the array `tokens` (steps, rows, seq + 1) of an .npz file, cut to the first `steps`.
 
