@@ -12,7 +12,7 @@ from zerosim.config.numbers import NEUTRAL, Kind, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
 from zerosim.errors import InputError, wrong
-from zerosim.placement.block import Decoder, Width
+from zerosim.placement.block import Block, Decoder, Width
 from zerosim.placement.families import DECODERS
 from zerosim.units import parse_count
 
@@ -88,6 +88,8 @@ class ModelConfig(Part):
             object.__setattr__(self, "_decoder", preset.decoder)
             if "hidden" in given:
                 base.pop("ffn", None)  # follows from hidden
+            if "seq" in given:
+                base.pop("decoder_seq_length", None)
             if "hidden" in given or "heads" in given:
                 base.pop("head_dim", None)
         for name in ("params", "units"):
@@ -206,6 +208,10 @@ class ModelConfig(Part):
     def rotated(self) -> int:
         """The columns of a head that rotary positions rotate."""
         return int(self.head_dim * self.numbers.rotary_part)
+
+    def block_of(self, unit: str) -> Block:
+        """Return the row of a block of this name."""
+        return next((block for block, blocks in self.decoder.stacks if unit.startswith(blocks)), self.decoder.block)
 
     def kind(self, number: int) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""

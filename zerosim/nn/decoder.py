@@ -72,7 +72,7 @@ class Attention:
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
         self.first_head = maps.index * self.num_heads
         self.columns = into_columns(here, number, branch.columns)
-        self.memory = None if branch.memory is None else into_columns(here, number, branch.memory)
+        self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
         self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
         self.placed = [*self._norms(here), *self._rotary(here, kind)]
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))

@@ -1,4 +1,4 @@
-"""The layers around the blocks of an encoder and its decoder: both texts' rows, T5's bias, the norms after the blocks."""
+"""The layers around the blocks of an encoder and its decoder: rows of both texts, T5's bias, the norms after blocks."""
 
 from __future__ import annotations
 

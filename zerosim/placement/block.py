@@ -20,18 +20,18 @@ class Role(NamedTuple):
     the maps.
 
     branch  0: attention, 1: feed-forward, 2: cross-attention, which stands between them
-    place   in the order in which they run
+    place   in the order in which they run; 'memory': the map of what cross-attention reads
     part    the part of the block that `--recompute` can name
     """
 
     branch: int
-    place: Literal["before", "columns", "between", "rows", "after"]
+    place: Literal["before", "columns", "memory", "between", "rows", "after"]
     part: str = ""
 
     @property
     def is_map(self) -> bool:
         """Whether it belongs to a linear map; its bias and its adapter do too."""
-        return self.place in ("columns", "rows")
+        return self.place in ("columns", "memory", "rows")
 
 
 class Out(NamedTuple):

@@ -118,7 +118,10 @@ def _numel(config: RunConfig) -> int:
         return model.params or 1
     if not model.has_blocks:
         return model.layers * 2 * model.hidden * model.ffn + model.vocab * model.hidden
-    branches = model.decoder.block.branches
-    columns = sum(model.width(out.wide) for branch in branches for out in branch.columns.outs)
-    matrices = model.hidden * (columns + model.width("heads") + model.ffn)
-    return model.layers * matrices + model.vocab * model.hidden * (1 if model.tie_embeddings else 2)
+    numel = model.vocab * model.hidden * (1 if model.tie_embeddings else 2)
+    for (block, _), layers in zip(model.decoder.stacks, model.depths, strict=True):
+        maps = [one for branch in block.branches for one in (branch.columns, branch.memory) if one is not None]
+        columns = sum(model.width(out.wide) for one in maps for out in one.outs)
+        rows = model.width("heads") * (len(block.branches) - 1) + model.ffn
+        numel += layers * model.hidden * (columns + rows)
+    return numel
