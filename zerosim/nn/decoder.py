@@ -78,7 +78,8 @@ class Attention:
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         is_alibi, is_causal = row.positions == "alibi", here.block.causal and branch.memory is None
-        self.form = Scores(numbers.query_scale, numbers.attn_cap, is_alibi, kind.window, is_causal)
+        scale = numbers.query_scale or here.block.query_scale
+        self.form = Scores(scale, numbers.attn_cap, is_alibi, kind.window, is_causal)
         self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
 
     def _norms(self, here: LayerContext) -> list[Layer]:

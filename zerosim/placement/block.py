@@ -113,6 +113,7 @@ class Block(NamedTuple):
               result
     dropout   attention's scores and all branches have dropout; `inner_dropout`: the feed-forward's function too
     core      the kind of attention: 'heads' of queries, keys and values
+    query_scale  the factor of attention's scores, if a configuration has no other; 0: 1 / sqrt(head_dim)
     causal    a token reads those up to itself; without, all others too
     cross     a third branch, whose queries read an encoder's output
     biases    the name of a table in the first block, of a bias of scores for each head and distance, which all blocks
@@ -131,6 +132,7 @@ class Block(NamedTuple):
     causal: bool = True
     cross: Branch | None = None
     biases: str = ""
+    query_scale: float = 0.0
     inner_dropout: bool = False
 
     @property

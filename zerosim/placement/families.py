@@ -300,6 +300,7 @@ def t5(between: Between = "relu") -> Decoder:
         dropout=True,
         causal=False,
         biases="layer.0.SelfAttention.relative_attention_bias",
+        query_scale=1.0,
         inner_dropout=True,
     )
     q, k, v = _qkv("q", "k", "v")
