@@ -30,7 +30,12 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 
 SIZES: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=12, vocab=40)
-MORE: dict[str, dict[str, Any]] = {"t5": dict(decoder_seq_length=9), "bloom": dict(ffn=128), "falcon": dict(kv_heads=2), "gpt_bigcode": dict(kv_heads=1)}
+MORE: dict[str, dict[str, Any]] = {
+    "t5": dict(decoder_seq_length=9),
+    "bloom": dict(ffn=128),
+    "falcon": dict(kv_heads=2),
+    "gpt_bigcode": dict(kv_heads=1),
+}
 FURTHER = [
     ("gpt", dict(tie_embeddings=False, ffn=48)),
     ("llama", dict(tie_embeddings=True, head_dim=4)),
@@ -179,7 +184,8 @@ def test_a_folder_is_a_model(family: str, dtype: str, tmp_path: Path) -> None:
 # -- adapters --------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # PEFT's use of transformers
 @pytest.mark.parametrize(
-    ("family", "target"), [("llama", "q,v,down"), ("gpt", "o,fc"), ("gpt_neox", "query_key_value"), ("bert", "q,down"), ("t5", "q,v,down")]
+    ("family", "target"),
+    [("llama", "q,v,down"), ("gpt", "o,fc"), ("gpt_neox", "query_key_value"), ("bert", "q,down"), ("t5", "q,v,down")],
 )
 def test_adapters_go_to_peft_and_back(family: str, target: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
