@@ -179,14 +179,19 @@ class ModelConfig(Part):
         return self.decoder_seq_length or 0
 
     @property
+    def row_tokens(self) -> int:
+        """The tokens that a model reads of a row."""
+        return self.seq + self.decoder_tokens
+
+    @property
     def text_tokens(self) -> int:
         """The tokens of text that a row is made of, but for the last one."""
-        return self.seq + self.decoder_tokens - 1 if self.decoder_tokens else self.seq
+        return self.row_tokens - bool(self.decoder_tokens)
 
     @property
     def columns(self) -> int:
         """The token ids of a row of a batch: what is read, then what is predicted, but for what both are."""
-        return 2 * self.seq if self.is_masked else self.seq + 2 * self.decoder_tokens + (not self.decoder_tokens)
+        return 2 * self.seq if self.is_masked else self.row_tokens + (self.decoder_tokens or 1)
 
     @property
     def depths(self) -> tuple[int, ...]:

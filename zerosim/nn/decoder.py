@@ -124,7 +124,7 @@ class FeedForward:
         self.columns = into_columns(here, 1, branch.columns)
         self.proj = back_to_width(here, 1, branch.rows, here.sizes.ffn)
         self.between = BETWEEN[here.block.between]
-        self.dropout = Dropout(here, "mlp") if here.block.inner_dropout else unchanged
+        self.dropout = Dropout(here, "mlp", of_columns=True) if here.block.inner_dropout else unchanged
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:

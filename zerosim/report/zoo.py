@@ -15,6 +15,7 @@ from zerosim.config.presets import hardware, nodes, recipes
 from zerosim.config.presets.models import ModelPreset
 from zerosim.device.device import Device
 from zerosim.errors import InputError
+from zerosim.placement.families import DECODERS
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.verdict import Limit
 from zerosim.train.build import build_model
@@ -131,12 +132,14 @@ def fine_tuning_table(word: str = "") -> RenderableType:
             narrow.add(preset.name if len(cells) == 2 else "", method, *cells[-2:])
         grid.add(preset.name, *cells)
     note = (
-        "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention, --recompute "
+        "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention (T5: eager), "
     )
     note += (
-        "full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear maps. The "
+        "--recompute full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear "
     )
-    note += "smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
+    note += (
+        "maps. The smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
+    )
     return titled("Fine-tuning", Adaptive(grid, narrow), note)
 
 
@@ -147,9 +150,10 @@ def _asked(word: str) -> Iterator[ModelPreset]:
 
 def _tuned(preset: ModelPreset, how: Mapping[str, Any]) -> tuple[str, str]:
     """Return the bytes of the fullest GPU, and the smallest GPU that has them."""
+    attention = "flash" if DECODERS[preset.family].second is None else "eager"
     config = plan_config(
         model=preset.name, stage=3, micro_batch=1, seq=min(2048, int(preset.sizes["positions"])), recompute="full",
-        attention="flash", loss="chunked", recipe="usual", **{"ranks": 1, **how},
+        attention=attention, loss="chunked", recipe="usual", **{"ranks": 1, **how},
     )  # fmt: skip
     peak = peak_of(config)
     devices = sorted((one for one in hardware.presets() if "bf16" in one.formats), key=lambda one: one.memory_bytes)

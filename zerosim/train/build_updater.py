@@ -44,7 +44,7 @@ def build_updater(
     )
     kind = config.precision.rounding
     return Updater(
-        optimizer or _compressed(config) or _optimizer(optim, config.global_batch * config.model.seq),
+        optimizer or _compressed(config) or _optimizer(optim, config.tokens),
         control,
         decay=optim.decay,
         sub_group=optim.sub_group or int(config.offload.memory_of("optimizer") == NVME),  # a tile: one flat or more
