@@ -132,14 +132,13 @@ def fine_tuning_table(word: str = "") -> RenderableType:
             narrow.add(preset.name if len(cells) == 2 else "", method, *cells[-2:])
         grid.add(preset.name, *cells)
     note = (
-        "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention (T5: eager), "
+        "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention, --recompute "
     )
     note += (
-        "--recompute full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear "
+        "full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear maps. The "
     )
-    note += (
-        "maps. The smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
-    )
+    note += "smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
+    note += " T5 has eager attention." if any(map(_is_second, _asked(word))) else ""
     return titled("Fine-tuning", Adaptive(grid, narrow), note)
 
 
@@ -148,9 +147,13 @@ def _asked(word: str) -> Iterator[ModelPreset]:
         yield from (preset for preset in presets if word or preset.name in TUNED)
 
 
+def _is_second(preset: ModelPreset) -> bool:
+    return preset.family in DECODERS and DECODERS[preset.family].second is not None
+
+
 def _tuned(preset: ModelPreset, how: Mapping[str, Any]) -> tuple[str, str]:
     """Return the bytes of the fullest GPU, and the smallest GPU that has them."""
-    attention = "flash" if DECODERS[preset.family].second is None else "eager"
+    attention = "eager" if _is_second(preset) else "flash"
     config = plan_config(
         model=preset.name, stage=3, micro_batch=1, seq=min(2048, int(preset.sizes["positions"])), recompute="full",
         attention=attention, loss="chunked", recipe="usual", **{"ranks": 1, **how},
