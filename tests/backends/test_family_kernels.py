@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from kernel_cases import Case, Values, check, every_case, gelu, gelu_backward, heads, packed, room_for
 
-from zerosim.backends.forms import LogitForm, Rope, Scores, alibi_slopes
+from zerosim.backends.forms import Buckets, LogitForm, Rope, Scores, alibi_slopes
 from zerosim.backends.kernels import Backend, Beside, Dropout, Heads, Probs
 from zerosim.backends.numpy.backend import NumpyBackend
-from zerosim.dtypes import FLOATING, DType, bf16, fp32
+from zerosim.dtypes import FLOATING, DType, bf16, fp32, int64
 
 KEY = (123, 456)
 
@@ -419,6 +419,21 @@ def mask_of(of: Heads, mask: Values) -> Values:
 
 
 CASES = [*activation_cases(), *norm_cases(), *rotary_cases(), *loss_cases(), *attention_cases(), *beside_cases()]
+
+
+@pytest.mark.parametrize("of", [Buckets(32, 128, False), Buckets(32, 128, True), Buckets(8, 12, False)], ids=str)
+def test_relative_buckets_are_t5s(backend: Backend, of: Buckets) -> None:
+    """In float32, as T5's own code has them."""
+    tokens = 200
+    out = backend.empty((tokens, tokens), int64)
+    backend.relative_buckets(of, out)
+    ahead = np.arange(tokens) - np.arange(tokens)[:, None]
+    each = of.number if of.causal else of.number // 2
+    exact, apart = each // 2, np.maximum(-ahead, 0) if of.causal else np.abs(ahead)
+    wide = np.log(np.maximum(apart, 1).astype(np.float32) / exact) / np.float32(math.log(of.largest / exact))
+    far = np.minimum(exact + (wide * (each - exact)).astype(np.int64), each - 1)
+    expected = np.where(apart < exact, apart, far) + (0 if of.causal else (ahead > 0) * each)
+    assert np.array_equal(backend.to_host(out), expected)
 
 
 @every_case(FLOATING, FLOATING, CASES)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from zerosim.backends.forms import PLAIN, SCORES, LogitForm, Rope, Scores
+from zerosim.backends.forms import PLAIN, SCORES, Buckets, LogitForm, Rope, Scores
 from zerosim.dtypes import DType
 
 T = TypeVar("T")
@@ -449,6 +449,9 @@ class Backend(Protocol):
         times the sum of all, V - 1 at most. u in [0, 1) is 53 bits of 64-bit output first + i of the stream of
         `dropout_mask`: the upper ones, divided by 2**53.
         """
+
+    def relative_buckets(self, of: Buckets, out: Array) -> None:
+        """out (T, T), int64: the bucket of each query's distance to each key."""
 
     def dropout_mask(self, key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.
