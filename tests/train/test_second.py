@@ -106,6 +106,11 @@ def test_what_it_cannot_do_is_refused(changes: dict[str, Any], message: str) -> 
         config(**changes)
 
 
+def test_a_text_needs_both_lengths() -> None:
+    with pytest.raises(InputError, match=r"one row needs seq \+ decoder_seq_length = 60013 bytes"):
+        run(config(seq=60000))
+
+
 def test_a_decoder_alone_has_one_length() -> None:
     with pytest.raises(InputError, match=r"^decoder_seq_length 5: model gpt has one length, --seq"):
         RunConfig(decoder_seq_length=5)
