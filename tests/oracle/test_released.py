@@ -19,7 +19,7 @@ from zerosim.dtypes import fp32
 from zerosim.models.released import read_released
 from zerosim.placement.families import DECODERS
 from zerosim.tensor.tensor import Tensor, cpu
-from zerosim.train.build import BUILDERS
+from zerosim.train.build_model import BUILDERS
 from zerosim.train.data import shift_right
 from zerosim.train.engine import upload
 from zerosim.train.masked import UNREAD, mask_tokens

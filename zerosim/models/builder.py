@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zerosim.backends.forms import LogitForm
 from zerosim.config.model import ModelConfig
@@ -13,7 +14,7 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
-from zerosim.nn import OffloadsSaves, Recompute, Tensors, Unit
+from zerosim.nn import Tensors, Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
@@ -21,7 +22,7 @@ from zerosim.nn.halves import Halves
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
 
 
@@ -39,6 +40,8 @@ class Builder:
     tuning      the trained parameters, and the maps with adapters
     tiles       the number of tiles of each linear map of a block, by module
     only        the names of the blocks to build; None: all
+    wrap        puts a unit around a block, by the block's number
+    loss_mode, label_keys   the model's (`models/model.py`)
     """
 
     sizes: ModelConfig
@@ -53,6 +56,9 @@ class Builder:
     tuning: TuningConfig = ALL_TRAINED
     tiles: int = 1
     only: Collection[str] | None = None
+    wrap: Callable[[int, Unit], Unit] = lambda number, unit: unit
+    loss_mode: str = "lean"
+    label_keys: LabelKeys | None = None
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
@@ -79,15 +85,12 @@ class Builder:
     def blocks(
         self, names: str, block: MakeLayer, prefix: str = "", own: Block | None = None, reads: Sequence[Aside] = ()
     ) -> list[Unit]:
-        """Build units `names`.0 .. `names`.L-1, which read these asides. Full recompute wraps them, or what takes their
-        saved buffers to the host."""
+        """Build units `names`.0 .. `names`.L-1, which read these asides, wrapped."""
         count = self.sizes.layers if own is None else self.sizes.depths[-1]
         units = {i: self.unit(f"{names}.{i}", block, prefix, i, own) for i in self.numbers(names, count)}
         for unit in units.values():
             unit.reads = reads
-        if self.policy.offloads:
-            return [OffloadsSaves(unit) for unit in units.values()]
-        return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in units.items()]
+        return [self.wrap(i, unit) for i, unit in units.items()]
 
     def numbers(self, names: str, count: int) -> Sequence[int]:
         """Return the numbers of the blocks to build, of `count` in the model, called `names`."""
@@ -118,8 +121,11 @@ class Builder:
         ]
         units[0].makes = makes
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
-        form = LogitForm(self.sizes.logit_scale, self.sizes.numbers.logit_cap)
-        model = Model(units, self.group, head, width=self.sizes.hidden, logit_form=form)
-        model.is_masked = self.sizes.is_masked
-        model.apart = self.sizes.seq if self.sizes.is_masked else self.sizes.decoder_tokens
-        return model
+        sizes = self.sizes
+        form = LogitForm(sizes.logit_scale, sizes.numbers.logit_cap)
+        apart = sizes.seq if sizes.is_masked else sizes.decoder_tokens
+        return self.model(units, head, width=sizes.hidden, logit_form=form, is_masked=sizes.is_masked, apart=apart)
+
+    def model(self, units: Sequence[Unit], head: TokenTable | None = None, **how: Any) -> Model:
+        """Return the model of these units; `how`: other arguments of `Model`."""
+        return Model(units, self.group, head, loss_mode=self.loss_mode, label_keys=self.label_keys, **how)
