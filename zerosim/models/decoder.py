@@ -15,16 +15,17 @@ from zerosim.models.builder import Builder
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.nn.aside import Aside
-from zerosim.nn.decoder import DecoderBlock, Norm, TableNorm, Transform
+from zerosim.nn.decoder import DecoderBlock, DroppedNorm, Norm, Transform
 from zerosim.nn.layers import Positions
-from zerosim.nn.two_texts import LastNorm, ScoreBias, Turn, TwoTexts
+from zerosim.nn.two_texts import ScoreBias, Turn, TwoTexts
 from zerosim.placement.block import Block
 
 
 def build_decoder(new: Builder) -> Model:
     """Build the units of a decoder-only model, or of an encoder. A table of positions ends at its longest context."""
     row, between = new.sizes.decoder, list[Unit]()
-    norm = [new.unit(row.table_norm, TableNorm, row.prefix)] if row.table_norm else []
+    of_table = partial(DroppedNorm, op="embd") if row.masked else Norm
+    norm = [new.unit(row.table_norm, of_table, row.prefix)] if row.table_norm else []
     between += [] if row.masked else norm
     if row.positions == "learned":
         between.append(new.unit(row.position_table, Positions, row.prefix))
@@ -53,6 +54,6 @@ def build_encoder_decoder(new: Builder) -> Model:
 
     turn = new.unit(row.last_norm, partial(Turn, rows=rows, memory=memory))
     turn.makes = (memory,)
-    last = new.unit(row.second.last_norm, LastNorm)
+    last = new.unit(row.second.last_norm, partial(DroppedNorm, op="last"))
     between = [*stack(row.block, row.blocks), turn, *stack(row.second.block, row.second.blocks, row.second.block), last]
     return new.language_model(row.table, between, reading=partial(TwoTexts, beside=rows), makes=(rows,))

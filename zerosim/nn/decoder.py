@@ -199,16 +199,14 @@ class DecoderBlock:
         return x + through(two.after, plainly, branch)
 
 
-class TableNorm:
-    """The norm of the token table's rows; an encoder's has dropout after it."""
+class DroppedNorm:
+    """A norm with dropout after it; `op` names its random numbers."""
 
-    def __init__(self, here: LayerContext) -> None:
-        self.norm = Norm(here)
-        self.dropout = Dropout(here, "embd") if here.decoder.masked is not None and here.block.dropout else None
+    def __init__(self, here: LayerContext, op: str) -> None:
+        self.norm, self.dropout = Norm(here), Dropout(here, op)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return y if self.dropout is None else self.dropout(y)
+        return self.dropout(self.norm(x))
 
 
 class Transform:

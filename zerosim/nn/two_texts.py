@@ -6,7 +6,7 @@ from zerosim import functional as F
 from zerosim.device.device import Buffer
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
-from zerosim.nn.decoder import Norm
+from zerosim.nn.decoder import DroppedNorm
 from zerosim.nn.layers import Dropout
 from zerosim.nn.maps import Layer
 from zerosim.tensor.tensor import Tensor
@@ -31,22 +31,11 @@ class Turn:
     """The norm after an encoder. Its result stands beside the stream from here on, and the decoder's rows come in."""
 
     def __init__(self, here: LayerContext, rows: Aside, memory: Aside) -> None:
-        self.norm, self.dropout = Norm(here), Dropout(here, "last")
-        self.rows, self.memory = rows, memory
+        self.norm, self.rows, self.memory = DroppedNorm(here, "last"), rows, memory
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.memory.put(self.dropout(self.norm(x)))
+        self.memory.put(self.norm(x))
         return self.rows.take()
-
-
-class LastNorm:
-    """The norm after a decoder beside an encoder, with dropout."""
-
-    def __init__(self, here: LayerContext) -> None:
-        self.norm, self.dropout = Norm(here), Dropout(here, "last")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.dropout(self.norm(x))
 
 
 class TwoTexts:
