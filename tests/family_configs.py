@@ -31,6 +31,10 @@ _LONG: dict[str, Any] = dict(
     rope_type="longrope", short_factor=[1.0 + i / 10 for i in range(6)], long_factor=[2.0 + i for i in range(6)],
     rope_theta=10000.0,
 )  # fmt: skip
+_T5: dict[str, Any] = dict(
+    vocab_size=VOCAB, d_model=HIDDEN, d_kv=16, d_ff=80, num_layers=3, num_heads=4, dropout_rate=0.0,
+    decoder_start_token_id=0,
+)  # fmt: skip
 
 CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
@@ -80,6 +84,11 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         ),
         "opt": _SIZES | _IDS | dict(num_attention_heads=4, ffn_dim=96, word_embed_proj_dim=HIDDEN, dropout=0.0),
         "gpt_bigcode": _GPT2,
+        "t5": _T5,
+        "t5, v1.1": _T5 | dict(
+            num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+            relative_attention_num_buckets=8, relative_attention_max_distance=12,
+        ),
     }
 )  # fmt: skip
 """By model_type, and after a comma what is special."""

@@ -36,6 +36,7 @@ NOT_DRAWN = (
         "sample_tokens",
     ),
     *(
+        "decoder_seq_length",
         "head_dim",
         "nvme",
         "lr",

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from kernel_cases import Case, Values, check, every_case, gelu, gelu_backward, heads, packed, room_for
 
-from zerosim.backends.forms import LogitForm, Rope, Scores, alibi_slopes
-from zerosim.backends.kernels import Backend, Dropout, Heads, Probs
+from zerosim.backends.forms import Buckets, LogitForm, Rope, Scores, alibi_slopes
+from zerosim.backends.kernels import Backend, Beside, Dropout, Heads, Probs
 from zerosim.backends.numpy.backend import NumpyBackend
-from zerosim.dtypes import FLOATING, DType, bf16, fp32
+from zerosim.dtypes import FLOATING, DType, bf16, fp32, int64
 
 KEY = (123, 456)
 
@@ -345,6 +345,71 @@ def attention_cases() -> Iterator[Case]:
         )
 
 
+def crossed(q: Values, kv: Values, bias: Values, of: Heads) -> tuple[Values, Values, Values, Values]:
+    """Queries, keys and values by head, and the probabilities, of scores with a bias."""
+    (q,), (k, v) = heads(q, 1, of.queries), heads(kv, 2, of.keys)
+    k, v = (np.repeat(a, of.sharing, axis=1) for a in (k, v))
+    scores = q @ k.swapaxes(-1, -2) * of.form.factor(q.shape[-1]) + bias
+    if of.form.causal:
+        scores = np.where(np.triu(np.ones(scores.shape[-2:], bool), 1), -np.inf, scores)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return q, k, v, e / e.sum(-1, keepdims=True)
+
+
+def crossed_backward(g: Values, q: Values, kv: Values, p: Values, m: Values, of: Heads) -> list[Values]:
+    """Of q, of k|v, and of the bias, from the probabilities as they are stored."""
+    of_q, k, v, _ = crossed(q, kv, np.zeros(p.shape[1:]), of)
+    (g,), scale = heads(g, 1, of.queries), of.form.factor(of_q.shape[-1])
+    dp = g @ v.swapaxes(-1, -2) * m / 0.8
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True))
+    shared = (scale * ds.swapaxes(-1, -2) @ of_q, (p * m / 0.8).swapaxes(-1, -2) @ g)
+    both = [a.reshape(len(a), of.keys, -1, *a.shape[2:]).sum(2) for a in shared]
+    return [packed(scale * ds @ k), packed(*both), ds.sum(0)]
+
+
+def beside_cases() -> Iterator[Case]:
+    """Cross-attention of 70 queries and 150 keys, with a bias; causal attention over q|k|v, with one."""
+    loose: dict[str, Any] = {"tolerance": 200.0, "halves": 3.0}
+    for name, tokens, read, of in (
+        ("of another text", 70, 150, Heads(6, 2, form=Scores(1.0, causal=False))),
+        ("with a bias", 140, 140, Heads(6, 2)),
+    ):
+        rng, own = np.random.default_rng(2), name == "with a bias"
+        q, kv, grad = (rng.standard_normal(shape) for shape in ((2, tokens, 24), (2, read, 16), (2, tokens, 24)))
+        bias, mask = rng.standard_normal((6, tokens, read)), np.empty((2, 6, tokens, read), np.uint8)
+        NumpyBackend().dropout_mask(KEY, 0.2, mask)
+        probs = crossed(q, kv, bias, of)[3]
+        given = [np.concatenate([q, kv], axis=2)] if own else [q, kv]
+
+        def forward(*a: Values, of: Heads = of) -> list[Values]:
+            q, kv = (a[0][..., :24], a[0][..., 24:]) if len(a) == 2 else a[:2]
+            *_, v, p = crossed(q, kv, a[-1], of)
+            return [packed(p @ v), p]
+
+        def backward(g: Values, *a: Values, of: Heads = of) -> list[Values]:
+            q, kv = (a[0][..., :24], a[0][..., 24:]) if len(a) == 3 else a[:2]
+            dq, dkv, dbias = crossed_backward(g, q, kv, *a[-2:], of)
+            return [np.concatenate([dq, dkv], axis=2), dbias] if len(a) == 3 else [dq, dkv, dbias]
+
+        def run(k: Backend, *a: Any, of: Heads = of) -> None:
+            qkv, *kv, bias, out, probs = a
+            k.attention(qkv, of, Probs(probs), out, Beside(*kv, bias=bias))
+
+        def run_back(k: Backend, g: Any, *a: Any, of: Heads = of) -> None:
+            if len(a) == 5:
+                (qkv, p, m, dqkv, dbias), beside, into = a, Beside(), Beside(None, a[4])
+            else:
+                qkv, kv, p, m, dqkv, dkv, dbias = a
+                beside, into = Beside(kv), Beside(dkv, dbias)
+            k.attention_backward(g, qkv, of, Probs(p, m, 0.8), room_for(k, p), dqkv, beside, into)
+
+        outs = [grad.shape, probs.shape]
+        yield Case(f"attention {name}", run, forward, [*given, bias], outs, **loose)
+        inputs = [grad, *given, probs, mask]
+        grads = [*(one.shape for one in given), bias.shape]
+        yield Case(f"attention_backward {name}", run_back, backward, inputs, grads, **loose)
+
+
 def mask_of(of: Heads, mask: Values) -> Values:
     """Dropout's mask of these heads, drawn as part of the whole's."""
     if not of.whole:
@@ -355,7 +420,22 @@ def mask_of(of: Heads, mask: Values) -> Values:
     return whole[:, of.first : of.first + of.queries]
 
 
-CASES = [*activation_cases(), *norm_cases(), *rotary_cases(), *loss_cases(), *attention_cases()]
+CASES = [*activation_cases(), *norm_cases(), *rotary_cases(), *loss_cases(), *attention_cases(), *beside_cases()]
+
+
+@pytest.mark.parametrize("of", [Buckets(32, 128, False), Buckets(32, 128, True), Buckets(8, 12, False)], ids=str)
+def test_relative_buckets_are_t5s(backend: Backend, of: Buckets) -> None:
+    """In float32, as T5's own code has them."""
+    tokens = 200
+    out = backend.empty((tokens, tokens), int64)
+    backend.relative_buckets(of, out)
+    ahead = np.arange(tokens) - np.arange(tokens)[:, None]
+    each = of.number if of.causal else of.number // 2
+    exact, apart = each // 2, np.maximum(-ahead, 0) if of.causal else np.abs(ahead)
+    wide = np.log(np.maximum(apart, 1).astype(np.float32) / exact) / np.float32(math.log(of.largest / exact))
+    far = np.minimum(exact + (wide * (each - exact)).astype(np.int64), each - 1)
+    expected = np.where(apart < exact, apart, far) + (0 if of.causal else (ahead > 0) * each)
+    assert np.array_equal(backend.to_host(out), expected)
 
 
 @every_case(FLOATING, FLOATING, CASES)

@@ -15,7 +15,7 @@ from zerosim.config import RunConfig
 from zerosim.config.huggingface.read import model_of, read_config_json
 from zerosim.config.model import ModelConfig
 from zerosim.config.numbers import NEUTRAL, UNSCALED, Kind, Numbers, Scaling
-from zerosim.placement.families import DECODERS
+from zerosim.placement.families import DECODERS, t5
 
 EXPECTED = tomllib.loads((FILES / "expected.toml").read_text("utf-8"))
 SIZES = (
@@ -46,7 +46,8 @@ def test_a_published_file_is_read(name: str) -> None:
 
 def test_rows_that_differ_from_their_familys() -> None:
     changed = {name for name in EXPECTED if model(name).decoder is not None}
-    assert changed == {"falcon-40b", "gpt-neox-20b", "starcoder-15.5b"}
+    assert changed == {"falcon-40b", "flan-t5-xl", "gpt-neox-20b", "starcoder-15.5b"}
+    assert model("flan-t5-xl").decoder == t5("geglu")
     assert model("gpt-neox-20b").decoder == row("gpt_neox", between="gelu_tanh")
     assert model("starcoder-15.5b").decoder == row("gpt_bigcode", between="gelu")
     block = DECODERS["falcon"].block

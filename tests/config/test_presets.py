@@ -154,4 +154,4 @@ def test_a_familys_defaults_follow_what_is_given() -> None:
     assert family_sizes("flat")["params"] == 1_000_000
     assert "params" not in family_sizes("gpt")
     with pytest.raises(InputError, match=r"expected one of gpt, llama, .*, mlp, flat"):
-        family_sizes("t5")
+        family_sizes("t6")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
-from zerosim.backends.forms import Rope
+from zerosim.backends.forms import Rope, Scores
 from zerosim.backends.kernels import Heads
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import uint8
@@ -47,6 +47,12 @@ def attention(
     return lambda qkv: F.attention(qkv, heads, num_kv_heads=kv, dropout=dropout, key=KEY, policy=policy)
 
 
+def attention_beside(q: Tensor, kv: Tensor, bias: Tensor) -> Tensor:
+    """Of 4 heads of queries, which share 2 of another text's keys and values."""
+    form = Scores(1.0, causal=False)
+    return F.attention(q, 4, num_kv_heads=2, dropout=0.3, key=KEY, policy=EAGER_AGAIN, form=form, kv=kv, bias=bias)
+
+
 FLASH, MEGATRON = ActivationPolicy("lean", "flash"), ActivationPolicy("megatron")
 EAGER_AGAIN, FLASH_AGAIN = (
     ActivationPolicy("megatron", "eager", "selective"),
@@ -81,6 +87,9 @@ def megatron_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         pytest.param(attention(4, 0.3, 2), [(1, 4, 16)], id="attention-grouped-dropout"),
         pytest.param(attention(2, 0.3, None, MEGATRON), [(1, 4, 12)], id="attention-megatron"),
         pytest.param(attention(4, 0.3, 2, EAGER_AGAIN), [(1, 4, 16)], id="attention-again"),
+        pytest.param(attention_beside, [(2, 3, 8), (2, 5, 8), (4, 3, 5)], id="attention-beside"),
+        pytest.param(lambda qkv, bias: F.attention(qkv, 2, bias=bias), [(2, 3, 12), (2, 3, 3)], id="attention-bias"),
+        pytest.param(lambda w: F.relative_bias(w, 9, largest=6, causal=False), [(8, 3)], id="relative_bias"),
         pytest.param(attention(2, 0.0, None, FLASH), [(2, 3, 12)], id="flash"),
         pytest.param(attention(4, 0.4, 2, FLASH), [(2, 4, 16)], id="flash-grouped-dropout"),
         pytest.param(attention(1, 0.5, None, FLASH), [(1, 1, 6)], id="flash-dropout-T1"),

@@ -39,10 +39,13 @@ def test_sizes_are_theirs(name: str) -> None:
     assert sizes["head_dim"] == (first(config, "head_dim") or hidden // heads)
     if not getattr(config, "multi_query", False) or config.model_type == "gpt_bigcode":
         assert sizes["kv_heads"] == (first(config, "num_key_value_heads", "num_kv_heads") or heads)
-    assert sizes["ffn"] == (first(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * hidden)
+    assert sizes["ffn"] == (
+        first(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff") or 4 * hidden
+    )
     of_padding = DECODERS[ours.family].first_position if config.model_type == "roberta" else 0
-    assert sizes["positions"] + of_padding == first(config, "max_position_embeddings", "seq_length")
-    assert sizes["tie_embeddings"] == config.tie_word_embeddings
+    assert sizes["positions"] + of_padding == first(config, "max_position_embeddings", "seq_length", "n_positions")
+    own = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)  # T5's class ties every head
+    assert sizes["tie_embeddings"] == own
     eps = first(config, "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
     assert sizes["norm_eps"] == (1e-5 if eps is None else eps)  # OPT's are nn.LayerNorm's
 

@@ -16,10 +16,11 @@ from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.config.config_json import config_json
 from zerosim.dtypes import fp32
-from zerosim.models.decoder import build_decoder
 from zerosim.models.released import read_released
 from zerosim.placement.families import DECODERS
 from zerosim.tensor.tensor import Tensor, cpu
+from zerosim.train.build_model import BUILDERS
+from zerosim.train.data import shift_right
 from zerosim.train.engine import upload
 from zerosim.train.masked import UNREAD, mask_tokens
 from zerosim.train.run import run
@@ -29,7 +30,12 @@ transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)
 
 SIZES: dict[str, Any] = dict(layers=2, hidden=32, heads=4, seq=12, vocab=40)
-MORE: dict[str, dict[str, Any]] = {"bloom": dict(ffn=128), "falcon": dict(kv_heads=2), "gpt_bigcode": dict(kv_heads=1)}
+MORE: dict[str, dict[str, Any]] = {
+    "t5": dict(decoder_seq_length=9),
+    "bloom": dict(ffn=128),
+    "falcon": dict(kv_heads=2),
+    "gpt_bigcode": dict(kv_heads=1),
+}
 FURTHER = [
     ("gpt", dict(tie_embeddings=False, ffn=48)),
     ("llama", dict(tie_embeddings=True, head_dim=4)),
@@ -70,7 +76,7 @@ def made(family: str, sizes: dict[str, Any], folder: Path) -> Task:
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn(parameter.shape, generator=draw)
     model.eval().save_pretrained(folder)
-    tokens = np.random.default_rng(5).integers(2, SIZES["vocab"], (2, ROWS, SIZES["seq"] + 1))
+    tokens = np.random.default_rng(5).integers(2, SIZES["vocab"], (2, ROWS, config.model.text_tokens + 1))
     np.savez(folder / "tokens.npz", tokens=tokens)
     return Task(config, model, tokens)
 
@@ -78,7 +84,8 @@ def made(family: str, sizes: dict[str, Any], folder: Path) -> Task:
 def logits_of(config: RunConfig, weights: dict[str, Any], ids: Any) -> Any:
     """zerosim's logits (B, T, V) with these weights."""
     sizes = {name: getattr(config.model, name) for name in ("name", *FLAGS)}
-    built = place(build_decoder(builder(cpu(), fp32, **sizes)))
+    new = builder(cpu(), fp32, **{**sizes, "decoder_seq_length": config.model.decoder_seq_length})
+    built = place(BUILDERS[config.model.family](new))
     built.load_state_dict(weights)
     x = Tensor(upload(ids, built.flats[0].device))
     for unit in built.units:
@@ -87,18 +94,36 @@ def logits_of(config: RunConfig, weights: dict[str, Any], ids: Any) -> Any:
 
 
 def auto(config: RunConfig) -> Any:
+    if config.model.is_second:
+        return transformers.AutoModelForSeq2SeqLM
     return transformers.AutoModelForMaskedLM if config.model.is_masked else transformers.AutoModelForCausalLM
 
 
+def parted(config: RunConfig, tokens: Any, step: int = 0) -> tuple[Any, Any]:
+    """What a model reads of these rows of text, and what it predicts."""
+    model, data = config.model, config.data
+    if model.is_masked:
+        rows = mask_tokens(tokens[:, :-1], data.seed, step, model.vocab, model.vocab - 1)
+        return rows[:, : model.seq], rows[:, model.seq :]
+    if model.is_second:
+        rows = shift_right(tokens, model.seq, model.numbers.decoder_start)
+        return rows[:, : -model.decoder_tokens], rows[:, -model.decoder_tokens :]
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def their_logits(config: RunConfig, model: Any, ids: Any) -> Any:
+    """The logits of a model of transformers: a tensor with its graph."""
+    if config.model.is_second:
+        first, second = (torch.from_numpy(part) for part in np.split(ids, [config.model.seq], axis=1))
+        return model(first, decoder_input_ids=second).logits
+    return model(torch.from_numpy(ids)).logits
+
+
 def loss_of(task: Task, model: Any, step: int) -> float:
-    tokens, data = task.tokens[step], task.config.data
-    inputs, labels = tokens[:, :-1], tokens[:, 1:]
-    if task.config.model.is_masked:
-        vocab = SIZES["vocab"]
-        inputs, labels = np.split(mask_tokens(inputs, data.seed, step, vocab, vocab - 1), 2, axis=1)
-        assert inputs.min() > 1, "transformers takes 0 or 1 for padding"
+    inputs, labels = parted(task.config, task.tokens[step], step)
+    assert not task.config.model.is_masked or inputs.min() > 1, "transformers takes 0 or 1 for padding"
     with torch.no_grad():
-        logits, targets = model(torch.from_numpy(inputs)).logits, torch.from_numpy(labels).flatten()
+        logits, targets = their_logits(task.config, model, inputs), torch.from_numpy(labels).flatten()
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets, ignore_index=UNREAD))
 
 
@@ -120,9 +145,9 @@ def test_saved_weights_train_here_and_go_back(family: str, sizes: dict[str, Any]
     theirs = loaded(out, auto(task.config))
     assert both.losses[1][0] == pytest.approx(loss_of(task, theirs, 1), abs=1e-5)
     weights = run(task.config.replace(steps=1)).weights
-    ids = task.tokens[1][:, :-1]
+    ids = parted(task.config, task.tokens[1])[0]
     with torch.no_grad():
-        difference = theirs(torch.from_numpy(ids)).logits.numpy() - logits_of(task.config, weights, ids)
+        difference = their_logits(task.config, theirs, ids).numpy() - logits_of(task.config, weights, ids)
     assert np.abs(difference).max() <= 1e-5
     again = read_released(str(out), task.config.model, {name: values.shape for name, values in weights.items()})
     assert all(np.array_equal(read(), weights[name]) for name, read in again.items())
@@ -132,6 +157,7 @@ def trained(config: RunConfig, *more: object) -> int:
     """Train as a user does."""
     model, data = config.model, config.data
     words = [f"--{name.replace('_', '-')}={getattr(model, name)}" for name in FLAGS[:-1]]
+    words += ["--decoder-seq-length", str(model.decoder_tokens)] if model.is_second else []
     words.append("--tie-embeddings" if model.tie_embeddings else "--no-tie-embeddings")
     name = ["--model", model.name, "--weights", str(data.weights), "--tokens", str(data.tokens)]
     each = f"--ranks 1 --micro-batch {ROWS} --precision fp32 --optimizer sgd --lr {LR} --steps {config.optim.steps} -q"
@@ -158,7 +184,8 @@ def test_a_folder_is_a_model(family: str, dtype: str, tmp_path: Path) -> None:
 # -- adapters --------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # PEFT's use of transformers
 @pytest.mark.parametrize(
-    ("family", "target"), [("llama", "q,v,down"), ("gpt", "o,fc"), ("gpt_neox", "query_key_value"), ("bert", "q,down")]
+    ("family", "target"),
+    [("llama", "q,v,down"), ("gpt", "o,fc"), ("gpt_neox", "query_key_value"), ("bert", "q,down"), ("t5", "q,v,down")],
 )
 def test_adapters_go_to_peft_and_back(family: str, target: str, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from zerosim import functional as F
+from zerosim.backends.forms import Scores
 from zerosim.device.device import Device, Kind
 from zerosim.device.events import Alloc, Kernel
 from zerosim.dtypes import fp32
@@ -137,6 +138,18 @@ CASES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], Seen, Seen]
             [("dropout_mask", 0), *EAGER[:2], ("attention_dropout", 0), *EAGER[2:]],
         ),
         ([(G, 2 * QKV), (T, 2 * PROBS)], EAGER_BACK),
+    ),
+    "attention of another text, with a bias": (
+        lambda q, kv, bias: F.attention(q, 2, num_kv_heads=1, form=Scores(causal=False), kv=kv, bias=bias),
+        [(2, 3, 4), (2, 3, 4), (2, 3, 3)],
+        ([(A, 2 * X), (A, 2 * PROBS)], EAGER),
+        ([(G, 2 * X), (T, 2 * PROBS), (G, 2 * X), (G, 2 * 18)], EAGER_BACK),
+    ),
+    "relative_bias": (
+        lambda w: F.relative_bias(w, 3, largest=6, causal=True),
+        [(8, 2)],
+        ([(A, 8 * 9), (A, 2 * 18), (A, 2 * 18)], [("relative_buckets", 0), ("embedding", 0), ("copy", 0)]),
+        ([(T, 2 * 18), (G, 2 * 16)], [("copy", 0), ("embedding_backward", 18)]),
     ),
     "attention, flash": (
         attend(FLASH),

@@ -219,6 +219,8 @@ def _tensor(config: RunConfig, passes: int) -> Forms:
     frozen, side_by_side = config.tuning.is_on, config.model.has_blocks and config.model.decoder.block.parallel
     if not config.model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
+    elif config.model.is_second:
+        by_operation = formulas.second_parallel(again, all_reduce=times)
     elif parallel.sequence_parallel:
         by_operation = formulas.sequence_parallel(
             again, all_reduce=times, keep_gathered=parallel.keep_gathered, frozen=frozen, side_by_side=side_by_side

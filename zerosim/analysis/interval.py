@@ -68,7 +68,7 @@ def is_host_bound(time: StepTime) -> bool:
 def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
     """Return the class of a modelled step. Its size is that of a dense model with as many FLOPs per token, attention's
     included."""
-    size = time.model_flops / (6 * config.global_batch * config.model.seq)
+    size = time.model_flops / (6 * config.tokens)
     name = next(name for most, name in SIZES if size < most)
     return StepClass(gpu, config.parallel.recipe, name, is_host_bound(time))
 

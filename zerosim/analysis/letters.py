@@ -137,7 +137,19 @@ def _place(config: RunConfig, share: Share) -> dict[str, int]:
         "end": int(share.stage == config.mesh.pp - 1),
         "l": share.layers,
         "r": sum(_is_wrapped(config, unit) for unit in share.units),
+        **_second(config, share.units),
     }
+
+
+def _second(config: RunConfig, units: Sequence[str]) -> dict[str, int]:
+    """Return the letters of a decoder beside an encoder."""
+    model = config.model
+    if not model.is_second:
+        return {}
+    own = [unit for unit in units if is_block(unit) and model.block_of(unit).cross is not None]
+    tokens = config.data.micro_batch * model.decoder_tokens
+    wrapped = sum(_is_wrapped(config, unit) for unit in own)
+    return {"l_d": len(own), "r_d": wrapped, "bs_d": tokens, "bsh_d": tokens * model.hidden}
 
 
 def _of_weights(

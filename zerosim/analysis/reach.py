@@ -55,7 +55,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
             if at < lowest or not config.model.has_blocks:
                 continue
             if is_block(unit):
-                more = _in_block(config.model.decoder.block, _trained_in(placed, unit), sends_back=at > lowest)
+                more = _in_block(config.model.block_of(unit), _trained_in(placed, unit), sends_back=at > lowest)
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 again = run_again(placed, unit, sends_back=at > lowest)
                 k_f, k_g = k_f + ((1, "columns") in again), k_g + ((0, "rows") in again)
@@ -70,7 +70,7 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
     """Return the flat buffers that a unit's backward reads: by unit all of them; by module, those of each leaf from the
     first one that computes or passes on a gradient. Side by side, each branch has a first one."""
     layout, found = placed.layout, list[str]()
-    row = placed.config.model.decoder.block if is_block(unit) and placed.config.model.has_blocks else None
+    row = placed.config.model.block_of(unit) if is_block(unit) and placed.config.model.has_blocks else None
     flows = dict.fromkeys(BOTH, sends_back)
     for name, flat in layout.flats.items():
         if flat.unit != unit:
@@ -90,14 +90,15 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
 
     A norm's result is read for weight gradients of the maps behind it; the sum after attention by the second norm or,
     without one, as a norm's result; a map before a norm by that norm; the first map of the feed-forward by its
-    activation. Side by side no norm reads the sum.
+    activation. Side by side no norm reads the sum. Cross-attention's norm reads the sum after attention.
     """
     if not placed.config.model.has_blocks:
         return set()
-    row, parts = placed.config.model.decoder.block, placed.config.memory.again.parts
+    row, parts = placed.config.model.block_of(unit), placed.config.memory.again.parts
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
     attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))
-    flows = attention or (0, "after") in trained
+    first = attention or (0, "after") in trained
+    flows = first or any(place[0] == 2 for place in trained)
     of_both = row.shares_norm and (0, "before") in trained
     maps = (sends_back or of_both if row.parallel else flows) or not trained.isdisjoint(
         _places(1, "before", "columns", "rows")
@@ -106,9 +107,13 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     normed = bool(row.mlp.before) and not row.shares_norm
     added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second
     added = added and not row.parallel
+    first_added = first or (2, "before") in trained or ((2, "columns") in reading and "layernorm" in parts)
+    first_added = first_added and row.cross is not None
     read = {
         (0, "before"): (0, "columns") in reading or (second and row.parallel and not normed),
-        (0, "rows"): added or (bool(row.attention.after) and flows),
+        (0, "rows"): added or first_added or (bool(row.attention.after) and first),
+        (2, "before"): (2, "columns") in reading,
+        (2, "rows"): added,
         (0, "after"): added,
         (1, "before"): second,
         (1, "columns"): maps,

@@ -5,6 +5,8 @@ Every default is neutral: a kernel that gets none of these does what GPT-2's and
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 
@@ -78,6 +80,29 @@ class LogitForm(NamedTuple):
     def flops(self) -> int:
         """Return the operations an element."""
         return (self.factor != 1.0) + 3 * (self.cap != 0.0)
+
+
+class Buckets(NamedTuple):
+    """T5's buckets of distances between a query and a key. Half of them hold one distance each, the others wider and
+    wider ranges, and the last one all from `largest` on. Without `causal` half are those of later keys."""
+
+    number: int
+    largest: int
+    causal: bool
+
+    @property
+    def later(self) -> int:
+        """The first bucket of later keys."""
+        return 0 if self.causal else self.number // 2
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first distance of each bucket of one direction."""
+        each = self.number - self.later
+        exact = each // 2
+        whole = math.log(self.largest / exact)
+        last = [exact + int(math.log(d / exact) / whole * (each - exact)) for d in range(exact, self.largest + 1)]
+        return *range(exact + 1), *(bisect_left(last, bucket) + exact for bucket in range(exact + 1, each))
 
 
 SCORES, ROPE, PLAIN = Scores(), Rope(), LogitForm()

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from zerosim.backends.forms import PLAIN, SCORES, LogitForm, Rope, Scores
+from zerosim.backends.forms import PLAIN, SCORES, Buckets, LogitForm, Rope, Scores
 from zerosim.dtypes import DType
 
 T = TypeVar("T")
@@ -90,6 +90,20 @@ class Probs(NamedTuple):
     mask: Array | None = None
     keep: float = 1.0
     dropped: Array | None = None
+
+
+class Beside(NamedTuple):
+    """What attention has beside q|k|v; in backward, their gradients.
+
+    kv    (B, S, 2K d): keys and values of another sequence, of S tokens; q|k|v is q alone then
+    bias  (H, T, S): added to the scores of every sequence
+    """
+
+    kv: Array | None = None
+    bias: Array | None = None
+
+
+ALONE = Beside()
 
 
 class Coded(NamedTuple):
@@ -303,20 +317,29 @@ class Backend(Protocol):
     def relu_backward(self, grad: Array, x: Array, dx: Array) -> None:
         """dx = grad where x is more than 0 (or nan), else 0."""
 
-    def attention(self, qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
+    def attention(self, qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside = ALONE) -> None:
         """Causal self-attention. Fills `kept.probs` and, if it is saved, `kept.dropped`.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
-        (B, T, H d); scale 1/sqrt(d).
+        (B, T, H d); scale 1/sqrt(d). `beside`: keys and values of another sequence, a bias of the scores.
         """
 
     def attention_backward(
-        self, grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array
+        self,
+        grad: Array,
+        qkv: Array,
+        heads: Heads,
+        kept: Probs,
+        workspace: Array,
+        dqkv: Array,
+        beside: Beside = ALONE,
+        dbeside: Beside = ALONE,
     ) -> None:
         """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
         the compute dtype. A backend reads `kept.dropped` in place of probs * mask if it is saved. workspace has the
         shape of probs: room for the scores' gradient. A backend need not use it; its contents are undefined
-        afterwards."""
+        afterwards. dbeside: dkv; a bias's gradient if it is wanted, summed over the sequences in the compute
+        dtype."""
 
     def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
@@ -426,6 +449,9 @@ class Backend(Protocol):
         times the sum of all, V - 1 at most. u in [0, 1) is 53 bits of 64-bit output first + i of the stream of
         `dropout_mask`: the upper ones, divided by 2**53.
         """
+
+    def relative_buckets(self, of: Buckets, out: Array) -> None:
+        """out (T, T), int64: the bucket of each query's distance to each key."""
 
     def dropout_mask(self, key: tuple[int, int], probability: float, out: Array, window: Window | None = None) -> None:
         """out, uint8: 1 with chance 1 - probability, a function of (key, position) alone.

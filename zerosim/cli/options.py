@@ -35,8 +35,8 @@ GROUPS: Mapping[str, str] = {
     "replica_reduction partition collective bucket_bytes reshard_after_forward keep_last_unit capacity allocator "
     "allocator_conf parallel backend world ranks_per_process",
     "pipeline": "pp pipeline virtual_stages micro_batch_group stage_layers balance_ends keep_last_inputs",
-    "model": "model layers hidden heads kv_heads head_dim ffn seq positions vocab tie_embeddings dropout norm_eps "
-    "rope_base params units",
+    "model": "model layers hidden heads kv_heads head_dim ffn seq decoder_seq_length positions vocab tie_embeddings "
+    "dropout norm_eps rope_base params units",
     "activations": "recompute partition_activations cpu_checkpointing offload_activations "
     "stash_window saves attention fp32_softmax loss",
     "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction compress compress_block "

@@ -8,6 +8,7 @@ from zerosim.config.mesh_checks import check_kept_inputs, check_pipeline, check_
 from zerosim.config.node_checks import check_zeropp
 from zerosim.config.parts import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.config.second_checks import check_second
 from zerosim.config.zero import CASTS
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
@@ -63,6 +64,8 @@ def check_together(config: RunConfig) -> None:
         )
     if model.is_masked:
         _check_masked(config)
+    if model.is_second:
+        check_second(config)
     text = None if config.data.tokenizer else config.data.sample
     if text is not None and max(text.encode()) >= model.vocab:
         raise wrong("sample", f" {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")

@@ -19,6 +19,7 @@ _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
             **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
             **dict.fromkeys(("gpt_neox", "bloom"), ("attention_dropout", "hidden_dropout")),
             "opt": ("dropout", "attention_dropout"),
+            "t5": ("dropout_rate",),
             **dict.fromkeys(("bert", "roberta"), ("hidden_dropout_prob", "attention_probs_dropout_prob")),
         },
     }
@@ -63,6 +64,8 @@ def _changed(values: Mapping[str, Any], model: ModelConfig, before: ModelConfig)
         changed["layer_types"] = ["sliding_attention" if kind.window else "full_attention" for kind in kinds]
     if model.layers != before.layers and values.get("no_rope_layers"):
         changed["no_rope_layers"] = [int(kind.rotates) for kind in kinds]
+    if model.layers != before.layers and values.get("num_decoder_layers"):
+        changed["num_decoder_layers"] = model.depths[-1]
     if model.rope_base != before.rope_base and values.get("rope_parameters"):
         changed["rope_parameters"] = {**values["rope_parameters"], "rope_theta": model.rope_base}
     return changed
@@ -80,7 +83,8 @@ def _read(model: ModelConfig) -> tuple[dict[str, Any], ModelConfig]:
 
 def _made(model: ModelConfig) -> dict[str, Any]:
     """Return what a family's class would have otherwise: no windows, no caps, no factors, no special tokens."""
-    head, layers = model.head_dim, model.layers
+    head, layers, block = model.head_dim, model.layers, model.decoder.block
+    gated = block.is_gated
     full = {"layer_types": ["full_attention"] * layers}
     uncapped = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": head, **full}
     of_family: dict[str, dict[str, Any]] = {
@@ -97,9 +101,17 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "opt": {"word_embed_proj_dim": model.hidden},
         "bert": {"type_vocab_size": model.numbers.token_types},
         "roberta": {"type_vocab_size": model.numbers.token_types},
+        "t5": {
+            "feed_forward_proj": "gated-gelu" if gated else {"gelu_tanh": "gelu_new"}.get(block.between, block.between),
+            "num_decoder_layers": model.depths[-1],
+            "decoder_start_token_id": model.numbers.decoder_start,
+            "relative_attention_num_buckets": model.numbers.bias_buckets,
+            "relative_attention_max_distance": model.numbers.bias_largest,
+            "is_encoder_decoder": True,
+        },
     }
     kind = _model_type(model)
-    attention = model.decoder.block.attention
+    attention = block.attention
     of_row = {
         "attention_bias": attention.columns.bias,
         "attention_out_bias": attention.rows.bias,

@@ -92,7 +92,7 @@ def check_pipeline(
         return
     if model.family == "mlp":
         raise wrong("pp", f" {pp}: model mlp does not support pipeline stages; choose gpt, llama or flat")
-    if model.is_masked:
+    if model.is_masked or model.is_second:
         raise wrong("pp", f" {pp}: an encoder ({model.family}) is trained on one pipeline stage only; choose pp 1")
     if parallel.balance_ends and model.family == "flat":
         raise wrong("balance_ends", ": model flat has no table and no head; leave it out, or choose gpt or llama")

@@ -12,7 +12,7 @@ from zerosim.config.numbers import NEUTRAL, Kind, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
 from zerosim.errors import InputError, wrong
-from zerosim.placement.block import Decoder, Width
+from zerosim.placement.block import Block, Decoder, Width
 from zerosim.placement.families import DECODERS
 from zerosim.units import parse_count
 
@@ -44,6 +44,9 @@ class ModelConfig(Part):
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
     )
+    decoder_seq_length: int | None = option(
+        None, "tokens per row of the decoder beside an encoder", low=1, high=10**8, metavar="T", shown="--seq",
+    )  # fmt: skip
     positions: int = option(
         None, "rows of a table of learned positions", low=1, high=10**8, metavar="T", shown=OF_MODEL
     )
@@ -86,11 +89,15 @@ class ModelConfig(Part):
             object.__setattr__(self, "_decoder", preset.decoder)
             if "hidden" in given:
                 base.pop("ffn", None)  # follows from hidden
+            if "seq" in given:
+                base.pop("decoder_seq_length", None)
             if "hidden" in given or "heads" in given:
                 base.pop("head_dim", None)
         for name in ("params", "units"):
             if name in given and family != "flat":
                 raise wrong(name, f" {given[name]}: a size of model flat only; choose --model flat")
+        if "decoder_seq_length" in given and (family not in DECODERS or DECODERS[family].second is None):
+            raise wrong("decoder_seq_length", f" {given['decoder_seq_length']}: model {family} has one length, --seq")
         for name in ("layers", "hidden", "heads", "head_dim") if family == "flat" else ():
             if given.get(name, 1) != 1:  # as a flat model is written in a file
                 raise wrong(name, f" {given[name]}: model flat has no blocks; its sizes are params and units")
@@ -163,6 +170,42 @@ class ModelConfig(Part):
         return self.has_blocks and self.decoder.masked is not None
 
     @property
+    def is_second(self) -> bool:
+        """Whether it is an encoder with a decoder, which reads two texts."""
+        return self.has_blocks and self.decoder.second is not None
+
+    @property
+    def decoder_tokens(self) -> int:
+        """The tokens of a row that a decoder beside an encoder reads; 0 without one."""
+        return self.decoder_seq_length or 0
+
+    @property
+    def row_tokens(self) -> int:
+        """The tokens that a model reads of a row."""
+        return self.seq + self.decoder_tokens
+
+    @property
+    def text_tokens(self) -> int:
+        """The tokens of text that a row is made of, but for the last one."""
+        return self.row_tokens - bool(self.decoder_tokens)
+
+    @property
+    def columns(self) -> int:
+        """The token ids of a row of a batch: what is read, then what is predicted, but for what both are."""
+        return 2 * self.seq if self.is_masked else self.row_tokens + (self.decoder_tokens or 1)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The blocks of each stack."""
+        return (self.layers, self.numbers.decoder_layers or self.layers)[: len(self.decoder.stacks)]
+
+    @property
+    def logit_scale(self) -> float:
+        """The factor of the logits."""
+        is_scaled = self.decoder.scales_head and self.tie_embeddings
+        return self.numbers.logit_scale * (self.hidden**-0.5 if is_scaled else 1.0)
+
+    @property
     def embed_scale(self) -> float:
         """The factor of the token table's rows."""
         return self.numbers.embed_scale * (self.hidden**0.5 if self.decoder.scaled else 1.0)
@@ -171,6 +214,10 @@ class ModelConfig(Part):
     def rotated(self) -> int:
         """The columns of a head that rotary positions rotate."""
         return int(self.head_dim * self.numbers.rotary_part)
+
+    def block_of(self, unit: str) -> Block:
+        """Return the row of a block of this name."""
+        return next((block for block, blocks in self.decoder.stacks if unit.startswith(blocks)), self.decoder.block)
 
     def kind(self, number: int) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""

@@ -50,6 +50,9 @@ class Numbers:
     embed_scale    the factor of the token table's rows
     residual_scale  the factor of a branch before it is added
     token_types    the rows of an encoder's table of token types
+    decoder_layers  the blocks of a decoder beside an encoder; 0: as many as the encoder has
+    decoder_start  the token that stands before the decoder's own ones
+    bias_buckets, bias_largest  the buckets of T5's biases, and the distance from which on all are in the last one
     """
 
     window: int = 0
@@ -68,6 +71,10 @@ class Numbers:
     embed_scale: float = 1.0
     residual_scale: float = 1.0
     token_types: int = 2
+    decoder_layers: int = 0
+    decoder_start: int = 0
+    bias_buckets: int = 32
+    bias_largest: int = 128
 
     def kind(self, number: int, rope_base: float) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""

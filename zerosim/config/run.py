@@ -48,6 +48,11 @@ class RunConfig(Parts):
         return self.mesh.axes.size(*DATA) * self.data.accumulate * self.data.micro_batch
 
     @property
+    def tokens(self) -> int:
+        """The tokens that a step reads, of both texts of an encoder with a decoder."""
+        return self.global_batch * self.model.row_tokens
+
+    @property
     def states_stage(self) -> int:
         """The ZeRO stage whose model states exist when backward ends: stage 1 may have freed all but its slice of the
         gradients, like stage 2."""

@@ -95,17 +95,18 @@ BY_ROWS = {"embedding": _embedding, "embedding_backward": _embedding_backward}
 
 
 def eager_attention(
-    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool
+    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool, bias: int = 0
 ) -> tuple[KernelWork, ...]:
     """Return softmax(q kᵀ) v as a GPU without a fused kernel runs it: two products, and the kernels between them.
 
     `head`: bytes of q, and of the result; `shared`: of k, and of v; `scores`: of all scores; `mask`: of dropout's mask,
-    0 for none. The mask is applied when probabilities are read, unless the masked ones are saved.
+    0 for none; `bias`: of a bias of the scores. The mask is applied when probabilities are read, unless the masked ones
+    are saved.
     """
     values = mask if mask and not keeps_dropped else 0
     parts = [
         KernelWork("attention_scores", MATMUL, product_flops, head + shared, scores),
-        KernelWork("softmax", VECTOR, 0, scores, scores),
+        KernelWork("softmax", VECTOR, 0, scores + bias, scores),
         KernelWork("attention_values", MATMUL, product_flops, scores + values + shared, head),
     ]
     if mask and keeps_dropped:
@@ -114,14 +115,15 @@ def eager_attention(
 
 
 def eager_attention_backward(
-    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool
+    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool, bias: int = 0
 ) -> tuple[KernelWork, ...]:
-    """Return its backward: a product for each operand of the two, and the softmax's gradient between them."""
+    """Return its backward: a product for each operand of the two, and the softmax's gradient between them, which is
+    added up for a `bias`."""
     values = mask if mask and not keeps_dropped else 0
     return (
         KernelWork("attention_dvalues", MATMUL, product_flops, scores + values + head, shared),
         KernelWork("attention_dprobs", MATMUL, product_flops, head + shared, scores),
-        KernelWork("softmax_backward", VECTOR, 0, 2 * scores + mask, scores),
+        KernelWork("softmax_backward", VECTOR, 0, 2 * scores + mask, scores + bias),
         KernelWork("attention_dquery", MATMUL, product_flops, scores + shared, head),
         KernelWork("attention_dkey", MATMUL, product_flops, scores + head, shared),
     )

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.forms import SCORES, Scores
-from zerosim.backends.kernels import Dropout, Heads, Probs, Window
+from zerosim.backends.kernels import Beside, Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import eager_attention, eager_attention_backward, work_of
 from zerosim.dtypes import DType, compute_dtype
@@ -55,11 +55,31 @@ class Core:
     dropout: float
     key: tuple[int, int]
     policy: ActivationPolicy
+    kv: Tensor | None = None
+    bias: Tensor | None = None
+
+    def width(self, qkv: Tensor) -> int:
+        """Return the columns of a head."""
+        return qkv.shape[2] // (self.heads.packed if self.kv is None else self.heads.queries)
+
+    def pairs(self, qkv: Tensor) -> int:
+        """Return how many scores of all sequences and heads count as work."""
+        batch, tokens, _ = qkv.shape
+        of_head = self.heads.form.pairs(tokens) if self.kv is None else tokens * self.kv.shape[1]
+        return batch * self.heads.queries * of_head
 
     def products(self, qkv: Tensor) -> int:
         """Return the multiply-adds of one product of scores with a head, over all heads: B H T² d."""
-        batch, tokens, columns = qkv.shape
-        return batch * self.heads.form.pairs(tokens) * self.heads.queries * columns // self.heads.packed
+        return self.pairs(qkv) * self.width(qkv)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors beside qkv."""
+        return tuple(x for x in (self.kv, self.bias) if x is not None)
+
+    @property
+    def arrays(self) -> Beside:
+        return Beside(*(None if x is None else x.array for x in (self.kv, self.bias)))
 
     def flash_shape(self, qkv: Tensor) -> tuple[int, ...]:
         """Return (B, H, K, T, d), as in the record, and the scores of a head where flops do not count a causal T²."""
@@ -71,10 +91,10 @@ class Core:
     def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
         """Return the shape of the scores of this rank's heads."""
         batch, tokens, _ = qkv.shape
-        return batch, self.heads.queries, tokens, tokens
+        return batch, self.heads.queries, tokens, tokens if self.kv is None else self.kv.shape[1]
 
     def result(self, qkv: Tensor) -> Buffer:
-        return like(qkv, *qkv.shape[:2], qkv.shape[2] // self.heads.packed * self.heads.queries)
+        return like(qkv, *qkv.shape[:2], self.width(qkv) * self.heads.queries)
 
 
 class CoreRule(Protocol):
@@ -110,7 +130,13 @@ class Eager:
     wide: Buffer | None = None
 
     def saved(self) -> Saved:
-        kept: Saved = {"q, k, v": self.qkv, "softmax": self.probs, "mask": self.mask, "dropped softmax": self.dropped}
+        kept: Saved = {
+            "q, k, v": self.qkv,
+            "k, v": self.core.kv,
+            "softmax": self.probs,
+            "mask": self.mask,
+            "dropped softmax": self.dropped,
+        }
         return {**kept, "fp32 softmax": self.wide}
 
     def cast(self) -> Buffer:
@@ -118,14 +144,16 @@ class Eager:
         assert self.wide is not None
         return _copied(self.wide, self.qkv.dtype, Kind.TEMP)
 
-    def work(self) -> tuple[int, int, int, int, int, bool]:
-        """Return the flops of one product; the bytes of q, of k, of the scores and of dropout's mask; and whether
-        `dropped` is saved."""
-        heads, (batch, tokens, _) = self.core.heads, self.qkv.shape
-        each, pairs = self.qkv.buffer.nbytes // heads.packed, batch * heads.queries * heads.form.pairs(tokens)
-        head, shared = each * heads.queries, each * heads.keys
-        mask, scores = 0 if self.mask is None else pairs, pairs * self.qkv.dtype.itemsize
-        return 2 * self.core.products(self.qkv), head, shared, scores, mask, self.dropped is not None
+    def work(self) -> tuple[int, int, int, int, int, bool, int]:
+        """Return the flops of one product; the bytes of q, of k, of the scores and of dropout's mask; whether `dropped`
+        is saved; and the bytes of a bias."""
+        core, qkv = self.core, self.qkv
+        heads, pairs, kv = core.heads, core.pairs(qkv), qkv if core.kv is None else core.kv
+        column = qkv.dtype.itemsize * qkv.shape[0] * core.width(qkv)
+        head, shared = (column * tokens for tokens in (heads.queries * qkv.shape[1], heads.keys * kv.shape[1]))
+        mask, scores = 0 if self.mask is None else pairs, pairs * qkv.dtype.itemsize
+        bias = 0 if core.bias is None else core.bias.buffer.nbytes
+        return 2 * core.products(qkv), head, shared, scores, mask, self.dropped is not None, bias
 
     def log_sum_exp(self) -> Buffer:
         """Return flash's log-sum-exp of the same scores: 4 more operations a product, and a result that is
@@ -141,22 +169,26 @@ class Eager:
             held.append(self.cast())
         kept = _probs(self, held[-1] if self.probs is None else self.probs)
         arrays = grad.array, self.qkv.array, core.heads, kept, workspace.array, dqkv.array
-        device.kernels(eager_attention_backward(*self.work()), device.backend.attention_backward, *arrays)
-        return (dqkv,)
+        grads = {x: x.new_grad() for x in core.inputs if x is core.kv or x.requires_grad}
+        into = Beside(*(grads[x].array if x in grads else None for x in (core.kv, core.bias)))
+        work = eager_attention_backward(*self.work())
+        device.kernels(work, device.backend.attention_backward, *arrays, core.arrays, into)
+        return dqkv, *(grads.get(x) for x in core.inputs)
 
 
 def eager(qkv: Tensor, core: Core) -> Attended:
     """Run the core that materialises its scores (B, H, T, T)."""
-    device, tokens, shape = qkv.device, qkv.shape[1], core.scores(qkv)
+    device, shape = qkv.device, core.scores(qkv)
     is_megatron = core.policy.saves == "megatron"
     out, probs = core.result(qkv), like(qkv, *shape)
-    own, whole = core.heads.queries * tokens * tokens, core.heads.whole * tokens * tokens
-    window = Window(core.heads.first * tokens * tokens, own, whole) if whole > own else None
+    each = shape[2] * shape[3]
+    own, whole = core.heads.queries * each, core.heads.whole * each
+    window = Window(core.heads.first * each, own, whole) if whole > own else None
     mask = dropout_mask(qkv, shape, core.dropout, core.key, window)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
     rule = Eager(qkv, core, probs, mask, dropped)
-    arrays = qkv.array, core.heads, _probs(rule, probs), out.array
+    arrays = qkv.array, core.heads, _probs(rule, probs), out.array, core.arrays
     device.kernels(eager_attention(*rule.work()), device.backend.attention, *arrays)
     if core.policy.fp32_softmax and qkv.dtype.is_half:
         _wide_scores = device.alloc(shape, compute_dtype(qkv.dtype), Kind.TEMP)
@@ -220,13 +252,13 @@ CORES = {"eager": eager, "flash": flash}
 
 @dataclass(frozen=True, slots=True)
 class RecomputedCore:
-    """Saves qkv; backward runs the core a second time (2205.05198, section 5)."""
+    """Saves its inputs; backward runs the core a second time (2205.05198, section 5)."""
 
     qkv: Tensor
     core: Core
 
     def saved(self) -> Saved:
-        return {"q, k, v": self.qkv}
+        return {"q, k, v": self.qkv, "k, v": self.core.kv, "bias": self.core.bias}
 
     def backward(self, grad: Buffer) -> Grads:
         return CORES[self.core.policy.attention](self.qkv, self.core).rule.backward(grad)
@@ -243,6 +275,8 @@ def attention(
     key: tuple[int, int] = (0, 0),
     policy: ActivationPolicy = DEFAULT,
     form: Scores = SCORES,
+    kv: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Compute causal self-attention, heads side by side, scale 1/sqrt(d). `form` changes scores and what queries read.
 
@@ -250,7 +284,8 @@ def attention(
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
-    the whole.
+    the whole. Eager attention may read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q
+    (B, T, H d), and add a trained `bias` (H, T, S) to the scores.
 
     Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
     """
@@ -261,7 +296,7 @@ def attention(
             f"attention: {num_kv_heads} heads of keys and values do not divide {num_heads} of queries: "
             "choose as many, or a divisor"
         )
-    if columns % (num_heads + 2 * num_kv_heads):
+    if columns % (num_heads + (2 * num_kv_heads if kv is None else 0)):
         raise InputError(
             f"attention: {num_heads} heads of queries and {num_kv_heads} each of keys and values "
             f"do not divide {columns} columns"
@@ -269,9 +304,11 @@ def attention(
     if form.window < 0 or form.cap < 0 or (form.window and not form.causal):
         raise InputError(f"attention: {form}: expected a cap and a window of at least 0, and a window only if causal")
     check_chance(dropout)
-    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy)
+    if policy.attention != "eager" and (kv is not None or bias is not None):
+        raise InputError("attention: flash reads no other sequence and no bias; choose eager")
+    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy, kv, bias)
     rule: CoreRule | RecomputedCore
     out, rule = CORES[policy.attention](qkv, core)
     if "core_attn" in policy.again.parts:
         rule = RecomputedCore(qkv, core)
-    return apply(rule, out, qkv, op="attention", saved=rule.saved())
+    return apply(rule, out, qkv, *core.inputs, op="attention", saved=rule.saved())

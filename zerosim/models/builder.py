@@ -3,7 +3,7 @@ head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,15 @@ from zerosim.dtypes import DType
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
 from zerosim.nn import Tensors, Unit
+from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.halves import Halves
 from zerosim.nn.layers import TokenTable
+from zerosim.placement.block import Block
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
+from zerosim.tensor.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Builder:
     flat        the class of flat buffers
     tuning      the trained parameters, and the maps with adapters
     tiles       the number of tiles of each linear map of a block, by module
-    only        the numbers of the blocks to build; None: all
+    only        the names of the blocks to build; None: all
     wrap        puts a unit around a block, by the block's number
     loss_mode, label_keys   the model's (`models/model.py`)
     """
@@ -52,7 +55,7 @@ class Builder:
     flat: type[Flat] = Flat
     tuning: TuningConfig = ALL_TRAINED
     tiles: int = 1
-    only: Sequence[int] | None = None
+    only: Collection[str] | None = None
     wrap: Callable[[int, Unit], Unit] = lambda number, unit: unit
     loss_mode: str = "lean"
     label_keys: LabelKeys | None = None
@@ -73,21 +76,36 @@ class Builder:
             self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning, self.tiles
         )
 
-    def unit(self, name: str, layer: MakeLayer, prefix: str = "", number: int = 0) -> Unit:
-        """Build a unit of one layer; of a block, `number` counts from 0."""
-        here = self.at(name, prefix)._replace(number=number)
+    def unit(self, name: str, layer: MakeLayer, prefix: str = "", number: int = 0, own: Block | None = None) -> Unit:
+        """Build a unit of one layer; of a block, `number` counts from 0, and `own` is its row, if it is not the first
+        stack's."""
+        here = self.at(name, prefix)._replace(number=number, own=own)
         return Unit(name, here.within, layer(here))
 
-    def blocks(self, names: str, block: MakeLayer, prefix: str = "") -> list[Unit]:
-        """Build units `names`.0 .. `names`.L-1, wrapped."""
-        return [self.wrap(i, self.unit(f"{names}.{i}", block, prefix, i)) for i in self.numbers(self.sizes.layers)]
+    def blocks(
+        self, names: str, block: MakeLayer, prefix: str = "", own: Block | None = None, reads: Sequence[Aside] = ()
+    ) -> list[Unit]:
+        """Build units `names`.0 .. `names`.L-1, which read these asides, wrapped."""
+        count = self.sizes.layers if own is None else self.sizes.depths[-1]
+        units = {i: self.unit(f"{names}.{i}", block, prefix, i, own) for i in self.numbers(names, count)}
+        for unit in units.values():
+            unit.reads = reads
+        return [self.wrap(i, unit) for i, unit in units.items()]
 
-    def numbers(self, count: int) -> Sequence[int]:
-        """Return the numbers of the blocks to build, of `count` in the model."""
-        return range(count) if self.only is None else self.only
+    def numbers(self, names: str, count: int) -> Sequence[int]:
+        """Return the numbers of the blocks to build, of `count` in the model, called `names`."""
+        every = range(count)
+        return every if self.only is None else [number for number in every if f"{names}.{number}" in self.only]
 
-    def language_model(self, table: str, between: Sequence[Unit], prefix: str = "") -> Model:
-        """Build a token table, the units `between`, and lm_head.
+    def language_model(
+        self,
+        table: str,
+        between: Sequence[Unit],
+        prefix: str = "",
+        reading: Callable[[LayerContext, TokenTable], Callable[[Tensor], Tensor]] = lambda here, table: table,
+        makes: Sequence[Aside] = (),
+    ) -> Model:
+        """Build a token table, of which `reading` may make another layer, the units `between`, and lm_head.
 
         A tied head is a second unit over the table's flat buffer: gathered at each use, reduced once, after the
         table's backward.
@@ -97,14 +115,16 @@ class Builder:
         embed = TokenTable(first)
         head = embed if is_tied else TokenTable(last, embedding=False)
         units = [
-            Unit(table, first.within, embed),
+            Unit(table, first.within, reading(first, embed)),
             *between,
             Unit("lm_head", last.within, head.logits, reduces=not is_tied),
         ]
+        units[0].makes = makes
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
-        form = LogitForm(self.sizes.numbers.logit_scale, self.sizes.numbers.logit_cap)
         sizes = self.sizes
-        return self.model(units, head, width=sizes.hidden, logit_form=form, is_masked=sizes.is_masked)
+        form = LogitForm(sizes.logit_scale, sizes.numbers.logit_cap)
+        apart = sizes.seq if sizes.is_masked else sizes.decoder_tokens
+        return self.model(units, head, width=sizes.hidden, logit_form=form, is_masked=sizes.is_masked, apart=apart)
 
     def model(self, units: Sequence[Unit], head: TokenTable | None = None, **how: Any) -> Model:
         """Return the model of these units; `how`: other arguments of `Model`."""

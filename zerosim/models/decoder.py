@@ -9,17 +9,23 @@ Sources: GPT-2's release; Llama, arXiv 2302.13971, section 2.2, and 2307.09288, 
 
 from __future__ import annotations
 
+from functools import partial
+
 from zerosim.models.builder import Builder
 from zerosim.models.model import Model
 from zerosim.nn import Unit
-from zerosim.nn.decoder import DecoderBlock, Norm, TableNorm, Transform
+from zerosim.nn.aside import Aside
+from zerosim.nn.decoder import DecoderBlock, DroppedNorm, Norm, Transform
 from zerosim.nn.layers import Positions
+from zerosim.nn.two_texts import ScoreBias, Turn, TwoTexts
+from zerosim.placement.block import Block
 
 
 def build_decoder(new: Builder) -> Model:
     """Build the units of a decoder-only model, or of an encoder. A table of positions ends at its longest context."""
     row, between = new.sizes.decoder, list[Unit]()
-    norm = [new.unit(row.table_norm, TableNorm, row.prefix)] if row.table_norm else []
+    of_table = partial(DroppedNorm, op="embd") if row.masked else Norm
+    norm = [new.unit(row.table_norm, of_table, row.prefix)] if row.table_norm else []
     between += [] if row.masked else norm
     if row.positions == "learned":
         between.append(new.unit(row.position_table, Positions, row.prefix))
@@ -30,3 +36,24 @@ def build_decoder(new: Builder) -> Model:
     if row.masked is not None:
         between.append(new.unit("transform", Transform))
     return new.language_model(row.table, between, row.prefix)
+
+
+def build_encoder_decoder(new: Builder) -> Model:
+    """Build the units of an encoder, then those of its decoder, which read the encoder's output. The first unit looks
+    up both texts, so the table is gathered once for them."""
+    row, rows, memory = new.sizes.decoder, Aside(), Aside()
+    assert row.second is not None
+
+    def stack(block: Block, names: str, own: Block | None = None) -> list[Unit]:
+        bias = Aside()
+        table = partial(ScoreBias, name=f"{names}.0.{block.biases}", beside=bias)
+        first = new.unit(f"{names.partition('.')[0]}.bias", table, own=own)
+        first.makes = (bias,)
+        reads = (bias,) if own is None else (bias, memory)
+        return [first, *new.blocks(names, partial(DecoderBlock, bias=bias, memory=memory), "", own, reads)]
+
+    turn = new.unit(row.last_norm, partial(Turn, rows=rows, memory=memory))
+    turn.makes = (memory,)
+    last = new.unit(row.second.last_norm, partial(DroppedNorm, op="last"))
+    between = [*stack(row.block, row.blocks), turn, *stack(row.second.block, row.second.blocks, row.second.block), last]
+    return new.language_model(row.table, between, reading=partial(TwoTexts, beside=rows), makes=(rows,))

@@ -36,7 +36,7 @@ def build_flat(new: Builder) -> Model:
     assert sizes.params is not None  # the configuration has filled them in
     assert sizes.units is not None
     each, more = divmod(sizes.params, sizes.units)
-    for i in new.numbers(sizes.units):
+    for i in new.numbers("units", sizes.units):
         numel, name = each + (i < more), f"units.{i}"
         flat = Flat(name, new.device, new.dtype, new.grad_dtype)
         split = maps.split((numel,), 0, padding=-numel % maps.size)

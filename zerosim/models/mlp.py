@@ -29,5 +29,5 @@ def build_mlp(new: Builder) -> Model:
         linear = Linear(here, sizes.hidden, std=std)
         return lambda x: F.gelu(linear(x))
 
-    layers = [new.unit(f"layers.{i}", hidden) for i in new.numbers(sizes.layers)]
+    layers = [new.unit(f"layers.{i}", hidden) for i in new.numbers("layers", sizes.layers)]
     return new.model([new.unit("wte", table), *layers, new.unit("lm_head", partial(Linear, wide=sizes.vocab, std=std))])

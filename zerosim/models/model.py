@@ -38,6 +38,7 @@ class Model:
     `group` divides its layers. `head` is the table that computes the logits, if the last unit is one:
     a group cuts its rows, and so the columns of the logits. `width` is the width of the activations between units.
     `logit_form` is what becomes of its logits before a softmax. `is_masked`: it predicts masked tokens, not next ones.
+    `apart`: a batch's last so many columns are its targets; 0: the targets are the next tokens of the input.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
     the random numbers for drawn labels.
@@ -52,6 +53,7 @@ class Model:
         width: int = 0,
         logit_form: LogitForm = PLAIN,
         is_masked: bool = False,
+        apart: int = 0,
         loss_mode: str = "lean",
         label_keys: LabelKeys | None = None,
     ) -> None:
@@ -65,8 +67,10 @@ class Model:
         self.width = width
         self.logit_form = logit_form
         self.is_masked = is_masked
+        self.apart = apart
         self.loss_mode = loss_mode
         self.label_keys = label_keys
+        self.asides = [one for unit in units for one in unit.makes]
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
     def cut(self, whole: Model, chunks: Sequence[range]) -> Model:
@@ -84,6 +88,7 @@ class Model:
             width=self.width,
             logit_form=self.logit_form,
             is_masked=self.is_masked,
+            apart=self.apart,
             loss_mode=self.loss_mode,
             label_keys=self.label_keys,
         )
@@ -125,7 +130,18 @@ class Model:
     def num_targets(self, shape: tuple[int, int]) -> int:
         """Return the number of tokens that a training step predicts of a batch of this shape."""
         rows, columns = shape
-        return rows * (predicted(columns // 2) if self.is_masked else columns - 1)
+        return rows * (predicted(self.apart) if self.is_masked else self.apart or columns - 1)
+
+    def parted(self, batch: Any) -> tuple[Any, Any]:
+        """Return a batch's input and its targets."""
+        if self.apart:
+            return batch[:, : -self.apart], batch[:, -self.apart :]
+        return batch[:, :-1], batch[:, 1:]
+
+    def forget(self) -> None:
+        """Drop what stands beside the stream, at the end of a microbatch."""
+        for one in self.asides:
+            one.forget()
 
     @property
     def num_parameters(self) -> int:

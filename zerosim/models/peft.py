@@ -38,7 +38,7 @@ _OTHER_FORMULAS = (
 
 def adapted(model: ModelConfig, names: Mapping[str, Any]) -> dict[str, Target]:
     """Return the maps that these adapters adapt, by name."""
-    targets = model.decoder.targets(model.layers)
+    targets = model.decoder.targets(*model.depths)
     return {at: targets[at] for name in names for at, found, _ in [name.partition(".lora_A.")] if found}
 
 
@@ -58,15 +58,17 @@ def save_adapters(folder: Path, config: RunConfig, adapters: Mapping[str, Any]) 
     names, grouped = stored_names(model, adapters), grouped_names(model)
     modules = sorted({re.sub(r".*?\.\d+\.", "", name, count=1) for name in maps})
     others = {name for name, _ in model.decoder.block.targets()} - {*modules}
-    is_even = len(maps) == len(modules) * model.layers and not any(
-        other.endswith(f".{module}") for other in others for module in modules
+    is_even = (
+        not model.is_second
+        and len(maps) == len(modules) * model.layers
+        and not any(other.endswith(f".{module}") for other in others for module in modules)
     )  # PEFT takes a name as the end of one: BERT's output.dense is that of attention.output.dense too
     of_map = stored_names(model, list(maps))
     write_json(
         folder / PEFT_CONFIG,
         {
             "peft_type": "LORA",
-            "task_type": None if config.model.is_masked else "CAUSAL_LM",  # PEFT has no name for masked tokens
+            "task_type": _task(model),
             "base_model_name_or_path": model.name if model.is_of_file else None,
             "r": tuning.lora_rank,
             "lora_alpha": tuning.lora_alpha or tuning.lora_rank,
@@ -89,6 +91,11 @@ def save_adapters(folder: Path, config: RunConfig, adapters: Mapping[str, Any]) 
     ]
     with (folder / PEFT).open("wb") as out:
         write_tensors(out, tensors)
+
+
+def _task(model: ModelConfig) -> str | None:
+    """Return PEFT's name of what a model predicts. It has none for masked tokens."""
+    return None if model.is_masked else "SEQ_2_SEQ_LM" if model.is_second else "CAUSAL_LM"
 
 
 def read_adapters(folder: Path, model: ModelConfig, tuning: TuningConfig, shapes: Shapes) -> dict[str, Any]:

@@ -25,6 +25,10 @@ _BUFFERS = re.compile(r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|
 """Names of tensors in files of older libraries that are computed, not trained: masks, rotary angles, numbers."""
 _BESIDE = re.compile(r"\w+\.pooler\..*|cls\.seq_relationship\..*|(cls\.predictions|lm_head)\.decoder\.bias")
 """Names in an encoder's files of other tasks' heads, and of the bias a second time."""
+_COPIES = re.compile(
+    r"(en|de)coder\.embed_tokens\.weight|decoder\..*\.EncDecAttention\.relative_attention_bias\.weight"
+)
+"""Names in T5's files of copies of the table, and of a bias that no T5 reads."""
 _COMPARED = 2**22  # elements that are compared at once
 
 
@@ -77,8 +81,8 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     if model.has_blocks and model.tie_embeddings:
         _check_tied(model.decoder, found, own)
     given = {name: one for name, one in found.items() if name in own or not _BUFFERS.fullmatch(name)}
-    if model.is_masked:
-        given = {name: one for name, one in given.items() if not _BESIDE.fullmatch(name)}
+    if (unread := _BESIDE if model.is_masked else _COPIES if model.is_second else None) is not None:
+        given = {name: one for name, one in given.items() if not unread.fullmatch(name)}
     wanted = {names[name]: shape for name, shape in shapes.items()}
     try:
         check_names(given, wanted, whose)
@@ -119,14 +123,14 @@ def stored_names(model: ModelConfig, own: Collection[str], found: Collection[str
 
 def _prefix(row: Decoder, found: Collection[str]) -> str:
     """Return the prefix before the token table's name. GPT-2's first files have none, transformers' have one."""
-    table, usual = f"{row.table}.weight", row.prefix or "transformer."
+    table, usual = f"{row.table}.weight", row.prefix or ("transformer." if row.second is None else "")
     there = {name.removesuffix(table) for name in found if name == table or name.endswith(f".{table}")}
     return there.pop() if len(there) == 1 else usual
 
 
 def grouped_names(model: ModelConfig) -> set[str]:
     """Return the names of weights and biases whose outputs are stored group by group."""
-    targets = model.decoder.targets(model.layers).values() if model.has_blocks else ()
+    targets = model.decoder.targets(*model.depths).values() if model.has_blocks else ()
     weights = {one.weight for one in targets if one.map.stored}
     return weights | {f"{name.removesuffix('.weight')}.bias" for name in weights}
 

@@ -41,6 +41,7 @@ class LayerContext(NamedTuple):
     tile     the number of the tile that a map is; None: it is whole
     role     what its weights are to their block; None: they are outside of blocks
     number   its block's number, counted from 0
+    own      the row of its block, where that is not the first stack's
     """
 
     sizes: ModelConfig
@@ -54,6 +55,7 @@ class LayerContext(NamedTuple):
     tile: int | None = None
     role: Role | None = None
     number: int = 0
+    own: Block | None = None
 
     def __truediv__(self, name: str) -> LayerContext:
         """Return the context for a layer inside this layer."""
@@ -118,8 +120,8 @@ class LayerContext(NamedTuple):
 
     @property
     def block(self) -> Block:
-        """The row of its blocks."""
-        return self.sizes.decoder.block
+        """The row of its block."""
+        return self.own or self.sizes.decoder.block
 
     @property
     def branches(self) -> Sequence[int]:

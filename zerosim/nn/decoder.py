@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import add
 from types import MappingProxyType
+from typing import NamedTuple
 
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
 from zerosim.config.numbers import Kind
+from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
 from zerosim.nn.layers import Dropout
@@ -49,25 +51,35 @@ class Norm:
 
 
 class Attention:
-    """Self-attention between two maps: q|k|v side by side, normed and rotated where the row says so, and back. It is
-    causal but for an encoder's.
+    """Attention between two maps: q|k|v side by side, normed and rotated where the row says so, and back. Of
+    cross-attention k|v are maps of what stands `beside` the stream. `bias`: what is added to the scores.
 
     H query heads share K key and value heads, H/K neighbours each. A group divides both; if it has more members
     than K, neighbours hold copies of one key-value head. Shapes: x and y (B, T, D).
     """
 
-    def __init__(self, here: LayerContext, branch: Branch) -> None:
+    def __init__(
+        self,
+        here: LayerContext,
+        branch: Branch,
+        number: int = 0,
+        beside: Aside | None = None,
+        bias: Aside | None = None,
+    ) -> None:
         sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
         self.core = here.group.attention
         self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
         self.first_head = maps.index * self.num_heads
-        self.columns = into_columns(here, 0, branch.columns)
+        self.columns = into_columns(here, number, branch.columns)
+        self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
+        self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
         self.placed = [*self._norms(here), *self._rotary(here, kind)]
-        self.proj = back_to_width(here, 0, branch.rows, sizes.width("heads"))
+        self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
-        self.form = Scores(numbers.query_scale, numbers.attn_cap, slopes, kind.window, row.masked is None)
+        scale, is_causal = numbers.query_scale or here.block.query_scale, here.block.causal and branch.memory is None
+        self.form = Scores(scale, numbers.attn_cap, slopes, kind.window, is_causal)
         self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
 
     def _norms(self, here: LayerContext) -> list[Layer]:
@@ -92,96 +104,109 @@ class Attention:
             first_head=self.first_head,
             whole_heads=self.whole_heads,
             dropout=dropout,
-            key=self.keys("attn") if dropout else (0, 0),
+            key=self.keys(self.op) if dropout else (0, 0),
             policy=self.policy,
             form=self.form,
+            kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
+            bias=None if self.bias is None else self.bias.read(),
         )
         return self.policy.run(self.part, self.proj, y)
 
 
-ATTENTIONS: Mapping[str, Callable[[LayerContext, Branch], Layer]] = MappingProxyType({"heads": Attention})
+ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention})
 """The layer of the attention branch, by the row's word."""
 
 
 class FeedForward:
-    """A map into the feed-forward's width, a function, a map back."""
+    """A map into the feed-forward's width, a function, dropout if the row has it there, a map back."""
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         self.columns = into_columns(here, 1, branch.columns)
         self.proj = back_to_width(here, 1, branch.rows, here.sizes.ffn)
         self.between = BETWEEN[here.block.between]
+        self.dropout = Dropout(here, "mlp", of_columns=True) if here.block.inner_dropout else unchanged
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.policy.run
-        return self.proj(run("mlp_act", self.between, run("fc1", self.columns, x)))
+        return self.proj(self.dropout(run("mlp_act", self.between, run("fc1", self.columns, x))))
+
+
+class Residual(NamedTuple):
+    """One branch of a block: layers before it and after it, itself, the norms of the sum, the part of the sum."""
+
+    before: Sequence[Layer]
+    layer: Layer
+    after: Sequence[Layer]
+    of_sum: Sequence[Layer]
+    part: str
 
 
 class DecoderBlock:
     """x + attention(norm(x)), then x + feed-forward(norm(x)), as the row arranges it: norms may be of a branch or of a
-    sum. Shapes: x and y (B, T, D)."""
+    sum. Cross-attention may stand between the two. Shapes: x and y (B, T, D)."""
 
-    def __init__(self, here: LayerContext) -> None:
+    def __init__(self, here: LayerContext, memory: Aside | None = None, bias: Aside | None = None) -> None:
         row, factor = here.block, here.sizes.numbers.residual_scale
         keep_mask = "dropout" not in here.policy.again.parts
 
         def norm(name: str, role: Role) -> list[Layer]:
             return [here.taking(role).leaf(name, Norm)] if name else []
 
-        def last(op: str) -> list[Layer]:
-            drops = [Dropout(here, op, keep_mask=keep_mask)] if row.dropout else []
-            return [*drops, *([partial(F.scaled, factor=factor)] if factor != 1.0 else [])]
+        def branch(number: int, of: Branch, make: Callable[[LayerContext], Layer], op: str, part: str) -> Residual:
+            before = norm("" if number == 1 and row.shares_norm else of.before, Role(number, "before", "layernorm"))
+            layer = make(here / of.name if of.name else here)
+            after = norm(of.after, Role(number, "after", part))
+            last: list[Layer] = [Dropout(here, op, keep_mask=keep_mask)] if row.dropout else []
+            last += [partial(F.scaled, factor=factor)] if factor != 1.0 else []
+            both = (last, after) if row.norms_sum else ([*after, *last], [])
+            return Residual(before, layer, *both, of.rows.part)
 
-        one, two = row.branches
-        self.is_parallel = row.parallel
-        self.part = one.rows.part
-        self.before_1 = norm(one.before, Role(0, "before", "layernorm"))
-        self.attention = ATTENTIONS[row.core](here / one.name, one)
-        in_part = "layernorm" if row.norms_sum else self.part
-        after_1 = norm(one.after, Role(0, "after", in_part))
-        self.after_1 = [*([] if row.norms_sum else after_1), *last("resid_1")]
-        self.of_sum_1 = after_1 if row.norms_sum else []
-        self.before_2 = [] if row.shares_norm else norm(two.before, Role(1, "before", "layernorm"))
-        self.mlp = FeedForward(here / two.name if two.name else here, two)
-        after_2 = norm(two.after, Role(1, "after", two.rows.part))
-        self.after_2 = [*([] if row.norms_sum else after_2), *last("resid_2")]
-        self.of_sum_2 = after_2 if row.norms_sum else []
-        self.policy = here.policy
+        def attention(number: int, of: Branch, op: str, **beside: Aside | None) -> Residual:
+            make = partial(ATTENTIONS[row.core], branch=of, number=number, **beside)
+            return branch(number, of, make, op, "layernorm" if row.norms_sum else of.rows.part)
+
+        one, *cross, mlp = row.branches
+        self.attentions = [attention(0, one, "resid_1", bias=bias)]
+        self.attentions += [attention(2, of, "resid_cross", beside=memory) for of in cross]
+        self.mlp = branch(1, mlp, partial(FeedForward, branch=mlp), "resid_2", mlp.rows.part)
+        self.is_parallel, self.policy = row.parallel, here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.policy.run  # no name for a branch, so that it is freed when it is added
-        of_norm, of_attention = partial(run, "layernorm"), partial(run, self.part)
+        of_norm, branch = partial(run, "layernorm"), list[Tensor]()
         if self.is_parallel:
             return self._side_by_side(x, of_norm)
-        branch = [self.attention(through(self.before_1, of_norm, [x]))]
-        x = through(self.of_sum_1, of_norm, [of_attention(add, x, through(self.after_1, of_attention, branch))])
-        branch.append(self.mlp(through(self.before_2, of_norm, [x])))
-        return through(self.of_sum_2, plainly, [x + through(self.after_2, plainly, branch)])
+        for one in self.attentions:
+            in_part = partial(run, one.part)
+            branch.append(one.layer(through(one.before, of_norm, [x])))
+            x = through(one.of_sum, of_norm, [in_part(add, x, through(one.after, in_part, branch))])
+        branch.append(self.mlp.layer(through(self.mlp.before, of_norm, [x])))
+        return through(self.mlp.of_sum, plainly, [x + through(self.mlp.after, plainly, branch)])
 
     def _side_by_side(self, x: Tensor, of_norm: Run) -> Tensor:
         """Return x + attention(norm(x)) + feed-forward(norm(x)). Without a norm of its own the second branch reads the
         first one's."""
-        normed = [through(self.before_1, of_norm, [x])]
-        branch = [self.attention(normed[0])]
-        if self.before_2:
-            normed = [through(self.before_2, of_norm, [ran_after(x, branch[0])])]
+        [one], two = self.attentions, self.mlp
+        normed = [through(one.before, of_norm, [x])]
+        branch = [one.layer(normed[0])]
+        if two.before:
+            normed = [through(two.before, of_norm, [ran_after(x, branch[0])])]
         else:
             normed = [ran_after(normed[0], branch[0])]
-        x = x + through(self.after_1, plainly, branch)
-        branch.append(self.mlp(normed.pop()))
-        return x + through(self.after_2, plainly, branch)
+        x = x + through(one.after, plainly, branch)
+        branch.append(two.layer(normed.pop()))
+        return x + through(two.after, plainly, branch)
 
 
-class TableNorm:
-    """The norm of the token table's rows; an encoder's has dropout after it."""
+class DroppedNorm:
+    """A norm with dropout after it; `op` names its random numbers."""
 
-    def __init__(self, here: LayerContext) -> None:
-        self.norm = Norm(here)
-        self.dropout = Dropout(here, "embd") if here.decoder.masked is not None and here.block.dropout else None
+    def __init__(self, here: LayerContext, op: str) -> None:
+        self.norm, self.dropout = Norm(here), Dropout(here, op)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.norm(x)
-        return y if self.dropout is None else self.dropout(y)
+        return self.dropout(self.norm(x))
 
 
 class Transform:
@@ -200,6 +225,10 @@ class Transform:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.norm(self.between(F.linear(x, self.weight, self.bias, transposed=True)))
+
+
+def unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 def through(layers: Sequence[Layer], run: Run, holder: list[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ of tensors: from x (..., D), D the model's width, to y of the same shape unless 
 from __future__ import annotations
 
 from zerosim import functional as F
+from zerosim.backends.kernels import Window
 from zerosim.nn.context import LayerContext
 from zerosim.tensor.tensor import Tensor
 
@@ -27,19 +28,23 @@ class Dropout:
     """Drops elements with the model's chance in training, and nothing otherwise; `op` names its random numbers within
     the unit.
 
-    Without `keep_mask` backward recomputes the mask.
+    Without `keep_mask` backward recomputes the mask. `of_columns`: a group divides the columns of what it drops.
     """
 
-    def __init__(self, here: LayerContext, op: str, *, keep_mask: bool = True) -> None:
+    def __init__(self, here: LayerContext, op: str, *, keep_mask: bool = True, of_columns: bool = False) -> None:
         self.op = op
         self.chance = here.sizes.dropout
         self.keys = here.keys
-        self.rows = here.group.rows
+        self.rows, self.maps = here.group.rows, here.group.maps if of_columns else None
         self.keep_mask = keep_mask
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.chance == 0.0 or not x.device.is_training:
             return x
+        if self.maps is not None and self.maps.size > 1:
+            own = x.shape[-1]
+            window = Window(self.maps.index * own, own, self.maps.size * own)
+            return F.dropout(x, self.chance, self.keys(self.op), op=self.op, window=window)
         return self.rows.dropout(x, self.chance, self.keys(self.op), self.op, keep_mask=self.keep_mask)
 
 

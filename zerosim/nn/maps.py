@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from zerosim.errors import wrong
 from zerosim.functional.linear import Linear as LinearRule
@@ -126,9 +126,9 @@ class RowMap:
         return self.adapters.rows(x, self.weight, self.bias, transposed=self.transposed)
 
 
-def into_columns(here: LayerContext, at: int, row: Map) -> Layer:
-    """Declare the first map of a block's branch number `at`."""
-    return here.taking(Role(at, "columns", row.part)).map(row.name, ColumnMap, row)
+def into_columns(here: LayerContext, at: int, row: Map, place: Literal["columns", "memory"] = "columns") -> Layer:
+    """Declare the first map of a block's branch number `at`, or its map of what cross-attention reads."""
+    return here.taking(Role(at, place, row.part)).map(row.name, ColumnMap, row)
 
 
 def back_to_width(here: LayerContext, at: int, row: Map, inner: int) -> Layer:

@@ -23,7 +23,7 @@ class Recompute(Unit):
 
     def __init__(self, unit: Unit, inputs: StoredInputs | None = None) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
-        self.unit = unit
+        self.unit, self.reads = unit, unit.reads
         self.inputs = inputs or StoredInputs()
         self._kept: dict[int, Restore] = {}
 
@@ -47,6 +47,7 @@ class Recompute(Unit):
 
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         """Forward once more, of which only the graph is wanted; then the unit's backward."""
+        self.open_asides()
         self.unit.forward(Tensor(self._kept.pop(slot)()), slot)
         self.unit.backward(grads, slot, defers=defers)
 

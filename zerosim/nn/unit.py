@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from zerosim.device.device import Buffer
+from zerosim.nn.aside import Aside
 from zerosim.placement.block import BOTH
 from zerosim.tensor.autograd import Node, Sink, backward
 from zerosim.tensor.flat import Flat
@@ -32,6 +33,8 @@ class Unit:
     By leaf module (`leaf.py`) there are several buffers: a unit has one for each of its tensors, and a block has only
     those of its `leaves`, which are units themselves.
 
+    `makes` are the asides that it makes, `reads` those to whose gradient its backward adds.
+
     `reduces` is False for the later of two units that share a flat (a tied head): backward comes
     through it first, and the shared gradient is complete only after the earlier one.
     """
@@ -47,6 +50,8 @@ class Unit:
         self.ends = True  # no other unit's backward reaches a flat that it shares
         self.goes_back = self.sends_back = True  # backward runs through it; its input's gradient is needed
         self.branches: Sequence[int] = BOTH  # of a block, those that a leaf's backward comes from
+        self.makes: Sequence[Aside] = ()
+        self.reads: Sequence[Aside] = ()
         self.defers = True  # a pipeline's schedule may compute its weights' gradients separately from its input's
         self._in_flight: dict[int, tuple[Leaf | None, Node | Sink | None]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}
@@ -92,7 +97,7 @@ class Unit:
         leaf = Leaf() if self.sends_back and x.dtype.name != "int64" else None
         y = (function or self.function)(Tensor(x.buffer, leaf))
         if x.device.grad_enabled and self.goes_back:
-            assert y.node is not None or not self.sends_back
+            assert y.node is not None or self.makes or not self.sends_back
             self._in_flight[slot] = (leaf, y.node)
         return Tensor(y.buffer)
 
@@ -102,13 +107,23 @@ class Unit:
         (`autograd.backward` says why it is a list. Token ids have no gradient: it ends up empty.) `defers`: leave
         parameters' gradients to `backward_weights`.
         """
+        self.open_asides()
         leaf, node = self._in_flight.pop(slot)
         if node is None:  # a frozen table: what is trained in its buffer belongs to the head
             grads.clear()
-            return
-        self.walk(node, grads, slot, defers=defers)
+        else:
+            self.walk(node, grads, slot, defers=defers)
+        for one in self.makes:
+            if one.node is not None and one.leaf is not None:
+                self.walk(one.node, [one.leaf.take()], slot, defers=defers)
+            one.forget()
         if leaf is not None:
             grads.append(leaf.take())
+
+    def open_asides(self) -> None:
+        """Allocate the gradients of what it reads beside the stream, in the first backward of a reader."""
+        for one in self.reads:
+            one.open()
 
     def walk(self, node: Node | Sink, grads: list[Buffer], slot: int, *, defers: bool) -> None:
         """Traverse a graph of this unit's layers backward."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Width = Literal["heads", "kv_heads", "ffn"]
+Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
 BOTH = (0, 1)
 """The numbers of a block's branches."""
 
@@ -18,19 +19,19 @@ class Role(NamedTuple):
     """What a weight is to its block: a norm before or after one of the two branches, a map in the branch, or between
     the maps.
 
-    branch  0: attention, 1: feed-forward
-    place   in the order in which they run
+    branch  0: attention, 1: feed-forward, 2: cross-attention, which stands between them
+    place   in the order in which they run; 'memory': the map of what cross-attention reads
     part    the part of the block that `--recompute` can name
     """
 
     branch: int
-    place: Literal["before", "columns", "between", "rows", "after"]
+    place: Literal["before", "columns", "memory", "between", "rows", "after"]
     part: str = ""
 
     @property
     def is_map(self) -> bool:
         """Whether it belongs to a linear map; its bias and its adapter do too."""
-        return self.place in ("columns", "rows")
+        return self.place in ("columns", "memory", "rows")
 
 
 class Out(NamedTuple):
@@ -70,6 +71,7 @@ class Branch(NamedTuple):
     """A residual branch: a norm, a map into columns, what is between, a map of rows, a norm. '' is no norm.
 
     name    of the module with the two maps; '': they are the block's own
+    memory  of cross-attention: the map of an encoder's output into keys and values
     """
 
     name: str
@@ -77,6 +79,7 @@ class Branch(NamedTuple):
     rows: Map
     before: str = ""
     after: str = ""
+    memory: Map | None = None
 
     def named(self, name: str) -> str:
         """Return the name of one of its maps in the block."""
@@ -99,7 +102,7 @@ class Target(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One block: two branches, attention and feed-forward.
+    """One block: two branches, attention and feed-forward; in a decoder beside an encoder cross-attention between them.
 
     norm      'layer', 'layer without bias', 'rms', or 'rms + 1': x / rms * (1 + weight)
     norms_sum  the norm after a branch norms x + branch, which goes on normed (post-norm)
@@ -108,19 +111,29 @@ class Block(NamedTuple):
               each, 'heads' of each head with weights of its own; '' none
     parallel  the branches read the same x, and are added together. A second branch with the first one's norm reads its
               result
-    dropout   attention's scores and both branches have dropout
+    dropout   attention's scores and all branches have dropout; `inner_dropout`: the feed-forward's function too
     core      the kind of attention: 'heads' of queries, keys and values
+    query_scale  the factor of attention's scores, if a configuration has no other; 0: 1 / sqrt(head_dim)
+    causal    a token reads those up to itself; without, all others too
+    cross     a third branch, whose queries read an encoder's output
+    biases    the name of a table in the first block, of a bias of scores for each head and distance, which all blocks
+              read; '' none
     """
 
     attention: Branch
     mlp: Branch
     norm: Literal["layer", "layer without bias", "rms", "rms + 1"]
-    between: Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
+    between: Between
     qk_norm: Literal["", "head", "all", "heads"] = ""
     parallel: bool = False
     dropout: bool = False
     core: Literal["heads"] = "heads"
     norms_sum: bool = False
+    causal: bool = True
+    cross: Branch | None = None
+    biases: str = ""
+    query_scale: float = 0.0
+    inner_dropout: bool = False
 
     @property
     def is_gated(self) -> bool:
@@ -138,26 +151,28 @@ class Block(NamedTuple):
         return BOTH if not self.parallel or (place == "before" and self.shares_norm) else (branch,)
 
     @property
-    def branches(self) -> tuple[Branch, Branch]:
-        """Both branches. Side by side no norm reads the sum after attention, so no part is recomputed for it."""
+    def branches(self) -> tuple[Branch, ...]:
+        """The branches, in the order in which they run. Side by side no norm reads the sum after attention, so no part
+        is recomputed for it."""
         attention = self.attention
         if self.parallel:
             attention = attention._replace(rows=attention.rows._replace(part=""))
-        return attention, self.mlp
+        return attention, *([] if self.cross is None else [self.cross]), self.mlp
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
         for branch in self.branches:
-            columns, rows = branch.columns, branch.rows
-            whole, only = branch.named(columns.name), columns.outs[0].words if len(columns.outs) == 1 else ()
-            if columns.fused:
-                yield whole, Target(whole, columns, None, only)
-            for out in columns.outs:
-                name = branch.named(out.name)
-                if not columns.fused:
-                    yield name, Target(name, columns, None, out.words)
-                elif out.name:
-                    yield name, Target(whole, columns, out, out.words)
+            rows = branch.rows
+            for columns in (branch.columns, *([] if branch.memory is None else [branch.memory])):
+                whole, only = branch.named(columns.name), columns.outs[0].words if len(columns.outs) == 1 else ()
+                if columns.fused:
+                    yield whole, Target(whole, columns, None, only)
+                for out in columns.outs:
+                    name = branch.named(out.name)
+                    if not columns.fused:
+                        yield name, Target(name, columns, None, out.words)
+                    elif out.name:
+                        yield name, Target(whole, columns, out, out.words)
             yield branch.named(rows.name), Target(branch.named(rows.name), rows, None, rows.words)
 
 
@@ -174,9 +189,17 @@ class Masked(NamedTuple):
     transform_norm: str
 
 
+class Second(NamedTuple):
+    """The decoder beside an encoder: its block, and the names of its blocks and of the norm after them."""
+
+    block: Block
+    blocks: str
+    last_norm: str
+
+
 class Decoder(NamedTuple):
-    """A model of one stack of blocks: its block, and what stands around the blocks, by name. A decoder, or an encoder
-    of masked tokens.
+    """A model of one stack of blocks: its block, and what stands around the blocks, by name. A decoder, or an encoder:
+    of masked tokens, or with a `second` stack.
 
     prefix       of every parameter's name but the head's
     positions    'learned', 'rotary', 'alibi', 'scaled alibi' (slopes are divided by sqrt(head_dim) too) or 'none'
@@ -190,7 +213,9 @@ class Decoder(NamedTuple):
     head_bias    it has a bias
     tied         the head is the token table, unless a configuration says otherwise
     shares_keys  several heads of queries may share one of keys and values
-    masked       of an encoder; None: each token reads those up to itself, and the model predicts the next one
+    scales_head  a tied head's logits are divided by sqrt(hidden)
+    masked       of an encoder that predicts masked tokens
+    second       of an encoder with a decoder, which predicts the next token of a text of its own
     """
 
     block: Block
@@ -208,17 +233,26 @@ class Decoder(NamedTuple):
     head_bias: bool = False
     tied: bool = False
     shares_keys: bool = True
+    scales_head: bool = False
     masked: Masked | None = None
+    second: Second | None = None
 
-    def targets(self, layers: int) -> dict[str, Target]:
-        """Return what may have an adapter in so many blocks, by its whole name."""
-        of_block = list(self.block.targets())
+    @property
+    def stacks(self) -> tuple[tuple[Block, str], ...]:
+        """The block of each stack, and its blocks' name."""
+        second = self.second
+        return (self.block, self.blocks), *([] if second is None else [(second.block, second.blocks)])
+
+    def targets(self, *layers: int) -> dict[str, Target]:
+        """Return what may have an adapter in so many blocks of each stack, by its whole name."""
         named = dict[str, Target]()
-        for at in (f"{self.prefix}{self.blocks}.{layer}" for layer in range(layers)):
-            named |= {f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in of_block}
+        for (block, blocks), count in zip(self.stacks, layers, strict=True):
+            of_block = list(block.targets())
+            for at in (f"{self.prefix}{blocks}.{layer}" for layer in range(count)):
+                named |= {f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in of_block}
         return named
 
     @property
     def words(self) -> list[str]:
         """All words of `lora_target` that mean maps of its blocks."""
-        return list(dict.fromkeys(word for _, one in self.block.targets() for word in one.words))
+        return list(dict.fromkeys(word for block, _ in self.stacks for _, one in block.targets() for word in one.words))

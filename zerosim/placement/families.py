@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from zerosim.placement.block import Block, Branch, Decoder, Map, Masked, Out
+from zerosim.placement.block import Between, Block, Branch, Decoder, Map, Masked, Out, Second
 
 Layout = Literal["in_out", "out_in"]
 
@@ -256,6 +256,7 @@ BERT = Decoder(
         between="gelu",
         dropout=True,
         norms_sum=True,
+        causal=False,
     ),
     positions="learned",
     table="embeddings.word_embeddings",
@@ -276,6 +277,52 @@ ROBERTA = BERT._replace(
     head="lm_head",
     masked=Masked("token_type_embeddings", "lm_head", "layer_norm"),
 )
+
+
+def _t5(branch: Branch, number: int, name: str, **changes: Any) -> Branch:
+    """Return a branch of T5's block, with the norm before it: both are in layer `number`."""
+    return branch._replace(name=f"layer.{number}.{name}", before=f"layer.{number}.layer_norm", **changes)
+
+
+_T5_ATTENTION = Branch("", Map("qkv", _qkv("q", "k", "v"), fused=False), Map("o", words=("o",), part="attn_proj"))
+
+
+def t5(between: Between = "relu") -> Decoder:
+    """Return T5's row, with this function in its feed-forwards: gated ones have two maps into it."""
+    into = Map("wi", (Out("", "ffn", ("fc", "up")),), part="fc1")
+    if between == "geglu":
+        into = Map("wi", (Out("wi_0", "ffn", ("gate",)), Out("wi_1", "ffn", ("up",))), fused=False, part="fc1")
+    mlp = Branch("", into, Map("wo", words=("down",)))
+    encoder = Block(
+        _t5(_T5_ATTENTION, 0, "SelfAttention"),
+        _t5(mlp, 1, "DenseReluDense"),
+        norm="rms",
+        between=between,
+        dropout=True,
+        causal=False,
+        biases="layer.0.SelfAttention.relative_attention_bias",
+        query_scale=1.0,
+        inner_dropout=True,
+    )
+    q, k, v = _qkv("q", "k", "v")
+    maps = {"columns": Map("q", (q,), fused=False), "memory": Map("kv", (k, v), fused=False)}
+    decoder = encoder._replace(
+        causal=True,
+        cross=_t5(_T5_ATTENTION, 1, "EncDecAttention", **maps),
+        mlp=_t5(mlp, 2, "DenseReluDense"),
+    )
+    return Decoder(
+        encoder,
+        positions="none",
+        table="shared",
+        blocks="encoder.block",
+        last_norm="encoder.final_layer_norm",
+        tied=True,
+        shares_keys=False,
+        scales_head=True,
+        second=Second(decoder, "decoder.block", "decoder.final_layer_norm"),
+    )
+
 
 DECODERS: Mapping[str, Decoder] = MappingProxyType(
     {
@@ -304,6 +351,7 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "gpt_bigcode": BIGCODE,
         "bert": BERT,
         "roberta": ROBERTA,
+        "t5": t5(),
     }
 )
 """Every family with blocks."""

@@ -90,7 +90,7 @@ def _other_premises(config: RunConfig, recompute: str) -> list[str]:
 
 def has_block(saved: Mapping[str, Sequence[SavedRow]]) -> bool:
     """Return whether rank 0 saved anything of the first block of a model. A first pipeline stage may have no block."""
-    return any(unit in ("h.0", "layers.0", "encoder.layer.0") for unit in saved)
+    return any(unit in ("h.0", "layers.0", "encoder.layer.0", "encoder.block.0") for unit in saved)
 
 
 def block_unit(saved: Mapping[str, Sequence[SavedRow]]) -> str:

@@ -84,9 +84,7 @@ class Changes(InNotebook):
         if before.seconds is not None and after.seconds is not None:
             moved.append(f"step {_part(before.seconds, after.seconds, is_time=True)}")
         answer = f"{counted(len(said), 'setting')} differ{'s' * (len(said) == 1)}. From A to B: {', '.join(moved)}."
-        tokens = [
-            f"{one.global_batch * one.model.seq:,}" for one in (self.a.plan.result.config, self.b.plan.result.config)
-        ]
+        tokens = [f"{one.tokens:,}" for one in (self.a.plan.result.config, self.b.plan.result.config)]
         return answer + (f" A step is of {tokens[0]} tokens in A, of {tokens[1]} in B." if len(set(tokens)) > 1 else "")
 
     def _side(self, side: Side) -> RenderableType:

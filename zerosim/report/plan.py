@@ -68,7 +68,7 @@ def plan_report(
     has_agreed = formulas_agree(result)
     about = (
         f"{words.model_name(config)}: {words.headline(config, where)}. {format_count(result.num_parameters)} "
-        f"parameters{words.trained_of(result)}, {config.global_batch * config.model.seq:,} tokens a step."
+        f"parameters{words.trained_of(result)}, {config.tokens:,} tokens a step."
     )
     taken = max(memory.reserved_bytes for memory in result.memory)
     answer = f"Needs {format_bytes(taken)} per GPU." if limit is None else verdict(config, limit, taken)

@@ -88,7 +88,7 @@ class StagePlans(InNotebook):
         return (
             f"{words.model_name(config)}: stages {listed(list(self.outcomes))} on "
             f"{counted(config.mesh.ranks, 'rank')}{of}{mesh}, {recipe}. "
-            f"{format_count(plan.num_parameters)} parameters, {config.global_batch * config.model.seq:,} tokens a step."
+            f"{format_count(plan.num_parameters)} parameters, {config.tokens:,} tokens a step."
         )
 
     def _room(self, stage: int) -> str:

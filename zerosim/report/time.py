@@ -132,7 +132,7 @@ def step_values(config: RunConfig, time: StepTime, cluster: Cluster | None) -> d
         "rank": time.rank,
         "step_s": time.seconds,
         **interval_values(config, time, cluster),
-        "tokens_per_s": config.global_batch * config.model.seq / time.seconds,
+        "tokens_per_s": config.tokens / time.seconds,
         "hardware_tflops": _tera(time.hardware_flops, time, ranks),
         "model_tflops": _tera(time.model_flops, time, ranks),
         "mfu": time.model_flops / (time.seconds * ranks * cluster.peak_flops),

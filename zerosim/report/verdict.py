@@ -132,7 +132,7 @@ def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = No
     """Return the assumptions of the verdict and the clock, and what they leave out."""
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
     ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
-    rows = f"{counted(data.micro_batch, 'row')} of {config.model.seq:,} tokens"
+    rows = f"{counted(data.micro_batch, 'row')} of {config.model.row_tokens:,} tokens"
     batch = counted(data.accumulate, "microbatch", "microbatches")
     batch += f" ({data.accumulate / config.mesh.pp:.3g} for each stage)" if config.mesh.pp > 1 else ""
     batch += f" of {rows} on each of {ranks}".replace("each of 1 ", "one ")

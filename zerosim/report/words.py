@@ -184,8 +184,8 @@ def trained(result: RunResult) -> str:
         f"{model_name(config)} of Ψ = {result.num_parameters:,} parameters{trained_of(result)} in "
         f"{pieces(result)}, in {config.precision.param_dtype} with "
         f"{OPTIMIZERS[config.optim.optimizer]}, trained for {counted(steps, 'step')} of "
-        f"{config.global_batch:,} x {config.model.seq:,} tokens "
-        f"({steps * config.global_batch * config.model.seq:,} in all) of {source}."
+        f"{config.global_batch:,} x {config.model.row_tokens:,} tokens "
+        f"({steps * config.tokens:,} in all) of {source}."
     )
 
 

@@ -15,6 +15,7 @@ from zerosim.config.presets import hardware, nodes, recipes
 from zerosim.config.presets.models import FAMILIES, ModelPreset
 from zerosim.device.device import Device
 from zerosim.errors import InputError
+from zerosim.placement.families import DECODERS
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.verdict import Limit
 from zerosim.train.build_model import build_model
@@ -138,6 +139,7 @@ def fine_tuning_table(word: str = "") -> RenderableType:
         "full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear maps. The "
     )
     note += "smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
+    note += " T5 has eager attention." if any(map(_is_second, _asked(word))) else ""
     return titled("Fine-tuning", Adaptive(grid, narrow), note)
 
 
@@ -146,11 +148,16 @@ def _asked(word: str) -> Iterator[ModelPreset]:
         yield from (preset for preset in presets if word or preset.name in TUNED)
 
 
+def _is_second(preset: ModelPreset) -> bool:
+    return preset.family in DECODERS and DECODERS[preset.family].second is not None
+
+
 def _tuned(preset: ModelPreset, how: Mapping[str, Any]) -> tuple[str, str]:
     """Return the bytes of the fullest GPU, and the smallest GPU that has them."""
+    attention = "eager" if _is_second(preset) else "flash"
     config = plan_config(
         model=preset.name, stage=3, micro_batch=1, seq=min(2048, int(preset.sizes["positions"])), recompute="full",
-        attention="flash", loss="chunked", recipe="usual", **{"ranks": 1, **how},
+        attention=attention, loss="chunked", recipe="usual", **{"ranks": 1, **how},
     )  # fmt: skip
     peak = peak_of(config)
     devices = sorted((one for one in hardware.presets() if "bf16" in one.formats), key=lambda one: one.memory_bytes)

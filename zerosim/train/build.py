@@ -18,7 +18,6 @@ from zerosim.parallel.pieces import Place
 from zerosim.parallel.pipeline import Pipeline, Schedule, pipeline_of
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import DATA, STATES
-from zerosim.placement.spec import is_block
 from zerosim.tensor.flat import Flat
 from zerosim.train.build_model import build_model, is_trained
 from zerosim.train.build_strategy import build_strategy, layout_of, stage_chunks
@@ -83,8 +82,7 @@ def build_rank(
     if repeats is not None and made.repeats:
         made = repeating(made, config, ctx, repeats)
     chunks = stage_chunks(config, declared)[mesh.index(ctx.rank, "pp")]
-    names = [declared.units[i].name for chunk in chunks for i in chunk]
-    only = [int(name.rpartition(".")[2]) for name in names if is_block(name)]
+    only = {declared.units[i].name for chunk in chunks for i in chunk}
     first = mesh.index(ctx.rank, *DATA) * config.data.accumulate
     model = build_model(config, ctx.device, made, first_micro_batch=first, only=only).cut(declared, chunks)
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from zerosim.config import RunConfig
@@ -10,7 +10,7 @@ from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
 from zerosim.dtypes import dtype
 from zerosim.models.builder import Builder
-from zerosim.models.decoder import build_decoder
+from zerosim.models.decoder import build_decoder, build_encoder_decoder
 from zerosim.models.flat import build_flat
 from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
@@ -21,7 +21,7 @@ from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.pieces import pieces_of
 
-BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "mlp": build_mlp, "flat": build_flat}
+BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "t5": build_encoder_decoder, "mlp": build_mlp, "flat": build_flat}
 
 
 def is_trained(config: RunConfig, flat: FlatSpec) -> bool:
@@ -35,10 +35,10 @@ def build_model(
     made: Pieces | None = None,
     *,
     first_micro_batch: int = 0,
-    only: Sequence[int] | None = None,
+    only: Collection[str] | None = None,
     flat: type[Flat] = Flat,
 ) -> Model:
-    """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these numbers.
+    """Build the model of a run, declared on `device` and not yet placed; of its blocks `only` these.
 
     Without a rank's pieces it has the first tensor-parallel rank's cut. Then it cannot run if the run has such a group.
     """

@@ -37,7 +37,7 @@ def primer() -> bytes:
     return resources.files("zerosim").joinpath("primer.md").read_bytes()
 
 
-def read_text(path: str | None, seq: int, vocab: int, tokens: Tokens = BYTES) -> Any:
+def read_text(path: str | None, seq: int, vocab: int, tokens: Tokens = BYTES, needs: str = "seq + 1") -> Any:
     """Return the token ids of a file's text, or of the primer's: its bytes (uint8), or others.
 
     Raises: InputError for a file that cannot be read, is shorter than one row, or has ids >= vocab.
@@ -46,7 +46,7 @@ def read_text(path: str | None, seq: int, vocab: int, tokens: Tokens = BYTES) ->
     ids = tokens.encode(read_file(path, "data file", LARGEST_DATA) if path else primer(), name)
     if len(ids) < seq + 1:
         each = f"{tokens.unit}s{tokens.source}"
-        raise InputError(f"{name} has {len(ids)} {each}: one row needs seq + 1 = {seq + 1} {tokens.unit}s")
+        raise InputError(f"{name} has {len(ids)} {each}: one row needs {needs} = {seq + 1} {tokens.unit}s")
     check_ids(ids, vocab, name, tokens)
     return ids
 
@@ -57,7 +57,14 @@ def sample_batch(tokens: Any, seed: int, step: int, rows: int, seq: int) -> Any:
     return tokens[starts[:, None] + np.arange(seq + 1)].astype(np.int64)
 
 
-def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -> Any:
+def shift_right(batch: Any, seq: int, start: int) -> Any:
+    """Return rows for an encoder and its decoder, of rows of text: the encoder reads the first `seq` tokens, and the
+    decoder predicts each of the others from those before it, behind `start` (prefix language modelling, 1910.10683)."""
+    first = np.full((len(batch), 1), start, batch.dtype)
+    return np.concatenate([batch[:, :seq], first, batch[:, seq:-1], batch[:, seq:]], axis=1)
+
+
+def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None, needs: str = "seq + 1") -> Any:
     """Read the array `tokens` (steps, rows, seq + 1) of an .npz file, cut to the first `steps`.
 
     Raises: InputError that names the mismatch, before reading the data.
@@ -76,7 +83,7 @@ def read_tokens(path: str, rows: int, seq: int, vocab: int, steps: int | None) -
                 f"{path}: the global batch is {there[1]} rows, expected ranks x accumulate x micro-batch = {rows}"
             )
         if there[2] != seq + 1:
-            raise InputError(f"{path}: rows have {there[2]} ids, expected seq + 1 = {seq + 1}: set --seq")
+            raise InputError(f"{path}: rows have {there[2]} ids, expected {needs} = {seq + 1}: set --seq")
         if there[0] < (steps or 1):
             raise InputError(f"{path} holds {there[0]} steps, expected at least {steps or 1}")
         wanted = there[0] if header.fortran_order or steps is None else steps

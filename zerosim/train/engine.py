@@ -4,7 +4,8 @@ An optimizer that estimates curvature has every k-th step followed by a second f
 model draws, and an `estimate` in place of the update.
 
 B microbatch rows, T tokens. A batch is token ids (B, T + 1): all but the last are the input, all but the first the
-targets. Of masked tokens it is (B, 2T), the input, then the targets (`masked.py`).
+targets. Of masked tokens it is (B, 2T), the input, then the targets (`masked.py`). Of an encoder and a decoder of S
+tokens it is (B, T + 2S): the encoder's input, the decoder's, the targets.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def forward_loss(
     if draws:
         targets = device.alloc((batch.shape[0], batch.shape[1] - 1), int64, Kind.ACTIVATION)
     else:
-        targets = upload(batch[:, batch.shape[1] // 2 :] if model.is_masked else batch[:, 1:], device)
+        targets = upload(model.parted(batch)[1], device)
     units = model.chunks[action.chunk]
     if model.loss_mode == CHUNKED:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
@@ -130,7 +131,7 @@ def forward_loss(
 def _input(model: Model, action: Action, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
     """Token ids, or what the previous stage made of them."""
     if pipeline.is_first(action.chunk):
-        return upload(batch[:, : batch.shape[1] // 2] if model.is_masked else batch[:, :-1], device)
+        return upload(model.parted(batch)[0], device)
     with device.scope(unit=edge(model.chunks[action.chunk], 0), slot=action.slot):
         return pipeline.receive(action, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
 
@@ -226,6 +227,7 @@ def _run(
                     with device.scope(unit=edge(units, -1), slot=slot):
                         grad = [pipeline.receive(action, shape, model.dtype)]
                 backward_pass(units, grad, strategy, slot, defers=not action.completes)
+                model.forget()
                 if model.sends_back(action.chunk):
                     with device.scope(unit=edge(units, 0), slot=slot):
                         pipeline.send(action, grad.pop())

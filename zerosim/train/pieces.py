@@ -57,7 +57,7 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         by_module=False,
         tiles=1,
         repeats=True,
-        optimizer=partial(make_optimizer, config.optim, config.global_batch * config.model.seq),
+        optimizer=partial(make_optimizer, config.optim, config.tokens),
         sub_group=config.optim.sub_group,
     )
     return reduce(lambda made, add: add(made, config, place), ADDS, first)

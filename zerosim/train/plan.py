@@ -323,8 +323,7 @@ def _run_rank(
 
     def program(ctx: Context) -> tuple[list[StepReport], list[Event]]:
         ctx.device.takes_turns = takes_turns
-        columns = 2 * config.model.seq if config.model.is_masked else config.model.seq + 1
-        rows = ctx.device.backend.empty((config.data.micro_batch, columns), int64)  # needs no memory
+        rows = ctx.device.backend.empty((config.data.micro_batch, config.model.columns), int64)  # needs no memory
         steps, micro_batches = _steps(config), [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)

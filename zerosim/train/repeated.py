@@ -16,7 +16,7 @@ run.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
@@ -142,6 +142,10 @@ class Player:
         self.held[len(self.ids)] = buffer
         self.ids.append(buffer.storage.id)
 
+    def know(self, buffers: Iterable[Buffer | None]) -> None:
+        """Give the next numbers to buffers that others hold."""
+        self.ids += [buffer.storage.id for buffer in buffers if buffer is not None]
+
     def make(self, shape: tuple[int, ...], dtype: DType, kind: Kind) -> None:
         """Allocate a buffer that outlives the pass."""
         self.hold(self.device.alloc(shape, dtype, kind))
@@ -182,6 +186,7 @@ class Repeated(Unit):
 
     def __init__(self, unit: Unit, comm: Comm, rehearsed: Callable[[Unit, tuple[int, ...], DType], Rehearsed]) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
+        self.reads = unit.reads
         self.unit, self.comm, self.rehearsed = unit, comm, rehearsed
         self._passes: dict[int, tuple[Player, Rehearsed]] = {}
 
@@ -198,6 +203,7 @@ class Repeated(Unit):
         calls = self.rehearsed(self.unit, x.shape, x.dtype)
         player = Player(self, x.device, self.comm, calls.lines)
         player.hold(x.buffer)
+        player.know(one.buffer for one in self.reads)
         player.play(calls.forward)
         y = player.held[calls.y]
         for number in (calls.x, calls.y):
@@ -209,7 +215,9 @@ class Repeated(Unit):
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         player, calls = self._passes[slot] if defers else self._passes.pop(slot)
         assert defers == (calls.weights is not None), "a block's backward is rehearsed whole, or in two"
+        self.open_asides()
         player.hold(grads.pop())
+        player.know(one.leaf.grad for one in self.reads if one.leaf is not None)
         player.play(calls.backward)
         if calls.dx is not None:
             grads.append(player.held.pop(calls.dx))
@@ -444,6 +452,9 @@ def rehearse(
     x, keeps, weights, numbers = device.alloc(shape, dtype, Kind.ACTIVATION), set[int](), None, script.numbers
     x_id = x.storage.id
     script.hold(x)
+    for aside, its in zip(unit.reads, like.reads, strict=True):
+        aside.like(its, device)
+        script.hold(aside.read().buffer)
     with led_by(RehearsedHooks(script, unit.leaves, like.leaves, defers=defers), unit.leaves):
         with device.scope(phase=Phase.FORWARD, unit=unit.name):
             y = unit.forward(Tensor(x)).buffer
@@ -453,8 +464,12 @@ def rehearse(
         keeps |= {x_id} - _freed(device)
         del y
         keeps |= {y_id} - _freed(device)
+        unit.open_asides()
         grads = [device.alloc(*like_y, Kind.ACTIVATION_GRAD)]
         grad = script.hold(grads[0])
+        for leaf in (one.leaf for one in unit.reads):
+            if leaf is not None and leaf.grad is not None:
+                script.hold(leaf.grad)
         with device.scope(phase=Phase.BACKWARD, unit=unit.name):
             unit.backward(grads, defers=defers)
             dx_id = grads[0].storage.id if grads else None

@@ -28,9 +28,10 @@ def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) 
 
         def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
             flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
-            key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, kind
+            reads = tuple((one.read().shape, one.leaf is None) for one in unit.reads)
+            key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, kind, reads
             if (one := found.get(key)) is None:
-                one = found[key] = _rehearsed(config, ctx, number, unit, shape, dtype)
+                one = found[key] = _rehearsed(config, ctx, unit, shape, dtype)
             return one
 
         return Repeated(unit, ctx.comm, rehearsed)
@@ -46,14 +47,14 @@ def _kind(config: RunConfig, number: int, unit: Unit) -> tuple[object, ...]:
     return config.model.kind(number), *map(tuple, weights), *trained
 
 
-def _rehearsed(
-    config: RunConfig, ctx: Context, number: int, unit: Unit, shape: tuple[int, ...], dtype: DType
-) -> Rehearsed:
+def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
     """Rehearse a block like this one, on a device that is not counted."""
     device, world = Device(ctx.rank, ctx.device.backend), ctx.comm
     alone = Comm(device, FakeTransport(), world.ranks, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
     groups = Groups(config.mesh.axes, alone)
-    model = build_model(config, device, pieces_of(config, Place(ctx.rank, groups)), flat=RehearsedFlat, only=[number])
+    model = build_model(
+        config, device, pieces_of(config, Place(ctx.rank, groups)), flat=RehearsedFlat, only={unit.name}
+    )
     block = next(one for one in model.units if one.name == unit.name)
     pairs = zip(block.all_flats, unit.all_flats, strict=True)
     block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})

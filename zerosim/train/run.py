@@ -267,16 +267,17 @@ def _read_prompt(config: RunConfig, tokens: Tokens) -> list[int]:
 
 def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inputs:
     weights = data.read_start(config, model.shapes())
-    rows, seq, vocab = config.global_batch, config.model.seq, config.model.vocab
+    rows, seq, vocab = config.global_batch, config.model.text_tokens, config.model.vocab
+    needs = "seq + decoder_seq_length" if config.model.is_second else "seq + 1"
     mask = tokens_of_text.mask(vocab) if config.model.is_masked else 0
     batch: Callable[[int], Any]
     if config.data.tokens is not None:
         if config.data.file is not None:
             raise InputError("data and tokens are both given: choose one")
-        tokens = data.read_tokens(config.data.tokens, rows, seq, vocab, config.optim.steps)
+        tokens = data.read_tokens(config.data.tokens, rows, seq, vocab, config.optim.steps, needs)
         steps, batch = len(tokens), tokens.__getitem__
     else:
-        text = data.read_text(config.data.file, seq, vocab, tokens_of_text)
+        text = data.read_text(config.data.file, seq, vocab, tokens_of_text, needs)
         steps = config.optim.steps or DEFAULT_STEPS
         batch = partial(data.sample_batch, text, config.data.seed, rows=rows, seq=seq)
 
@@ -285,6 +286,8 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
         whole = batch(step)
         if config.model.is_masked:
             whole = mask_tokens(whole[:, :-1], config.data.seed, step, vocab, mask)
+        if config.model.is_second:
+            whole = data.shift_right(whole, config.model.seq, config.model.numbers.decoder_start)
         return data.micro_batches(whole, data_rank, data_size, config.data.accumulate)
 
     return Inputs(steps, micro_batches, _writer(config, weights))

@@ -80,7 +80,7 @@ def check_run(config: RunConfig) -> None:
     _check_events(step, work, config.data.accumulate, "a step")
     flops = step_flops(config)
     if flops > MOST_FLOPS:
-        tokens = config.global_batch * config.model.seq
+        tokens = config.tokens
         raise InputError(
             f"{config.model.name} on {tokens:,} tokens a step is about {flops:.1e} floating-point operations; the "
             f"limit is {MOST_FLOPS:.0e}: choose a smaller model or batch, or count it with zerosim plan"
@@ -91,7 +91,7 @@ def step_flops(config: RunConfig) -> int:
     """Estimate the floating-point operations of one step of a run."""
     model = config.model
     attention = 12 * model.layers * model.hidden * model.seq if model.has_blocks else 0
-    return config.global_batch * model.seq * (6 * _numel(config) + attention)
+    return config.tokens * (6 * _numel(config) + attention)
 
 
 def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) -> None:
@@ -118,7 +118,10 @@ def _numel(config: RunConfig) -> int:
         return model.params or 1
     if not model.has_blocks:
         return model.layers * 2 * model.hidden * model.ffn + model.vocab * model.hidden
-    branches = model.decoder.block.branches
-    columns = sum(model.width(out.wide) for branch in branches for out in branch.columns.outs)
-    matrices = model.hidden * (columns + model.width("heads") + model.ffn)
-    return model.layers * matrices + model.vocab * model.hidden * (1 if model.tie_embeddings else 2)
+    numel = model.vocab * model.hidden * (1 if model.tie_embeddings else 2)
+    for (block, _), layers in zip(model.decoder.stacks, model.depths, strict=True):
+        maps = [one for branch in block.branches for one in (branch.columns, branch.memory) if one is not None]
+        columns = sum(model.width(out.wide) for one in maps for out in one.outs)
+        rows = model.width("heads") * (len(block.branches) - 1) + model.ffn
+        numel += layers * model.hidden * (columns + rows)
+    return numel

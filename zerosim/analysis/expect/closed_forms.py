@@ -41,8 +41,13 @@ def _of_decoder(model: ModelConfig) -> int:
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys}
-    return formulas.decoder_parameters(
-        model.layers,
+    second = 0
+    if row.second is not None:
+        second = formulas.second_parameters(
+            model.depths[1], model.hidden, queries, keys, model.heads, model.numbers.bias_buckets
+        )
+    return second + formulas.decoder_parameters(
+        sum(model.depths),
         model.hidden,
         model.ffn,
         model.vocab,
@@ -54,7 +59,7 @@ def _of_decoder(model: ModelConfig) -> int:
         norm_params=2 if block.norm == "layer" else 1,
         between=between[block.qk_norm],
         positions=row.first_position + model.positions if model.has_position_table else 0,
-        around=bool(row.last_norm) + bool(row.table_norm) + model.is_masked,
+        around=bool(row.last_norm) + model.is_second + bool(row.table_norm) + model.is_masked,
         head_bias=row.head_bias,
         tied=model.tie_embeddings,
         types=model.numbers.token_types if model.is_masked else 0,

@@ -222,7 +222,7 @@ def model_flops_per_s(asked: Asked) -> Fraction:
 @quantity("tokens per second", "tokens per second of a GPU, by the clock", **_BY_CLOCK)
 def tokens_per_s(asked: Asked) -> Fraction:
     c = asked.config
-    return Fraction(c.global_batch * c.model.seq / c.mesh.ranks / asked.time.seconds)
+    return Fraction(c.tokens / c.mesh.ranks / asked.time.seconds)
 
 
 @quantity("share", "of a step by the clock, how much the kernels take", **_BY_CLOCK)

@@ -56,12 +56,14 @@ from zerosim.analysis.formulas.parallel import live_weights as live_weights
 from zerosim.analysis.formulas.parallel import own_span_bubble as own_span_bubble
 from zerosim.analysis.formulas.parallel import partition_share as partition_share
 from zerosim.analysis.formulas.parallel import recomputed_boundaries as recomputed_boundaries
+from zerosim.analysis.formulas.parallel import second_parallel as second_parallel
 from zerosim.analysis.formulas.parallel import sequence_parallel as sequence_parallel
 from zerosim.analysis.formulas.parallel import shared_grads as shared_grads
 from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_parallel
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
+from zerosim.analysis.formulas.parameters import second_parameters as second_parameters
 from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared
 from zerosim.analysis.formulas.printed import FIGURE_1 as FIGURE_1
 from zerosim.analysis.formulas.printed import MIXED_ADAM as MIXED_ADAM

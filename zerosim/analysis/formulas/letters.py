@@ -60,6 +60,10 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "bsh": Letter("the activation of one microbatch between two layers"),
         "bs": Letter("tokens of one microbatch", ""),
         "l": Letter("blocks that a rank holds", "blocks"),
+        "l_d": Letter("blocks of a decoder beside an encoder", "blocks"),
+        "bsh_d": Letter("the activation of one microbatch between two layers of a decoder beside an encoder"),
+        "bs_d": Letter("tokens of one microbatch that a decoder beside an encoder reads", ""),
+        "r_d": Letter("recomputed blocks of a decoder beside an encoder", "blocks"),
         "r": Letter("recomputed blocks, which store only their input", "blocks"),
         "m": Letter("microbatches of a step", ""),
         "t": Letter("tensor-parallel ranks", ""),
@@ -72,5 +76,5 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "c": Letter("bytes of a number in which sums are computed", "bytes"),
     }
 )
-COUNTS = ("l", "r", "x", "y", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first", "last", "start", "end")
+COUNTS = ("l", "l_d", "r", "r_d", "x", "y", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first", "last", "start", "end")
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

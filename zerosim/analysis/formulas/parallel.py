@@ -29,6 +29,7 @@ _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
 _x, _y, _z, _j = symbols("x y z j")
 _y_q, _k_f, _k_g = symbols("y_q k_f k_g")
+_l_d, _r_d, _bsh_d, _bs_d = symbols("l_d r_d bsh_d bs_d")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
@@ -67,6 +68,17 @@ def tensor_parallel(
     if frozen:
         calls = 2 * _l + again.g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
+
+
+def second_parallel(recompute: str = "none", *, all_reduce: int = 2) -> dict[str, Form]:
+    """Return bytes per operation of an encoder with a decoder: f and g of each of the decoder's three branches, and the
+    f of the encoder's output before each cross-attention. `bsh_d`, `bs_d`: of the decoder's rows. Source: derived."""
+    parts = parts_again(recompute)
+    g, is_whole = parts.count("attn_proj") + parts.count("op"), int(recompute.partition(":")[0] == "full")
+    encoder = (4 + g) * (_l - _l_d) + 2 * is_whole * (_r - _r_d) + _l_d + _first
+    decoder = (6 + 2 * g) * _l_d + 3 * is_whole * _r_d + _first + _last
+    loss = all_reduce * LOSS_CALLS * ring(_t) * _c * _last * _m * _bs_d
+    return {"all_reduce": all_reduce * ring(_t) * _w * _m * (encoder * _bsh + decoder * _bsh_d) + loss}
 
 
 def sequence_parallel(

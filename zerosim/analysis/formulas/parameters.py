@@ -48,6 +48,12 @@ def decoder_parameters(
     return layers * block + ends + (hidden * hidden + hidden) * transform
 
 
+def second_parameters(layers: int, hidden: int, queries: int, keys: int, heads: int, buckets: int) -> int:
+    """Return what T5 has beside the parameters of as many blocks of one stack: cross-attention in each block of the
+    decoder, queries and output of q columns, keys and values of k each, with a norm; and two tables of biases."""
+    return layers * (2 * hidden * (queries + keys) + hidden) + 2 * buckets * heads
+
+
 def twelve_l_h_squared(layers: int, hidden: int) -> int:
     """Return 12Lh²: the matrices of the blocks alone (how the ZeRO paper names its models)."""
     return 12 * layers * hidden**2

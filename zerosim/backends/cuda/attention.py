@@ -1,4 +1,5 @@
-"""Causal self-attention on the device with its probabilities stored, forward and backward, over packed q|k|v.
+"""Attention on the device with its probabilities stored, forward and backward, over packed q|k|v, or over q and the
+k|v of another sequence.
 
 Products go through cuBLAS, batched over heads in place in the packed array. Row kernels compute the
 softmax and its gradient. Scores of half types stay in float32 until they become probabilities. They pass through
@@ -21,10 +22,11 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import cast, dense, result_for, room_like
+from zerosim.backends.cuda.ops import sum_to
 from zerosim.backends.cuda.products import product
 from zerosim.backends.cuda.scores import FORM, form_of, softmax
 from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows
-from zerosim.backends.kernels import Array, Heads, Probs
+from zerosim.backends.kernels import ALONE, Array, Beside, Heads, Probs
 from zerosim.backends.numpy.cast import wide
 
 SCORES = 16 * 1024 * 1024
@@ -64,17 +66,19 @@ template <class S, class P> __global__ void softmax_backward_rows(
 """
 )
 
+_add_bias = elementwise("S x, B bias", "S out", "out = x + wide_of(bias)", "add_bias")
 _apply_mask = elementwise("T x, M mask", "U y", "store(wide_of(x) * mask, y)", "apply_mask")
 
 
-def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
+def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside = ALONE) -> None:
     """Scratch: half types, 4 bytes for each of SCORES scores, or of one key-value head's H/K T² where they are more;
     with a mask but no `dropped`, an element's bytes for each of as many."""
     probs, mask, keep, dropped = kept
     if not probs.size:
         return
     compute, stored = wide(qkv), common(qkv, out, probs, *([] if dropped is None else [dropped]))
-    q, k, v = split(dense(qkv, stored), heads)
+    q, k, v = split(dense(qkv, stored), heads, None if beside.kv is None else dense(beside.kv, stored))
+    bias = None if beside.bias is None else by_heads(dense(beside.bias)[None], heads)[0]
     masks = None if mask is None else by_heads(dense(mask), heads)
     last = nullcontext() if dropped is None else result_for(dropped, stored)
     with result_for(out, stored) as result, result_for(probs, stored) as softmaxed, last as left:
@@ -87,14 +91,26 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
             p, m, after = whole[part], None if masks is None else masks[part], None
             scores = p if scores_room is None else within(scores_room, p.shape)
             product(q[part], k[part].swapaxes(-1, -2), scores, scale=heads.form.factor(q.shape[-1]))
+            if bias is not None:
+                _add_bias(scores, bias[part[1]], scores)
             if m is not None:
                 after = within(dropped_room, p.shape) if left is None else by_heads(left, heads)[part]
             softmax(scores, m, form_of(heads, scores, part[1], p.shape[-1]), probs=p, dropped=after)
             product(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
 
 
-def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
-    """The formulas of `numpy_attention.attention_backward`. The scores' gradient is stored in `workspace`.
+def attention_backward(
+    grad: Array,
+    qkv: Array,
+    heads: Heads,
+    kept: Probs,
+    workspace: Array,
+    dqkv: Array,
+    beside: Beside = ALONE,
+    dbeside: Beside = ALONE,
+) -> None:
+    """The formulas of `numpy_attention.attention_backward`. The scores' gradient is stored in `workspace`, and a bias's
+    gradient is summed from there.
 
     Scratch: half types, 4 bytes for each of SCORES scores, as in `attention`; with a cap as much again; with shared
     keys and values, a key's or value's gradient in the compute dtype.
@@ -103,7 +119,7 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
     if not probs.size:
         return
     compute, stored = wide(grad, qkv), common(grad, qkv, probs, dqkv)
-    q, k, v = split(dense(qkv, stored), heads)
+    q, k, v = split(dense(qkv, stored), heads, None if beside.kv is None else dense(beside.kv, stored))
     g = by_group(dense(grad, stored), heads)
     p, ds = (by_heads(a, heads) for a in (dense(probs, stored), room_like(workspace, stored)))
     masks = None if mask is None else by_heads(dense(mask), heads)
@@ -112,8 +128,9 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
         after = ds if dropped is None else by_heads(dense(dropped, stored), heads)
         if dropped is None:
             _apply_mask(p, masks, ds)
-    with result_for(dqkv, stored) as result:
-        dq, dk, dv = split(result, heads)
+    pairs = nullcontext() if dbeside.kv is None else result_for(dbeside.kv, stored)
+    with result_for(dqkv, stored) as result, pairs as others:
+        dq, dk, dv = split(result, heads, others)
         _multiply_shared(after, g, dv, chance, compute)
         cuts = list(parts(p.shape, stored != compute))
         room = None if stored == compute else cp.empty((p[cuts[0]].size,), compute)
@@ -128,6 +145,8 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
                 product(q[part], k[part].swapaxes(-1, -2), before, scale=scale)
             arrays = p[part], NULL if masks is None else masks[part], dp, before, ds[part]
             run_rows(kernel, rows, tokens, *arrays, rows, tokens, *form_of(heads, dp, part[1], tokens))
+        if dbeside.bias is not None:
+            sum_to(ds.reshape(len(ds), *dbeside.bias.shape), dbeside.bias)
         product(ds, k, dq, scale=scale)
         _multiply_shared(ds, q, dk, scale, compute)
 
@@ -151,12 +170,13 @@ def common(*arrays: Array) -> np.dtype[Any]:
     return first if all(a.dtype == first for a in arrays) else wide(*arrays)
 
 
-def split(qkv: Array, heads: Heads) -> tuple[Array, Array, Array]:
-    """View contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d)."""
-    width = qkv.shape[2] // heads.packed
-    first, second = heads.queries * width, (heads.queries + heads.keys) * width
-    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (qkv[..., first:second], qkv[..., second:]))
-    return by_group(qkv[..., :first], heads), k, v
+def split(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array, Array]:
+    """View contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d); or contiguous q and `kv`."""
+    first = heads.queries * (qkv.shape[2] // heads.packed)
+    q, pairs = (qkv[..., :first], qkv[..., first:]) if kv is None else (qkv, kv)
+    half = pairs.shape[2] // 2
+    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (pairs[..., :half], pairs[..., half:]))
+    return by_group(q, heads), k, v
 
 
 def by_group(packed: Array, heads: Heads) -> Array:

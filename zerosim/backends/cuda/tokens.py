@@ -6,7 +6,8 @@ import cupy as cp
 import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, fill, result_for
-from zerosim.backends.cuda.types import raw, run_rows
+from zerosim.backends.cuda.types import raw, run_rows, run_threads
+from zerosim.backends.forms import Buckets
 from zerosim.backends.kernels import Array
 
 EMBEDDING = r"""
@@ -67,6 +68,28 @@ __global__ void add_runs(const I* ids, const int* order, const int* length, cons
     store(total, dweight[at * columns + c]);
 }
 """
+
+
+RELATIVE = r"""
+// The bucket of each distance between a query and a key: STARTS has the first distance of each in one direction. It is
+// part of the source: a model has one or two, and no kernel waits for an upload.
+__device__ const long long STARTS[] = {0};
+template <class I> __global__ void relative_buckets(I* out, long long tokens, long long later) {
+    const long long at = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= tokens * tokens) return;
+    const long long ahead = at % tokens - at / tokens, apart = ahead < 0 ? -ahead : later ? ahead : 0;
+    I found = ahead > 0 ? later : 0;
+    for (int k = 1; k < sizeof(STARTS) / sizeof(STARTS[0]); ++k) found += apart >= STARTS[k];
+    out[at] = found;
+}
+"""
+
+
+def relative_buckets(of: Buckets, out: Array) -> None:
+    source = RELATIVE.replace("{0}", f"{{{', '.join(map(str, of.starts))}}}")
+    with result_for(out) as target:
+        kernel = raw(source, "relative_buckets", (target.dtype,))
+        run_threads(kernel, out.size, target, np.int64(len(out)), np.int64(of.later))
 
 
 def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:

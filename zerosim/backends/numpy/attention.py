@@ -1,4 +1,5 @@
-"""Causal self-attention in NumPy with its probabilities stored, forward and backward, over a packed q|k|v array.
+"""Attention in NumPy with its probabilities stored, forward and backward, over a packed q|k|v array, or over q and the
+k|v of another sequence.
 
 Works on blocks of queries, for which only the keys up to the block's end exist: the future half of
 the scores is never computed, beyond the corners of the diagonal blocks. Scores live in float32
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from zerosim.backends.kernels import Array, Heads, Probs
+from zerosim.backends.kernels import ALONE, Array, Beside, Heads, Probs
 from zerosim.backends.numpy.cast import raised, result_for, round_into, store, wide
 from zerosim.backends.numpy.products import product
 from zerosim.backends.numpy.scores import QUERIES, BlockScores, blocks
@@ -27,11 +28,11 @@ SCORES = 128 * 1024
 """Scores held at a time, about: as many sequences and heads go together."""
 
 
-def attention(qkv: Array, heads: Heads, kept: Probs, out: Array) -> None:
-    compute, tokens = wide(qkv), qkv.shape[1]
-    ones, scores_of = np.ones(tokens, compute), BlockScores(heads, tokens, compute)
-    for batch, group in groups(len(qkv), heads, tokens):
-        q, k, v = split_qkv(qkv, heads, batch, group)
+def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside = ALONE) -> None:
+    compute, (tokens, read) = wide(qkv), kept.probs.shape[2:]
+    ones, scores_of = np.ones(read, compute), BlockScores(heads, read, compute, beside.bias)
+    for batch, group in groups(len(qkv), heads, read):
+        q, k, v = split_qkv(qkv, heads, batch, group, beside.kv)
         q = q * heads.form.factor(q.shape[-1])  # here the scale costs d products a query; on the scores it would cost T
         target = by_group(out, heads)[batch, :, group]
         result = result_for(target, compute)
@@ -62,23 +63,35 @@ def _store(scores: Array, out: Array, rows: slice, keys: slice) -> None:
     out[..., rows, keys.stop :] = 0
 
 
-def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, workspace: Array, dqkv: Array) -> None:
+def attention_backward(
+    grad: Array,
+    qkv: Array,
+    heads: Heads,
+    kept: Probs,
+    workspace: Array,
+    dqkv: Array,
+    beside: Beside = ALONE,
+    dbeside: Beside = ALONE,
+) -> None:
     """With p the probabilities, dp = (grad @ v^T) * mask / keep and ds = p * (dp - sum(dp * p)) per query:
     dq = ds @ k * scale, dk = ds^T @ q * scale, dv = (p * mask / keep)^T @ grad; dk and dv are summed
     over the query heads that share them. A cap multiplies ds by its derivative, and computes the scores again for it.
+    A bias's gradient is ds summed over the sequences.
     `workspace` is left alone: blocks need no room for all scores.
     """
-    compute, tokens = wide(grad, qkv), qkv.shape[1]
-    scores_of = BlockScores(heads, tokens, compute)
-    for batch, group in groups(len(qkv), heads, tokens):
-        q, k, v = split_qkv(qkv, heads, batch, group)
+    compute, (tokens, read) = wide(grad, qkv), kept.probs.shape[2:]
+    scores_of, dbias = BlockScores(heads, read, compute), None
+    if dbeside.bias is not None:
+        dbias = np.zeros((heads.keys, heads.sharing, tokens, read), compute)
+    for batch, group in groups(len(qkv), heads, read):
+        q, k, v = split_qkv(qkv, heads, batch, group, beside.kv)
         scaled = q * heads.form.factor(q.shape[-1]) if heads.form.cap else q
         g = heads_first(raised(by_group(grad, heads)[batch, :, group]))
         if kept.mask is not None:
             g = g / kept.keep
         stored = _scores(kept.probs, heads, batch, group)
         mask, left = (None if a is None else _scores(a, heads, batch, group) for a in (kept.mask, kept.dropped))
-        totals = Totals(dqkv, heads, batch, group, compute)
+        totals = Totals(dqkv, heads, batch, group, compute, dbeside.kv)
         for rows in reversed(blocks(tokens)):
             keys = scores_of.keys(rows)
             p = raised(stored[..., rows, keys])
@@ -89,17 +102,29 @@ def attention_backward(grad: Array, qkv: Array, heads: Heads, kept: Probs, works
                 after = p * mask[..., rows, keys] if left is None else raised(left[..., rows, keys])
             ds -= np.einsum("...k,...k->...", ds, p)[..., None]
             ds *= p
+            if dbias is not None:
+                dbias[group][..., rows, keys] += ds.sum(axis=0)
             if heads.form.cap:
                 ds *= scores_of.cap_slope(scaled, k, rows)
             totals.add(rows, keys, ds, after, q, k, g)
         totals.round_into()
+    if dbias is not None and dbeside.bias is not None:
+        round_into(dbias.reshape(dbeside.bias.shape), dbeside.bias)
 
 
 class Totals:
     """dq, dk and dv of one group of heads in the compute type, until `round_into` rounds them once into dqkv."""
 
-    def __init__(self, dqkv: Array, heads: Heads, batch: slice, group: slice, compute: np.dtype[Any]) -> None:
-        queries, pairs = _parts(dqkv, heads)
+    def __init__(
+        self,
+        dqkv: Array,
+        heads: Heads,
+        batch: slice,
+        group: slice,
+        compute: np.dtype[Any],
+        dkv: Array | None = None,
+    ) -> None:
+        queries, pairs = _parts(dqkv, heads, dkv)
         self.targets = queries[batch, :, group], pairs[batch, :, :, group]
         self.results = tuple(result_for(target, compute) for target in self.targets)
         self.dq = heads_first(self.results[0])
@@ -130,18 +155,21 @@ class Totals:
             round_into(result, target)
 
 
-def split_qkv(qkv: Array, heads: Heads, batch: slice, group: slice) -> tuple[Array, Array, Array]:
+def split_qkv(
+    qkv: Array, heads: Heads, batch: slice, group: slice, kv: Array | None = None
+) -> tuple[Array, Array, Array]:
     """q (B, K, H/K, T, d), k and v (B, K, 1, T, d) of some sequences and heads, in the compute type."""
-    queries, pairs = _parts(qkv, heads)
+    queries, pairs = _parts(qkv, heads, kv)
     k, v = (heads_first(x[:, :, :, None]) for x in np.moveaxis(raised(pairs[batch, :, :, group]), 2, 0))
     return heads_first(raised(queries[batch, :, group])), k, v
 
 
-def _parts(qkv: Array, heads: Heads) -> tuple[Array, Array]:
-    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d) and pairs of keys and values (B, T, 2, K, d), views."""
-    width = qkv.shape[2] // heads.packed
-    queries, pairs = qkv[..., : heads.queries * width], qkv[..., heads.queries * width :]
-    return by_group(queries, heads), pairs.reshape(*qkv.shape[:2], 2, heads.keys, width)
+def _parts(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array]:
+    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d) and pairs of keys and values (B, T, 2, K, d), views; or q and
+    the `kv` of S tokens."""
+    first = heads.queries * (qkv.shape[2] // heads.packed)
+    queries, pairs = (qkv[..., :first], qkv[..., first:]) if kv is None else (qkv, kv)
+    return by_group(queries, heads), pairs.reshape(*pairs.shape[:2], 2, heads.keys, -1)
 
 
 def by_group(packed: Array, heads: Heads) -> Array:

@@ -12,6 +12,7 @@ import numpy as np
 
 from zerosim.backends.forms import alibi_slopes
 from zerosim.backends.kernels import Array, Heads
+from zerosim.backends.numpy.cast import raised
 from zerosim.backends.numpy.products import product
 
 QUERIES = 64
@@ -23,11 +24,12 @@ FUTURE.flags.writeable = False
 
 
 class BlockScores:
-    """The scores of one attention, a block of queries at a time. The scale is the caller's."""
+    """The scores of one attention over `tokens` keys, a block of queries at a time. The scale is the caller's."""
 
-    def __init__(self, heads: Heads, tokens: int, compute: np.dtype[Any]) -> None:
+    def __init__(self, heads: Heads, tokens: int, compute: np.dtype[Any], bias: Array | None = None) -> None:
         self.form, self.tokens = heads.form, tokens
         self.window = heads.form.reach(tokens)
+        self.bias = None if bias is None else raised(bias).reshape(heads.keys, -1, *bias.shape[1:])
         self.slopes: Array | None = None
         if heads.form.alibi:
             own = alibi_slopes(heads.whole or heads.queries)[heads.first : heads.first + heads.queries]
@@ -45,6 +47,8 @@ class BlockScores:
             scores /= form.cap
             np.tanh(scores, out=scores)
             scores *= form.cap
+        if self.bias is not None:
+            scores += self.bias[group][..., rows, keys]
         if self.slopes is not None or self.window:
             ahead = np.arange(keys.start, keys.stop) - np.arange(rows.start, rows.stop)[:, None]
             if self.slopes is not None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from zerosim.backends.forms import PLAIN, LogitForm
+from zerosim.backends.forms import PLAIN, Buckets, LogitForm
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, wide
 from zerosim.backends.numpy.products import product
@@ -19,6 +19,12 @@ def embedding(ids: Array, weight: Array, out: Array, first: int = 0) -> None:
     np.take(weight, ids, axis=0, out=rows, mode="clip")  # "raise" would copy `out` to be safe
     rows[(ids < 0) | (ids >= len(weight))] = 0
     round_into(rows, out)
+
+
+def relative_buckets(of: Buckets, out: Array) -> None:
+    ahead = np.arange(len(out)) - np.arange(len(out))[:, None]
+    apart = np.maximum(-ahead, 0) if of.causal else np.abs(ahead)
+    out[...] = np.searchsorted(of.starts, apart, side="right") - 1 + (ahead > 0) * of.later
 
 
 def embedding_backward(grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:

@@ -25,6 +25,8 @@ from zerosim.config.huggingface.rows import (
     read_numbers,
     rotary_columns,
     shared_by_all,
+    t5_blocks,
+    t5_head,
     token_types,
     unless,
     unscaled_scores,
@@ -253,6 +255,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "bert": Family(_ENCODER, _BERT, (activation("hidden_act"), *_BERT_RULES)),
     "roberta": Family(  # its head's function is gelu, whatever the blocks' is
         _ENCODER, {**_BERT, "vocab_size": 50265}, (only("hidden_act", "gelu"), *_BERT_RULES, padded_positions),
+    ),
+    "t5": Family(  # its class knows no longest row: 512 are those of its training
+        _names(layers=("num_layers", "num_hidden_layers"), hidden=("d_model", "hidden_size"),
+               heads=("num_heads", "num_attention_heads"), kv_heads=(), head_dim=("d_kv",), ffn=("d_ff",),
+               positions=("n_positions",), norm_eps=("layer_norm_epsilon",)),
+        {"vocab_size": 32128, "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8,
+         "n_positions": 512, "layer_norm_epsilon": 1e-6, "tie_word_embeddings": True, "dropout_rate": 0.1,
+         "feed_forward_proj": "relu", "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
+         "decoder_start_token_id": 0},
+        (t5_blocks, t5_head, dropouts("dropout_rate"), only("is_encoder_decoder", True), only("is_decoder", False)),
     ),
 })
 # fmt: on

@@ -21,7 +21,7 @@ NOTHING = (
     "output_*", "return_dict*", "use_return_dict", "id2label", "label2id", "num_labels", "problem_type", "summary_*",
     "classifier_dropout", "is_decoder", "chunk_size_feed_forward", "pruned_heads",
     # initialization, which weights from a file replace; precision and order of a sum
-    "initializer_range", "init_std", "*_in_fp32", "reorder_and_upcast_attn", "slow_but_exact", "gradient_checkpointing",
+    "initializer_*", "init_std", "*_in_fp32", "reorder_and_upcast_attn", "slow_but_exact", "gradient_checkpointing",
     "attn_implementation", "*_fusion", "skip_bias_add*", "offset_alibi", "scale_attn_weights", "mlp_type", "norm_type",
     "rope_scaling_type", "layer_norm_epsilon", "activation_function", "hidden_activation", "hidden_act",
     "cross_attention_hidden_size", "original_max_position_embeddings", "max_window_layers", "model_max_length",
@@ -56,7 +56,6 @@ NESTED: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3
 _EXPERTS, _LATENT, _STATES = "experts", "latent attention", "blocks with a state instead of attention"
 _STATE, _OTHER = "state", "inputs that are no text"
 _TWO = "an encoder beside the decoder: cross-attention and rows of two lengths"
-_T5 = f"{_TWO}, and biases of relative positions"
 _ENCODER = "an encoder whose blocks are not BERT's"
 
 LACKING: Mapping[str, str] = MappingProxyType(
@@ -69,7 +68,8 @@ LACKING: Mapping[str, str] = MappingProxyType(
         "falcon_h1": _STATES, "recurrent_gemma": _STATES, "rwkv": _STATES, "xlstm": _STATES, "lfm*": _STATES,
         "qwen3_next": f"{_STATES}, experts", "qwen3_5*": _STATES, "olmo_hybrid": _STATES,
         "*bert*": _ENCODER, "*roberta*": _ENCODER, "electra": _ENCODER, "deberta*": _ENCODER, "xlnet": _ENCODER,
-        "*t5*": _T5, "*bart": _TWO, "pegasus*": _TWO, "marian": _TWO, "m2m_100": _TWO, "nllb*": _TWO,
+        "*t5*": f"{_TWO}, which are not T5's",
+        "*bart": _TWO, "pegasus*": _TWO, "marian": _TWO, "m2m_100": _TWO, "nllb*": _TWO,
         "whisper": _TWO, "*vit*": _OTHER, "clip*": _OTHER, "siglip*": _OTHER, "*_vl*": _OTHER, "llava*": _OTHER,
         "idefics*": _OTHER, "mllama": _OTHER, "paligemma": _OTHER, "*vision*": _OTHER, "*audio*": _OTHER,
         "gemma3n*": "a table for each block", "gemma4*": "heads of two widths",

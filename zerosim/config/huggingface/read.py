@@ -125,12 +125,13 @@ def _sizes(keys: Keys, family: Family) -> dict[str, Size]:
 
 def _rest(keys: Keys, family: Family, model_type: str, sizes: Mapping[str, Size]) -> Iterator[str]:
     """Yield a note for each key that no rule read and that may matter, and one for all that nobody knows."""
+    has_longest = DECODERS[family.row or model_type].positions in ("learned", "rotary")
     missing = [
         f"{key} {show(keys.defaults[key])}"
-        for names in family.names.values()
+        for size, names in family.names.items()
         for key in names[:1]
         if key in keys.asked and keys.given(names)[1] is None and isinstance(keys.defaults.get(key), int)
-        and key not in ("tie_word_embeddings", "seq_length")
+        and key != "tie_word_embeddings" and (size != "positions" or has_longest)
     ]  # fmt: skip
     if missing:
         yield f"{', '.join(missing)}: missing in the file, the default of its class"

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from zerosim.config.huggingface.draft import Draft, Rule
 from zerosim.config.huggingface.keys import Keys, show
-from zerosim.placement.families import biased
+from zerosim.placement.families import biased, t5
 
 Maps = Literal["columns", "rows", "mlp"]
 
@@ -189,3 +189,39 @@ def falcon(keys: Keys, draft: Draft) -> Draft:
     if keys.flag("alibi"):
         draft = draft._replace(decoder=draft.decoder._replace(positions="scaled alibi"))
     return draft.sized(kv_heads=1 if shared else given)
+
+
+def t5_blocks(keys: Keys, draft: Draft) -> Draft:
+    """Read T5's feed-forward, the decoder's depth, its first token, and the buckets of distances."""
+    word, layers = keys.text("feed_forward_proj"), draft.size("layers")
+    gated, act = word.startswith("gated-"), word.removeprefix("gated-")
+    known = {**BETWEEN[gated], **({"gelu": "geglu"} if gated else {})}  # T5 v1.1's gated-gelu means the approximation
+    if act not in known or known[act] not in ("relu", "gelu", "gelu_tanh", "geglu"):
+        raise keys.fail(f"feed_forward_proj {show(word)} is not modelled: expected relu, gelu, gelu_new or gated-gelu")
+    depth = keys.whole("num_decoder_layers", otherwise=layers)
+    for key, value in (("is_gated_act", gated), ("dense_act_fn", "gelu_new" if word == "gated-gelu" else act)):
+        only(key, value)(keys, draft)
+    buckets, largest = (keys.whole(f"relative_attention_{name}") for name in ("num_buckets", "max_distance"))
+    if buckets % 4 or largest <= buckets // 2:
+        raise keys.fail(
+            f"relative_attention_num_buckets {buckets}, relative_attention_max_distance {largest}: expected a multiple "
+            "of 4, and a distance of more than half of them"
+        )
+    start = keys.value("decoder_start_token_id")
+    if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < draft.size("vocab"):
+        raise keys.fail(f"decoder_start_token_id {show(start)}: expected a token of the vocabulary")
+    between: Any = known[act]
+    return draft._replace(decoder=t5(between)).numbered(
+        decoder_layers=0 if depth == layers else depth,
+        decoder_start=start,
+        bias_buckets=buckets,
+        bias_largest=largest,
+    )
+
+
+def t5_head(keys: Keys, draft: Draft) -> Draft:
+    """Read whether the logits of a tied head are scaled. transformers 5 ties every head and keeps this key beside."""
+    tied, scaled = keys.flag("tie_word_embeddings"), keys.value("scale_decoder_outputs")
+    if scaled is not None and keys.flag("scale_decoder_outputs") and not tied:
+        raise keys.fail("scale_decoder_outputs true is not modelled: a head of its own has plain logits")
+    return draft if scaled is not False else draft._replace(decoder=draft.decoder._replace(scales_head=False))

@@ -50,7 +50,7 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
 
     Some sizes follow from given ones: ffn from hidden (4 times; gated ones 8/3, rounded up to a multiple of 32),
     kv_heads from heads (as many; where neighbours may share one half, if that divides), head_dim from hidden and heads,
-    positions from seq.
+    positions from seq, and so the tokens of a decoder beside an encoder.
 
     Raises: InputError for an unknown family.
     """
@@ -78,6 +78,8 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
     gated = row is not None and row.block.is_gated
     sizes.setdefault("ffn", -(-8 * hidden // (3 * 32)) * 32 if gated else hidden if flat else 4 * hidden)
     sizes.setdefault("positions", sizes["seq"])
+    if row is not None and row.second is not None:
+        sizes.setdefault("decoder_seq_length", sizes["seq"])
     if not flat:
         del sizes["params"], sizes["units"]
     return sizes
