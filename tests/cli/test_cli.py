@@ -25,7 +25,7 @@ from zerosim.cli.main import main
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.clock import CLOCK
+from zerosim.config.parts.clock import CLOCK
 from zerosim.train import run as experiment
 
 SIZES = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerosim.config.huggingface.families import FAMILIES
 from zerosim.config.inputs import read_json
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 
 _NEWER: Mapping[str, str] = MappingProxyType(
     {

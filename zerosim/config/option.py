@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.units import LONGEST_NUMBER
@@ -133,6 +133,16 @@ def option(default: Any, help: str, *, follows: str = "", shown: str | None = No
     its value."""
     declared = Option(help, shown=follows or shown, follows=bool(follows), **metadata)
     return dataclasses.field(default=default, metadata={"option": declared})
+
+
+class Exclusion(NamedTuple):
+    """Two options of which at most one may differ from its default. With `needs`, `first` may only if `second` does."""
+
+    first: str
+    second: str
+    why: str = ""
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    needs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

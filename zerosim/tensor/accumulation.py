@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from zerosim.backends.kernels import Array
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.placement.layout import Row, Rows

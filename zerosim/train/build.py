@@ -38,8 +38,7 @@ from zerosim.placement.spec import is_block
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.build_strategy import build_strategy, is_trained, layout_of, stage_chunks
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
+from zerosim.train.check_model import check_model
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
 BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "mlp": build_mlp, "flat": build_flat}
@@ -74,8 +73,7 @@ def builder_of(config: RunConfig, device: Device, group: Group | None = None, *,
 def declare(config: RunConfig) -> Whole:
     """Declare the whole model of a run. Raises: InputError if its buffers do not suit the configuration."""
     model = build_model(config, Device(0, make_backend("meta")))
-    check_trained(config, model)
-    check_quantized(config, model)
+    check_model(config, model)
     model.reach(trained_of(config, model))
     return Whole(model, layout_of(config, model))
 

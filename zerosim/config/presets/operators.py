@@ -13,7 +13,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from zerosim.config.clock import KERNELS
+from zerosim.config.parts.clock import KERNELS
 from zerosim.errors import InputError, did_you_mean, wrong
 
 

@@ -1,12 +1,16 @@
-"""The optimizer's part of a configuration."""
+"""The optimizer, and the learning rate over the steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.parts.mesh import MeshConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.precision import PURE, PrecisionConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.errors import wrong
+from zerosim.errors import InputError, wrong
 from zerosim.units import parse_count
 
 
@@ -88,3 +92,21 @@ class OptimConfig(Part):
                 raise wrong(name, f": {title} does not use it; choose adafactor-hf")
         if self.min_lr > self.lr:
             raise wrong("min_lr", f" {self.min_lr}: expected at most lr = {self.lr}")
+
+
+def rules(
+    optim: OptimConfig, mesh: MeshConfig, parallel: ParallelConfig, precision: PrecisionConfig
+) -> Iterator[InputError]:
+    """Yield what the optimizer refuses of the partition, the mesh and the precision."""
+    tp, name = mesh.tp, optim.optimizer
+    cut = OPTIMIZERS[name].cut
+    if cut == "matrices" and parallel.partition == "slices":
+        yield wrong("partition", f" 'slices': {name} needs whole matrices; choose owner, or leave it out")
+    if cut in ("sums", "matrices") and tp > 1:
+        yield wrong("tp", f" {tp}: {name} needs whole matrices, which tensor parallelism cuts; choose tp 1")
+    if OPTIMIZERS[name].estimates_every and tp > 1:
+        yield wrong("tp", f" {tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
+    if precision.is_pure and cut != "elements":
+        yield wrong(
+            "precision", f" {PURE!r}: only for element-wise optimizers, and {name} needs fp32 masters; choose bf16"
+        )

@@ -1,4 +1,4 @@
-"""The model's part of a configuration: a family and all its sizes; a name fills in those that were not given."""
+"""The model: a family and all its sizes; a name fills in those that were not given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a configuration for fine-tuning: frozen parameters, adapters (LoRA), the base's format.
+"""Fine-tuning: frozen parameters, adapters (LoRA), the base's format.
 
 A pattern names parameters by a run of the dotted parts of their names, with shell wildcards in each part: `h.0` is a
 block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns the last matching one decides, and
@@ -7,11 +7,13 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from zerosim.config.option import Part, option
-from zerosim.errors import wrong
+from zerosim.config.parts.model import ModelConfig
+from zerosim.errors import InputError, wrong
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -104,3 +106,16 @@ def matches(pattern: str, name: str) -> bool:
     """Return whether a pattern matches a run of the dotted parts of a parameter's name."""
     wanted, parts = pattern.split("."), name.split(".")
     return any(all(map(fnmatchcase, parts[start:], wanted)) for start in range(len(parts) - len(wanted) + 1))
+
+
+def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
+    """Yield what is wrong with adapters and a quantized base of this model."""
+    if tuning.lora_rank and not model.has_blocks:
+        yield wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
+    if tuning.lora_rank > model.hidden:
+        yield wrong("lora_rank", f" {tuning.lora_rank}: more than hidden {model.hidden}; choose a smaller rank")
+    if tuning.base is not None:
+        if not tuning.is_on:
+            yield wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
+        if not model.has_blocks:
+            yield wrong("base", f" {tuning.base!r}: model {model.family} has no blocks; leave it out")

@@ -1,10 +1,10 @@
-"""A part of a configuration: whose kernels the clock times. No bit, byte or message depends on it."""
+"""Whose kernels the clock times. No bit, byte or message depends on it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
 from zerosim.config.presets.kernel_tables import FLASH_KERNELS
 
 KERNELS = ("eager", "compiled", "fused")
@@ -40,3 +40,9 @@ class ClockConfig(Part):
 
 CLOCK = tuple(ClockConfig.options())
 """The flat names of its fields: flags of the verbs that have a clock."""
+
+
+EXCLUSIONS = (
+    Exclusion("overlap_comm", "reduce_bucket", needs=True),
+    Exclusion("tp_comm_overlap", "sequence_parallel", needs=True),
+)
