@@ -14,7 +14,7 @@ from typing import Any
 
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.layers import resolve
-from zerosim.config.not_modelled import not_modelled
+from zerosim.config.other_words import not_modelled
 from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.config.option import Exclusion
+from zerosim.config.parts.data import DataConfig
+from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.optim import OptimConfig
 from zerosim.config.parts.parallel import ParallelConfig
@@ -21,10 +23,9 @@ EXCLUSIONS = (
 
 def rules(
     reduction: Reduction, precision: PrecisionConfig, mesh: MeshConfig, parallel: ParallelConfig, optim: OptimConfig,
-    updates_often: bool,
+    data: DataConfig, grads: GradMemory,
 ) -> Iterator[InputError]:  # fmt: skip
-    """Yield what a compression refuses of formats, ZeRO stage, optimizer and mesh. `updates_often`: gradients are
-    reduced in each of several microbatches."""
+    """Yield what a compression refuses of formats, ZeRO stage, optimizer and mesh."""
     name, kept = reduction.compress, precision.grad_dtype
     if name == "none":
         return
@@ -51,7 +52,7 @@ def rules(
             "compress",
             " 'onebit-adam': works only with Adam, without clipping; choose optimizer adam and leave out clip_norm",
         )
-    if name == "dgc" and parallel.zero_stage > 1 and updates_often:
+    if name == "dgc" and parallel.zero_stage > 1 and data.accumulate > 1 and grads.sync:
         yield wrong(
             "compress",
             " 'dgc': updates its momentum once per step, not per microbatch; choose grad_sync off, or stage 1",
@@ -66,3 +67,6 @@ def rules(
             if is_set:
                 why = "the residual waits for later steps, so it must be finite and have one scale"
                 yield wrong("compress", f" {name!r}: not with {field}: {why}; choose fp32 or bf16", beside=field)
+
+
+WORDS = (("communication_data_type", "--compress bf16 or fp16, with --grad-dtype fp32"),)

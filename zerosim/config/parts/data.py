@@ -16,25 +16,27 @@ from zerosim.errors import InputError, wrong
 class DataConfig(Part):
     """The data: files, how a batch is made of them, the seed; and the text that the model continues at the end."""
 
-    micro_batch: int = option(4, "rows per rank and microbatch", low=1, high=10**7, metavar="B", also=("--mbs",))
+    group = "data and weights"
+
+    micro_batch: int = option(
+        4, "rows per rank and microbatch", low=1, high=10**7, metavar="B", also=("--mbs",), group="training",
+        after="steps", words="per_device_train_batch_size micro_batch_size train_micro_batch_size_per_gpu",
+    )  # fmt: skip
     accumulate: int = option(
         1, "microbatches per step; the global batch is N*A*B rows", low=1, high=10**7, metavar="A",
-        also=("--grad-acc-steps", "--gradient-accumulation-steps"),
+        also=("--grad-acc-steps", "--gradient-accumulation-steps"), group="training", after="micro_batch",
     )  # fmt: skip
-    seed: int = option(0, "seed of weights, batches and dropout", low=0, high=2**63 - 1, metavar="SEED")
+    seed: int = option(
+        0, "seed of weights, batches and dropout", low=0, high=2**63 - 1, metavar="SEED", group="training"
+    )
     file: str | None = option(
-        None,
-        "text to train on: any file, read as bytes",
-        flat="data",
-        metavar="FILE",
+        None, "text to train on: any file, read as bytes", flat="data", metavar="FILE",
         shown="the packaged primer on ZeRO",
-    )
+    )  # fmt: skip
     tokens: str | None = option(
-        None,
-        "tokens to train on: an int64 array 'tokens' of shape (steps, global batch, seq + 1)",
-        metavar="IN.npz",
+        None, "tokens to train on: an int64 array 'tokens' of shape (steps, global batch, seq + 1)", metavar="IN.npz",
         shown="from --data",
-    )
+    )  # fmt: skip
     weights: str | None = option(
         None, "full parameters to start from, by name; or a released model's: a folder with its safetensors, or such a "
         "file", metavar="IN.npz|DIR", shown="drawn from --seed",
@@ -72,3 +74,21 @@ def rules(data: DataConfig, model: ModelConfig, optim: OptimConfig) -> Iterator[
     text = None if data.tokenizer else data.sample
     if text is not None and max(text.encode()) >= model.vocab:
         yield wrong("sample", f" {text!r} holds byte {max(text.encode())}: vocab {model.vocab} is too small, use 256")
+
+
+WORDS = (
+    (
+        "global_batch_size train_batch_size total_batch_size training.global_batch_size",
+        "--accumulate A, which is the global batch / (--micro-batch x data ranks)",
+    ),
+    ("batch_size", "--micro-batch B, the rows of a rank and microbatch, and --accumulate A microbatches"),
+    (
+        "training.local_batch_size",
+        "--micro-batch B. In a pipeline these rows are microbatches: --micro-batch 1 --accumulate B",
+    ),
+)
+
+
+LACKING = (
+    ("rampup_batch_size step_batch_size_schedule", "a batch that grows", "--accumulate is the same in every step"),
+)

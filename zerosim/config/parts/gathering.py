@@ -12,18 +12,23 @@ from zerosim.units import parse_count
 class Gathering(Part):
     """What stage 3 gathers in one call, what stays gathered, and what is prefetched."""
 
+    group = "recipe"
+
     reshard_after_forward: bool = option(
-        True, "stage 3: free a unit after forward. Otherwise the unit stays gathered (FSDP's 2Psi)"
-    )
+        True, "stage 3: free a unit after forward. Otherwise the unit stays gathered (FSDP's 2Psi)",
+        group="ranks and stage",
+    )  # fmt: skip
     quantized_weights: bool = option(
         False, "qwZ: gather weights as int8 codes (ZeRO++; DeepSpeed's zero_quantized_weights)", stages=(3,),
-        also=("--qwz",),
+        also=("--qwz",), group="ZeRO++ and MiCS", switches={"zero_quantized_weights": True},
     )  # fmt: skip
     hierarchical_gather: bool = option(
         False, "gather weights in two hops, first across nodes and then within a node (MiCS's "
-        "mics_hierarchical_params_gather)", stages=(3,),
+        "mics_hierarchical_params_gather)", stages=(3,), group="ZeRO++ and MiCS",
     )  # fmt: skip
-    keep_last_unit: bool = option(False, "stage 3: keep the last unit gathered from forward to backward")
+    keep_last_unit: bool = option(
+        False, "stage 3: keep the last unit gathered from forward to backward", group="ranks and stage"
+    )
     keep_root_units: bool = option(
         False, "stage 3: keep units outside the blocks gathered from forward to backward", follows=OF_RECIPE
     )
@@ -40,8 +45,7 @@ class Gathering(Part):
     )  # fmt: skip
     persistent_numel: int = option(
         0, "stage 3: keep units with fewer elements gathered; with --gather module, tensors with at most COUNT "
-        "elements",
-        low=0, metavar="COUNT", follows=OF_RECIPE,
+        "elements", low=0, metavar="COUNT", follows=OF_RECIPE,
     )  # fmt: skip
     cast_shards: bool = option(
         False, "stage 3: cast 2-byte shards from the masters at each gather instead of storing them", follows=OF_RECIPE
@@ -57,9 +61,8 @@ class Gathering(Part):
     )  # fmt: skip
     max_live: int = option(
         0, "with --prefetch-elements: prefetch up to COUNT gathered elements, those in flight included. A unit's own "
-        "parameters are gathered regardless (DeepSpeed's stage3_max_live_parameters); 0: no limit",
-        low=0, high=10**13, metavar="COUNT",
-        parse=parse_count, also=("--stage3-max-live-parameters",), stages=(3,), follows=OF_RECIPE,
+        "parameters are gathered regardless (DeepSpeed's stage3_max_live_parameters); 0: no limit", low=0, high=10**13,
+        metavar="COUNT", parse=parse_count, also=("--stage3-max-live-parameters",), stages=(3,), follows=OF_RECIPE,
     )  # fmt: skip
 
     @property
@@ -80,4 +83,14 @@ class Gathering(Part):
 EXCLUSIONS = (
     Exclusion("prefetch_elements", "prefetch", "one counts elements, the other counts units"),
     Exclusion("max_live", "prefetch_elements", needs=True),
+)
+
+
+WORDS = (
+    (
+        "*fsdp_reshard_after_forward torch_fsdp2_no_reshard_after_forward",
+        "--reshard-after-forward or --no-reshard-after-forward, with --stage 3",
+    ),
+    ("*backward_prefetch *forward_prefetch", "--prefetch 1"),
+    ("*param_persistence_threshold", "--persistent-numel COUNT, with --gather module"),
 )

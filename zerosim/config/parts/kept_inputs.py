@@ -34,3 +34,11 @@ def rules(memory: MemoryConfig, mesh: MeshConfig) -> Iterator[InputError]:
             "partition_activations",
             ": without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out",
         )
+
+
+WORDS = (
+    (
+        "activation_offloading *activation_checkpointing_offload cpu_offloading* fine_grained_activation_offloading",
+        "--cpu-checkpointing with --recompute full, or --offload-activations",
+    ),
+)

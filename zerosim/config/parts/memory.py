@@ -26,20 +26,25 @@ LOSSES = (
 class MemoryConfig(Part):
     """What is saved for backward, and how much a device holds."""
 
+    group = "activations"
+
     recompute: str = option(
         "none", "activations that backward recomputes instead of saving: the attention core, a list of parts of every "
         f"block ({', '.join(PARTS_OF_BLOCK)}), every block or every K-th block", metavar=FORMS, parse=str.lower,
+        words="recompute_granularity",
+        switches={
+            **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "full"),
+            "recompute_activations": "selective",
+        },
     )  # fmt: skip
     partition_activations: bool = option(
         False, "with --tp and --recompute full: divide the checkpointed input of a block among the ranks of tp "
-        "(ZeRO-R's Pa)",
-        also=("--distribute-saved-activations",),
+        "(ZeRO-R's Pa)", also=("--distribute-saved-activations",),
     )  # fmt: skip
     cpu_checkpointing: bool = option(
-        False,
-        "with --recompute full: checkpointed inputs of blocks wait in host memory (with "
+        False, "with --recompute full: checkpointed inputs of blocks wait in host memory (with "
         "--partition-activations: Pa+cpu)",
-    )
+    )  # fmt: skip
     offload_activations: bool = option(
         False, "copy the buffers that blocks save for backward to host memory, and back before their backward "
         "(torchtune's activation offloading, PyTorch's save_on_cpu)", also=("--enable-activation-offloading",),
@@ -54,10 +59,9 @@ class MemoryConfig(Part):
         choices=("lean", "megatron"),
     )  # fmt: skip
     attention: str = option(
-        "eager",
-        "eager attention stores the scores (B, H, T, T); flash attention never does",
-        choices=("eager", "flash"),
-    )
+        "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
+        choices=("eager", "flash"), switches={"use_flash_attn": "flash"},
+    )  # fmt: skip
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
@@ -65,20 +69,20 @@ class MemoryConfig(Part):
     loss: str = option(
         "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron or PyTorch, "
         "or logits for some tokens at a time (chunked)", choices=LOSSES, follows=OF_RECIPE,
+        switches={"cross_entropy_loss_fusion": "megatron-fused"},
     )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
-        metavar="SIZE", shown="no limit", parse=parse_bytes,
+        metavar="SIZE", shown="no limit", parse=parse_bytes, group="ranks and stage",
     )  # fmt: skip
     allocator: str = option(
         "exact", "how a device hands out memory: exactly the bytes requested, like PyTorch's caching allocator, or "
-        "from one contiguous region",
-        choices=ALLOCATORS,
+        "from one contiguous region", choices=ALLOCATORS, group="ranks and stage",
     )  # fmt: skip
     allocator_conf: str | None = option(
         None, "the allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF. For arena: fit:best|first, "
-        "defragment:True|False",
-        metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True", also=("--pytorch-cuda-alloc-conf",),
+        "defragment:True|False", metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True",
+        also=("--pytorch-cuda-alloc-conf",), group="ranks and stage",
     )  # fmt: skip
 
     def _check(self) -> None:
@@ -124,3 +128,24 @@ def rules(
         )
     if memory.loss == "chunked" and not model.has_blocks:
         yield wrong("loss", f" 'chunked': model {model.family} has no separate head; choose in-place, or leave it out")
+
+
+WORDS = (
+    ("recompute_modules", "--recompute selective:PART,... with names such as core_attn, layernorm, mlp"),
+    ("recompute_method recompute_num_layers", "--recompute full for uniform with 1 layer"),
+    ("*checkpoint_activations activations_checkpoint*", "--recompute full"),
+    (
+        "activation_checkpoint.mode activation_checkpoint.selective_ac_option",
+        "--recompute full or none. Mode selective is --recompute selective:op with option op, full:K with option K",
+    ),
+    ("disable_gradient_checkpointing", "--recompute none, the default"),
+    (
+        "flash_attn* use_flash_attention* flash_attention* attn_implementation attention_backend sdp_attention",
+        "--attention flash or eager; the clock's kernel is --flash-kernel",
+    ),
+    ("use_liger_kernel enable_liger_kernel liger_* use_unsloth", "--loss chunked, with --kernels fused for the clock"),
+    ("no_masked_softmax_fusion", "--fp32-softmax, with --attention eager"),
+)
+
+
+LACKING = (("*memory_budget", "a compiler's memory budget", "--recompute selective:op saves what a policy names"),)

@@ -18,37 +18,42 @@ RANKS = 4
 class MeshConfig(Part):
     """The arrangement of the ranks."""
 
+    group = "ranks and stage"
+
     ranks: int = option(
         RANKS, "number of virtual ranks, one device each", low=1, high=65536, metavar="N",
         shown="4; with --world mpi what mpirun started", also=("--world-size", "--num-gpus", "--nproc-per-node"),
+        words="num_processes gpus n_gpus",
     )  # fmt: skip
     dp_replicate: int = option(
         1, "replicas of the model states (HSDP). Each replica is sharded over N/R ranks. Gradients are averaged over "
         "the R ranks that hold the same shard", low=1, high=65536, metavar="R",
         also=("--dp-replicas",), stages=(1, 2, 3),
+        words="dp_replicate_size data_parallel_replicate_degree parallelism.data_parallel_replicate_degree",
     )  # fmt: skip
 
     secondary_shard: int = option(
         0, "hpZ: after forward each rank keeps a secondary shard, 1/G of the parameters. Backward gathers it among G "
         "neighbouring ranks, those of one node (in FSDP2 a whole number for reshard_after_forward, in DeepSpeed "
-        "zero_hpz_partition_size); 0: none", low=0, high=65536, metavar="G", stages=(3,),
+        "zero_hpz_partition_size); 0: none", low=0, high=65536, metavar="G", stages=(3,), group="ZeRO++ and MiCS",
     )  # fmt: skip
     ranks_per_node: int = option(
         0, "ranks on one node, those of tp included. Traffic between nodes is then counted. --quantized-gradients and "
         "--hierarchical-gather communicate within a node and across nodes separately. 0: as --secondary-shard says, "
-        "else unknown", low=0,
-        high=65536, metavar="R", also=("--local-world-size",),
+        "else unknown", low=0, high=65536, metavar="R", also=("--local-world-size",), words="gpus_per_node",
     )  # fmt: skip
 
     tp: int = option(
         1, "tensor parallelism: number of ranks that share each linear map and the attention heads", low=1, high=65536,
         metavar="T", also=("--tensor-parallel", "--tensor-model-parallel-size"),
+        words="tensor_parallel_size tp_size tensor_parallel_degree model_parallel_size",
     )  # fmt: skip
 
     pp: int = option(
         1, "pipeline parallelism: number of pipeline stages that the layers are divided into. The microbatches of "
-        "--accumulate pass through them",
-        low=1, high=4096, metavar="P", also=("--pipeline-parallel", "--pipeline-model-parallel-size"),
+        "--accumulate pass through them", low=1, high=4096, metavar="P",
+        also=("--pipeline-parallel", "--pipeline-model-parallel-size"), group="pipeline",
+        words="pipeline_parallel_size pp_size pipeline_parallel_degree parallelism.pipeline_parallel_degree",
     )  # fmt: skip
 
     def _check(self) -> None:
@@ -158,3 +163,23 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> Non
             f"choose {node}, or leave one of them out",
             beside="ranks_per_node",
         )
+
+
+WORDS = (
+    ("nnodes num_nodes num_machines devices", "--ranks N, the GPUs of all nodes, with --ranks-per-node R"),
+    (
+        "parallelism.data_parallel_shard_degree data_parallel_shard_degree dp_shard* data_parallel_size",
+        "--ranks N. The ranks that --dp-replicate, --tp and --pp leave divide the model states",
+    ),
+    ("num_distributed_optimizer_instances", "--dp-replicate R with --stage 1"),
+    ("mics_shard_size", "--dp-replicate R, for groups of N / R ranks"),
+)
+
+
+LACKING = (
+    (
+        "cp cp_size *context_parallel* ring_attention ulysses*",
+        "context parallelism",
+        "--tp with --sequence-parallel cuts a part of the activations by rows",
+    ),
+)

@@ -46,6 +46,8 @@ def read_offload(text: str) -> str:
 class OffloadConfig(Part):
     """Which model states lie in the host's memory or on NVMe drives, and how large these are."""
 
+    group = "offload"
+
     where: str = option(
         "", "stages 1 to 3: keep masters and optimizer states in host memory or on NVMe, where the host's CPU updates "
         "them (ZeRO-Offload). Gradients follow them. Stage 3: parameters too (ZeRO-Infinity)", flat="offload",
@@ -53,8 +55,7 @@ class OffloadConfig(Part):
     )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
-        "end", metavar="DIR",
-        shown="none",
+        "end", metavar="DIR", shown="none",
     )  # fmt: skip
     host_memory: int | None = option(
         None, "the host memory of a node, which its ranks share; exceeding it ends the run",
@@ -137,3 +138,26 @@ def rules(
         yield refuse(f"compress {reduction.compress!r} keeps its residual on the device; leave one of them out")
     if offload.memory_of("grads") == NVME and grads.lasts:
         yield wrong("persistent_grads", f": gradients on NVMe ({offload.where}) have no permanent buffer; leave it out")
+
+
+WORDS = (
+    (
+        "*optimizer_offload *offload_optimizer* *optimizer_cpu_offload zero_offload",
+        "--offload optimizer=host, or optimizer=nvme",
+    ),
+    ("*offload_param *offload_param_* *offload_param.* *cpu_offload_param", "--offload params=host, or params=nvme"),
+    (
+        "*offload_params *cpu_offload *enable_cpu_offload",
+        "--offload optimizer=host,params=host at stage 3, optimizer=host below it",
+    ),
+    ("zero_infinity *nvme_path", "--offload optimizer=nvme,params=nvme, with --nvme DIR in a run"),
+)
+
+
+LACKING = (
+    (
+        "*optimizer_offload_fraction super_offload zenflow*",
+        "an optimizer that is offloaded in part",
+        "--offload optimizer=host moves all of it",
+    ),
+)

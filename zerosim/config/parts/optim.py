@@ -18,30 +18,31 @@ from zerosim.units import parse_count
 class OptimConfig(Part):
     """The optimizer, the learning rate over the steps, and clipping."""
 
+    group = "training"
+
     steps: int | None = option(
-        None, "optimizer steps", low=1, high=10**8, metavar="S", shown="60, or all that --tokens holds"
-    )
+        None, "optimizer steps", low=1, high=10**8, metavar="S", shown="60, or all that --tokens holds",
+        words="max_steps train_iters training.steps",
+    )  # fmt: skip
     optimizer: str = option("adam", "which optimizer", choices=tuple(OPTIMIZERS))
-    lr: float = option(3e-3, "learning rate", above=0, metavar="LR", follows="the optimizer's own, Adam's 3e-3")
+    lr: float = option(
+        3e-3, "learning rate", above=0, metavar="LR", follows="the optimizer's own, Adam's 3e-3",
+        words="learning_rate optimizer.lr",
+    )  # fmt: skip
     relative_step: bool = option(
         False, "adafactor-hf: a step is at most 1/sqrt(its number)", follows="on for it where no --lr is given"
     )
     betas: tuple[float, float] = option(
-        (0.9, 0.999), "decay rates of the two moving averages of Adam and related optimizers",
-        below=1, metavar=("B1", "B2"),
-        follows="the optimizer's own",
+        (0.9, 0.999), "decay rates of the two moving averages of Adam and related optimizers", below=1,
+        metavar=("B1", "B2"), follows="the optimizer's own",
     )  # fmt: skip
     eps: float = option(
-        1e-8,
-        "epsilon, added outside the square root",
-        above=0,
-        metavar="EPS",
-        follows="the optimizer's own, Adam's 1e-8",
-    )
+        1e-8, "epsilon, added outside the square root", above=0, metavar="EPS",
+        follows="the optimizer's own, Adam's 1e-8", words="adam_epsilon adam_eps optimizer.eps",
+    )  # fmt: skip
     aux_lr: float = option(
         3e-3, "muon: learning rate of AdamW, which trains the table, the head, norms and "
-        "biases", above=0, metavar="LR",
-        follows="3e-3",
+        "biases", above=0, metavar="LR", follows="3e-3", after="relative_step",
     )  # fmt: skip
     momentum: float = option(
         0.0, "momentum of SGD and Muon; beta1 of adafactor-hf", below=1, metavar="M", follows="0; Muon's 0.95"
@@ -53,25 +54,32 @@ class OptimConfig(Part):
     )  # fmt: skip
     scale_parameter: bool = option(True, "adafactor-hf: steps are multiples of the RMS of each tensor's weights")
     weight_decay: float = option(
-        0.0, "weight decay", low=0, metavar="W", follows="0.01 for adamw, 0.1 for sophia, else 0"
-    )
+        0.0, "weight decay", low=0, metavar="W", follows="0.01 for adamw, 0.1 for sophia, else 0",
+        words="optimizer.weight_decay",
+    )  # fmt: skip
     decay: str = option("all", "which parameters have weight decay", choices=("all", "matrices"))
     lr_schedule: str = option(
-        "constant", "how the learning rate changes over the steps", flat="schedule", choices=("constant", "cosine")
-    )
-    warmup: int = option(0, "number of steps of linear warm-up", low=0, metavar="STEPS")
+        "constant", "how the learning rate changes over the steps", flat="schedule", choices=("constant", "cosine"),
+        words="lr_scheduler_type lr_decay_style",
+    )  # fmt: skip
+    warmup: int = option(
+        0, "number of steps of linear warm-up", low=0, metavar="STEPS",
+        words="warmup_steps lr_warmup_iters lr_scheduler.warmup_steps",
+    )  # fmt: skip
     min_lr: float = option(0.0, "learning rate at the end of the cosine schedule", low=0, metavar="LR")
     clip_norm: float | None = option(
-        None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping"
-    )
+        None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping",
+        words="max_grad_norm clip_grad gradient_clipping training.max_norm",
+    )  # fmt: skip
 
     sub_group: int = option(
         0, "stage 3: number of a rank's elements that the optimizer updates at a time; 0: all", low=0, high=10**12,
-        metavar="COUNT", parse=parse_count, also=("--sub-group-size",), stages=(3,), follows=OF_RECIPE,
+        metavar="COUNT", parse=parse_count, also=("--sub-group-size",), stages=(3,), follows=OF_RECIPE, group="recipe",
+        after="keep_upcast",
     )  # fmt: skip
     foreach: bool = option(
         False, "the optimizer updates all tensors together, with temporaries of their size (PyTorch's default)",
-        follows=OF_RECIPE,
+        follows=OF_RECIPE, group="recipe", after="sub_group",
     )  # fmt: skip
 
     lazy_states: bool = option(
@@ -110,3 +118,26 @@ def rules(
         yield wrong(
             "precision", f" {PURE!r}: only for element-wise optimizers, and {name} needs fp32 masters; choose bf16"
         )
+
+
+WORDS = (
+    ("num_train_epochs epochs train_samples", "--steps S"),
+    (
+        "optim optimizer.name optimizer.type",
+        "--optimizer adamw for adamw_torch, adam8bit for adamw_bnb_8bit, adafactor-hf for adafactor, ...",
+    ),
+    ("optimizer.implementation", "--foreach or --no-foreach; fused is --no-foreach"),
+    ("adam_beta1 adam_beta2 optimizer.beta1 optimizer.beta2", "--betas B1 B2"),
+    ("warmup_ratio lr_warmup_fraction", "--warmup STEPS"),
+    ("lr_scheduler.decay_type", "--schedule cosine or constant"),
+)
+
+
+LACKING = (
+    (
+        "use_precision_aware_optimizer exp_avg*dtype main_params_dtype",
+        "optimizer states in 16 bits",
+        "--optimizer adam8bit has states of 8 bits",
+    ),
+    ("*early_step_in_backward", "optimizer steps in backward", "The optimizer steps after backward"),
+)

@@ -79,3 +79,17 @@ def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelCo
             return f"pp {pp}"
     chunks = mesh.pp * parallel.num_chunks
     return f"{word} {2 * chunks - ends if ends else chunks}"
+
+
+WORDS = (
+    ("parallelism.pipeline_parallel_microbatch_size", "--micro-batch B, with the microbatches in --accumulate"),
+    ("vpp virtual_pipeline* num_virtual_stages*", "--pipeline interleaved --virtual-stages V"),
+    ("num_layers_per_virtual_pipeline_stage", "--pipeline interleaved --virtual-stages V, for layers / (pp V) each"),
+    ("*pipeline_parallel_schedule", "--pipeline 1f1b, gpipe, interleaved, zb-h1 or zb-v"),
+    ("account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split", "--balance-ends, for both"),
+    (
+        "decoder_*_pipeline_num_layers pipeline_model_parallel_layout parallelism.pipeline_parallel_*_layers "
+        "parallelism.pipeline_parallel_layers_per_stage",
+        "--stage-layers L,L,...",
+    ),
+)

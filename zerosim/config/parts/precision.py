@@ -16,22 +16,23 @@ ROUNDINGS = ("nearest", "stochastic", "kahan")
 class PrecisionConfig(Part):
     """Number formats, and the loss scale for half types."""
 
+    group = "precision"
+
     param_dtype: str = option(
         "bf16", "dtype of the parameters. Half types have fp32 masters; bf16-pure has none", flat="precision",
-        choices=(*FLOATS, PURE), also=("--dtype",),
+        choices=(*FLOATS, PURE), also=("--dtype",), switches={"pure_bf16": "bf16-pure"},
     )  # fmt: skip
     grad_dtype: str = option(
-        "bf16",
-        "dtype in which gradients are stored and sent",
-        choices=FLOATS,
+        "bf16", "dtype in which gradients are stored and sent", choices=FLOATS,
         follows="the recipe's, or the parameters'",
-    )
+        switches={"grad_reduce_in_bf16": "bf16", "accumulate_allreduce_grads_in_fp32": "fp32"},
+    )  # fmt: skip
     master_init: str = option(
         "rounded", "fp32 masters start from rounded or exact weights", choices=("rounded", "exact")
     )
     rounding: str | None = option(
         None, "bf16-pure: how updated weights are rounded. kahan stores the rounding error in 2 more bytes",
-        choices=ROUNDINGS, follows="nearest",
+        choices=ROUNDINGS, follows="nearest", after="precision",
     )  # fmt: skip
     loss_scale: str | float | None = option(
         None, "factor that the loss is multiplied by", metavar="dynamic|NUMBER", follows="dynamic for fp16, else none"
@@ -70,3 +71,22 @@ class PrecisionConfig(Part):
     def has_masters(self) -> bool:
         """Whether parameters have fp32 masters."""
         return self.param_dtype in ("bf16", "fp16")
+
+
+WORDS = (
+    (
+        "bf16 bf16.enabled bfloat16",
+        "--precision bf16, the default: bf16 parameters and fp32 masters. The Trainer's autocast over fp32 "
+        "parameters, its bf16 without DeepSpeed and FSDP, is not modelled",
+    ),
+    ("fp16 fp16.enabled", "--precision fp16: fp16 parameters, fp32 masters and a loss scale. Autocast is not modelled"),
+    (
+        "mixed_precision torch_dtype params_dtype training.dtype training.mixed_precision_param",
+        "--precision bf16, fp16 or fp32, or bf16-pure without fp32 masters",
+    ),
+    ("training.mixed_precision_reduce main_grads_dtype *grad_accum_dtype", "--grad-dtype fp32 or bf16"),
+    ("initial_loss_scale", "--initial-scale-power P, for 2^P"),
+)
+
+
+LACKING = (("fp8 fp8_* float8* fp4* te_*", "FP8 training", "--precision bf16 is the smallest format for training"),)

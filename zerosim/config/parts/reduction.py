@@ -26,6 +26,8 @@ COMPRESSION_OPTIONS = {
 class Reduction(Part):
     """How gradients are reduced, and how new parameters arrive."""
 
+    group = "recipe"
+
     grad_reduction: str = option(
         "reduce_scatter", "stages 1 and 2: how gradients are reduced", choices=("reduce_scatter", "all_reduce"),
         follows=OF_RECIPE,
@@ -35,13 +37,9 @@ class Reduction(Part):
         "largest or random elements, DGC with sgd's momentum, products of rank R, or 1-bit Adam", choices=COMPRESSIONS,
     )  # fmt: skip
     block: int = option(
-        256,
-        "int8, int4: number of elements that share a scale",
-        flat="compress_block",
-        low=2,
-        high=10**6,
+        256, "int8, int4: number of elements that share a scale", flat="compress_block", low=2, high=10**6,
         metavar="COUNT",
-    )
+    )  # fmt: skip
     ratio: float = option(
         0.01, "top-k, random-k, dgc: share of the elements that a rank sends", flat="compress_ratio", above=0, high=1,
         metavar="SHARE",
@@ -49,23 +47,21 @@ class Reduction(Part):
     rank: int = option(1, "powersgd: the rank of the products", flat="compress_rank", low=1, high=10**4, metavar="R")
     warmup: int = option(
         0, "powersgd, onebit-adam: number of steps at the start without compression. dgc: number of steps in which the "
-        "share falls from 0.25",
-        flat="compress_warmup", low=0, high=10**7, metavar="STEPS",
+        "share falls from 0.25", flat="compress_warmup", low=0, high=10**7, metavar="STEPS",
     )  # fmt: skip
     quantized_gradients: bool = option(
         False, "qgZ: send gradients as int4 codes in two hops, within a node and across nodes, and average in between "
-        "(ZeRO++; DeepSpeed's zero_quantized_gradients)", stages=(3,), also=("--qgz",),
+        "(ZeRO++; DeepSpeed's zero_quantized_gradients)", stages=(3,), also=("--qgz",), group="ZeRO++ and MiCS",
+        after="quantized_weights", switches={"zero_quantized_gradients": True},
     )  # fmt: skip
     bucket: int = option(
         0, "stages 1 to 3: elements in the buffer of constant size (CB) from which gradients are reduced; 0: no "
-        "buffer",
-        flat="reduce_bucket", low=0, high=10**12, metavar="COUNT", parse=parse_count, also=("--reduce-bucket-size",),
-        stages=(1, 2, 3), follows=OF_RECIPE,
+        "buffer", flat="reduce_bucket", low=0, high=10**12, metavar="COUNT", parse=parse_count,
+        also=("--reduce-bucket-size",), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
     buffers: int = option(
         1, "number of reduction buffers. 2: backward fills one while the other is reduced", flat="reduce_buffers",
-        low=1, high=2,
-        metavar="1|2", follows=OF_RECIPE,
+        low=1, high=2, metavar="1|2", follows=OF_RECIPE,
     )  # fmt: skip
     overlaps: bool = option(
         False, "continue backward while gradients are reduced. Stages 0 and 1 wait for all reductions when backward "

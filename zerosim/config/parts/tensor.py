@@ -69,3 +69,13 @@ def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) ->
     below = max(tp for tp in range(1, mesh.tp) if fits(tp))
     above = next((tp for tp in range(mesh.tp + 1, model.heads + 1) if fits(tp)), None)
     return f"tp {below}" + (f" or {above}" if above else "")
+
+
+WORDS = (
+    ("parallelism.tensor_parallel_degree", "--tp T --sequence-parallel"),
+    ("*sequence_parallel_size", "--sequence-parallel, over the ranks of --tp"),
+    ("make_vocab_size_divisible_by", "--pad-vocab, with --tp: to a multiple of 128 T"),
+)
+
+
+LACKING = (("*disable_loss_parallel", "a whole loss beside --tp", "With --tp the vocabulary of the loss is divided"),)

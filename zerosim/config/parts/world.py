@@ -14,6 +14,8 @@ from zerosim.errors import InputError, wrong
 class WorldConfig(Part):
     """The ranks' machine, and how they exchange."""
 
+    group = "ranks and stage"
+
     backend: str = option(
         "numpy", "numpy runs on the CPU; cuda runs the same program on GPUs, through CuPy", choices=("numpy", "cuda")
     )
@@ -28,11 +30,12 @@ class WorldConfig(Part):
         "direct",
         "direct: one round, sums in rank order; ring: N-1 rounds, rounded at each hop; pairs: an all-reduce sends the "
         "whole buffer to every other rank; native: MPI's or NCCL's own",
-        flat="collective", choices=("direct", "ring", "pairs", "native"),
+        flat="collective", choices=("direct", "ring", "pairs", "native"), after="partition",
     )  # fmt: skip
     max_running: int = option(
-        1, "ranks that run at the same time; 1: ranks take turns", flat="parallel", low=1, metavar="K"
-    )
+        1, "ranks that run at the same time; 1: ranks take turns", flat="parallel", low=1, metavar="K",
+        after="allocator_conf",
+    )  # fmt: skip
 
     def _check(self) -> None:
         if self.algorithm == "native" and self.transport == "threads" and self.backend == "numpy":

@@ -58,3 +58,10 @@ def rules(
         for name, is_on in {**codes, **hops, "secondary_shard": bool(given.secondary_shard)}.items():
             if is_on:
                 yield wrong(name, ": works only where all parameters are trained; leave it out, or freeze nothing")
+
+
+WORDS = (
+    ("mics_hierarchical*", "--hierarchical-gather, with --ranks-per-node R"),
+    ("zero_hpz* hpz", "--secondary-shard G, for G ranks of a node"),
+    ("zeropp zero_plus_plus", "--secondary-shard G --quantized-weights --quantized-gradients"),
+)
