@@ -11,6 +11,7 @@ from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.builder import Builder
 from zerosim.models.decoder import build_decoder
 from zerosim.models.model import Model, draw_flat
+from zerosim.nn import Recompute, StoredInputs
 from zerosim.tensor.flat import whole
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import cpu
@@ -26,7 +27,16 @@ def builder(
 ) -> Builder:
     """A small model's, whose sizes are GPT's and those given."""
     small = {"layers": 2, "hidden": 8, "heads": 2, "seq": 6, "vocab": 11, **sizes}
-    return Builder(ModelConfig(**small), device, dtype, dtype, keys or DropoutKeys(device, 0, 0), policy)
+    inputs = StoredInputs()
+    return Builder(
+        ModelConfig(**small),
+        device,
+        dtype,
+        dtype,
+        keys or DropoutKeys(device, 0, 0),
+        policy,
+        wrap=lambda number, unit: Recompute(unit, inputs) if policy.again.wraps(number) else unit,
+    )
 
 
 def gpt(device: Device | None = None, dtype: DType = fp64, **given: Any) -> Model:

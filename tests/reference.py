@@ -19,7 +19,7 @@ from zerosim.dtypes import compute_dtype, dtype
 from zerosim.models.model import Model, initial_values
 from zerosim.nn import Unit
 from zerosim.parallel.schedule import Forward, Timetable
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.engine import backward_pass, forward_loss
 
 

@@ -28,7 +28,7 @@ IN_SHARED_PARTS = {
     "reduction.is_encoded reduction.is_exact",
     "delayed": "grads.late",
     "tiles": "gathering.tiles",
-    "replicas": "parallel.replica_reduction",
+    "hybrid": "parallel.replica_reduction",
     "tensor": "parallel.pad_vocab",
     "sequence": "parallel.sequence_parallel parallel.keep_gathered",
     "pipeline": "parallel.pipeline parallel.pipeline_schedule parallel.virtual_stages parallel.micro_batch_group "
@@ -49,11 +49,12 @@ OF_STAGES = {"reduction", "gathering", "grads"}
 OWNERS = {option: name for name, options in IN_SHARED_PARTS.items() for option in options.split()}
 HOMES = {
     "zero": ("parallel/", "tensor/"),
-    "zeropp": ("parallel/quantized", "train/check_quantized", "grading/second_shard"),
+    "zeropp": ("parallel/quantized", "parallel/hybrid", "train/check_quantized", "grading/second_shard"),
     "delayed": ("tensor/late",),
+    "tiles": ("parallel/gathering",),
     "tuning": ("nn/lora", "models/adapters", "models/peft", "train/check_trained"),
-    "recompute": ("tensor/discarded", "functional/policy"),
-    "kept_inputs": ("nn/saves_on_host",),
+    "recompute": ("tensor/discarded", "functional/policy", "parallel/activations"),
+    "kept_inputs": ("nn/saves_on_host", "parallel/activations"),
 }
 """Files and folders of a capability whose path does not have its name."""
 SIZES = {

@@ -33,7 +33,7 @@ from zerosim.comm.runtime import make_backend
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.parts.clock import CLOCK
 from zerosim.device.device import Device
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.check_model import check_model
 from zerosim.train.plan import check_plan_of, peak_of
 

@@ -119,7 +119,8 @@ def turned(x: Values, head_dim: int, heads: int, rope: Rope, inverse: bool) -> V
     """Pairs as complex numbers, turned by multiplication."""
     out, columns = x.copy(), rope.turned or head_dim
     rates = rope.frequencies or rope.base ** (-2.0 * np.arange(columns // 2) / columns)
-    turn = rope.factor * np.exp((-1j if inverse else 1j) * np.arange(x.shape[1])[:, None] * np.array(rates))
+    angles = (rope.first + np.arange(x.shape[1]))[:, None] * np.array(rates)
+    turn = rope.factor * np.exp((-1j if inverse else 1j) * angles)
     for start in range(0, heads * head_dim, head_dim):
         first, second = slice(start, start + columns // 2), slice(start + columns // 2, start + columns)
         if rope.interleaved:
@@ -134,6 +135,7 @@ ROPES = {
     "neighbours": Rope(100.0, interleaved=True),
     "some neighbours": Rope(100.0, 4, True, factor=1.25),
     "a table": Rope(frequencies=(0.9, 0.2, 0.03), factor=1.5),
+    "a later first token": Rope(100.0, first=7),
 }
 
 

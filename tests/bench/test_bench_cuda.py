@@ -32,7 +32,7 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Kernel
 from zerosim.errors import InputError
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 
 TINY = RunConfig(

@@ -15,7 +15,7 @@ from zerosim.config.huggingface.read import read_config_json
 from zerosim.config.presets.models import MODELS
 from zerosim.device.device import Device
 from zerosim.errors import InputError
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 
 # As released, less the keys that say nothing about the model (token ids, dtype, generation).
 GPT2 = {

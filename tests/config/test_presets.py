@@ -14,7 +14,7 @@ from zerosim.config.known import by_family, find_model, known_models, released
 from zerosim.config.presets.models import FAMILIES, MODELS, ModelPreset, family_sizes
 from zerosim.device.device import Device
 from zerosim.errors import InputError
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.units import parse_count
 
 EXACT = {

@@ -52,11 +52,11 @@ def test_a_disabled_recorder_keeps_nothing() -> None:
 
 def test_a_stretch_is_one_event_for_those_who_fold_it_and_its_events_for_all_others() -> None:
     module, here = Scope(unit=".attn"), Scope(3, "forward", "h.1", 2)
-    call = Launch(module, 2, "all_reduce", "fp32", "activations", "tp", (), 0, 8, 8, 8)
+    call = Launch(module, 2, "all_reduce", "fp32", "activations", "tp", (0,), 0, 8, 8, 8)
     stretch = Stretch(
         [Alloc(module, 1, 8, 8, "activation", 0), call, Free(module, 0)], {0: Alloc(module, 0, 4, 4, "temp", 0)}
     )
-    repeat = Repeat(here, stretch, [70, 90, 91], (4, 5), 6)
+    repeat = Repeat(here, stretch, [70, 90, 91], 4, [((4, 5), 6)])
     seen = dict[bool, list[Event | Repeat]]()
 
     class Seeing:
@@ -73,4 +73,4 @@ def test_a_stretch_is_one_event_for_those_who_fold_it_and_its_events_for_all_oth
     placed = call._replace(scope=there, work=91, group=(4, 5), sequence=6)
     assert seen[True] == [repeat]
     assert seen[False] == recorder.history == [Alloc(there, 90, 8, 8, "activation", 0), placed, Free(there, 70)]
-    assert (stretch.nbytes, stretch.highest, stretch.begins, stretch.calls) == (4, 8, 2, 1)
+    assert (stretch.nbytes, stretch.highest, stretch.begins, stretch.calls) == (4, 8, 2, {0: 1})

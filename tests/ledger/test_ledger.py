@@ -22,7 +22,7 @@ from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Unit
 from zerosim.tensor.flat import Flat
 from zerosim.train import data, engine
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.build_strategy import build_strategy, join_by_itself
 from zerosim.train.build_updater import build_updater
 from zerosim.train.result import RunResult

@@ -14,7 +14,7 @@ from zerosim.config import RunConfig
 from zerosim.config.numbers import NEUTRAL
 from zerosim.report.plan import formulas_agree
 from zerosim.tensor.tensor import cpu
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 

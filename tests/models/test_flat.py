@@ -15,7 +15,7 @@ from zerosim.device.device import Device
 from zerosim.models.flat import add_columns
 from zerosim.tensor.gradcheck import gradcheck
 from zerosim.tensor.tensor import Tensor, cpu, tensor
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 

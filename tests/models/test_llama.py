@@ -12,7 +12,7 @@ import reference
 from zerosim import functional as F
 from zerosim.config import RunConfig
 from zerosim.tensor.tensor import cpu, tensor
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.run import run
 
 

@@ -22,7 +22,7 @@ from zerosim.tensor.autograd import backward
 from zerosim.tensor.flat import Flat, slice_of, whole
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import Tensor, cpu, tensor
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 
 
 def token_ids(device: Device, batch: int, tokens: int, vocab: int, seed: int = 0) -> Tensor:

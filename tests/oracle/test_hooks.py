@@ -14,6 +14,7 @@ from zerosim.dtypes import fp32
 from zerosim.parallel.compression.casts import Cast
 from zerosim.parallel.compression.powersgd import PowerSGD
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.gathers import AllGather
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.zero import zero_rows
@@ -76,14 +77,14 @@ def torchs(task: tuple[Any, Any], tmp_path_factory: pytest.TempPathFactory) -> l
 
 def test_a_cast_is_torchs_fp16_hook(task: tuple[Any, Any], torchs: list[dict[str, Any]]) -> None:
     """Gloo adds halves, each of which was divided and rounded before: one rounding more than ours."""
-    for rank, found in enumerate(ours(Cast(0), task[0])):
+    for rank, found in enumerate(ours(Cast(), task[0])):
         for mine, theirs in zip(found, torchs[rank]["fp16"], strict=True):
             np.testing.assert_allclose(mine, theirs, atol=2 * 2.0**-10 * np.abs(task[0]).max())
 
 
 def test_powersgd_is_torchs_hook_from_its_second_step_on(task: tuple[Any, Any], torchs: list[dict[str, Any]]) -> None:
     """From the same Q: products, order of averages, residual and warm start. Torch's first steps are exact ones."""
-    mine = ours(PowerSGD(0, RANK, 2, 0), task[0], task[1])
+    mine = ours(PowerSGD(AllGather(), RANK, 2, 0), task[0], task[1])
     for rank in range(2):
         for step, theirs in enumerate(torchs[rank]["powersgd"]):
             np.testing.assert_allclose(mine[rank][step], theirs, atol=2e-6, err_msg=f"step {step}")

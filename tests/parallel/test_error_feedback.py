@@ -11,8 +11,9 @@ from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.parallel.stage import Stage
-from zerosim.train.build import build_rank, place_rank, world_of
+from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
+from zerosim.train.world import world_of
 
 STEPS, RANKS = 4, 2
 SMALL: dict[str, Any] = dict(

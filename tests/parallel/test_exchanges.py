@@ -27,9 +27,9 @@ from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
 from zerosim.tensor.flat import Flat
 from zerosim.train import build_strategy
-from zerosim.train.build import world_of
 from zerosim.train.plan import plan
 from zerosim.train.run import Experiment, run
+from zerosim.train.world import world_of
 
 SMALL: dict[str, Any] = dict(layers=3, hidden=16, heads=2, seq=8, vocab=256, micro_batch=1, steps=4, seed=5)
 BLOCK = 32

@@ -16,7 +16,7 @@ from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch
 from zerosim.parallel.schedule import schedule, uses_of
 from zerosim.tensor.tensor import cpu
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 

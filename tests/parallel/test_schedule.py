@@ -25,10 +25,10 @@ from zerosim.parallel.schedule import Action, Backward, Forward, Use, schedule, 
 from zerosim.parallel.zero3 import Zero3
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import cpu
-from zerosim.train.build import world_of
 from zerosim.train.build_strategy import build_strategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment
+from zerosim.train.world import world_of
 
 SMALL: dict[str, Any] = dict(layers=2, hidden=16, heads=2, seq=7, micro_batch=1, steps=2, ranks=2)
 

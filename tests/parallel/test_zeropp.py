@@ -31,11 +31,12 @@ from zerosim.errors import InputError
 from zerosim.parallel.compression.groups import decode, encode, grad_groups, weight_groups
 from zerosim.placement.neighbours import NeighbouringSlices
 from zerosim.placement.partition import EvenSlices
-from zerosim.train.build import build_rank, place_rank, world_of
+from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
+from zerosim.train.world import world_of
 
 SMALL: dict[str, Any] = dict(
     layers=1, hidden=64, heads=2, seq=8, vocab=128, micro_batch=1, steps=2, seed=5, ranks=4, stage=3

@@ -17,10 +17,11 @@ from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
 from zerosim.errors import InputError, OutOfMemory, RankFailed
 from zerosim.tensor.tensor import Tensor
-from zerosim.train.build import build_rank, place_rank, world_of
+from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
 from zerosim.train.plan import plan
 from zerosim.train.repeated import Rehearsals, Repeated
+from zerosim.train.world import world_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

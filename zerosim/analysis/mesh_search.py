@@ -37,7 +37,7 @@ from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.memories import DEVICE
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.check_model import check_model
 from zerosim.train.plan import Figures, plan
 

@@ -12,7 +12,7 @@ from zerosim.config import RunConfig
 from zerosim.config.known import known_models
 from zerosim.device.device import Device
 from zerosim.errors import InputError, OutOfMemory
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units")
 """The sizes of a named model."""

@@ -54,6 +54,7 @@ class Rope(NamedTuple):
     interleaved   a pair is columns 2i and 2i + 1 (GPT-J, Cohere); without, columns i and i + R/2
     frequencies   the angle of each pair, in place of base's (`functional/rope_scaling.py`)
     factor        a factor of cosines and sines
+    first         the position of the first token
     """
 
     base: float = 10000.0
@@ -61,6 +62,7 @@ class Rope(NamedTuple):
     interleaved: bool = False
     frequencies: tuple[float, ...] = ()
     factor: float = 1.0
+    first: int = 0
 
 
 class LogitForm(NamedTuple):

@@ -361,8 +361,8 @@ class Backend(Protocol):
         unchanged; unchanged too are a head's columns behind the R that `rope` turns.
 
         Columns i and i + R/2 of a head (or 2i and 2i + 1), a pair (a, b), become (a cos - b sin, b cos + a sin) of the
-        angle t * base^(-2i/R), or t * frequencies[i], at position t, cosine and sine times rope.factor, all in the
-        compute dtype; inverse: of minus that angle.
+        angle t * base^(-2i/R), or t * frequencies[i], at position t, from rope.first on, cosine and sine times
+        rope.factor, all in the compute dtype; inverse: of minus that angle.
         """
 
     def swiglu(self, x: Array, out: Array) -> None:

@@ -24,7 +24,7 @@ from zerosim.dtypes import dtype
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
 from zerosim.optim.adam import Adam
-from zerosim.train.build import world_of
+from zerosim.train.world import world_of
 
 P = ParamSpec("P")
 Samples = dict[tuple[str, float], list[float]]

@@ -36,8 +36,10 @@ from zerosim.ledger.traffic import CommLedger
 from zerosim.models.model import initial_values, load_flat
 from zerosim.placement.mesh import DATA
 from zerosim.train import data, engine
-from zerosim.train.build import build_model, build_rank, place_rank, world_of
+from zerosim.train.build import build_rank, place_rank
+from zerosim.train.build_model import build_model
 from zerosim.train.build_updater import build_updater
+from zerosim.train.world import world_of
 
 RANKS = 4
 

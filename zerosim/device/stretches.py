@@ -6,14 +6,15 @@ Each time a rank repeats the pass, it records one `Repeat` of each stretch.
 
     a pass numbers its buffers and works 0, 1, 2 ... in the order in which they begin. A stretch's events have
     these numbers as ids; all repeats of a pass share one table of the rank's own ids by these numbers
-    in a stretch, a scope names a module of the block, a launch counts the stretch's calls, and a message names a
-    member of the group
+    in a stretch, a scope names a module of the block, a launch has the number of a line of calls in place of its group
+    and counts the stretch's calls on it, and a message's peer is counted from this rank (0: several)
 
 A reader finds out once what a stretch does to its figures (`Stretch.once`), or gets each event (`Recorder.feed`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,21 +22,23 @@ from zerosim.device.events import Alloc, Event, Free, Kernel, Launch, Message, R
 from zerosim.placement.memories import DEVICE
 
 T = TypeVar("T")
+SEVERAL = -1
+"""The peer of a message to several members."""
 
 
 class Stretch:
     """A slice of a rehearsed pass's record. Stretches are compared by identity.
 
     before   the allocations of earlier buffers that it frees or retags, by number, as they were before it
-    calls    the number of its collectives
+    calls    the number of its collectives on each line
     on_device   whether it changes no other memory's bytes
     begins   the number of buffers and works that begin in it
     """
 
     def __init__(self, events: Sequence[Event], before: Mapping[int, Alloc]) -> None:
         self.events, self.before = events, before
-        self.calls = sum(isinstance(event, Launch) for event in events)
-        self.begins = self.calls + sum(isinstance(event, Alloc) for event in events)
+        self.calls = Counter(event.group[0] for event in events if isinstance(event, Launch))
+        self.begins = self.calls.total() + sum(isinstance(event, Alloc) for event in events)
         self.on_device = all(getattr(event, "memory", DEVICE) == DEVICE for event in events)
         self.nbytes = self.highest = 0  # more bytes at its end, and at most
         for _, total in self.totals():
@@ -67,14 +70,14 @@ class Stretch:
 
 
 class Repeat(NamedTuple):
-    """A stretch again, in the block `scope.unit`: `ids` are the rank's by the numbers of the pass, `sequence` is that
-    of the first call in the `group`."""
+    """A stretch again, in a rank's block `scope.unit`: `ids` are the rank's by the numbers of the pass, `calls` the
+    group of each line of calls and the number of its first call here."""
 
     scope: Scope
     stretch: Stretch
     ids: Sequence[int]
-    group: tuple[int, ...] = ()
-    sequence: int = 0
+    rank: int = 0
+    calls: Sequence[tuple[tuple[int, ...], int]] = ()
 
     def events(self) -> Iterator[Event]:
         """Return its events, one by one."""
@@ -89,10 +92,10 @@ class Repeat(NamedTuple):
         if isinstance(event, Save):
             return Save(scope, event.op, event.what, ids[event.id], event.nbytes)
         if isinstance(event, Launch):
-            sequence = self.sequence + event.sequence
-            return Launch._make((scope, ids[event.work], *event[2:6], self.group, sequence, *event[8:]))
+            group, first = self.calls[event.group[0]]
+            return Launch._make((scope, ids[event.work], *event[2:6], group, first + event.sequence, *event[8:]))
         if isinstance(event, Message):
-            peer = event.peer if event.peer < 0 else self.group[event.peer]
+            peer = self.rank + event.peer if event.peer else SEVERAL
             return Message(scope, ids[event.work], peer, event.nbytes, event.count)
         if isinstance(event, Wait):
             return Wait(scope, ids[event.work], event.by)

@@ -27,7 +27,6 @@ class ActivationPolicy:
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks
-    offloads    the saved buffers of blocks wait on the host (`nn/saves_on_host.py`)
     again       the parsed form of `recompute`
 
     `saves`, `recompute` and `fp32_softmax` change no bit of any result. 'flash' adds in another order than 'eager'
@@ -38,7 +37,6 @@ class ActivationPolicy:
     attention: str = "eager"
     recompute: str = "none"
     fp32_softmax: bool = False
-    offloads: bool = False
     again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

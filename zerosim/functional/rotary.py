@@ -31,7 +31,8 @@ class Rotary:
 
 
 def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope = ROPE) -> Tensor:
-    """Rotate q and k by their positions 0 .. T-1, and leave v unchanged. Shapes: qkv and result (B, T, (H + 2K) E).
+    """Rotate q and k by their positions, from `rope.first` on, and leave v unchanged. Shapes: qkv and result
+    (B, T, (H + 2K) E).
 
     Raises: InputError if the heads do not divide the columns, the columns of a head that turn are odd or more than E,
     or a table of frequencies has another length.

@@ -45,10 +45,11 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Schedule
 from zerosim.stepper.match import where_in_step
 from zerosim.tensor.flat import Flat
-from zerosim.train.build import MakeStrategy, world_of
+from zerosim.train.build import MakeStrategy
 from zerosim.train.build_strategy import build_strategy
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
+from zerosim.train.world import world_of
 
 
 class Own(NamedTuple):

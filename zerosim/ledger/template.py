@@ -48,7 +48,8 @@ class Template(NamedTuple):
             elif type(entry) is Wait:
                 found.append(new(Wait, (scope, ids[entry.work], entry.by)))
             elif type(entry) is Launch:
-                call = ids[entry.work], *entry[2:6], repeat.group, repeat.sequence + entry.sequence, *entry[8:]
+                group, first = repeat.calls[entry.group[0]]
+                call = ids[entry.work], *entry[2:6], group, first + entry.sequence, *entry[8:]
                 found.append(new(Launch, (scope, *call)))
             else:
                 found.append(entry._replace(scope=scope))  # a copy

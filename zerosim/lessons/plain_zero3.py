@@ -20,7 +20,7 @@ from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Step, alone
 from zerosim.placement.partition import slice_of
 from zerosim.tensor.tensor import Tensor, cpu
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.build_strategy import layout_of
 from zerosim.train.build_updater import build_updater
 from zerosim.train.data import micro_batches, read_text, sample_batch

@@ -3,8 +3,9 @@ head."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.model import ModelConfig
@@ -13,13 +14,13 @@ from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
-from zerosim.nn import OffloadsSaves, Recompute, Tensors, Unit
+from zerosim.nn import Tensors, Unit
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.halves import Halves
 from zerosim.nn.layers import TokenTable
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.rng import DropoutKeys
+from zerosim.tensor.rng import DropoutKeys, LabelKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class Builder:
     tuning      the trained parameters, and the maps with adapters
     tiles       the number of tiles of each linear map of a block, by module
     only        the numbers of the blocks to build; None: all
+    wrap        puts a unit around a block, by the block's number
+    loss_mode, label_keys   the model's (`models/model.py`)
     """
 
     sizes: ModelConfig
@@ -50,6 +53,9 @@ class Builder:
     tuning: TuningConfig = ALL_TRAINED
     tiles: int = 1
     only: Sequence[int] | None = None
+    wrap: Callable[[int, Unit], Unit] = lambda number, unit: unit
+    loss_mode: str = "lean"
+    label_keys: LabelKeys | None = None
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
@@ -73,12 +79,8 @@ class Builder:
         return Unit(name, here.within, layer(here))
 
     def blocks(self, names: str, block: MakeLayer, prefix: str = "") -> list[Unit]:
-        """Build units `names`.0 .. `names`.L-1. Full recompute wraps them, or what takes their saved buffers to the
-        host."""
-        units = {i: self.unit(f"{names}.{i}", block, prefix, i) for i in self.numbers(self.sizes.layers)}
-        if self.policy.offloads:
-            return [OffloadsSaves(unit) for unit in units.values()]
-        return [Recompute(unit) if self.policy.again.wraps(i) else unit for i, unit in units.items()]
+        """Build units `names`.0 .. `names`.L-1, wrapped."""
+        return [self.wrap(i, self.unit(f"{names}.{i}", block, prefix, i)) for i in self.numbers(self.sizes.layers)]
 
     def numbers(self, count: int) -> Sequence[int]:
         """Return the numbers of the blocks to build, of `count` in the model."""
@@ -101,6 +103,9 @@ class Builder:
         ]
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
         form = LogitForm(self.sizes.numbers.logit_scale, self.sizes.numbers.logit_cap)
-        model = Model(units, self.group, head, width=self.sizes.hidden, logit_form=form)
-        model.is_masked = self.sizes.is_masked
-        return model
+        sizes = self.sizes
+        return self.model(units, head, width=sizes.hidden, logit_form=form, is_masked=sizes.is_masked)
+
+    def model(self, units: Sequence[Unit], head: TokenTable | None = None, **how: Any) -> Model:
+        """Return the model of these units; `how`: other arguments of `Model`."""
+        return Model(units, self.group, head, loss_mode=self.loss_mode, label_keys=self.label_keys, **how)

@@ -45,7 +45,7 @@ def build_flat(new: Builder) -> Model:
         scale = GAIN / max(1.0, sizes.params / sizes.vocab)
         function = partial(add_columns, weight=weight, vocab=sizes.vocab, scale=scale, part=part, maps=maps)
         units.append(Unit(name, flat, function))
-    return Model(units, new.group, width=sizes.vocab)
+    return new.model(units, width=sizes.vocab)
 
 
 class Part(NamedTuple):

@@ -30,4 +30,4 @@ def build_mlp(new: Builder) -> Model:
         return lambda x: F.gelu(linear(x))
 
     layers = [new.unit(f"layers.{i}", hidden) for i in new.numbers(sizes.layers)]
-    return Model([new.unit("wte", table), *layers, new.unit("lm_head", partial(Linear, wide=sizes.vocab, std=std))])
+    return new.model([new.unit("wte", table), *layers, new.unit("lm_head", partial(Linear, wide=sizes.vocab, std=std))])

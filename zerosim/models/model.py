@@ -51,6 +51,9 @@ class Model:
         *,
         width: int = 0,
         logit_form: LogitForm = PLAIN,
+        is_masked: bool = False,
+        loss_mode: str = "lean",
+        label_keys: LabelKeys | None = None,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
@@ -61,9 +64,9 @@ class Model:
         self.head = head
         self.width = width
         self.logit_form = logit_form
-        self.is_masked = False
-        self.loss_mode = "lean"
-        self.label_keys: LabelKeys | None = None
+        self.is_masked = is_masked
+        self.loss_mode = loss_mode
+        self.label_keys = label_keys
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
     def cut(self, whole: Model, chunks: Sequence[range]) -> Model:
@@ -80,9 +83,11 @@ class Model:
             self.head,
             width=self.width,
             logit_form=self.logit_form,
+            is_masked=self.is_masked,
+            loss_mode=self.loss_mode,
+            label_keys=self.label_keys,
         )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
-        part.loss_mode, part.label_keys, part.is_masked = self.loss_mode, self.label_keys, self.is_masked
         first_uses: list[Flat] = []
         for unit in part.units:
             unit.reduces = all(flat is not other for flat in unit.flats for other in first_uses)

@@ -21,10 +21,10 @@ from zerosim.tensor.tensor import Tensor
 class Recompute(Unit):
     """A unit around a unit. `inputs` stores its input; backward recomputes everything else."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, inputs: StoredInputs | None = None) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
         self.unit = unit
-        self.inputs = StoredInputs()
+        self.inputs = inputs or StoredInputs()
         self._kept: dict[int, Restore] = {}
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:

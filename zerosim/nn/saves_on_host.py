@@ -140,10 +140,10 @@ def _may_leave(buffer: Buffer) -> bool:
 class OffloadsSaves(Unit):
     """A unit around a block, whose saved buffers wait on the host."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, saves: SavesOnHost) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
         self.unit = unit
-        self.saves = SavesOnHost(0)
+        self.saves = saves
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
         super().reach(sends_back, trained)

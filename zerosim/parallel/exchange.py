@@ -29,19 +29,14 @@ from zerosim.tensor.flat import Flat, in_turn
 
 
 class Slices:
-    """reduce_scatter and all_gather.
-
-    gather_bucket   elements of a buffer through which new parameters arrive; 0: they arrive where they belong
-    gathers         how stage 3 gathers parameters (`gathers.py`)
-    """
+    """reduce_scatter and all_gather. `gathers`: how parameters are gathered (`gathers.py`)."""
 
     partition: ClassVar[Partition] = EvenSlices()
     states: Mapping[str, Row] = MappingProxyType({})  # what it stores for each trained flat beside the model states
     joins = True  # several flats share one call
 
-    def __init__(self, gather_bucket: int = 0) -> None:
-        self.gather_bucket = gather_bucket
-        self.gathers = AllGather()
+    def __init__(self, gathers: AllGather | None = None) -> None:
+        self.gathers = gathers or AllGather()
 
     def join(self, groups: Groups) -> None:
         """Join the ranks."""
@@ -114,10 +109,10 @@ class Slices:
         cost of a list of tensors (DeepSpeed edaa722, all_gather_dp_groups with allgather_bucket_size, where there is no
         all_gather_into_tensor)."""
         comm, shard, whole = self.group_of(flat), flat.shard(), flat.whole_param()
-        if not self.gather_bucket or comm.size == 1:
+        if not self.gathers.bucket or comm.size == 1:
             self.launch_publish(flat).wait()
             return
-        most = max(1, self.gather_bucket // comm.size)
+        most = max(1, self.gathers.bucket // comm.size)
         for start in range(0, shard.numel, most):
             piece = shard[start : start + most]
             arrived = comm.all_gather(piece, kind=Kind.COMM)

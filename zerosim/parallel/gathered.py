@@ -10,7 +10,7 @@ comes early.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -21,26 +21,34 @@ from zerosim.parallel.gathers import Arriving
 from zerosim.parallel.published import Published
 from zerosim.parallel.schedule import Timetable, Use
 from zerosim.placement.memories import DEVICE, HOST
+from zerosim.placement.spec import is_block, unit_of
 from zerosim.tensor.flat import Flat
 
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """The units and flats that stay gathered, by name. In the paper: none.
+    """The units and flats that stay gathered. In the paper: none.
 
-    kept        units that stay from forward to backward (all of them: FSDP's reshard_after_forward=False, 2 Psi, and
-                ZeRO-2's peak)
+    keep_all    all units stay from forward to backward (FSDP's reshard_after_forward=False, 2 Psi, and ZeRO-2's peak)
     keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward (3 Psi less
                 that unit)
-    root        units that stay until a microbatch's backward ends, and whose gradients are reduced then (FSDP2's root:
-                tables, last norm, head)
-    persistent  flats that stay for good, and are gathered once after each step
+    keep_root   units outside the blocks stay until a microbatch's backward ends, and their gradients are reduced then
+                (FSDP2's root: tables, last norm, head)
+    persistent  whether a flat of so many elements stays for good. It is gathered once after each step
     """
 
-    kept: frozenset[str] = frozenset()
+    keep_all: bool = False
     keep_next: bool = False
-    root: frozenset[str] = frozenset()
-    persistent: frozenset[str] = frozenset()
+    keep_root: bool = False
+    persistent: Callable[[int], bool] = lambda numel: False
+
+    def is_root(self, unit: str) -> bool:
+        """Return whether a unit is the root's."""
+        return self.keep_root and not is_block(unit_of(unit))
+
+    def keeps(self, unit: str) -> bool:
+        """Return whether a unit stays from forward to backward."""
+        return self.keep_all or self.is_root(unit)
 
 
 class Prefetch:
@@ -68,11 +76,14 @@ class Gathered(Published):
         self.timetable = Timetable()
         self.live = 0  # elements that are resident or in flight and will be freed
         self._in_flight: dict[str, Arriving] = {}  # by flat
+        self._persistent: frozenset[str] = frozenset()  # flats
         self._waiting: list[Unit] = []  # units of the root whose backward has ended
 
     def place(self, flats: Sequence[Flat]) -> None:
+        stays = self.residency.persistent
+        self._persistent = frozenset(flat.name for flat in flats if stays(flat.spec.num_parameters))
         for flat in flats:
-            if flat.name in self.residency.persistent:
+            if flat.name in self._persistent:
                 flat.unshard(self.exchange.gather(flat, exactly=True))
 
     def begin(self, timetable: Timetable) -> None:
@@ -88,7 +99,7 @@ class Gathered(Published):
 
     def reshard_after_forward(self, unit: Unit) -> None:
         """Free a unit's parameters after its forward, unless they stay."""
-        stays = unit.goes_back and unit.name in self.residency.kept | self.residency.root
+        stays = unit.goes_back and self.residency.keeps(unit.name)
         if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
             for flat in unit.flats:
                 self._reshard(flat)
@@ -96,14 +107,14 @@ class Gathered(Published):
     def reshard(self, unit: Unit) -> None:
         """Free a unit's parameters after its backward, unless another unit that shares a flat still needs it."""
         for flat in unit.flats:
-            if unit.reduces or unit.ends or flat.module not in self.residency.kept | self.residency.root:
+            if unit.reduces or unit.ends or not self.residency.keeps(flat.module):
                 self._reshard(flat)
 
     def release(self, unit: Unit) -> Iterator[Flat]:
         """Free what is no longer needed after a unit's backward or its input gradient. Yield each flat whose gradient
         is then complete. The root's units wait until the whole backward ends. A weight gradient has gathered
         nothing."""
-        done = [] if unit.name in self.residency.root else [unit]
+        done = [] if self.residency.is_root(unit.name) else [unit]
         if not done:
             self._waiting.append(unit)
         if self.timetable.ends_action:
@@ -117,7 +128,7 @@ class Gathered(Published):
 
     def publish(self, flat: Flat) -> None:
         """Gather new parameters of flats that stay resident for good."""
-        if flat.name in self.residency.persistent:
+        if flat.name in self._persistent:
             flat.reshard()  # free the old ones before the new ones arrive
             flat.unshard(self.exchange.gather(flat, exactly=True))
 
@@ -155,7 +166,7 @@ class Gathered(Published):
 
     def _reshard(self, flat: Flat) -> None:
         flat.device.turn(flat.name)
-        if flat.name not in self.residency.persistent:
+        if flat.name not in self._persistent:
             self.live -= flat.numel if flat.param is not None else 0
             flat.reshard()
 

@@ -17,10 +17,10 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
-from zerosim.placement.mesh import FINER, STATES
+from zerosim.placement.mesh import FINER
 from zerosim.tensor.flat import Flat
 
-[(NODES, NODE)] = [FINER[axis] for axis in STATES]
+NODES, NODE = FINER["dp_shard"]
 """The axes across nodes and within one, among those that cut model states."""
 
 
@@ -33,9 +33,15 @@ class Arriving(Protocol):
 
 
 class AllGather:
-    """`comm`: the ranks that each hold one `shard` of the flat's parameters."""
+    """`comm`: the ranks that each hold one `shard` of the flat's parameters.
+
+    `bucket`: elements of a buffer through which stages 1 and 2 gather new parameters; 0: they arrive where they belong.
+    """
 
     in_place = True  # a shard may be sent from its place in the whole
+
+    def __init__(self, bucket: int = 0) -> None:
+        self.bucket = bucket
 
     def join(self, groups: Groups) -> None:
         """Join the ranks."""

@@ -42,9 +42,12 @@ from typing import Any
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
+from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
+from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.reducer import AfterDrain
 from zerosim.parallel.schedule import (
     Action,
     Backward,
@@ -57,6 +60,25 @@ from zerosim.parallel.schedule import (
 from zerosim.placement.stages import Chunks, smallest_group
 
 PURPOSE = "activations"
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add that reductions of whole gradients wait until the pipeline has drained, unless they overlap. Where weight
+    gradients of leaf modules come later, no block's record can be repeated."""
+    if config.mesh.pp == 1:
+        return made
+    made = made._replace(repeats=made.repeats and not (made.by_module and defers(config)))
+    if config.parallel.zero_stage > 1 or config.parallel.overlap in ("reduce", "all"):
+        return made
+    reducer = made.reducer
+    return made._replace(reducer=lambda exchange: AfterDrain(reducer(exchange)))
+
+
+def defers(config: RunConfig) -> bool:
+    """Return whether weights' gradients are computed separately from their inputs' gradients."""
+    return config.mesh.pp > 1 and config.parallel.pipeline_schedule in ("zb-h1", "zb-v")
+
+
 FORWARD, BACKWARD = 0, 1
 """Directions of messages. Each has its own order, even where both go between the same two ranks."""
 
@@ -278,3 +300,13 @@ class Pipeline:
 
 ONE_STAGE = Pipeline()
 """No pipeline."""
+
+
+def pipeline_of(config: RunConfig, place: Place, schedule: Schedule | None = None) -> Pipeline:
+    """Return a rank's pipeline stage, under the run's schedule or a custom one."""
+    assert place.groups is not None
+    if config.mesh.pp == 1:
+        return ONE_STAGE
+    stage, keeps = config.mesh.axes.index(place.rank, "pp"), config.parallel.keep_last_inputs
+    order = schedule or schedule_of(config.parallel)
+    return Pipeline(config.chunks, stage, place.groups("pp"), order=order, keeps_last=keeps)

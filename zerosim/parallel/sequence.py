@@ -16,9 +16,23 @@ and the row-parallel biases are shares of one gradient: they are added over t on
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerosim.comm.collectives import Comm
+from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Kind
-from zerosim.parallel.tensor import PURPOSE, Borders
+from zerosim.nn.rows import OwnRows
+from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.tensor import PURPOSE, Borders, TensorParallel
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add the cut of the rows between the maps that are cut over tp."""
+    maps = made.group.maps
+    if not config.parallel.sequence_parallel or not isinstance(maps, TensorParallel):
+        return made
+    maps = maps.bordered(RowBorders(), keeps_gathered=config.parallel.keep_gathered)
+    return made._replace(group=replace(made.group, maps=maps, rows=OwnRows(maps.size, maps.index)))
 
 
 class RowBorders(Borders):

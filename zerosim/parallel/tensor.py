@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.comm.collectives import Comm
+from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import ADD_BIAS, work_of
 from zerosim.dtypes import compute_dtype
@@ -33,6 +34,7 @@ from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.functional.loss import form_rows
 from zerosim.nn.group import WholeMaps
+from zerosim.parallel.pieces import Pieces, Place
 from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable, held
@@ -83,6 +85,11 @@ class TensorParallel(WholeMaps):
         self.borders = borders
         self.keeps_gathered = keeps_gathered
         self.pads_vocab = pads_vocab
+
+    def bordered(self, borders: Borders, *, keeps_gathered: bool) -> TensorParallel:
+        """Return the same maps with another f and g."""
+        size, index, pads = self.size, self.index, self.pads_vocab
+        return TensorParallel(size, index, self._comm, borders, keeps_gathered=keeps_gathered, pads_vocab=pads)
 
     @property
     def comm(self) -> Comm:
@@ -264,6 +271,17 @@ class TensorParallel(WholeMaps):
         """Return this rank's first row of a table that is cut by rows, and its number of rows without padding."""
         assert split is not None
         return split.span(self.index, self.size)
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add linear maps that are cut over tp."""
+    mesh = config.mesh.axes
+    if mesh.tp == 1:
+        return made
+    index, comm = mesh.index(place.rank, "tp"), None if place.groups is None else place.groups("tp")
+    pads = config.parallel.pad_vocab
+    maps = TensorParallel(mesh.tp, index, comm, Borders(), keeps_gathered=True, pads_vocab=pads)
+    return made._replace(group=replace(made.group, maps=maps))
 
 
 def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:

@@ -26,10 +26,15 @@ from zerosim.errors import InputError
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DATA = ("dp_replicate", "dp_shard")
 """The axes over which the rows of a batch are distributed."""
-STATES = ("dp_shard",)
-"""The axes that cut model states: ZeRO's. Ranks along the other axes of DATA hold copies of the slices."""
+SHARES = ("cp",)
+"""The axes whose ranks share the rows of a batch: each has some tokens of every row."""
+STATES = ("dp_shard", *SHARES)
+"""The axes that cut model states: ZeRO's, and those of SHARES. Ranks along the other axes of DATA hold copies of the
+slices."""
 MODEL = ("pp", "tp")
 """The axes that cut the model itself: a rank has some of its layers, and pieces of their weights."""
+BLOCK = (*SHARES, "tp")
+"""The axes whose ranks work on the same block of the same rows."""
 FINER: Mapping[str, tuple[str, str]] = MappingProxyType({"dp_shard": ("nodes", "node")})
 """An axis made of two finer ones: `dp_shard` is the number of nodes times the neighbours in one node."""
 
@@ -131,9 +136,10 @@ class Mesh:
         return sum(1 << FINEST.index(axis) for axis in _finest(axes))
 
     def name(self, *axes: str) -> str:
-        """Return the axes joined with '+', in mesh order, without axes of size 1 unless all have size 1."""
+        """Return the axes joined with '+', in mesh order: those of several ranks or, without one, all but SHARES."""
         ordered = sorted(set(axes), key=lambda axis: FINEST.index(_finest((axis,))[0]))
-        return "+".join([axis for axis in ordered if self.size(axis) > 1] or ordered)
+        with_ranks = [axis for axis in ordered if self.size(axis) > 1]
+        return "+".join(with_ranks or [axis for axis in ordered if axis not in SHARES] or ordered)
 
     def _stride(self, axis: str) -> int:
         last = _finest((axis,))[-1]
@@ -170,7 +176,7 @@ def joined(axes: Collection[str]) -> tuple[str, ...]:
 def what_for(axis: str) -> str:
     """Return the purpose of a group along axes of this name (`Mesh.name`): 'states' if they cut model
     states, 'replicas' if they hold copies of those, else their name, as for a finer axis."""
-    axes = set(_finest(axis.split("+")))
-    if axes == set(_finest(STATES)):
+    axes, states, data = ({*_finest(some)} for some in (axis.split("+"), STATES, DATA))
+    if axes <= states and (axes - {*SHARES}) in (set(), states - {*SHARES}):  # an axis of one rank has no name
         return "states"
-    return "replicas" if axes <= set(_finest(DATA)) and not axes < set(_finest(STATES)) else axis
+    return "replicas" if axes <= data and not axes < states else axis

@@ -27,13 +27,14 @@ def zero_rows(
     stage: int,
     partition: Partition = EvenSlices(),  # noqa: B008  frozen
     *,
-    param: Lives = "always",
+    casts: bool = False,
     grad: Lives = "step",
     memories: Mapping[str, str] = MappingProxyType({}),
 ) -> Rows:
-    """Return a trained buffer's rows at a ZeRO stage: whole, or cut by `partition` over dp_shard; the lifetimes of its
-    parameters and gradients; and the `memories` of local slices, if not the device's."""
-    lives: dict[str, Lives] = {"param": param, "grad": grad, "optim": "always"}
+    """Return a trained buffer's rows at a ZeRO stage: whole, or cut by `partition` over dp_shard; the lifetime of its
+    gradients; whether stage 3 stores no parameters, but `casts` them from the masters for each use; and the `memories`
+    of local slices, if not the device's."""
+    lives: dict[str, Lives] = {"param": "use" if casts and stage == 3 else "always", "grad": grad, "optim": "always"}
     return {
         state: Row(partition if stage >= first else Whole(), lives=lives[state], memory=memories.get(state, DEVICE))
         for state, first in CUT_FROM

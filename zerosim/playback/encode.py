@@ -43,7 +43,7 @@ from zerosim.playback.order import call_of, in_order
 from zerosim.playback.record import Line, Recorded
 from zerosim.report.names import STAGES
 from zerosim.report.words import headline, model_name
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.work import expected_work
 from zerosim.units import format_bytes
 

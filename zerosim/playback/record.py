@@ -22,9 +22,9 @@ from zerosim.device.interrupts import no_interrupt_lost
 from zerosim.device.recorder import Reader, Recorder
 from zerosim.errors import OutOfMemory, wrong
 from zerosim.ledger.ranks import RankLedgers
-from zerosim.train.build import world_of
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
+from zerosim.train.world import world_of
 
 _PARALLEL, _TRAIN = (str(Path(str(room.__file__)).parent) for room in (parallel, train))
 _STAGES = frozenset(f"{_PARALLEL}/{name}.py" for name in ("ddp", "zero1", "zero2", "zero3"))

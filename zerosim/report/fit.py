@@ -31,7 +31,7 @@ from zerosim.report.tables import set_aside_text
 from zerosim.report.time import speed_text, step_lines, step_values, time_table
 from zerosim.report.verdict import Limit, assumed, taken_column, usual_text, verdict
 from zerosim.report.warnings import warnings_of, warnings_text
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, format_count
 

@@ -17,7 +17,7 @@ from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.verdict import Limit
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import peak_of
 from zerosim.units import format_bytes
 

@@ -22,9 +22,9 @@ from zerosim.errors import Aborted, InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.models.model import Model
 from zerosim.parallel.base import Strategy
-from zerosim.train.build import world_of
 from zerosim.train.result import RunResult
 from zerosim.train.run import Experiment, RankOutcome
+from zerosim.train.world import world_of
 
 
 class HandedOut(NamedTuple):

@@ -26,9 +26,9 @@ from zerosim.device.device import Device
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
-from zerosim.train.build import world_of
 from zerosim.train.rank import Progress
 from zerosim.train.run import Experiment
+from zerosim.train.world import world_of
 
 POWERS = (0, 4, 8, 12, 16, 20, 24)
 """Loss scales, as powers of two."""

@@ -13,7 +13,7 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.errors import InputError, wrong
 from zerosim.models.model import Model
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 from zerosim.train.work import LONG_FLOPS, check_run, step_flops
 from zerosim.units import format_bytes

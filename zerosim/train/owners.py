@@ -76,7 +76,7 @@ def _events(batches: Sequence[Sequence[Choice]], owned: Collection[str], by: int
 def _moved(call: Launch, by: int, calls: Counter[tuple[int, ...]]) -> Launch:
     """Return the same call of a rank at another place of the owners' group, `by` ranks above. A group along other axes
     moves with the rank; its collectives depend on what the rank owns, and are counted in `calls`."""
-    if call.axis == STATES[0] or STATES[0] in call.axis.split("+"):
+    if any(axis in STATES for axis in call.axis.split("+")):
         return call
     group, number = tuple(member + by for member in call.group), call.sequence
     if call.op not in MESSAGES:

@@ -38,7 +38,7 @@ from zerosim.optim.control import StepControl, StepReport
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
-from zerosim.train.build import Whole, declare, node_memories, node_ranks, world_of
+from zerosim.train.build import Whole, declare
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
 from zerosim.train.owners import spliced
@@ -46,6 +46,7 @@ from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
+from zerosim.train.world import node_memories, node_ranks, world_of
 
 MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""
@@ -363,7 +364,7 @@ class _UnevenReductions:
     def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
             if type(event) is Repeat:
-                self.found |= event.stretch.once(_uneven_of, len(event.group))
+                self.found |= event.stretch.once(_uneven_of, tuple(len(group) for group, _ in event.calls))
             elif type(event) is Launch:
                 self._look(event, len(event.group))
 
@@ -374,10 +375,10 @@ class _UnevenReductions:
                 self.found.add((tuple(call.axis.split("+")), numel))
 
 
-def _uneven_of(stretch: Stretch, size: int) -> set[tuple[tuple[str, ...], int]]:
-    """Return a stretch's, in a group of this size."""
+def _uneven_of(stretch: Stretch, sizes: Sequence[int]) -> set[tuple[tuple[str, ...], int]]:
+    """Return a stretch's, in groups of these sizes."""
     reader = _UnevenReductions()
     for event in stretch.events:
         if isinstance(event, Launch):
-            reader._look(event, size)
+            reader._look(event, sizes[event.group[0]])
     return reader.found

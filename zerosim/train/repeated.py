@@ -15,7 +15,7 @@ run.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Device, Kind, Phase, Storage
 from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Message, Retag, Save, Scope, Wait
 from zerosim.device.memory import Exact
-from zerosim.device.stretches import Repeat, Stretch
+from zerosim.device.stretches import SEVERAL, Repeat, Stretch
 from zerosim.dtypes import DType
 from zerosim.nn import Unit, led_by
 from zerosim.nn.leaf import Hooks, LeafModule
@@ -31,6 +31,7 @@ from zerosim.parallel.base import Strategy
 from zerosim.placement.memories import DEVICE
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
+from zerosim.verbs import MESSAGES
 
 
 class Call(NamedTuple):
@@ -46,10 +47,14 @@ Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
 """Buffers that outlive a block's pass, by id: shape and dtype."""
 
 
+Line = tuple[tuple[int, ...], int]
+"""The members of a group that count their calls together, as distances from this rank; 1 for messages between two."""
+
+
 class Rehearsed(NamedTuple):
     """A block's forward and backward in steps, and its weights' gradients if they are deferred (None: they are part of
     backward). `x`, `y`, `grad`, `dx`: the pass's numbers of the block's input and output, of the output's gradient and
-    the input's. `keeps`: which of the first two the block holds from forward to backward."""
+    the input's. `keeps`: which of the first two the block holds from forward to backward. `lines`: of its calls."""
 
     forward: Sequence[Step]
     backward: Sequence[Step]
@@ -59,6 +64,7 @@ class Rehearsed(NamedTuple):
     grad: int
     dx: int | None
     keeps: frozenset[int]
+    lines: Sequence[Line]
 
 
 Rehearsals = dict[tuple[Any, ...], Rehearsed]
@@ -70,9 +76,9 @@ class Player:
     """Takes the steps of one block's pass on a rank's own device. `ids` are the device's by the numbers of the pass;
     `held` are the buffers with other handles too."""
 
-    def __init__(self, unit: Unit, device: Device, comm: Comm | None) -> None:
-        self.device, self.comm = device, comm
-        self.group = () if comm is None else comm.ranks
+    def __init__(self, unit: Unit, device: Device, comm: Comm, lines: Sequence[Line]) -> None:
+        self.device, self.comm, rank = device, comm, device.rank
+        self.lines = [(tuple(rank + member for member in members), pair) for members, pair in lines]
         self.name, self.flats, self.leaves = unit.name, unit.all_flats, unit.leaves
         self.recorder = device.recorder
         self.ids: list[int] = []
@@ -124,12 +130,11 @@ class Player:
 
     def _placed(self, stretch: Stretch, taken: int) -> Repeat:
         """Return a stretch with the next ids, so many of which are taken now."""
-        first, sequence = self.device.next_id(taken), 0
+        first, calls = self.device.next_id(taken), stretch.calls
         self.ids.extend(range(first, first + stretch.begins))
-        if stretch.calls:
-            assert self.comm is not None
-            sequence = self.comm.next_number(self.group, calls=stretch.calls)
-        return Repeat(self.device.where, stretch, self.ids, self.group, sequence)
+        lines = enumerate(self.lines) if calls else ()
+        placed = [(group, self.comm.next_number(group, pair, calls[line])) for line, (group, pair) in lines]
+        return Repeat(self.device.where, stretch, self.ids, self.device.rank, placed)
 
     # -- what depends on the rank ---------------------------------------------------------------------
     def hold(self, buffer: Buffer) -> None:
@@ -175,9 +180,7 @@ class Player:
 class Repeated(Unit):
     """A unit that repeats another unit's record; `rehearsed` returns the record for an input's shape and dtype."""
 
-    def __init__(
-        self, unit: Unit, comm: Comm | None, rehearsed: Callable[[Unit, tuple[int, ...], DType], Rehearsed]
-    ) -> None:
+    def __init__(self, unit: Unit, comm: Comm, rehearsed: Callable[[Unit, tuple[int, ...], DType], Rehearsed]) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
         self.unit, self.comm, self.rehearsed = unit, comm, rehearsed
         self._passes: dict[int, tuple[Player, Rehearsed]] = {}
@@ -192,7 +195,8 @@ class Repeated(Unit):
     def forward(self, x: Tensor, slot: int = 0, function: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         if function is not None or not x.device.grad_enabled or not self.goes_back:
             return self.unit.forward(x, slot, function)
-        calls, player = self.rehearsed(self.unit, x.shape, x.dtype), Player(self, x.device, self.comm)
+        calls = self.rehearsed(self.unit, x.shape, x.dtype)
+        player = Player(self, x.device, self.comm, calls.lines)
         player.hold(x.buffer)
         player.play(calls.forward)
         y = player.held[calls.y]
@@ -217,10 +221,11 @@ class Repeated(Unit):
 
 class Script:
     """Writes down a rehearsed pass in steps: its record, cut where something depends on the rank. Its flats and hooks
-    note their requests to the rank (`write`). `ranks` are those of its tensor-parallel group."""
+    note their requests to the rank (`write`)."""
 
-    def __init__(self, block: str, device: Device, ranks: Sequence[int]) -> None:
-        self.block, self.device, self.ranks = block, device, ranks
+    def __init__(self, block: str, device: Device) -> None:
+        self.block, self.device = block, device
+        self.lines: dict[Line, int] = {}  # of calls, with their numbers
         self.numbers: dict[int, int] = {}  # of the pass's buffers and works, by their ids here
         self._asked: deque[tuple[int, Call]] = deque()  # requests, each after so many events
         self._elsewhere: set[int] = set()  # buffers that a rank has already
@@ -232,7 +237,8 @@ class Script:
         # The present stretch:
         self._events: list[Event] = []
         self._before: dict[int, Alloc] = {}
-        self._first = self._calls = 0
+        self._first = 0
+        self._calls = Counter[int]()
 
     def write(self, do: Callable[..., None], *how: Any) -> None:
         module = self.device.where.unit.removeprefix(self.block)
@@ -283,7 +289,7 @@ class Script:
         """End the present stretch."""
         if self._events:
             self._steps.append(Stretch(self._events, self._before))
-        self._events, self._before, self._first, self._calls = [], {}, len(self.numbers), 0
+        self._events, self._before, self._first, self._calls = [], {}, len(self.numbers), Counter()
 
     def _add(self, event: Event, leaving: Leaving) -> None:
         module = event.scope.unit.removeprefix(self.block)
@@ -317,10 +323,13 @@ class Script:
                 number = self._change(event.id)
                 self._allocs[number] = self._allocs[number]._replace(kind=event.kind)
             case Launch():
-                self._calls += 1
-                return event._replace(work=self._number(event.work), group=(), sequence=self._calls - 1)
-            case Message():  # to a member of the group, whose ranks differ elsewhere
-                peer = event.peer if event.peer < 0 else self.ranks.index(event.peer)
+                members = tuple(member - self.device.rank for member in event.group)
+                line = self.lines.setdefault((members, int(event.op in MESSAGES)), len(self.lines))
+                self._calls[line] += 1
+                number = self._calls[line] - 1
+                return event._replace(work=self._number(event.work), group=(line,), sequence=number)
+            case Message():
+                peer = 0 if event.peer == SEVERAL else event.peer - self.device.rank
                 return event._replace(work=self.numbers[event.work], peer=peer)
             case Wait():
                 return event._replace(work=self.numbers[event.work])
@@ -423,13 +432,12 @@ def rehearse(
     shape: tuple[int, ...],
     dtype: DType,
     *,
-    ranks: Sequence[int] = (),
     defers: bool = False,
 ) -> Rehearsed:
     """Rehearse forward and backward of `unit`, a block over rehearsed flats on a device without a limit, and return its
-    steps; its input has this shape. The result serves blocks `like` that one. `ranks` are those of its tensor-parallel
-    group; `defers`: backward leaves the weights' gradients for later."""
-    script = Script(unit.name, device, ranks)
+    steps; its input has this shape. The result serves blocks `like` that one. `defers`: backward leaves the weights'
+    gradients for later."""
+    script = Script(unit.name, device)
     for number, (flat, other) in enumerate(zip(unit.all_flats, like.all_flats, strict=True)):
         assert isinstance(flat, RehearsedFlat)
         flat.open(script, number, other)
@@ -456,7 +464,7 @@ def rehearse(
                 weights = script.steps()
     dx = None if dx_id is None else numbers[dx_id]
     held = frozenset(numbers[id] for id in keeps)
-    return Rehearsed(forward, backward, weights, numbers[x_id], numbers[y_id], grad, dx, held)
+    return Rehearsed(forward, backward, weights, numbers[x_id], numbers[y_id], grad, dx, held, [*script.lines])
 
 
 def _freed(device: Device) -> set[int]:

@@ -31,12 +31,12 @@ from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
 from zerosim.parallel.pipeline import Schedule
 from zerosim.placement.assemble import Piece, assemble
-from zerosim.placement.mesh import DATA
+from zerosim.placement.mesh import DATA, SHARES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.tensor.stored import values_of
 from zerosim.train import data
-from zerosim.train.build import MakeStrategy, declare, world_of
+from zerosim.train.build import MakeStrategy, declare
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.masked import mask_tokens
@@ -44,6 +44,7 @@ from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
 from zerosim.train.work import check_run
+from zerosim.train.world import world_of
 
 DEFAULT_STEPS = 60
 
@@ -188,6 +189,7 @@ class Experiment:
         mesh = self.layout.mesh
         last = self.config.chunks.last_stage  # the ranks that have losses
         data_ranks = [mesh.group(rank, "pp")[last] for rank in mesh.first_ranks(*DATA)]
+        shares = [[outcomes[one].losses for one in mesh.group(rank, *SHARES)] for rank in data_ranks]  # of each's rows
         return collect(
             self.config,
             self.model,
@@ -195,7 +197,7 @@ class Experiment:
             dict(enumerate(ledgers)),
             range(self.config.mesh.ranks),
             outcomes[0].steps,
-            losses=[list(step) for step in zip(*(outcomes[rank].losses for rank in data_ranks), strict=True)],
+            losses=[list(step) for step in zip(*map(_mean, shares), strict=True)],
             weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces], values_of),
             sample=outcomes[0].sample,
             keep_events=keep_events,
@@ -244,6 +246,11 @@ class Experiment:
         """Return, by step, the share of all weights that an update left unchanged."""
         by_step = zip(*(outcome.lost for outcome in outcomes), strict=True)
         return [Fraction(sum(step), self.model.num_parameters) for step in by_step]
+
+
+def _mean(shares: Sequence[Sequence[float]]) -> list[float]:
+    """Return the means of the losses of ranks that share rows, by step."""
+    return [sum(step) / len(step) for step in zip(*shares, strict=True)]
 
 
 def _read_prompt(config: RunConfig, tokens: Tokens) -> list[int]:

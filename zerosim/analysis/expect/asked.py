@@ -20,7 +20,7 @@ from zerosim.device.device import Device
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.models.model import Model
-from zerosim.train.build import build_model
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 from zerosim.train.result import RankMemory, RunResult
 

@@ -27,14 +27,14 @@ _ROTARY = (
 // is rounded to the compute dtype; its power, cosine and sine are taken in double. Heads have `width` columns, of which
 // 2 * half turn.
 template <class T, class U> __global__ void rotary(
-    const T* x, U* out, long long tokens, long long rows, long long columns, long long heads, long long width,
-    long long half, double base, double factor, int interleaved, int inverse) {
+    const T* x, U* out, long long first, long long tokens, long long rows, long long columns, long long heads,
+    long long width, long long half, double base, double factor, int interleaved, int inverse) {
     using V = typename wide<T>::type;
     const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const long long row = i / half, pair = i % half;
     if (row >= rows) return;
     const V rate = rate_of<V>(pair, half, base);
-    const double angle = V(row % tokens) * rate;
+    const double angle = V(first + row % tokens) * rate;
     const V c = V(cos(angle)) * V(factor), s = (inverse ? -V(sin(angle)) : V(sin(angle))) * V(factor);
     const T* from = x + row * columns;
     U* to = out + row * columns;
@@ -63,7 +63,7 @@ def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: 
     if not x.size:
         return
     rows, half, source = batch * tokens, (rope.turned or head_dim) // 2, rotary_source(rope.frequencies)
-    sizes = tokens, rows, columns, heads, head_dim, half
+    sizes = rope.first, tokens, rows, columns, heads, head_dim, half
     numbers = float(rope.base), float(rope.factor), np.int32(rope.interleaved), np.int32(inverse)
     with result_for(out) as result:
         kernel = raw(source, "rotary", (x.dtype, out.dtype))

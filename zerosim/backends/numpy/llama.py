@@ -109,7 +109,7 @@ def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: 
     rates = 1.0 / rope.base ** (np.arange(0, turned, 2).astype(compute) / turned)
     if rope.frequencies:
         rates = np.array(rope.frequencies)
-    angles = np.arange(tokens).astype(compute)[:, None] * rates.astype(compute)
+    angles = np.arange(rope.first, rope.first + tokens).astype(compute)[:, None] * rates.astype(compute)
     cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
     if inverse:
         np.negative(sin, out=sin)

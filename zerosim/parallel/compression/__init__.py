@@ -13,9 +13,12 @@ onebit-adam   0         n/8 and scales, twice                     4 Psi + 4 Psi 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from zerosim.config import RunConfig
+from zerosim.optim.onebit_adam import OneBitAdamStep
+from zerosim.optim.sgd import SGD
 from zerosim.parallel.compression.casts import Cast, CastToBf16
 from zerosim.parallel.compression.codecs import Blocks, TopK
 from zerosim.parallel.compression.dgc import DGC
@@ -23,18 +26,34 @@ from zerosim.parallel.compression.encoded import Encoded, RandomK
 from zerosim.parallel.compression.onebit import OneBitAdam
 from zerosim.parallel.compression.powersgd import PowerSGD
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.gathers import AllGather
+from zerosim.parallel.pieces import Pieces, Place
 
-Make = Callable[[RunConfig, int], Slices]
+Make = Callable[[RunConfig, AllGather], Slices]
 COMPRESSED: Mapping[str, Make] = MappingProxyType(
     {
-        "fp16": lambda c, bucket: Cast(bucket),
-        "bf16": lambda c, bucket: CastToBf16(bucket),
-        "int8": lambda c, bucket: Encoded(bucket, Blocks(8, c.reduction.block)),
-        "int4": lambda c, bucket: Encoded(bucket, Blocks(4, c.reduction.block)),
-        "top-k": lambda c, bucket: Encoded(bucket, TopK(c.reduction.ratio)),
-        "random-k": lambda c, bucket: RandomK(bucket, c.reduction.ratio, c.data.seed),
-        "dgc": lambda c, bucket: DGC(bucket, c.reduction.ratio, c.optim.momentum, c.reduction.warmup),
-        "powersgd": lambda c, bucket: PowerSGD(bucket, c.reduction.rank, c.reduction.warmup, c.data.seed),
-        "onebit-adam": lambda c, bucket: OneBitAdam(bucket, c.optim.betas[0], c.reduction.warmup),
+        "fp16": lambda c, gathers: Cast(gathers),
+        "bf16": lambda c, gathers: CastToBf16(gathers),
+        "int8": lambda c, gathers: Encoded(gathers, Blocks(8, c.reduction.block)),
+        "int4": lambda c, gathers: Encoded(gathers, Blocks(4, c.reduction.block)),
+        "top-k": lambda c, gathers: Encoded(gathers, TopK(c.reduction.ratio)),
+        "random-k": lambda c, gathers: RandomK(gathers, c.reduction.ratio, c.data.seed),
+        "dgc": lambda c, gathers: DGC(gathers, c.reduction.ratio, c.optim.momentum, c.reduction.warmup),
+        "powersgd": lambda c, gathers: PowerSGD(gathers, c.reduction.rank, c.reduction.warmup, c.data.seed),
+        "onebit-adam": lambda c, gathers: OneBitAdam(gathers, c.optim.betas[0], c.reduction.warmup),
     }
 )
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add the exchange of a compression, and the update step that goes with it."""
+    optim, how = config.optim, config.reduction
+    if how.compress == "none":
+        return made
+    made = made._replace(exchange=partial(COMPRESSED[how.compress], config))
+    if how.compress == "onebit-adam":
+        step = partial(OneBitAdamStep, *optim.betas, optim.eps, optim.weight_decay, how.warmup)
+        return made._replace(optimizer=step)
+    if how.compress == "dgc":  # the exchange applies the momentum
+        return made._replace(optimizer=partial(SGD, 0.0, optim.weight_decay))
+    return made

@@ -13,6 +13,7 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer
 from zerosim.parallel.compression.codecs import Codec, TopK
 from zerosim.parallel.compression.encoded import Encoded, InFlight, code
+from zerosim.parallel.gathers import AllGather
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
 from zerosim.tensor.flat import Flat
@@ -24,8 +25,8 @@ FIRST = 0.25
 class DGC(Encoded):
     """Momentum correction and factor masking around `TopK`."""
 
-    def __init__(self, gather_bucket: int, ratio: float, momentum: float, warmup: int) -> None:
-        super().__init__(gather_bucket, TopK(ratio))
+    def __init__(self, gathers: AllGather, ratio: float, momentum: float, warmup: int) -> None:
+        super().__init__(gathers, TopK(ratio))
         self.momentum, self.warmup, self.ratio = momentum, warmup, ratio
         self.states = {"momentum": Row(Whole()), "residual": Row(Whole())}
 

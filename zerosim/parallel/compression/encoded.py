@@ -20,6 +20,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.parallel.compression.codecs import Codec, TopK, most_of
 from zerosim.parallel.exchange import Slices
+from zerosim.parallel.gathers import AllGather
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
 from zerosim.tensor.flat import Flat
@@ -41,8 +42,8 @@ class Encoded(Slices):
 
     joins = False
 
-    def __init__(self, gather_bucket: int, codec: Codec) -> None:
-        super().__init__(gather_bucket)
+    def __init__(self, gathers: AllGather, codec: Codec) -> None:
+        super().__init__(gathers)
         self.codec = codec
         if codec.has_residual:
             self.states = {"residual": Row(Whole())}
@@ -106,8 +107,8 @@ class RandomK(Encoded):
     """ceil(ratio n) elements of each slice, the same ones on all ranks: a plain reduction adds them, and no places are
     sent. Elements that were not drawn are the residual."""
 
-    def __init__(self, gather_bucket: int, ratio: float, seed: int) -> None:
-        super().__init__(gather_bucket, TopK(ratio))  # for its residual and its count
+    def __init__(self, gathers: AllGather, ratio: float, seed: int) -> None:
+        super().__init__(gathers, TopK(ratio))  # for its residual and its count
         self.ratio, self.seed = ratio, seed
 
     def places(self, flat: Flat, part: int) -> Any:

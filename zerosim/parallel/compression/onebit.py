@@ -22,6 +22,7 @@ from zerosim.parallel.compression.codecs import Signs
 from zerosim.parallel.compression.encoded import code
 from zerosim.parallel.compression.powersgd import Averaged
 from zerosim.parallel.exchange import AllReduce
+from zerosim.parallel.gathers import AllGather
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole, slice_size
 from zerosim.tensor.flat import Flat
@@ -32,8 +33,8 @@ class OneBitAdam(AllReduce):
 
     joins = False
 
-    def __init__(self, gather_bucket: int, beta1: float, warmup: int) -> None:
-        super().__init__(gather_bucket)
+    def __init__(self, gathers: AllGather, beta1: float, warmup: int) -> None:
+        super().__init__(gathers)
         self.beta1, self.warmup, self.codec = beta1, warmup, Signs()
         self.states = {"worker_error": Row(Whole()), "server_error": Row(Whole())}
         self.kept: dict[tuple[str, str], Buffer] = {}

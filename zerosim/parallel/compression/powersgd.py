@@ -16,6 +16,7 @@ from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.compression.encoded import code
 from zerosim.parallel.exchange import AllReduce
+from zerosim.parallel.gathers import AllGather
 from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
 from zerosim.placement.spec import FlatSpec
@@ -70,8 +71,8 @@ class PowerSGD(AllReduce):
 
     joins = False
 
-    def __init__(self, gather_bucket: int, rank: int, warmup: int, seed: int) -> None:
-        super().__init__(gather_bucket)
+    def __init__(self, gathers: AllGather, rank: int, warmup: int, seed: int) -> None:
+        super().__init__(gathers)
         self.rank, self.warmup, self.seed = rank, warmup, seed
         self.states = {"residual": Row(Whole()), "q": Row(Whole())}
         self.kept: dict[tuple[str, str], Buffer] = {}

@@ -1,0 +1,31 @@
+"""What a rank keeps of a block for backward: the choices of a run about saved buffers, recompute and the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerosim.config import RunConfig
+from zerosim.functional.policy import ActivationPolicy
+from zerosim.nn import OffloadsSaves, Recompute, SavesOnHost, StoredInputs, Unit
+from zerosim.parallel.pieces import Pieces, Place
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add the policy of ops, and what is around blocks. Copies in flight pass from block to block, so no block's record
+    can be repeated."""
+    memory = config.memory
+    policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax)
+    copies = memory.offload_activations or memory.stash_window
+    return made._replace(policy=policy, wrap=_around(config, place, policy), repeats=made.repeats and not copies)
+
+
+def _around(config: RunConfig, place: Place, policy: ActivationPolicy) -> Callable[[int, Unit], Unit]:
+    """Return what is put around a block: its saved buffers go to the host, or only its input is kept, whole, in shards
+    over tp, or on the host."""
+    memory = config.memory
+    if memory.offload_activations:
+        saves = SavesOnHost(memory.stash_window)
+        return lambda number, unit: OffloadsSaves(unit, saves)
+    comm = place.groups("tp") if place.groups is not None and config.partitions_inputs else None
+    inputs = StoredInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
+    return lambda number, unit: Recompute(unit, inputs) if policy.again.wraps(number) else unit

@@ -1,0 +1,47 @@
+"""When and by which pieces parameters are gathered, and which stay: the choices of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from zerosim.config import RunConfig
+from zerosim.config.parts.gathering import Gathering
+from zerosim.parallel.exchange import Slices
+from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
+from zerosim.parallel.gathers import AllGather
+from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.published import InForward, Published
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add the gathers, what stays gathered and what is prefetched, and the pieces of a block that are gathered."""
+    choices = config.gathering
+    published: Callable[[Slices], Published] = InForward if config.reduction.in_forward else Published
+    if config.parallel.zero_stage == 3:
+        published = gathered(Gathered, choices)
+    return made._replace(
+        gathers=AllGather(config.reduction.allgather_bucket),
+        published=published,
+        rows=partial(made.rows, casts=choices.cast_shards and config.precision.has_masters),
+        by_module=choices.by_module,
+        tiles=choices.tiles,
+    )
+
+
+def residency_of(choices: Gathering) -> Residency:
+    """Return what stays gathered."""
+    keeps = not choices.reshard_after_forward
+    return Residency(keeps, choices.keep_last_unit, choices.keep_root_units, choices.stays)
+
+
+def gathered(kind: type[Gathered], choices: Gathering) -> Callable[[Slices], Published]:
+    """Return what makes stage 3's gathered parameters over an exchange."""
+
+    def make(exchange: Slices) -> Gathered:
+        prefetch: Prefetch | None = Units(choices.prefetch) if choices.prefetch else None
+        if choices.prefetch_elements:
+            prefetch = Elements(choices.prefetch_elements, choices.max_live)
+        return kind(exchange, residency_of(choices), prefetch)
+
+    return make

@@ -1,0 +1,60 @@
+"""Which blocks of a run repeat the record of another one, and how such a block is rehearsed (`repeated.py`)."""
+
+from __future__ import annotations
+
+from zerosim.comm.collectives import Comm
+from zerosim.comm.groups import Groups
+from zerosim.comm.runtime import Context
+from zerosim.comm.transports.fake import FakeTransport
+from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.dtypes import DType
+from zerosim.nn import Recompute, Unit
+from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.pipeline import defers
+from zerosim.placement.mesh import BLOCK
+from zerosim.train.build_model import build_model, is_trained
+from zerosim.train.pieces import pieces_of
+from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
+
+
+def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) -> Pieces:
+    """Return a rank's pieces with a unit around each block that repeats a block rehearsed on a separate device."""
+    place, inner = config.mesh.axes.index(ctx.rank, *BLOCK), made.wrap
+
+    def wrap(number: int, unit: Unit) -> Unit:
+        unit = inner(number, unit)
+        kind = _kind(config, number, unit)
+
+        def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
+            flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
+            key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, kind
+            if (one := found.get(key)) is None:
+                one = found[key] = _rehearsed(config, ctx, number, unit, shape, dtype)
+            return one
+
+        return Repeated(unit, ctx.comm, rehearsed)
+
+    return made._replace(wrap=wrap)
+
+
+def _kind(config: RunConfig, number: int, unit: Unit) -> tuple[object, ...]:
+    """Return what makes a block another one: what it has of its own, its parameters by their places in it, buffer by
+    buffer, and whether the buffer is trained."""
+    weights = [[weight.name.partition(f"{unit.name}.")[2] for weight in flat.spec.weights] for flat in unit.all_flats]
+    trained = (is_trained(config, flat.spec) for flat in unit.all_flats)
+    return config.model.kind(number), *map(tuple, weights), *trained
+
+
+def _rehearsed(
+    config: RunConfig, ctx: Context, number: int, unit: Unit, shape: tuple[int, ...], dtype: DType
+) -> Rehearsed:
+    """Rehearse a block like this one, on a device that is not counted."""
+    device, world = Device(ctx.rank, ctx.device.backend), ctx.comm
+    alone = Comm(device, FakeTransport(), world.ranks, algorithm=world.algorithm, bucket_bytes=world.bucket_bytes)
+    groups = Groups(config.mesh.axes, alone)
+    model = build_model(config, device, pieces_of(config, Place(ctx.rank, groups)), flat=RehearsedFlat, only=[number])
+    block = next(one for one in model.units if one.name == unit.name)
+    pairs = zip(block.all_flats, unit.all_flats, strict=True)
+    block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})
+    return rehearse(block, unit, device, shape, dtype, defers=defers(config))

@@ -1,0 +1,51 @@
+"""The world of a run: its ranks, and the memories of a node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerosim.comm.runtime import World
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
+from zerosim.placement.memories import HOST, NVME
+
+
+def world_of(
+    config: RunConfig, *, keep_events: bool = False, folder: Path | None = None, cluster: Cluster | None = None
+) -> World:
+    """Return the world of a run: on one node or, with a `cluster`, on its nodes. Data on NVMe are files in
+    `folder`."""
+    return World(
+        ranks=config.mesh.ranks,
+        max_running=config.world.max_running,
+        backend=config.world.backend,
+        transport=config.world.transport,
+        per_process=config.world.ranks_per_process,
+        algorithm=config.world.algorithm,
+        bucket_bytes=config.parallel.bucket_bytes,
+        capacity=config.memory.capacity,
+        allocator=config.memory.allocator,
+        allocator_conf=config.memory.allocator_conf,
+        node_ranks=node_ranks(config, cluster),
+        others=node_memories(config, cluster),
+        folder=folder,
+        keep_events=keep_events,
+    )
+
+
+def node_ranks(config: RunConfig, cluster: Cluster | None) -> int:
+    """Return how many neighbouring ranks share a node: a cluster's GPUs per node, else `--ranks-per-node`, or all."""
+    return min(config.mesh.ranks, cluster.node_gpus if cluster else config.mesh.ranks_per_node or config.mesh.ranks)
+
+
+def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
+    """Return the bytes of a node's memories that limit a run; None: not known. A cluster's limit only offloaded
+    states."""
+    return node_has(config, cluster if config.offload.is_on else None)
+
+
+def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
+    """Return the bytes of a node's memories beside the devices', as --host-memory or the cluster's node says; None: not
+    known."""
+    host, drives = (None, None) if cluster is None else (cluster.host_bytes, cluster.nvme_bytes)
+    return {HOST: config.offload.host_memory or host, NVME: drives}
