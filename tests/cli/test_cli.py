@@ -184,9 +184,11 @@ def test_every_field_has_a_flag() -> None:
     help = parser.format_help()
     for name in OPTIONS:
         assert bool(re.search(rf"--{name.replace('_', '-')}[ ,\n]", help)) == (name not in CLOCK), name
-    assert sorted(OPTIONS) == sorted(
-        [*(one.flat for group in options.options_by_group().values() for one in group), *CLOCK]
-    )
+    groups = {title: [one.flat for one in group] for title, group in options.options_by_group().items()}
+    assert sorted(OPTIONS) == sorted([*(name for names in groups.values() for name in names), *CLOCK])
+    assert list(groups) == list(options.GROUPS)
+    for title, names in groups.items():
+        assert {OPTIONS[name].after for name in names} <= {"", title, *names}, title
 
 
 def test_flags_set_their_fields() -> None:
