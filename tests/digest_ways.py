@@ -22,7 +22,8 @@ from zerosim.config.presets.hardware import find_hardware
 from zerosim.errors import InputError, OutOfMemory, RankFailed
 from zerosim.train import plan as planning
 from zerosim.train.extend import Planned
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.memory import RankMemory
+from zerosim.train.result import RunResult
 
 GPT: dict[str, Any] = dict(model="gpt", layers=4, hidden=64, heads=8, seq=32, vocab=256, ranks=4, accumulate=6)
 LLAMA = GPT | dict(model="llama", kv_heads=8)

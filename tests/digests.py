@@ -25,8 +25,9 @@ from test_mesh_fuzz import MOST_RANKS, _fields
 
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError, RankFailed
+from zerosim.train.memory import RankMemory
 from zerosim.train.plan import plan
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
 SEED = 5

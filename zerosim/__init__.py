@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from zerosim.tensor.tensor import cpu as cpu
     from zerosim.train.plan import plan as plan
     from zerosim.train.result import RunResult as RunResult
+    from zerosim.version import __version__ as __version__
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "CommLedger": "ledger.traffic",
@@ -72,7 +72,7 @@ __all__ = sorted(_HOMES)
 def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
-    home = _HOMES.get(name)
+    home = "version" if name == "__version__" else _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'zerosim' has no attribute {name!r}")
     return getattr(import_module(f"zerosim.{home}"), name)

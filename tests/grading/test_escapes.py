@@ -14,11 +14,11 @@ from grading_here import grade_source
 
 from zerosim.cli.main import main
 from zerosim.grading.crashes import lost
-from zerosim.grading.exercise import VERDICTS, Check, Verdict
 from zerosim.grading.handin import HandIn
 from zerosim.grading.plain import packed, unpacked
 from zerosim.grading.report import Grade, brief
 from zerosim.grading.results import gradescope, values
+from zerosim.grading.verdict import VERDICTS, Check, Verdict
 
 RED = "\x1b[31m"
 ALL = f"{RED}\x07\x9b\u202e"

@@ -32,12 +32,12 @@ from zerosim.comm import scheduler
 from zerosim.errors import InputError, ZerosimError
 from zerosim.grading import Check, Flat, Slice, Unit, Zero2, Zero3, find_exercise, grade
 from zerosim.grading.crashes import lost
-from zerosim.grading.exercise import VERDICTS, Verdict
 from zerosim.grading.judge import verdict_on
 from zerosim.grading.limits import Watch
 from zerosim.grading.pickling import pack, unpack
 from zerosim.grading.plain import Odd, packed, plain, unpacked
 from zerosim.grading.process import MOST_SHOWN
+from zerosim.grading.verdict import VERDICTS, Verdict
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="signals")
 

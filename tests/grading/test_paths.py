@@ -7,9 +7,10 @@ import hashlib
 import pytest
 
 from zerosim.grading import EXERCISES, Check, Grade
-from zerosim.grading.exercise import Exercise, Verdict
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.paths import PATHS, Path
 from zerosim.grading.results import gradescope
+from zerosim.grading.verdict import Verdict
 
 VERSIONS = {"hour": (1, "71d7784982ee"), "day": (1, "a225df70ed58"), "weeks": (5, "fd99cf160ffa")}
 """A path's version, and a digest of what it is scored by: where the digest changes, the version goes up."""

@@ -11,7 +11,7 @@ from zerosim.cli.main import main
 from zerosim.device.events import Launch
 from zerosim.errors import InputError
 from zerosim.grading import Grade, Unit, find_exercise
-from zerosim.grading.picture import drawable
+from zerosim.grading.report import drawable
 from zerosim.train.run import run
 
 SOLUTIONS = Path(__file__).parents[2] / "notebooks" / "solutions"

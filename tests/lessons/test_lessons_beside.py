@@ -10,7 +10,7 @@ import pytest
 
 from zerosim.errors import InputError
 from zerosim.grading import Exercise, Grade, find_exercise
-from zerosim.grading.exercise import Check, Verdict
+from zerosim.grading.verdict import Check, Verdict
 from zerosim.lessons.beside import _rows, beside, opened
 from zerosim.lessons.claims import claim
 

@@ -38,8 +38,9 @@ from zerosim.report.plan_tables import holders_table, memory_table
 from zerosim.report.plots.style import contrast
 from zerosim.report.progress import mean_over_ranks, progress_on
 from zerosim.report.tables import owners_table, sample_text, states_table, summary, traffic_table
+from zerosim.train.memory import RankMemory
 from zerosim.train.plan import plan
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
 STAGES = (0, 1, 2, 3)

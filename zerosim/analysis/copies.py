@@ -20,7 +20,8 @@ from zerosim.analysis.traffic import expect, sent_rows
 from zerosim.config import RunConfig
 from zerosim.device.copies import OFFLOAD, SAVES
 from zerosim.placement.memories import HOST, NVME
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.memory import RankMemory
+from zerosim.train.result import RunResult
 
 PURPOSE = OFFLOAD
 

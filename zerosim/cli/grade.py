@@ -51,8 +51,7 @@ def main(args: argparse.Namespace) -> int:
     from zerosim.grading.classroom import class_table
     from zerosim.grading.handin import graded, read
     from zerosim.grading.paths import FULL, find_path, number
-    from zerosim.grading.picture import drawable
-    from zerosim.grading.report import brief
+    from zerosim.grading.report import brief, drawable
     from zerosim.grading.results import gradescope, values
     from zerosim.grading.similar import hand_in_parts, likenesses, own_parts, published_parts
     from zerosim.grading.variants import variant

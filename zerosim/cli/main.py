@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from zerosim import __version__
 from zerosim.cli.help import USUAL, wrapped
 from zerosim.cli.parser import Parser, nearest, sentence
 from zerosim.cli.streams import heard, never_silent, standard_streams
@@ -36,6 +35,7 @@ from zerosim.errors import (
     exit_code,
     message_of,
 )
+from zerosim.version import __version__
 
 VERBS = {
     "run": "train a model over N ranks; every byte of memory and traffic is counted",

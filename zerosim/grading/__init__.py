@@ -17,13 +17,13 @@ from zerosim.device.device import Buffer as Buffer
 from zerosim.device.device import Kind as Kind
 from zerosim.grading.catalogue import EXERCISES as EXERCISES
 from zerosim.grading.catalogue import find_exercise as find_exercise
-from zerosim.grading.exercise import Check as Check
 from zerosim.grading.exercise import Exercise as Exercise
 from zerosim.grading.judge import grade as grade
 from zerosim.grading.judge import step_into as step_into
 from zerosim.grading.record import LiveBytes as LiveBytes
 from zerosim.grading.record import Where as Where
 from zerosim.grading.report import Grade as Grade
+from zerosim.grading.verdict import Check as Check
 from zerosim.nn import Unit as Unit
 from zerosim.optim.elementwise import Elementwise as Elementwise
 from zerosim.optim.elementwise import Now as Now

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from zerosim.grading.exercise import Check
 from zerosim.grading.limits import Failure, Watch, called
 from zerosim.grading.plain import plain
+from zerosim.grading.verdict import Check
 
 Wrong = tuple[str, str]
 """What is wrong, and a hint."""

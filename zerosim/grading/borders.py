@@ -18,8 +18,9 @@ from zerosim.config import RunConfig
 from zerosim.device.events import Event, Launch
 from zerosim.dtypes import dtype
 from zerosim.grading.checks import bytes_text
-from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.exercise import Comparison
 from zerosim.grading.trial import Trial, attempt, result_of
+from zerosim.grading.verdict import Check
 from zerosim.placement.assemble import Piece, assemble
 from zerosim.tensor.flat import Slice
 

@@ -12,9 +12,10 @@ from fractions import Fraction
 from zerosim.analysis.formulas.form import total
 from zerosim.analysis.formulas.states import bytes_per_parameter, model_states, padded_numel
 from zerosim.grading.compare import different_weights, first_gap
-from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.exercise import Comparison
 from zerosim.grading.record import Peak, Where, mark_number, peak, where
 from zerosim.grading.trial import result_of
+from zerosim.grading.verdict import Check
 from zerosim.train.result import RunResult
 from zerosim.units import few
 

@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from zerosim.grading.catalogue import find_exercise
-from zerosim.grading.exercise import VERDICTS, Exercise
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.handin_code import made
 from zerosim.grading.judge import left_by, verdict_on
 from zerosim.grading.limits import LIMIT_S, Watch
 from zerosim.grading.pickling import unpack
 from zerosim.grading.plain import packed
 from zerosim.grading.variants import variant
+from zerosim.grading.verdict import VERDICTS
 
 MOST_BYTES = 4 << 30
 """The bytes that an answer may allocate beyond those at its start, if the system can limit them (Linux)."""

@@ -9,8 +9,9 @@ import re
 import signal
 from typing import NamedTuple
 
-from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.own_code import is_own, line_words
+from zerosim.grading.verdict import Check, Verdict
 
 _THREAD = re.compile(r"(Current )?[Tt]hread 0x")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')

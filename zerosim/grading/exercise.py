@@ -1,4 +1,4 @@
-"""An exercise, and the result of an answer to it: checks, a verdict.
+"""An exercise. The result of an answer to it: `verdict.py`.
 
 The exercises themselves are in `catalogue.py`, their checks in `checks.py` and `traffic.py`.
 """
@@ -8,19 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim.config import RunConfig
-from zerosim.device.events import Event
 from zerosim.errors import InputError
+from zerosim.grading.asking import Examination
 from zerosim.grading.given.bugs import source_of
-from zerosim.grading.limits import Failure
-from zerosim.grading.own_code import OwnLine
-from zerosim.grading.record import LiveBytes, Where
 from zerosim.grading.trial import Own, Trial
-
-if TYPE_CHECKING:
-    from zerosim.grading.asking import Examination
+from zerosim.grading.verdict import Check
 
 
 class Case(NamedTuple):
@@ -43,56 +38,6 @@ class Comparison(NamedTuple):
     mine: Trial
     reference: Trial
     ddp: Trial
-
-
-class Check(NamedTuple):
-    """One requirement of a solution. `passed` None: the run did not get so far.
-
-    For a failure, `line` is the student's own line, `hint` what to look at and `where` the rank and event.
-    """
-
-    name: str
-    passed: bool | None
-    expected: str = ""
-    counted: str = ""
-    case: str = ""
-    line: str = ""
-    hint: str = ""
-    where: Where | None = None
-
-
-class Recorded(NamedTuple):
-    """The ranks' records of one of an answer's runs: the run of the first failure, else the first one. `rank` is the
-    failure's. `lines` and `sources`: see `Left` in `trial.py`."""
-
-    case: str
-    rank: int
-    records: list[list[Event]]
-    lines: list[list[int]]
-    sources: list[list[OwnLine]]
-
-    @property
-    def events(self) -> list[Event]:
-        """The record of the rank."""
-        return self.records[self.rank]
-
-
-class Verdict(NamedTuple):
-    """The result of an answer.
-
-    unsolved   the part still to write, and the line that reaches it
-    void       why nothing of the answer counts, '' if it counts
-    recorded   the records to draw; None if nothing was run
-    """
-
-    checks: tuple[Check, ...] = ()
-    unsolved: Failure | None = None
-    void: str = ""
-    recorded: Recorded | None = None
-
-
-VERDICTS = (Verdict, Check, Where, LiveBytes, Recorded, OwnLine)
-"""The records of a verdict (`plain.py`)."""
 
 
 Judge = Callable[[Comparison], Check]

@@ -23,7 +23,7 @@ from zerosim.grading.asking import Asked, asked, checked
 from zerosim.grading.blame import blame
 from zerosim.grading.borrowed import DEAF, Audit, Note, changed, noted, state_of_zerosim
 from zerosim.grading.catalogue import find_exercise
-from zerosim.grading.exercise import Case, Check, Comparison, Exercise, Recorded, Verdict
+from zerosim.grading.exercise import Case, Comparison, Exercise
 from zerosim.grading.limits import Failure, Watch
 from zerosim.grading.own_code import OwnLine, error_words
 from zerosim.grading.plain import packed, unpacked
@@ -33,6 +33,7 @@ from zerosim.grading.trial import Left as RunLeft
 from zerosim.grading.trial import Own, Trial, Update, attempt, completed
 from zerosim.grading.trial import left_by as run_left_by
 from zerosim.grading.variants import variant
+from zerosim.grading.verdict import Check, Recorded, Verdict
 from zerosim.stepper import DebugWorld, debug
 
 Begin = Callable[[str], None]

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from zerosim.analysis.copies import PURPOSE, check_memories
 from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Kernel, Launch, Wait
 from zerosim.grading.checks import psi_of
-from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.exercise import Comparison
 from zerosim.grading.given.skeletons import MyCpuAdam
 from zerosim.grading.record import peak, where
 from zerosim.grading.trial import result_of
+from zerosim.grading.verdict import Check
 from zerosim.placement.memories import DEVICE, HOST
 
 OUT, BACK = f"{DEVICE} to {HOST}", f"{HOST} to {DEVICE}"

@@ -16,9 +16,10 @@ import numpy as np
 
 from zerosim.grading.adapting import class_of
 from zerosim.grading.asking import Examination, Keep, Wrong, by_calls
-from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.exercise import Comparison
 from zerosim.grading.plain import shown
 from zerosim.grading.trial import Own, result_of
+from zerosim.grading.verdict import Check
 from zerosim.optim.elementwise import Elementwise, Now
 
 EPS, BETA1, BETA2, LR, DECAY = 1e-8, 0.9, 0.999, 0.1, 0.01

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Case, Recorded
-from zerosim.grading.report import Grade
+from zerosim.grading.exercise import Case, Exercise
+from zerosim.grading.verdict import Recorded, Verdict
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
@@ -17,52 +17,48 @@ if TYPE_CHECKING:
     from zerosim.report.plots.page import Picture
 
 
-def drawable(grades: list[Grade]) -> Grade | None:
-    """Return the first grade that failed and has a run to draw, else the first that has one."""
-    there = [one for one in grades if one.verdict.recorded is not None]
-    return next((one for one in there if not one.passed), next(iter(there), None))
-
-
-def drawn(grade: Grade, *, theme: str = "light", size: tuple[float, float] | None = None) -> Picture:
+def drawn(
+    exercise: Exercise, verdict: Verdict, *, theme: str = "light", size: tuple[float, float] | None = None
+) -> Picture:
     """Draw an answer's run beside the reference's. Raises: InputError if the answer did not run."""
     from zerosim.report.plots.beside import beside_figure
 
-    case, recorded = begun(grade)
-    first, event = next(iter(grade.failures), None), points_at(grade, recorded)
+    case, recorded = begun(exercise, verdict)
+    first, event = next(iter(verdict.failures), None), points_at(verdict, recorded)
     step = recorded.events[-1 if event is None else event].scope.step
     return beside_figure(
-        [recorded.events, reference(grade, case).events[recorded.rank]],
+        [recorded.events, reference(exercise, case).events[recorded.rank]],
         ["yours", "reference"],
         recorded.rank,
         step,
-        title=f"Exercise {grade.exercise.number}: your run beside the reference's",
-        subtitle=f"{grade.exercise.title}; {case.label}; {f'first failure: {first.name}' if first else 'solved'}",
+        title=f"Exercise {exercise.number}: your run beside the reference's",
+        subtitle=f"{exercise.title}; {case.label}; {f'first failure: {first.name}' if first else 'solved'}",
         event=event,
         theme=theme,
         size=size,
     )
 
 
-def begun(grade: Grade) -> tuple[Case, Recorded]:
-    """Return the run that a grade has a record of. Raises: InputError if the answer did not run."""
-    recorded = grade.verdict.recorded
+def begun(exercise: Exercise, verdict: Verdict) -> tuple[Case, Recorded]:
+    """Return the run that a verdict has a record of. Raises: InputError if the answer did not run."""
+    recorded = verdict.recorded
     if recorded is None:
         raise InputError(
-            f"exercise {grade.exercise.name!r}: no run to draw: the answer failed before its run, or the exercise "
+            f"exercise {exercise.name!r}: no run to draw: the answer failed before its run, or the exercise "
             "only calls it"
         )
-    return next(case for case in grade.exercise.cases if case.label == recorded.case), recorded
+    return next(case for case in exercise.cases if case.label == recorded.case), recorded
 
 
-def points_at(grade: Grade, recorded: Recorded) -> int | None:
+def points_at(verdict: Verdict, recorded: Recorded) -> int | None:
     """Return the number of the event that the first failure names, in the record of its rank."""
-    first = next(iter(grade.failures), None)
+    first = next(iter(verdict.failures), None)
     where = None if first is None else first.where
     if first is None or where is None or (first.case, where.rank) != (recorded.case, recorded.rank):
         return None
     return where.number if where.number < len(recorded.events) else None
 
 
-def reference(grade: Grade, case: Case) -> RunResult:
+def reference(exercise: Exercise, case: Case) -> RunResult:
     """Run the reference again, and return its trial."""
-    return run(case.config.replace(stage=grade.exercise.stage), keep_events=True)
+    return run(case.config.replace(stage=exercise.stage), keep_events=True)

@@ -13,10 +13,11 @@ import numpy as np
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.device.events import Event, Free, Kernel, Launch, Save, Wait
-from zerosim.grading.exercise import Check, Comparison, Judge
+from zerosim.grading.exercise import Comparison, Judge
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import Finding, where
 from zerosim.grading.trial import Trial, result_of
+from zerosim.grading.verdict import Check
 from zerosim.parallel.schedule import Action, Backward, Forward, InputGrad, WeightGrad
 from zerosim.train.run import run as train
 from zerosim.verbs import MESSAGES

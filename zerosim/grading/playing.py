@@ -7,9 +7,9 @@ lines are the answer's own.
 from __future__ import annotations
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Recorded
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.picture import begun, points_at, reference
-from zerosim.grading.report import Grade
+from zerosim.grading.verdict import Recorded, Verdict
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.playback.encode import encode
 from zerosim.playback.notebook import Player
@@ -21,25 +21,25 @@ from zerosim.train.run import Experiment
 YOURS, REFERENCE = "yours", "reference"
 
 
-def played(grade: Grade) -> Player:
+def played(exercise: Exercise, verdict: Verdict) -> Player:
     """Play the answer's run and the reference's; the answer's alone if both are more than a page holds.
 
     Raises: InputError if the answer did not run, or its run is too large.
     """
-    case, recorded = begun(grade)
-    mine = Played(_result(grade, recorded), _lines(recorded), YOURS)
-    event = points_at(grade, recorded)
+    case, recorded = begun(exercise, verdict)
+    mine = Played(_result(exercise, recorded), _lines(recorded), YOURS)
+    event = points_at(verdict, recorded)
     opens = None if event is None else (recorded.rank, event)
-    theirs = Played(reference(grade, case), name=REFERENCE)
+    theirs = Played(reference(exercise, case), name=REFERENCE)
     try:
         return Player(encode(mine, theirs, opens=opens), mine.result)
     except InputError:
         return Player(encode(mine, opens=opens), mine.result)
 
 
-def _result(grade: Grade, recorded: Recorded) -> RunResult:
+def _result(exercise: Exercise, recorded: Recorded) -> RunResult:
     """Return a run's counts, whether it came to its end or not."""
-    experiment = Experiment(next(case.config for case in grade.exercise.cases if case.label == recorded.case))
+    experiment = Experiment(next(case.config for case in exercise.cases if case.label == recorded.case))
     config = experiment.config
     ledgers = {rank: RankLedgers(rank) for rank in range(config.mesh.ranks)}
     for rank, one in ledgers.items():

@@ -32,10 +32,11 @@ from typing import IO, Any
 from zerosim.errors import InputError, ZerosimError, printable
 from zerosim.grading.catalogue import EXERCISES
 from zerosim.grading.crashes import lost
-from zerosim.grading.exercise import VERDICTS, Check, Exercise, Verdict
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.limits import LIMIT_S, POLL_S, SILENCE_S, Lap
 from zerosim.grading.pickling import pack
 from zerosim.grading.plain import unpacked
+from zerosim.grading.verdict import VERDICTS, Check, Verdict
 
 START_S = 60.0
 """How long a process may take to send its first message: a cold disk, a busy machine."""

@@ -10,9 +10,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from zerosim.errors import InputError
-from zerosim.grading.exercise import Check, Exercise, Verdict
+from zerosim.grading.exercise import Exercise
 from zerosim.grading.limits import Failure
 from zerosim.grading.record import LiveBytes, Where
+from zerosim.grading.verdict import Check, Verdict
 from zerosim.units import few
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Grade:
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        return tuple(check for check in self.checks if check.passed is False)
+        return self.verdict.failures
 
     def __getitem__(self, name: str) -> Check:
         """Return the check of that name. Raises: InputError if there is none."""
@@ -94,7 +95,7 @@ class Grade:
         """
         from zerosim.grading.picture import drawn
 
-        return drawn(self, theme=theme, size=size)
+        return drawn(self.exercise, self.verdict, theme=theme, size=size)
 
     def player(self) -> Player:
         """Play the answer's run beside the reference's, from the event that the first failure names (`playing.py`).
@@ -103,7 +104,7 @@ class Grade:
         """
         from zerosim.grading.playing import played
 
-        return played(self)
+        return played(self.exercise, self.verdict)
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {_verdict(self)}"]
@@ -221,3 +222,9 @@ def _row(check: Check, shown: list[Where], is_first: bool) -> str:
     mark = f'<td style="color:{_COLOURS[check.passed]};vertical-align:top"><b>{_MARKS[check.passed]}</b></td>'
     name = f'<td style="text-align:left;vertical-align:top">{escape(check.name)}</td>'
     return f'<tr>{mark}{name}<td style="text-align:left">{escape(_sentence(check))}{more}</td></tr>'
+
+
+def drawable(grades: list[Grade]) -> Grade | None:
+    """Return the first grade that failed and has a run to draw, else the first that has one."""
+    there = [one for one in grades if one.verdict.recorded is not None]
+    return next((one for one in there if not one.passed), next(iter(there), None))

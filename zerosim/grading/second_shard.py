@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from zerosim.device.events import Event, Kernel
-from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.exercise import Comparison
 from zerosim.grading.record import where
 from zerosim.grading.trial import Trial, result_of
+from zerosim.grading.verdict import Check
 from zerosim.train.result import RunResult
 
 _HELD = ("param", "unsharded_param")

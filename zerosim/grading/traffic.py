@@ -15,10 +15,11 @@ from zerosim.config import RunConfig
 from zerosim.device.events import Event, Kernel, Launch, Wait
 from zerosim.grading.checks import bytes_text, psi_of
 from zerosim.grading.compare import different_weights
-from zerosim.grading.exercise import Check, Comparison
+from zerosim.grading.exercise import Comparison
 from zerosim.grading.missing import first_missing
 from zerosim.grading.record import Where, calls, carries_states, first_difference, where
 from zerosim.grading.trial import Trial, result_of
+from zerosim.grading.verdict import Check
 
 HALVES = ("reduce_scatter", "all_gather")
 _NO_COMPUTE = ("reduce", "fill", "copy")

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import zerosim
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import itemsizes
 from zerosim.analysis.traffic import check_traffic
@@ -46,6 +45,7 @@ from zerosim.report.words import headline, model_name
 from zerosim.train.build_model import build_model
 from zerosim.train.work import expected_work
 from zerosim.units import format_bytes
+from zerosim.version import __version__
 
 Data = dict[str, Any]
 
@@ -102,7 +102,7 @@ def as_text(data: Data) -> str:
 
 
 def _page_of(runs: Sequence[Data]) -> Data:
-    return {"schema": SCHEMA, "version": VERSION, "zerosim": zerosim.__version__, **looks(), "runs": list(runs)}
+    return {"schema": SCHEMA, "version": VERSION, "zerosim": __version__, **looks(), "runs": list(runs)}
 
 
 class _Table:

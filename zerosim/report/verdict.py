@@ -20,7 +20,8 @@ from zerosim.config.presets.recipes import USUAL
 from zerosim.errors import OutOfMemory
 from zerosim.placement.mesh import DATA
 from zerosim.report.names import OPTIMIZERS, counted, listed
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.memory import RankMemory
+from zerosim.train.result import RunResult
 from zerosim.units import format_bytes, parse_bytes
 
 

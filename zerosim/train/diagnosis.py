@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerosim import __version__
 from zerosim.backends.cuda.check import cuda_faults, nccl_fault
 from zerosim.backends.cuda.facts import CudaFacts, Gpu, installed_facts
 from zerosim.comm.runtime import make_backend
 from zerosim.comm.transports.mpi.check import MpiFacts, mpi_facts, mpi_fault
 from zerosim.errors import message_of
 from zerosim.train import processes
+from zerosim.version import __version__
 
 LIMIT_S = 8.0
 """The time limit for CuPy and MPI to answer."""

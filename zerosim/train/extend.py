@@ -38,7 +38,8 @@ from zerosim.ledger.traffic import TrafficRow
 from zerosim.parallel.pipeline import schedule_of
 from zerosim.parallel.schedule import Forward, live
 from zerosim.placement.memories import HOST
-from zerosim.train.result import OtherMemory, RankMemory, RunResult
+from zerosim.train.memory import OtherMemory, RankMemory
+from zerosim.train.result import RunResult
 
 Key = TypeVar("Key")
 COUNTS = ("calls", "payload_bytes", "sent_bytes", "received_bytes", "modelled_bytes")

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from zerosim.device.node import out_of_node
 from zerosim.placement.memories import HOST, NVME
-
-if TYPE_CHECKING:
-    from zerosim.train.result import RankMemory
+from zerosim.train.memory import RankMemory
 
 
 class NodeMemory(NamedTuple):

@@ -21,8 +21,9 @@ from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.models.model import Model
 from zerosim.train.build_model import build_model
+from zerosim.train.memory import RankMemory
 from zerosim.train.plan import plan
-from zerosim.train.result import RankMemory, RunResult
+from zerosim.train.result import RunResult
 
 SHAPES, TRAINING = "shapes", "training"
 T = TypeVar("T")

@@ -10,18 +10,16 @@ Parts between members of one process stay in place. The order of rounds: `queues
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from zerosim.comm.transports.mpi.wire import NO_TAG
+from zerosim.comm.transports.mpi.native import NativeCall
+from zerosim.comm.transports.mpi.staging import Staging
+from zerosim.comm.transports.mpi.wire import NO_TAG, Wire
 from zerosim.comm.transports.rounds import Call, Copied, Key, Parts
-from zerosim.comm.transports.threads import ThreadRound
+from zerosim.comm.transports.threads import ThreadRound, ThreadTransport
 from zerosim.device.events import Scope
 from zerosim.dtypes import dtype as get_dtype
-
-if TYPE_CHECKING:
-    from zerosim.comm.transports.mpi.native import NativeCall
-    from zerosim.comm.transports.mpi.transport import MpiTransport
 
 
 class Part(NamedTuple):
@@ -44,14 +42,41 @@ class Header(NamedTuple):
     parts: list[Part]
 
 
+class Remote(NamedTuple):
+    """How rounds reach other processes.
+
+    wire        carries bytes
+    staging     where they lie here
+    per_process how many ranks a process has
+    sent_bytes  by rank, to other processes: payload, without headers
+    head_of     the round that a round waits for: the first of its group, perhaps itself
+    """
+
+    wire: Wire
+    staging: Staging
+    per_process: int
+    sent_bytes: dict[int, int]
+    head_of: Callable[[RemoteRound], RemoteRound]
+
+    def process_of(self, rank: int) -> int:
+        """Return the process that holds a rank."""
+        return rank // self.per_process
+
+
 class RemoteRound(ThreadRound):
     """A round with members in other processes. `num_missing` counts the missing members of this one."""
 
     def __init__(
-        self, transport: MpiTransport, key: Key, call: Call, first: tuple[int, Scope], local: Sequence[int]
+        self,
+        transport: ThreadTransport,
+        remote: Remote,
+        key: Key,
+        call: Call,
+        first: tuple[int, Scope],
+        local: Sequence[int],
     ) -> None:
         super().__init__(transport, key, call, first)
-        self._remote = transport
+        self._remote = remote
         self.local = local  # indices in the group of this process's members
         self.num_missing = len(local)
         self._copied: dict[int, dict[tuple[str, str], int]] = {}  # by rank and direction

@@ -20,7 +20,7 @@ from zerosim.comm import diagnostics, rank_status
 from zerosim.comm.scheduler import Scheduler, State
 from zerosim.comm.transports.mpi.check import is_gpu_aware
 from zerosim.comm.transports.mpi.queues import Queues
-from zerosim.comm.transports.mpi.rounds import RemoteRound
+from zerosim.comm.transports.mpi.rounds import Remote, RemoteRound
 from zerosim.comm.transports.mpi.session import MpiSession, unpack
 from zerosim.comm.transports.mpi.staging import GpuAware, Staging, ThroughHost
 from zerosim.comm.transports.mpi.watch import ProcessStatus, Watch
@@ -64,12 +64,12 @@ class MpiTransport(ThreadTransport):
         # By global rank; the entries of ranks of other processes are never read.
         super().__init__(cast(list[Device], [own.get(rank) for rank in range(ranks)]), permits, scheduler)
         self._session = session
-        self.wire = session.wire
         how = Staging if devices[0].stream is None else GpuAware if is_gpu_aware() else ThroughHost
         self.staging = how(own)
         self.is_staged = self.staging.is_copy
         self.sent_bytes = dict.fromkeys(own, 0)  # by rank, to other processes: payload, without headers
         self._queues = Queues(session, scheduler, own)
+        self._remote = Remote(session.wire, self.staging, len(self.local), self.sent_bytes, self._queues.head_of)
         self._outbox: deque[RemoteRound] = deque()  # joined by all members here, not examined yet
         self._pause = Pause()
         self._ended: dict[int, BaseException | None] = {}  # processes, with their failures
@@ -77,17 +77,13 @@ class MpiTransport(ThreadTransport):
         self._needed_since: float | None = None
         session.begin()
 
-    def process_of(self, rank: int) -> int:
-        """Return the process that holds a rank."""
-        return rank // len(self.local)
-
     # -- on the ranks' threads ----------------------------------------------------------------------
 
     def _new_round(self, key: Key, call: Call, first: tuple[int, Scope]) -> ThreadRound:
         members = [member for member, peer in enumerate(key.group) if peer in self.local]
         if len(members) == len(key.group):
             return super()._new_round(key, call, first)
-        return RemoteRound(self, key, call, first, members)
+        return RemoteRound(self, self._remote, key, call, first, members)
 
     def _hand_over(self, round: ThreadRound) -> bool:
         if not isinstance(round, RemoteRound):
@@ -112,7 +108,11 @@ class MpiTransport(ThreadTransport):
 
     def serve(self, timeout_s: float) -> None:
         """Carry rounds until every process has ended, or any process has failed."""
-        watch, queues, is_end_sent = Watch(self, self._session, timeout_s), self._queues, False
+        watch, queues, is_end_sent = (
+            Watch(self.progress, self.status, self.scheduler, self._session, timeout_s),
+            self._queues,
+            False,
+        )
         while not self.scheduler.switch.aborted:
             happened = self._collect() | self._hear(watch) | queues.advance()
             self._look_for_the_ended()
@@ -198,10 +198,6 @@ class MpiTransport(ThreadTransport):
 
     # -- where everybody stands -------------------------------------------------------------------------
 
-    def head_of(self, round: RemoteRound) -> RemoteRound:
-        """Return the round that this one waits for: the first of its group, perhaps itself."""
-        return self._queues.head_of(round)
-
     def progress(self) -> int:
         ticks = sum(self.devices[rank].ticks for rank in self.local)
         num_finished = sum(self.scheduler.states[rank] is State.FINISHED for rank in self.local)
@@ -230,6 +226,6 @@ class MpiTransport(ThreadTransport):
 
     def _afar(self, rank: int) -> str:
         """Return what is known here of a rank of another process."""
-        process = self.process_of(rank)
+        process = self._remote.process_of(rank)
         has_finished = process in self._ended and self._ended[process] is None
         return "finished" if has_finished else "in another process"

@@ -12,13 +12,12 @@ Source of the rule: Mattern, "Algorithms for distributed termination detection",
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from zerosim.comm import diagnostics, rank_status
+from zerosim.comm.scheduler import Scheduler
 from zerosim.comm.transports.mpi.session import MpiSession
-
-if TYPE_CHECKING:
-    from zerosim.comm.transports.mpi.transport import MpiTransport
 
 ASK_S = 0.25
 
@@ -35,10 +34,19 @@ class ProcessStatus(NamedTuple):
 
 
 class Watch:
-    """One process's view of whether the others are alive."""
+    """One process's view of whether the others are alive. `progress` counts what has happened in this process, `status`
+    is its own answer."""
 
-    def __init__(self, transport: MpiTransport, session: MpiSession, timeout_s: float) -> None:
-        self._transport = transport
+    def __init__(
+        self,
+        progress: Callable[[], int],
+        status: Callable[[], ProcessStatus],
+        scheduler: Scheduler,
+        session: MpiSession,
+        timeout_s: float,
+    ) -> None:
+        self._count, self._status = progress, status
+        self._scheduler = scheduler
         self._session = session
         self._timeout_s = timeout_s
         self._interval = min(ASK_S, timeout_s / 4)
@@ -65,7 +73,7 @@ class Watch:
         if now < self._next:
             return
         self._next = now + self._interval
-        progress = self._transport.progress()
+        progress = self._count()
         if progress != self._progress:
             self._progress, self._since, self._asked, self._before = progress, now, None, []
         elif self._session.process == 0:
@@ -74,7 +82,7 @@ class Watch:
             self._watch_first(now)
 
     def _watch_all(self, now: float) -> None:
-        own = self._transport.status()
+        own = self._status()
         others = self._session.wire.others
         if self._asked is not None:
             silent = [process for process in others if process not in self._answers]
@@ -99,9 +107,9 @@ class Watch:
             return
         nothing_between = sum(a.num_sent for a in answers) == sum(a.num_received for a in answers)
         if nothing_between and all(answer.is_stuck for answer in answers):
-            self._transport.scheduler.abort(diagnostics.deadlock(num_waiting, _table(answers)))
+            self._scheduler.abort(diagnostics.deadlock(num_waiting, _table(answers)))
         elif now - self._since >= self._timeout_s:
-            size = len(self._transport.local)
+            size = len(answers[0].stands)
             running = [
                 process * size + index
                 for process, answer in enumerate(answers)
@@ -109,15 +117,15 @@ class Watch:
                 for index, text in enumerate(answer.stands)
                 if text.startswith("running")
             ]
-            self._transport.scheduler.abort(diagnostics.late(running, self._timeout_s, _table(answers)))
+            self._scheduler.abort(diagnostics.late(running, self._timeout_s, _table(answers)))
 
     def _late(self, own: ProcessStatus, silent: list[int]) -> None:
-        size = len(self._transport.local)
+        size = len(own.stands)
         ranks = [process * size + index for process in silent for index in range(size)]
         quiet = ProcessStatus(0, False, 0, 0, 0, ["its process does not answer"] * size)
         answers = [own, *(self._answers.get(process, quiet) for process in self._session.wire.others)]
         if any(answer.num_waiting for answer in answers):
-            self._transport.scheduler.abort(diagnostics.late(ranks, self._timeout_s, _table(answers)))
+            self._scheduler.abort(diagnostics.late(ranks, self._timeout_s, _table(answers)))
 
     def _watch_first(self, now: float) -> None:
         """Watch process 0, which asks whenever it is idle. If it does not even answer, its ranks are late."""
@@ -127,14 +135,12 @@ class Watch:
             self._asked = now
             self._session.tell(0, "ask", 0)
         elif now - self._asked >= self._timeout_s:
-            own = self._transport.status()
-            size = len(self._transport.local)
+            own = self._status()
+            size = len(own.stands)
             if own.num_waiting:
                 stands = ["its process does not answer"] * size
                 stands += ["in another process"] * (size * (self._session.process - 1)) + own.stands
-                self._transport.scheduler.abort(
-                    diagnostics.late(range(size), self._timeout_s, rank_status.table(stands))
-                )
+                self._scheduler.abort(diagnostics.late(range(size), self._timeout_s, rank_status.table(stands)))
 
 
 def _table(answers: list[ProcessStatus]) -> str:
