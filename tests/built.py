@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, fp32, fp64
 from zerosim.functional.policy import DEFAULT, ActivationPolicy

@@ -198,6 +198,65 @@ PAGES: Mapping[str, str] = {
 }
 
 
+REFUSED = """
+plan --model mlp --recompute full --attention flash
+run --offload-activations --backend cuda
+plan --model mlp --offload-activations
+plan --layers 4 --recompute full:5 --tp 3
+plan --tp 2 --sp --keep-gathered --recompute selective:layernorm
+plan --model mlp --loss chunked --lora-rank 4
+plan --lora-rank 4 --hidden 2 --heads 1
+plan --base nf4 --tiles 3
+plan --stage 3 --gather module --tiles 3 --tp 2
+plan --stage 3 --gather module --tiles 3 --quantized-weights
+plan --sequence-parallel --pipeline zb-v
+plan --ranks 8 --tp 8 --heads 4 --pp 2
+plan --model gpt2 --tp 2 --ranks 4 --stage 1
+plan --partition-activations --cpu-checkpointing
+plan --recompute full --partition-activations --stash-window 1
+plan --pp 4 --ranks 4 --layers 3 --accumulate 4
+plan --pp 2 --accumulate 1 --pipeline zb-v --partition owner
+plan --pp 2 --stage 1 --pipeline interleaved --micro-batch-group 3 --accumulate 4
+plan --optimizer muon --partition slices --tp 2
+plan --optimizer adafactor --precision bf16-pure
+plan --compress fp16 --precision fp16 --offload optimizer=host
+plan --compress dgc --precision fp32 --stage 2
+plan --compress top-k --precision fp32 --skip-nonfinite --tp 2
+plan --compress int8 --partition owner --precision fp32
+plan --stage 3 --quantized-weights --quantized-gradients --ranks 1
+plan --stage 3 --quantized-weights --tp 2 --precision fp64
+plan --stage 3 --ranks 8 --hierarchical-gather --ranks-per-node 8
+plan --stage 3 --secondary-shard 3 --ranks 8 --lora-rank 4
+plan --stage 3 --secondary-shard 4 --ranks 8 --no-reshard-after-forward --partition owner
+plan --delayed-update 2 --stage 2 --offload params=host
+plan --stage 2 --offload params=host
+plan --stage 3 --offload optimizer=nvme --recipe deepspeed --persistent-grads
+plan --stage 1 --offload optimizer=host --optimizer muon --precision bf16-pure
+run --world mpi --ranks 3 --ranks-per-process 2
+run --sample é --vocab 100
+plan --model bert --sample x --optimizer sophia
+plan --model bert --optimizer sophia --stage 1
+plan --stage 2 --reduce-bucket 100 --partition owner --prefetch 1
+plan --stage 3 --prefetch 1 --prefetch-elements 5 --max-live 3
+plan --stage 1 --keep-upcast --own-grads-only --persistent-grads
+plan --fp32-softmax --attention flash --balance-ends --stage-layers 1,3
+plan --tp-comm-overlap --overlap-comm --stage 3
+plan --optimizer adam --momentum 0.9 --nesterov
+plan --freeze nothing.at.all --lora-rank 4
+plan --lora-rank 4 --lora-target rows
+plan --freeze * --stage 3 --quantized-gradients
+plan --stage 3 --quantized-weights --quantized-gradients --ranks-per-node 2 --hidden 20 --heads 2
+plan --context-parallel-size 2
+plan --num-experts 8
+plan --stge 3
+fit --model gpt2 --gpu h100 --ranks 4 --find mesh --tp 2
+fit --model gpt2 --ranks 4 --find offload --stage 0
+fit --model gpt2 --gpu h100 --find lora-rank --lora-rank 3
+explain --ranks 6 --tp 4
+"""
+"""Command lines that are refused, most with several things wrong: which one is named may not change."""
+
+
 def of_way(fields: Mapping[str, Any]) -> dict[str, Any]:
     """What a way's plans leave: events in both precisions, all figures, and those of short plans."""
     found: dict[str, Any] = {}

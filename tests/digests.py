@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent / "parallel"))
 
 import numpy as np
-from digest_ways import PAGES, of_page, of_way, ways
+from digest_ways import PAGES, REFUSED, of_page, of_way, ways
 from test_mesh_fuzz import MOST_RANKS, _fields
 
 from zerosim.config import RunConfig, plan_config
@@ -140,7 +140,7 @@ def take(path: Path, count: int) -> int:
         case += 1
     for name, fields in ways():
         found[f"way {name}"] = {"way": fields, "digests": digest({"way": fields})}
-    for name, line in PAGES.items():
+    for name, line in {**PAGES, **{f"refused {line}": line for line in REFUSED.strip().splitlines()}}.items():
         found[f"page {name}"] = {"page": line, "digests": digest({"page": line})}
     path.write_text(json.dumps(found, indent=0), encoding="utf-8")
     print(f"{count} of {case} cases drawn ran; {len(found)} in all")

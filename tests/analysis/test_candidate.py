@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from zerosim.analysis.candidate import candidate, candidate_at, taken_back, with_micro_batches
-from zerosim.config import RunConfig
+from zerosim.cli.main import main
+from zerosim.config import RunConfig, run
+from zerosim.config.parts import CAPABILITIES, Capability, Parts
+from zerosim.errors import InputError, wrong
 
 ROOT = Path(__file__).parents[2] / "zerosim"
 SEARCHES = (
     *(f"analysis/{name}.py" for name in ("search", "cheapest", "left_out", "advice", "changes", "models")),
     *(f"analysis/{name}.py" for name in ("meshes", "mesh_search", "offload_ways")),
-    *("cli/fit.py", "cli/fit_offload.py", "report/fit.py", "report/fit_offload.py"),
+    *("cli/fit.py", "cli/fit_search.py", "cli/fit_offload.py", "report/fit.py", "report/fit_offload.py"),
 )
 
 
@@ -55,3 +59,34 @@ def test_the_fewest_microbatches_are_those_that_a_pipeline_can_group() -> None:
     assert [with_micro_batches(grouped, fewest).sure().data.accumulate for fewest in (2, 4, 6, 7)] == [3, 5, 6, 8]
     refused = with_micro_batches(grouped, 2, heads=3)
     assert refused.field == "heads"
+
+
+GPT = "--model gpt --layers 2 --hidden 32 --heads 4 --seq 16"
+SEARCHED = (
+    f"plan {GPT} --ranks 4 --stage 0 --micro-batch 8 --limit 500KB",
+    f"plan {GPT} --ranks 4 --stage 1 --micro-batch 8 --limit 500KB",
+    f"fit {GPT} --ranks 4 --limit 2MB",
+    f"fit {GPT} --find ranks --limit 400KB",
+    f"fit {GPT} --ranks 4 --limit 2MB --find lora-rank",
+    f"fit {GPT} --ranks 4 --limit 2MB --find mesh",
+    f"fit {GPT} --ranks 2 --limit 500KB --find offload --host-memory 64GB",
+)
+
+
+@pytest.mark.parametrize("line", SEARCHED)
+def test_a_rule_that_refuses_candidates_ends_no_search(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new rule may refuse whatever is tried, but nothing that was typed."""
+    asked, refused = list[str](), set[str]()
+
+    def rules(parts: Parts) -> Iterator[InputError]:
+        mesh, given = parts.mesh, parts.parallel
+        what = (mesh.ranks, mesh.tp, mesh.pp, given.zero_stage, given.partition, parts.memory.recompute)
+        tried = repr((what, parts.offload.where, parts.data.micro_batch, parts.tuning.lora_rank, parts.gathering))
+        asked.append(tried)
+        if tried != asked[0] and sum(tried.encode()) % 2 == 0:
+            refused.add(tried)
+            yield wrong("bucket_bytes", ": a new rule refuses it")
+
+    monkeypatch.setattr(run, "CAPABILITIES", (*CAPABILITIES, Capability(rules)))
+    assert main(line.split()) in (0, 3)
+    assert refused

@@ -31,11 +31,10 @@ from zerosim.cli.parser import Parser
 from zerosim.cli.plan import planned_config
 from zerosim.comm.runtime import make_backend
 from zerosim.config import PLAN_DEFAULTS, RunConfig
-from zerosim.config.clock import CLOCK
+from zerosim.config.parts.clock import CLOCK
 from zerosim.device.device import Device
 from zerosim.train.build_model import build_model
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
+from zerosim.train.check_model import check_model
 from zerosim.train.plan import check_plan_of, peak_of
 
 SHARES = (0, 0.2, 0.5, 0.8, 0.95, 1)
@@ -60,8 +59,7 @@ def valid(seed: object, gone: Collection[str] = (), **fixed: Any) -> dict[str, A
         values = {name: value for name, value in _of_plans(values).items() if name not in gone}
         config = RunConfig(**{**PLAN_DEFAULTS, **values})
         model = build_model(config, Device(0, make_backend("meta")))
-        check_trained(config, model)
-        check_quantized(config, model)
+        check_model(config, model)
         check_plan_of(config)
         return values
 

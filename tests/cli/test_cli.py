@@ -25,7 +25,7 @@ from zerosim.cli.main import main
 from zerosim.cli.outputs import Output
 from zerosim.cli.parser import Parser
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.clock import CLOCK
+from zerosim.config.parts.clock import CLOCK
 from zerosim.train import run as experiment
 
 SIZES = ["--layers", "1", "--hidden", "16", "--heads", "2", "--seq", "8", "--ranks", "2", "--micro-batch", "1"]
@@ -184,7 +184,11 @@ def test_every_field_has_a_flag() -> None:
     help = parser.format_help()
     for name in OPTIONS:
         assert bool(re.search(rf"--{name.replace('_', '-')}[ ,\n]", help)) == (name not in CLOCK), name
-    assert sorted(OPTIONS) == sorted([*" ".join(options.GROUPS.values()).split(), *CLOCK])
+    groups = {title: [one.flat for one in group] for title, group in options.options_by_group().items()}
+    assert sorted(OPTIONS) == sorted([*(name for names in groups.values() for name in names), *CLOCK])
+    assert list(groups) == list(options.GROUPS)
+    for title, names in groups.items():
+        assert {OPTIONS[name].after for name in names} <= {"", title, *names}, title
 
 
 def test_flags_set_their_fields() -> None:

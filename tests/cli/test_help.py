@@ -10,7 +10,7 @@ from zerosim.cli.help import USUAL
 from zerosim.cli.main import VERBS, main
 from zerosim.cli.parser import flag_of
 from zerosim.config import OPTIONS
-from zerosim.config.clock import CLOCK
+from zerosim.config.parts.clock import CLOCK
 
 PAGES = [(), *((verb,) for verb in VERBS), ("export", "memory")]
 

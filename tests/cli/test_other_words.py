@@ -14,8 +14,7 @@ import pytest
 from zerosim.cli import fit, plan
 from zerosim.cli.main import main
 from zerosim.cli.parser import Parser, flag_of
-from zerosim.config.not_modelled import LACKING, WITHOUT_EFFECT, not_modelled
-from zerosim.config.other_words import CALLED, SWITCHES, TAKEN, called
+from zerosim.config.other_words import CALLED, LACKING, SWITCHES, TAKEN, WITHOUT_EFFECT, called, not_modelled
 
 BASE = "plan --json - --ranks 4 --layers 1 --hidden 16 --heads 4 --seq 8 --stage 1"
 MESH = "plan --json - --stage 1 --accumulate 2"

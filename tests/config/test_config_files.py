@@ -13,8 +13,8 @@ from config_files import FILES, file, model
 
 from zerosim.config import RunConfig
 from zerosim.config.huggingface.read import model_of, read_config_json
-from zerosim.config.model import ModelConfig
 from zerosim.config.numbers import NEUTRAL, UNSCALED, Kind, Numbers, Scaling
+from zerosim.config.parts.model import ModelConfig
 from zerosim.placement.families import DECODERS, t5
 
 EXPECTED = tomllib.loads((FILES / "expected.toml").read_text("utf-8"))

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from zerosim.config.clock import KERNELS
-from zerosim.config.parts import LOSSES
+from zerosim.config.parts.clock import KERNELS
+from zerosim.config.parts.memory import LOSSES
 from zerosim.config.presets import operators as table
 from zerosim.config.presets.operators import ALONE, TABLES, Operator, checked, operators
 from zerosim.device.work import (

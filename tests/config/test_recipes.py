@@ -10,7 +10,7 @@ import pytest
 
 from zerosim.analysis.formulas import BytesPerParameter, bytes_per_parameter, model_states, optimizer_step_states, total
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.parts import FLOATS
+from zerosim.config.parts.precision import FLOATS
 from zerosim.config.presets.recipes import NAMES, find_recipe, recipes
 from zerosim.errors import InputError
 

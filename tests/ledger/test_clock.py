@@ -21,12 +21,13 @@ from zerosim.config.run import plan_config
 from zerosim.device.events import COMPUTE, Copy, Kernel, Launch, Scope, Wait
 from zerosim.errors import InputError
 from zerosim.grading.waiting import OnPaper
-from zerosim.ledger.clock import Timeline, Track, simulate, step_time
+from zerosim.ledger.clock import Timeline, simulate, step_time
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
 from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.entries import Busy, Entry
 from zerosim.ledger.pace import PaceLedger
+from zerosim.ledger.tracks import Track
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.stages import Chunks

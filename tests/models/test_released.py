@@ -11,7 +11,7 @@ import pytest
 from built import builder
 
 from zerosim.config import RunConfig
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 from zerosim.config.released import CONFIG, INDEX, SINGLE
 from zerosim.config.safetensors import Planned, read_header, write_tensors
 from zerosim.errors import InputError

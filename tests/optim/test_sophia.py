@@ -14,7 +14,7 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.backends.forms import LogitForm
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
-from zerosim.config.parts import LOSSES
+from zerosim.config.parts.memory import LOSSES
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.run import plan_config

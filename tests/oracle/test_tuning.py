@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zerosim.config import RunConfig
-from zerosim.config.tuning import is_adapter
+from zerosim.config.parts.tuning import is_adapter
 from zerosim.train.run import run
 
 from .runs import tiny, train_zerosim

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zerosim.config import RunConfig
-from zerosim.config.tuning import is_adapter
+from zerosim.config.parts.tuning import is_adapter
 from zerosim.device.events import Alloc
 from zerosim.models.adapters import adapters_of, merged
 from zerosim.report.plan import formulas_agree

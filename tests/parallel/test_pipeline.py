@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zerosim.config import RunConfig
-from zerosim.config.parallel import ParallelConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.device.events import Event, Free, Save
 from zerosim.errors import Deadlock, InputError, Mismatch
 from zerosim.parallel.pipeline import BACKWARD, FORWARD, SCHEDULES, interleaved, received_early

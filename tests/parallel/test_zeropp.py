@@ -23,7 +23,7 @@ from zerosim.analysis.traffic import check_traffic
 from zerosim.backends.numpy.cast import BFLOAT16
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
-from zerosim.config.not_modelled import not_modelled
+from zerosim.config.other_words import not_modelled
 from zerosim.device.device import Kind
 from zerosim.device.events import Kernel, Launch, Message
 from zerosim.dtypes import dtype

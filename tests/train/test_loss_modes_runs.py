@@ -8,7 +8,7 @@ import pytest
 from test_shapes import assert_same_record, small
 
 from zerosim.config import RunConfig
-from zerosim.config.parts import LOSSES
+from zerosim.config.parts.memory import LOSSES
 from zerosim.functional.loss_modes import CHUNKED, MODES
 from zerosim.train.plan import plan
 from zerosim.train.run import run

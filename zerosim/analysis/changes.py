@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zerosim.analysis.candidate import Candidate, candidate, candidate_at, taken_back
 from zerosim.analysis.compare import last_whole_step
 from zerosim.config import OPTIONS, WITH_VALUES, RunConfig
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 from zerosim.errors import InputError
 from zerosim.ledger.memory import Snapshot
 from zerosim.train.result import RunResult

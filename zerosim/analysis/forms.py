@@ -15,8 +15,8 @@ from typing import NamedTuple
 from zerosim.analysis import formulas, zeropp
 from zerosim.analysis.formulas import BytesPerParameter, Form, Volume
 from zerosim.config import RunConfig
+from zerosim.config.parts.reduction import CASTS
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.config.zero import CASTS
 from zerosim.dtypes import dtype
 from zerosim.placement.memories import DEVICE, HOST
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from zerosim.analysis.candidate import Candidate, candidate, taken_back
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.parallel import ParallelConfig
-from zerosim.config.zero import Gathering, GradMemory, Reduction
+from zerosim.config.parts.gathering import Gathering
+from zerosim.config.parts.grads import GradMemory
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.reduction import Reduction
 
 _HOW = {name for part in (ParallelConfig, Reduction, Gathering, GradMemory) for name in part.options()}
 _MORE = {"dp_replicate", "secondary_shard", "stash_window", "foreach", "collective"}

@@ -18,7 +18,7 @@ from zerosim.analysis.formulas.letters import COUNTS
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.shares import Placed, Share, itemsizes, share_of, shared_grads
 from zerosim.config import RunConfig
-from zerosim.config.zero import CASTS
+from zerosim.config.parts.reduction import CASTS
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.parallel.compression.dgc import ratio_at
 from zerosim.parallel.pipeline import schedule_of

@@ -38,7 +38,7 @@ from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build_model import build_model
-from zerosim.train.check_trained import check_trained
+from zerosim.train.check_model import check_model
 from zerosim.train.plan import Figures, plan
 
 MOST = 5
@@ -263,7 +263,7 @@ def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
     shorter = list(accepted(candidate(config, layers=count * few) for count in (1, 2)))
     try:
         for one in shorter if config.tuning.is_on else ():
-            check_trained(one, build_model(one, Device(0, make_backend("meta"))))
+            check_model(one, build_model(one, Device(0, make_backend("meta"))))
     except InputError:
         return None
     return shorter if len(shorter) == 2 else None

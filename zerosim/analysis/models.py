@@ -40,7 +40,8 @@ def largest_models(
     device, named = Device(0, make_backend("meta")), list[tuple[int, str, RunConfig]]()
     for name in known_models():
         for asked in accepted([candidate(config, model=name)]):
-            named.append((build_model(RunConfig(model=name), device).num_parameters, name, asked))
+            for alone in accepted([candidate(RunConfig(), model=name)]):
+                named.append((build_model(alone, device).num_parameters, name, asked))
     tried, refusal = list[TriedModel](), None
     for numel, name, asked in sorted(named, key=lambda one: (-one[0], one[1])):
         kept = reserve(asked)

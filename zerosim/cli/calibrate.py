@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zerosim.cli.outputs import as_json, human_stream, output, show, written
 from zerosim.cli.parser import Parser, whole_number
 from zerosim.cli.streams import one_voice, stopwatch
-from zerosim.config.parts import FLOATS
+from zerosim.config.parts.precision import FLOATS
 from zerosim.errors import InputError, printable
 
 if TYPE_CHECKING:

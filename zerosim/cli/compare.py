@@ -21,9 +21,9 @@ from zerosim.cli.run import train
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
 from zerosim.config.option import known_word
-from zerosim.config.parts import FLOATS, PURE, ROUNDINGS
+from zerosim.config.parts.precision import FLOATS, PURE, ROUNDINGS
+from zerosim.config.parts.reduction import COMPRESSION_OPTIONS, COMPRESSIONS
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.config.zero import COMPRESSION_OPTIONS, COMPRESSIONS
 from zerosim.errors import DIFFERENCE, InputError, OutOfMemory
 
 if TYPE_CHECKING:

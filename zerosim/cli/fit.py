@@ -6,9 +6,7 @@ All answers come from runs on tensor shapes only.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,27 +21,16 @@ from zerosim.analysis.search import (
     most_that_fits,
     with_value,
 )
+from zerosim.cli.fit_search import leave_found, refuse, search_of, told_on
 from zerosim.cli.options import add_run_flags
-from zerosim.cli.outputs import Output, leave, output
 from zerosim.cli.parser import Parser, flag_of, whole_number
-from zerosim.cli.plan import (
-    add_device_flags,
-    add_time_flags,
-    device_cluster,
-    device_limit,
-    outside_values,
-    planned_config,
-)
-from zerosim.cli.streams import stopwatch
+from zerosim.cli.plan import add_device_flags, add_time_flags, planned_config
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.option import known_word
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from zerosim.report.fit import Search
     from zerosim.train.plan import Figures
 
 MOST_BYTES = 10**18
@@ -101,54 +88,6 @@ def main(args: argparse.Namespace) -> int:
         return find_offload(args)
     searches = {"mesh": find_meshes, "model": find_model}
     return searches.get(args.find, find_size)(args)
-
-
-def search_of(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> tuple[Search, Output | None]:
-    """Return the search and the output of its figures.
-
-
-    Raises: InputError without a device, and if the figures cannot be written.
-    """
-    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
-    if limit is None:
-        raise InputError(no_limit or "no memory size to fit into: pass --gpu NAME or --limit SIZE")
-    from zerosim.report.fit import Search
-
-    asked = candidate(config, capacity=None).sure()
-    return Search(args.find, asked, limit, device_cluster(args, limit), args.all), figures
-
-
-def told_on(args: argparse.Namespace) -> Callable[[str], None]:
-    """Print progress on stderr, with the seconds since now, if a person waits."""
-    return stopwatch(quiet=args.quiet or not sys.stderr.isatty())
-
-
-def leave_found(
-    args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, taken: int | None,
-    found: dict[str, Any], report: Callable[[], RenderableType],
-) -> int:  # fmt: skip
-    """Write what was `found` and show the report. Return 0 if something fits, 3 if nothing does.
-    `taken`: bytes of the best."""
-    outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
-    about = {"warnings": search.warnings(best, taken), "config": search.config.to_dict()}
-    about["notes"] = list(search.config.model.notes)
-    values = {"schema": 1, "find": search.find, **found, **outside, **about}
-    leave(args, figures, lambda: values, report)
-    return 3 if best is None else 0
-
-
-def refuse(args: argparse.Namespace, *names: str) -> None:
-    """Refuse the searched option. Raises: InputError if it was given."""
-    for name in names:
-        if hasattr(args, name):
-            value = getattr(args, name)
-            given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
-            raise InputError(f"{given}: the search varies it; leave it out")
-    for name in ("partition_activations", "cpu_checkpointing"):
-        if "recompute" in names and hasattr(args, name):
-            raise InputError(
-                f"{flag_of(name)}: --find recompute varies it; leave it out, and pass it to zerosim plan later"
-            )
 
 
 def find_size(args: argparse.Namespace) -> int:

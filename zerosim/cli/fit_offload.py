@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zerosim.cli.fit import leave_found, refuse, search_of, told_on
+from zerosim.cli.fit_search import leave_found, refuse, search_of, told_on
 from zerosim.cli.plan import planned_config
 from zerosim.errors import InputError
 from zerosim.units import format_bytes

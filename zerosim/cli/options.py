@@ -1,6 +1,6 @@
 """The flags of a run, and the RunConfig built from them and a scenario file.
 
-Every flag is a field of a part of `RunConfig`, which declares its type, help and default; this module groups them.
+Every flag is a field of a part of `RunConfig`, which declares its type, help, default and heading.
 Only flags that were given override the scenario. `RunConfig` checks values; an error names the flag or the
 file of the bad value.
 """
@@ -27,33 +27,15 @@ from zerosim.cli.parser import (
 )
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, WITH_VALUES, Option, RunConfig
 from zerosim.config.launcher import is_launched, mpirun_size, size_name
+from zerosim.config.parts.clock import CLOCK
 from zerosim.errors import InputError
 from zerosim.units import parse_bytes, parse_count
 
-GROUPS: Mapping[str, str] = {
-    "ranks and stage": "stage ranks dp_replicate ranks_per_node tp sequence_parallel keep_gathered pad_vocab "
-    "replica_reduction partition collective bucket_bytes reshard_after_forward keep_last_unit capacity allocator "
-    "allocator_conf parallel backend world ranks_per_process",
-    "pipeline": "pp pipeline virtual_stages micro_batch_group stage_layers balance_ends keep_last_inputs",
-    "model": "model layers hidden heads kv_heads head_dim ffn seq decoder_seq_length positions vocab tie_embeddings "
-    "dropout norm_eps rope_base params units",
-    "activations": "recompute partition_activations cpu_checkpointing offload_activations "
-    "stash_window saves attention fp32_softmax loss",
-    "recipe": "recipe transformer_engine gradient_accumulation_fusion overlap grad_reduction compress compress_block "
-    "compress_ratio compress_rank compress_warmup "
-    "reduce_bucket reduce_buffers overlap_reduction allgather_bucket overlap_param_gather grad_buckets "
-    "persistent_grads param_dtype_grads own_grads_only grad_sync upcast_grads keep_upcast "
-    "sub_group foreach keep_root_units gather tiles persistent_numel cast_shards prefetch prefetch_elements max_live",
-    "ZeRO++ and MiCS": "secondary_shard quantized_weights quantized_gradients hierarchical_gather",
-    "offload": "offload delayed_update nvme host_memory",
-    "training": "steps micro_batch accumulate optimizer lr relative_step aux_lr betas eps momentum nesterov "
-    "momentum_form scale_parameter weight_decay decay schedule warmup min_lr clip_norm lazy_states seed",
-    "what is trained": "freeze lora_rank lora_alpha lora_target lora_dropout base adapters",
-    "precision": "precision rounding grad_dtype master_init loss_scale initial_scale_power loss_scale_window "
-    "hysteresis min_loss_scale skip_nonfinite",
-    "data and weights": "data tokens weights tokenizer sample sample_tokens",
-}
-"""Titles in a verb's help, and the options under each. Options of the clock are under "time", in verbs with a clock."""
+GROUPS = (
+    *("ranks and stage", "pipeline", "model", "activations", "recipe", "ZeRO++ and MiCS", "offload", "training"),
+    *("what is trained", "precision", "data and weights"),
+)
+"""Headings of a verb's help, in order; others follow them. Options of the clock are in verbs with a clock."""
 
 _PLANNED = {
     "accumulate": "1; with --pp P 4P",
@@ -88,11 +70,24 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False)
     defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none", **_PLANNED} if planning else {}
     left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a run's values; flags override them")
-    for title, names in GROUPS.items():
-        if shown := [OPTIONS[name] for name in names.split() if name not in left_out]:
+    for title, options in options_by_group().items():
+        if shown := [option for option in options if option.flat not in left_out]:
             add = parser.add_argument_group(title).add_argument
             for option in shown:
                 add_flag(add, option, defaults)
+
+
+def options_by_group() -> dict[str, list[Option]]:
+    """Return the options under each heading, without the clock's: in the order of parts, except where an option says
+    which one it stands behind."""
+    found: dict[str, list[Option]] = {title: [] for title in GROUPS}
+    for option in sorted(OPTIONS.values(), key=lambda option: bool(option.after)):
+        if option.flat not in CLOCK:
+            group = found.setdefault(option.group, [])
+            names = [one.flat for one in group]
+            behind = names.index(option.after) + 1 if option.after in names else 0
+            group.insert(behind if option.after else len(group), option)
+    return found
 
 
 def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any] = MappingProxyType({})) -> None:

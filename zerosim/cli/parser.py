@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from zerosim.cli.help import HelpAll, Layout, short_help
-from zerosim.config.not_modelled import not_modelled
 from zerosim.config.option import known_word
-from zerosim.config.other_words import plain_word, taken
 from zerosim.errors import InputError, did_you_mean
 from zerosim.units import LONGEST_NUMBER, parse_bytes, parse_count, shown
 
@@ -54,6 +52,8 @@ class Parser(argparse.ArgumentParser):
             flag, help = left[0].split("=", 1)[0], f"{self.prog} --help{'-all' if self.usual else ''}"
             if not flag.startswith("-"):
                 raise InputError(f"unexpected {left[0]!r}: see {help}")
+            from zerosim.config.other_words import not_modelled  # the words of all parts, not at every start
+
             if (lacking := not_modelled(flag)) is None:
                 raise InputError(f"unknown flag {flag}{nearest(flag, self._actions_by_flag, help)}")
             others = [one for one in re.findall(r"--[a-z][\w-]*", lacking) if one not in self._actions_by_flag]
@@ -83,6 +83,8 @@ class Parser(argparse.ArgumentParser):
         known = self._actions_by_flag
         if not name.startswith("--") or name in known:
             return name, None
+        from zerosim.config.other_words import plain_word, taken  # not at every start
+
         option, value = taken(name)
         dashed, flag = flag_of(plain_word(name)), flag_of(f"no_{option}" if value is False else option)
         if dashed in known:

@@ -13,7 +13,7 @@ from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_va
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
-from zerosim.config.clock import CLOCK
+from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.config.presets.kernel_tables import EFFICIENT

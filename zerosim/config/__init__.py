@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zerosim.config.files import read_scenario as read_scenario
-    from zerosim.config.model import ModelConfig as ModelConfig
     from zerosim.config.option import Option as Option
     from zerosim.config.parts import OPTIONS as OPTIONS
-    from zerosim.config.parts import MemoryConfig as MemoryConfig
+    from zerosim.config.parts.memory import MemoryConfig as MemoryConfig
+    from zerosim.config.parts.model import ModelConfig as ModelConfig
     from zerosim.config.run import PLAN_DEFAULTS as PLAN_DEFAULTS
     from zerosim.config.run import WITH_VALUES as WITH_VALUES
     from zerosim.config.run import RunConfig as RunConfig
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "files": "read_scenario",
-    "model": "ModelConfig",
     "option": "Option",
-    "parts": "OPTIONS MemoryConfig",
+    "parts": "OPTIONS",
+    "parts.memory": "MemoryConfig",
+    "parts.model": "ModelConfig",
     "run": "PLAN_DEFAULTS WITH_VALUES RunConfig plan_config",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

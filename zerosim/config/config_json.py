@@ -10,7 +10,7 @@ from typing import Any
 from zerosim.config.huggingface.families import FAMILIES
 from zerosim.config.huggingface.read import OTHER_NAMES
 from zerosim.config.inputs import read_json
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {

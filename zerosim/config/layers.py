@@ -8,58 +8,16 @@ recipe's is set aside. Two given ones, or a given one and one of the optimizer's
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from zerosim.config.offload import OffloadConfig
-from zerosim.config.parts import OPTIONS, PURE
+from zerosim.config.parts import CAPABILITIES, OPTIONS
+from zerosim.config.parts.buckets import BUCKET
+from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.precision import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.config.presets.recipes import find_recipe, usual_recipe
 from zerosim.errors import wrong
 from zerosim.placement.memories import NVME
-
-
-class Exclusion(NamedTuple):
-    """Two options of which at most one may differ from its default. With `needs`, `first` may only if `second` does."""
-
-    first: str
-    second: str
-    why: str = ""
-    stages: tuple[int, ...] = (0, 1, 2, 3)
-    needs: bool = False
-
-
-_BUCKET = "a bucket gathers new parameters in the optimizer step"
-_READ = "the CPU still reads a gradient while the next step writes new ones"
-EXCLUSIONS = (
-    Exclusion("grad_reduction", "partition", "each gradient is reduced to its owner", (1, 2)),
-    Exclusion("compress", "partition", "the owner reduces gradients in place"),
-    Exclusion("compress", "grad_reduction", "compressed gradients arrive as local slices", (1, 2)),
-    Exclusion("secondary_shard", "partition", "owners hold whole units and have no secondary shard"),
-    Exclusion("secondary_shard", "reshard_after_forward", "without resharding, backward gathers nothing"),
-    Exclusion("quantized_weights", "partition", "the owner sends parameters in place"),
-    Exclusion("quantized_gradients", "partition", "the owner reduces gradients in place"),
-    Exclusion("quantized_gradients", "compress", "both choose how gradients are encoded"),
-    Exclusion("hierarchical_gather", "partition", "the owner sends parameters in place"),
-    Exclusion("hierarchical_gather", "quantized_weights", "int8 codes are gathered in one hop"),
-    Exclusion("reduce_bucket", "partition", "the owner reduces gradients in place"),
-    Exclusion("allgather_bucket", "partition", "the owner sends parameters in place"),
-    Exclusion("overlap_param_gather", "allgather_bucket", _BUCKET),
-    Exclusion("overlap_reduction", "reduce_bucket", "with a reduction buffer, choose reduce_buffers 2 to overlap"),
-    Exclusion("prefetch_elements", "prefetch", "one counts elements, the other counts units"),
-    Exclusion("max_live", "prefetch_elements", needs=True),
-    Exclusion("persistent_grads", "delayed_update", _READ, (2, 3)),
-    Exclusion("upcast_grads", "delayed_update", _READ),
-    Exclusion("keep_upcast", "upcast_grads", needs=True),
-    Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
-    Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
-    Exclusion("fp32_softmax", "attention", "flash attention saves no softmax"),
-    Exclusion("own_grads_only", "persistent_grads", "a permanent gradient buffer is never freed"),
-    Exclusion("overlap_comm", "reduce_bucket", needs=True),
-    Exclusion("tp_comm_overlap", "sequence_parallel", needs=True),
-    Exclusion("cast_shards", "offload", "the masters are not on the device"),
-    Exclusion("balance_ends", "stage_layers", "stage_layers already divides the layers"),
-)
-"""Checked in this order: a value that one exclusion sets aside no longer counts for the next."""
 
 
 def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -102,7 +60,7 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     if wish == "gather" and stage == 0:
         set_aside["overlap"] = "overlap 'gather', stage 0 gathers nothing"
     elif wish in ("gather", "all") and stage in (1, 2) and bucket:
-        set_aside["overlap"] = f"overlap {wish!r}, not with allgather_bucket {bucket}: {_BUCKET}"
+        set_aside["overlap"] = f"overlap {wish!r}, not with allgather_bucket {bucket}: {BUCKET}"
     return values, set_aside
 
 
@@ -134,7 +92,7 @@ def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> d
         return bool(values.get(name, OPTIONS[name].default) != OPTIONS[name].default)
 
     set_aside: dict[str, str] = {}
-    for first, second, why, stages, needs in EXCLUSIONS:
+    for first, second, why, stages, needs in (each for one in CAPABILITIES for each in one.exclusions):
         if stage not in stages or not is_on(first) or is_on(second) == needs:
             continue
         wins, loses = (first, second) if not needs and source[second].startswith("recipe ") else (second, first)

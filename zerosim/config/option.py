@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.units import LONGEST_NUMBER
@@ -39,6 +39,10 @@ class Option:
     also        other names that people type for its flag
     parse       turns text such as '32GB' into the value, or a word into its stored form
     stages      the ZeRO stages that have it: at another one it may only have its default
+    group       its heading in `--help-all`; by default its part's
+    after       the option behind which it stands there, or the heading; by default the last in its part's order
+    words       other frameworks' names for it, with the same values
+    switches    other frameworks' switches, and the value that each means
     follows     a recipe, an optimizer or a precision may set it (`layers.py`); its default is the paper's, with Adam
     """
 
@@ -54,6 +58,10 @@ class Option:
     also: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     stages: tuple[int, ...] = (0, 1, 2, 3)
+    group: str = ""
+    after: str = ""
+    words: str = ""
+    switches: Mapping[str, str | bool] = dataclasses.field(default_factory=dict)
     follows: bool = False
     # Read from the field itself:
     attribute: str = ""
@@ -135,10 +143,22 @@ def option(default: Any, help: str, *, follows: str = "", shown: str | None = No
     return dataclasses.field(default=default, metadata={"option": declared})
 
 
+class Exclusion(NamedTuple):
+    """Two options of which at most one may differ from its default. With `needs`, `first` may only if `second` does."""
+
+    first: str
+    second: str
+    why: str = ""
+    stages: tuple[int, ...] = (0, 1, 2, 3)
+    needs: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a configuration, with a value in every field. `RunConfig` builds it from values that `Option`
-    checked."""
+    checked. `group` is the heading of its options in `--help-all`."""
+
+    group: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         self._check()
@@ -160,6 +180,7 @@ def _options_of(part: type[Any]) -> Mapping[str, Option]:
             declared,
             flat=declared.flat or field.name,
             attribute=field.name,
+            group=declared.group or part.group,
             default=field.default,
             kinds=tuple(str(field.type).split(" | ")),
         )

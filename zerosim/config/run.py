@@ -1,6 +1,6 @@
 """A run's configuration: one frozen, validated value of fourteen parts, each resolved when it is built (`layers.py`).
 
-Every field of a part (`parts.py`, `model.py`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
+Every field of a part (`parts/`) is a keyword of `RunConfig(...)`, a flag of `zerosim run` (micro_batch is
 --micro-batch) and a key of a scenario file. Imports nothing heavy, so that `--help` and bad input answer at once.
 """
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.config.checks import check_together
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.layers import resolve
-from zerosim.config.not_modelled import not_modelled
-from zerosim.config.parts import OPTIONS, PARTS, Parts
+from zerosim.config.other_words import not_modelled
+from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
 from zerosim.placement.stages import Chunks, cut_layers, smallest_group
@@ -164,7 +163,9 @@ def _fill(config: RunConfig, before: RunConfig | None, values: Mapping[str, Any]
         object.__setattr__(config, part, before.model if is_same and before is not None else kind(**share))
     object.__setattr__(config, "given", given)
     object.__setattr__(config, "set_aside", set_aside)
-    check_together(config)
+    for capability in CAPABILITIES:
+        for error in capability.rules(config):
+            raise error
 
 
 def _check_known(names: Iterable[str], known: Collection[str], source: str) -> None:

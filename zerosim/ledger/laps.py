@@ -18,14 +18,12 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 from itertools import takewhile
 from math import frexp, inf, ulp
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from zerosim.device.events import Launch, Wait
 from zerosim.ledger.entries import Busy
+from zerosim.ledger.rank_clock import Calls, Line, Run
 from zerosim.placement.memories import DEVICE
-
-if TYPE_CHECKING:
-    from zerosim.ledger.clock import Calls, Line, Run
 
 MOST_BACK = 8
 """The most laps between two that are compared: a wave through a pipeline may take some until it comes again."""
@@ -48,7 +46,7 @@ class Laps:
 
     def __init__(self, runs: Mapping[int, Run], calls: Calls) -> None:
         self._runs, self._left, self._shots = list(runs.values()), 0, deque[_Shot](maxlen=MOST_BACK)
-        self._readers = {run: defaultdict["Line", int](int) for run in self._runs}  # of a rank's calls
+        self._readers = {run: defaultdict[Line, int](int) for run in self._runs}  # of a rank's calls
         counts = {len(run.reading.laps) for run in self._runs}
         if len(counts) > 1 or max(counts) < FEWEST or not all(map(_is_on_device, self._runs)):
             return

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerosim.config import RunConfig
-from zerosim.config.tuning import is_adapter
+from zerosim.config.parts.tuning import is_adapter
 
 
 def adapters_of(weights: Mapping[str, Any]) -> dict[str, Any]:

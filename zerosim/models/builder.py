@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.backends.forms import LogitForm
-from zerosim.config.model import ModelConfig
-from zerosim.config.tuning import ALL_TRAINED, TuningConfig
+from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
 from zerosim.device.device import Device
 from zerosim.dtypes import DType
 from zerosim.functional.policy import DEFAULT, ActivationPolicy

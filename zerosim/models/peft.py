@@ -14,10 +14,10 @@ from typing import Any
 
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_json
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.config.released import PEFT, PEFT_CONFIG
 from zerosim.config.safetensors import WRITTEN, Planned, read_header, write_tensors
-from zerosim.config.tuning import TuningConfig
 from zerosim.errors import InputError
 from zerosim.models.model import Shapes, check_names, check_shapes
 from zerosim.models.released import from_groups, grouped_names, stored_names, to_groups

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 from zerosim.config.released import stored_tensors
 from zerosim.config.safetensors import Stored
 from zerosim.errors import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerosim.config.config_json import config_json
-from zerosim.config.model import ModelConfig
+from zerosim.config.parts.model import ModelConfig
 from zerosim.config.released import CONFIG, INDEX, SINGLE
 from zerosim.config.safetensors import WRITTEN, Planned, write_tensors
 from zerosim.models.released import grouped_names, stored_names, to_groups

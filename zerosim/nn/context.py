@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from zerosim.config.model import ModelConfig
-from zerosim.config.tuning import ALL_TRAINED, TuningConfig
+from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn.group import Group
 from zerosim.nn.halves import Halves

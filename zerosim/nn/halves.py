@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zerosim.config.tuning import TuningConfig, is_adapter
+from zerosim.config.parts.tuning import TuningConfig, is_adapter
 from zerosim.nn.unit import Unit
 from zerosim.placement.block import Role
 from zerosim.tensor.flat import Flat

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from zerosim.config.tuning import ALL_TRAINED, TuningConfig
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
 from zerosim.device.device import Buffer, Device, Phase
 from zerosim.dtypes import DType
 from zerosim.nn.halves import stored_as

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Window
-from zerosim.config.tuning import ALL_LINEAR, matches
+from zerosim.config.parts.tuning import ALL_LINEAR, matches
 from zerosim.device.device import Buffer
 from zerosim.functional.linear import Linear, linear_result
 from zerosim.functional.lora import Adapted, Adapter, Down, Drop, add_adapters

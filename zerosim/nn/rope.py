@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from zerosim.backends.forms import Rope
-from zerosim.config.model import ModelConfig
 from zerosim.config.numbers import UNSCALED, Kind, Scaling
+from zerosim.config.parts.model import ModelConfig
 from zerosim.functional.rope_scaling import inverse_frequencies
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerosim.config.optim import OptimConfig
+from zerosim.config.parts.optim import OptimConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.optim.adafactor import Adafactor, AdafactorHF
 from zerosim.optim.adagrad import AdaGrad, RMSProp

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from zerosim.comm.groups import Groups
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Phase
 from zerosim.optim.updater import Updater
 from zerosim.parallel import update

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zerosim.config import RunConfig
-from zerosim.config.zero import Gathering
+from zerosim.config.parts.gathering import Gathering
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
 from zerosim.parallel.gathers import AllGather

@@ -43,7 +43,7 @@ from typing import Any
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.config import RunConfig
-from zerosim.config.parallel import ParallelConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
 from zerosim.parallel.pieces import Pieces, Place

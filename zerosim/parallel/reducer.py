@@ -20,7 +20,7 @@ from typing import Any
 
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.schedule import Timetable

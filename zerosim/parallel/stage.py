@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Device
 from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.tensor.flat import Flat, in_turn

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from zerosim.comm.groups import Groups
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer
 from zerosim.optim.updater import Updater
 from zerosim.parallel.upcast import upcast

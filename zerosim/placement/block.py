@@ -1,7 +1,7 @@
 """A decoder as a row: the maps and norms of its block, their names, layouts, widths and roles, and what stands around.
 
-Structure is here; numbers, such as widths, are in `config/model.py`. Layers, adapters, recompute, reach and work read
-which maps a block has from its row. Closed forms have a list of their own, and a test compares the two.
+Structure is here; numbers, such as widths, are in `config/parts/model.py`. Layers, adapters, recompute, reach and work
+read which maps a block has from its row. Closed forms have a list of their own, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
 from zerosim.config import PLAN_DEFAULTS, WITH_VALUES, RunConfig
-from zerosim.config.clock import CLOCK
+from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.report import words
 from zerosim.report.explain_sections import PRINTED, SECTIONS, Asked, Section, gigabytes

@@ -13,7 +13,8 @@ from zerosim.analysis.interval import Interval, is_host_bound, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError
-from zerosim.ledger.clock import StepTime, Track
+from zerosim.ledger.clock import StepTime
+from zerosim.ledger.tracks import Track
 from zerosim.placement.mesh import what_for
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled

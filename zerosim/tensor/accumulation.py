@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from zerosim.backends.kernels import Array
-from zerosim.config.zero import GradMemory
+from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.placement.layout import Row, Rows

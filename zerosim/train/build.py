@@ -21,8 +21,7 @@ from zerosim.placement.mesh import DATA, STATES
 from zerosim.tensor.flat import Flat
 from zerosim.train.build_model import build_model, is_trained
 from zerosim.train.build_strategy import build_strategy, layout_of, stage_chunks
-from zerosim.train.check_quantized import check_quantized
-from zerosim.train.check_trained import check_trained
+from zerosim.train.check_model import check_model
 from zerosim.train.pieces import pieces_of
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.repeats import repeating
@@ -38,8 +37,7 @@ class Whole(NamedTuple):
 def declare(config: RunConfig) -> Whole:
     """Declare the whole model of a run. Raises: InputError if its buffers do not suit the configuration."""
     model = build_model(config, Device(0, make_backend("meta")))
-    check_trained(config, model)
-    check_quantized(config, model)
+    check_model(config, model)
     model.reach(trained_of(config, model))
     return Whole(model, layout_of(config, model))
 

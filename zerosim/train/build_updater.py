@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zerosim.config import RunConfig
-from zerosim.config.parts import PrecisionConfig
+from zerosim.config.parts.precision import PrecisionConfig
 from zerosim.optim.control import StepControl
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer

@@ -1,9 +1,11 @@
-"""Check that the buffers of a run's model can be cut into groups of codes (ZeRO++)."""
+"""Rules for the buffers of a run's model that are cut into groups of codes (ZeRO++)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from zerosim.config import RunConfig
-from zerosim.errors import wrong
+from zerosim.errors import InputError, wrong
 from zerosim.models.model import Model
 from zerosim.parallel.compression.groups import ALIGNED
 from zerosim.placement.partition import slice_size
@@ -13,8 +15,8 @@ SMALL = 100_000
 """Tensors of at most this number of elements stay gathered in DeepSpeed (stage3_param_persistence_threshold)."""
 
 
-def check_quantized(config: RunConfig, model: Model) -> None:
-    """Check the buffers. Raises: InputError for a buffer whose slices are no whole groups."""
+def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
+    """Yield a buffer whose slices are no whole groups."""
     ranks, flats = config.mesh.shards, [flat.spec for flat in model.flats]
     for name, is_on, fits, what in (
         ("quantized_weights", config.gathering.quantized_weights, _has_groups, f"not a multiple of {ALIGNED}"),
@@ -35,7 +37,7 @@ def check_quantized(config: RunConfig, model: Model) -> None:
         if fits is _has_groups and wrong_one.num_parameters <= SMALL:
             more = int(config.gathering.gather == "unit")
             choose += f"persistent_numel {wrong_one.num_parameters + more}, which keeps it gathered, or "
-        raise wrong(
+        yield wrong(
             name,
             f": of {wrong_one.name} each of {ranks} ranks has {slice_size(wrong_one.numel, ranks):,} elements, {what}; "
             f"{choose}sizes that {ALIGNED} x {ranks} divides",

@@ -1,21 +1,20 @@
-"""Check the patterns of a run's `TuningConfig` against its model, whose names are known once it is declared."""
+"""Rules for the patterns of a run's `TuningConfig`: its model's names are known once it is declared."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zerosim.config import RunConfig
-from zerosim.config.tuning import ALL_LINEAR, matches
-from zerosim.errors import did_you_mean, wrong
+from zerosim.config.parts.tuning import ALL_LINEAR, matches
+from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.models.model import Model
 from zerosim.nn.lora import is_target
 from zerosim.placement.layout import Layout
 
 
-def check_trained(config: RunConfig, model: Model) -> None:
-    """Check the patterns. Raises: InputError for a pattern that matches no parameter, and if nothing is left to
-    train."""
+def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
+    """Yield a pattern that matches no parameter, and what leaves nothing to train."""
     tuning = config.tuning
     if not tuning.is_on:
         return
@@ -23,17 +22,17 @@ def check_trained(config: RunConfig, model: Model) -> None:
     for pattern in tuning.patterns:
         word = pattern.removeprefix("!")
         if not any(matches(word, name) for name in names):
-            raise wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
+            yield wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
     maps = config.model.decoder.targets(*config.model.depths) if tuning.lora_rank else {}
     for word in tuning.targets:
         if not any(is_target(word, name, one.words, is_part=one.columns is not None) for name, one in maps.items()):
             known = [*config.model.decoder.words, ALL_LINEAR]
             near = did_you_mean(word, known, nearest(word, names))
-            raise wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
+            yield wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
     if tuning.base is not None and not any(flat.stored for flat in model.flats):
-        raise wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave base out, or freeze one")
+        yield wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave base out, or freeze one")
     if not any(map(tuning.trains, names)):
-        raise wrong("freeze", f" {tuning.freeze!r}: everything is frozen; train something, as '*,!{names[-1]}' does")
+        yield wrong("freeze", f" {tuning.freeze!r}: everything is frozen; train something, as '*,!{names[-1]}' does")
 
 
 def nearest(word: str, names: Sequence[str]) -> str:

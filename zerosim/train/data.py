@@ -18,8 +18,8 @@ import numpy as np
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_file
 from zerosim.config.npz import open_npz
+from zerosim.config.parts.tuning import is_adapter
 from zerosim.config.released import is_released
-from zerosim.config.tuning import is_adapter
 from zerosim.errors import InputError
 from zerosim.models.model import Shapes, check_names, check_shapes
 from zerosim.models.peft import read_adapters

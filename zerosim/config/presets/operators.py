@@ -12,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from zerosim.config.clock import KERNELS
+from zerosim.config.parts.clock import KERNELS
 from zerosim.config.presets.hardware import packaged
 from zerosim.errors import InputError, did_you_mean, wrong
 

@@ -16,7 +16,8 @@ from itertools import groupby
 from typing import Any
 
 from zerosim.device.events import COMPUTE
-from zerosim.ledger.clock import Span, Timeline, Track
+from zerosim.ledger.clock import Timeline
+from zerosim.ledger.tracks import Span, Track
 from zerosim.verbs import MESSAGES
 
 NS = 1e9

@@ -17,7 +17,8 @@ from matplotlib.ticker import MaxNLocator
 
 from zerosim.device.events import COMPUTE, CPU, Event
 from zerosim.errors import InputError, wrong
-from zerosim.ledger.clock import Timeline, Track
+from zerosim.ledger.clock import Timeline
+from zerosim.ledger.tracks import Track
 from zerosim.report.names import kind_words, listed
 from zerosim.report.plots.axes import BLOCK, block, bytes_axis, rows_axis, ticks
 from zerosim.report.plots.history import InTime, live_in_time

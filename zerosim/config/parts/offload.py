@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import Part, option
+from zerosim.config.option import Exclusion, Part, option
+from zerosim.config.parts.grads import GradMemory
+from zerosim.config.parts.optim import OptimConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.precision import PrecisionConfig
+from zerosim.config.parts.reduction import Reduction
+from zerosim.config.parts.world import WorldConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.placement.memories import DEVICE, HOST, MEMORIES, NVME
 from zerosim.units import MOST_BYTES, parse_bytes
@@ -39,6 +46,8 @@ def read_offload(text: str) -> str:
 class OffloadConfig(Part):
     """Which model states lie in the host's memory or on NVMe drives, and how large these are."""
 
+    group = "offload"
+
     where: str = option(
         "", "stages 1 to 3: keep masters and optimizer states in host memory or on NVMe, where the host's CPU updates "
         "them (ZeRO-Offload). Gradients follow them. Stage 3: parameters too (ZeRO-Infinity)", flat="offload",
@@ -46,8 +55,7 @@ class OffloadConfig(Part):
     )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
-        "end", metavar="DIR",
-        shown="none",
+        "end", metavar="DIR", shown="none",
     )  # fmt: skip
     host_memory: int | None = option(
         None, "the host memory of a node, which its ranks share; exceeding it ends the run",
@@ -86,3 +94,70 @@ class OffloadConfig(Part):
     def by_state(self) -> Mapping[str, str]:
         """By the name of a layout's row."""
         return {row: self.memory_of(what) for what, row in STATES.items()}
+
+
+EXCLUSIONS = (Exclusion("cast_shards", "offload", "the masters are not on the device"),)
+
+
+def rules(
+    offload: OffloadConfig, parallel: ParallelConfig, optim: OptimConfig, precision: PrecisionConfig,
+    reduction: Reduction, grads: GradMemory, world: WorldConfig,
+) -> Iterator[InputError]:  # fmt: skip
+    """Yield what offloading refuses of ZeRO stage, optimizer, formats and backend."""
+    if not offload.is_on:
+        return
+
+    stage = parallel.zero_stage
+
+    def refuse(why: str) -> InputError:
+        return wrong("offload", f" {offload.where!r}: {why}")
+
+    if offload.memory_of("params") != DEVICE and stage < 3:
+        yield refuse(
+            f"stage {stage} keeps whole parameters on every device (DeepSpeed takes offload_param there and ignores "
+            "it without a word); choose stage 3, or leave params out"
+        )
+    if world.backend == "cuda":
+        yield refuse("backend cuda runs no kernels on the host; choose backend numpy, or use zerosim plan")
+    if parallel.partition == "owner" and offload.memory_of("optimizer") == NVME:
+        yield refuse("NVMe stores slices in tiles, not whole units; choose partition slices, or optimizer=host")
+    if offload.memory_of("optimizer") == DEVICE:
+        if not precision.has_masters and offload.memory_of("params") != DEVICE:
+            kind = precision.param_dtype
+            yield refuse(f"the device updates {kind} parameters in place; offload the optimizer too, or choose bf16")
+        return
+    if OPTIMIZERS[optim.optimizer].cut != "elements" or OPTIMIZERS[optim.optimizer].estimates_every:
+        yield refuse(
+            f"the CPU updates element by element, but {optim.optimizer} needs more; choose adam, adamw or lion"
+        )
+    if precision.is_pure:
+        yield refuse(f"{precision.param_dtype} has no masters for the CPU to update; choose precision bf16")
+    if precision.param_dtype == "fp64":
+        yield refuse("masters on the CPU are fp32, too narrow for fp64; choose precision fp32, bf16 or fp16")
+    if reduction.is_encoded:
+        yield refuse(f"compress {reduction.compress!r} keeps its residual on the device; leave one of them out")
+    if offload.memory_of("grads") == NVME and grads.lasts:
+        yield wrong("persistent_grads", f": gradients on NVMe ({offload.where}) have no permanent buffer; leave it out")
+
+
+WORDS = (
+    (
+        "*optimizer_offload *offload_optimizer* *optimizer_cpu_offload zero_offload",
+        "--offload optimizer=host, or optimizer=nvme",
+    ),
+    ("*offload_param *offload_param_* *offload_param.* *cpu_offload_param", "--offload params=host, or params=nvme"),
+    (
+        "*offload_params *cpu_offload *enable_cpu_offload",
+        "--offload optimizer=host,params=host at stage 3, optimizer=host below it",
+    ),
+    ("zero_infinity *nvme_path", "--offload optimizer=nvme,params=nvme, with --nvme DIR in a run"),
+)
+
+
+LACKING = (
+    (
+        "*optimizer_offload_fraction super_offload zenflow*",
+        "an optimizer that is offloaded in part",
+        "--offload optimizer=host moves all of it",
+    ),
+)

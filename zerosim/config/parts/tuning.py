@@ -1,4 +1,4 @@
-"""The part of a configuration for fine-tuning: frozen parameters, adapters (LoRA), the base's format.
+"""Fine-tuning: frozen parameters, adapters (LoRA), the base's format.
 
 A pattern names parameters by a run of the dotted parts of their names, with shell wildcards in each part: `h.0` is a
 block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns the last matching one decides, and
@@ -7,11 +7,13 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from zerosim.config.option import Part, option
-from zerosim.errors import wrong
+from zerosim.config.parts.model import ModelConfig
+from zerosim.errors import InputError, wrong
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -22,11 +24,12 @@ ALL_LINEAR = "all-linear"
 class TuningConfig(Part):
     """Which parameters are trained, and the adapters trained beside them."""
 
+    group = "what is trained"
+
     freeze: str | None = option(
         None, "parameters that are not trained: a block (h.0), a map (c_attn), all biases (*.bias). Put commas between "
         "several patterns; '!PATTERN' trains the parameters after all. With --lora-rank all parameters except adapters "
-        "are frozen from the start",
-        metavar="PATTERN,...", shown="none",
+        "are frozen from the start", metavar="PATTERN,...", shown="none",
     )  # fmt: skip
     lora_rank: int = option(
         0, "train adapters of this rank beside frozen linear maps (LoRA); 0: none", low=0, high=10**5, metavar="R",
@@ -43,7 +46,7 @@ class TuningConfig(Part):
     lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
-        choices=("nf4",), shown="as parameters are",
+        choices=("nf4",), shown="as parameters are", switches={"load_in_4bit": "nf4"},
     )  # fmt: skip
     adapters: str | None = option(
         None, "adapters to start from, by name, in a file from --save-adapters; or a folder that PEFT wrote",
@@ -104,3 +107,39 @@ def matches(pattern: str, name: str) -> bool:
     """Return whether a pattern matches a run of the dotted parts of a parameter's name."""
     wanted, parts = pattern.split("."), name.split(".")
     return any(all(map(fnmatchcase, parts[start:], wanted)) for start in range(len(parts) - len(wanted) + 1))
+
+
+def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
+    """Yield what is wrong with adapters and a quantized base of this model."""
+    if tuning.lora_rank and not model.has_blocks:
+        yield wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
+    if tuning.lora_rank > model.hidden:
+        yield wrong("lora_rank", f" {tuning.lora_rank}: more than hidden {model.hidden}; choose a smaller rank")
+    if tuning.base is not None:
+        if not tuning.is_on:
+            yield wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
+        if not model.has_blocks:
+            yield wrong("base", f" {tuning.base!r}: model {model.family} has no blocks; leave it out")
+
+
+WORDS = (
+    ("qlora", "--lora-rank R --base nf4"),
+    ("lora use_lora use_peft adapter finetuning_type", "--lora-rank R for LoRA, with --base nf4 for QLoRA"),
+    ("quantization quantization_* bnb_4bit_* double_quantization", "--base nf4 for 4 bits, with --lora-rank R"),
+    ("lora_target_linear", "--lora-target all-linear"),
+    ("freeze_* unfrozen_parameters", "--freeze PATTERN,..., where !PATTERN is trained"),
+)
+
+
+LACKING = (
+    (
+        "peft* use_dora use_galore use_apollo use_badam",
+        "PEFT's other methods",
+        "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
+    ),
+    (
+        "zero_quantized_nontrainable_weights zeropp_loco* quantiz* load_in_8bit",
+        "frozen weights in int8, or error feedback for ZeRO++'s codes (LoCo)",
+        "--base nf4 keeps a frozen base in 4 bits, and --compress has error feedback",
+    ),
+)

@@ -1,4 +1,4 @@
-"""The model's part of a configuration: a family and all its sizes; a name fills in those that were not given."""
+"""The model: a family and all its sizes; a name fills in those that were not given."""
 
 from __future__ import annotations
 
@@ -24,54 +24,71 @@ class ModelConfig(Part):
     """The model to train: `name` is a family, a preset's name, or the path of a Hugging Face config.json or its folder.
     Sizes in elements."""
 
+    group = "model"
+
     name: str = option(
         "gpt", "gpt, llama, mlp, flat, or another family, such as qwen3; a preset such as gpt2-xl, gpt3-175b, 1t, "
         "llama3-8b (zerosim zoo models lists presets and families); or a Hugging Face config.json, or a folder with "
-        "one", flat="model", metavar="NAME",
+        "one", flat="model", metavar="NAME", words="model_name_or_path base_model",
     )  # fmt: skip
-    layers: int = option(None, "blocks", low=1, high=100_000, metavar="L", shown=OF_MODEL)
-    hidden: int = option(None, "width", low=1, high=10**7, metavar="D", shown=OF_MODEL)
+    layers: int = option(
+        None, "blocks", low=1, high=100_000, metavar="L", shown=OF_MODEL,
+        words="num_layers num_hidden_layers n_layer n_layers",
+    )  # fmt: skip
+    hidden: int = option(
+        None, "width", low=1, high=10**7, metavar="D", shown=OF_MODEL, words="hidden_size n_embd d_model"
+    )
     heads: int = option(
-        None, "attention heads; their number divides the width", low=1, high=10**7, metavar="H", shown=OF_MODEL
-    )
+        None, "attention heads; their number divides the width", low=1, high=10**7, metavar="H", shown=OF_MODEL,
+        words="num_attention_heads num_heads n_head n_heads",
+    )  # fmt: skip
     kv_heads: int = option(
-        None, "heads of keys and values, each for several of queries", low=1, high=10**7, metavar="KV", shown=OF_MODEL
-    )
+        None, "heads of keys and values, each for several of queries", low=1, high=10**7, metavar="KV", shown=OF_MODEL,
+        words="num_key_value_heads num_kv_heads n_kv_heads num_query_groups",
+    )  # fmt: skip
     head_dim: int = option(
-        None, "columns of an attention head", low=1, high=10**5, metavar="E", shown="the model's; else D / H"
-    )
-    ffn: int = option(None, "width of the feed-forward layers", low=1, high=10**8, metavar="F", shown=OF_MODEL)
+        None, "columns of an attention head", low=1, high=10**5, metavar="E", shown="the model's; else D / H",
+        words="kv_channels",
+    )  # fmt: skip
+    ffn: int = option(
+        None, "width of the feed-forward layers", low=1, high=10**8, metavar="F", shown=OF_MODEL,
+        words="ffn_hidden_size intermediate_size d_ff",
+    )  # fmt: skip
     seq: int = option(
-        None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL, also=("--seq-len",)
-    )
+        None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL,
+        also=("--seq-len",),
+        words="seq_length sequence_len cutoff_len max_length max_seq_length model_max_length block_size "
+        "training.seq_len",
+    )  # fmt: skip
     decoder_seq_length: int | None = option(
         None, "tokens per row of the decoder beside an encoder", low=1, high=10**8, metavar="T", shown="--seq",
     )  # fmt: skip
     positions: int = option(
-        None, "rows of a table of learned positions", low=1, high=10**8, metavar="T", shown=OF_MODEL
+        None, "rows of a table of learned positions", low=1, high=10**8, metavar="T", shown=OF_MODEL,
+        words="max_position_embeddings",
+    )  # fmt: skip
+    vocab: int = option(
+        None, "vocabulary size; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL, words="vocab_size"
     )
-    vocab: int = option(None, "vocabulary size; 256 for bytes", low=2, high=10**8, metavar="V", shown=OF_MODEL)
-    tie_embeddings: bool = option(None, "the head shares the token table", shown=OF_MODEL)
+    tie_embeddings: bool = option(
+        None, "the head shares the token table", shown=OF_MODEL, switches={"untie_embeddings_and_output_weights": False}
+    )
     dropout: float = option(None, "probability of dropping an activation", below=1, metavar="P", shown=OF_MODEL)
-    norm_eps: float = option(None, "number added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL)
-    rope_base: float = option(None, "base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL)
+    norm_eps: float = option(
+        None, "number added to a norm's variance", above=0, high=1, metavar="EPS", shown=OF_MODEL,
+        words="norm_epsilon rms_norm_eps layer_norm_epsilon",
+    )  # fmt: skip
+    rope_base: float = option(
+        None, "base of the rotary angles", low=1, metavar="BASE", shown=OF_MODEL, words="rope_theta rotary_base"
+    )
     params: int | None = option(
-        None,
-        "flat: number of parameters, such as 7.5B",
-        low=1,
-        high=10**15,
-        metavar="COUNT",
-        shown=OF_MODEL,
+        None, "flat: number of parameters, such as 7.5B", low=1, high=10**15, metavar="COUNT", shown=OF_MODEL,
         parse=parse_count,
-    )
+    )  # fmt: skip
     units: int | None = option(
-        None,
-        "flat: number of units that the parameters are divided into",
-        low=1,
-        high=100_000,
-        metavar="U",
+        None, "flat: number of units that the parameters are divided into", low=1, high=100_000, metavar="U",
         shown=OF_MODEL,
-    )
+    )  # fmt: skip
     family: str = dataclasses.field(init=False, default="")  # gpt, llama, mlp, flat, ...: the family of `name`
     numbers: Numbers = dataclasses.field(init=False, default=NEUTRAL)
     _decoder: Decoder | None = dataclasses.field(init=False, default=None, repr=False)
@@ -254,3 +271,21 @@ def _is_path(name: str) -> bool:
     """Return whether a model's name is a path: of a config.json, or of a folder with one."""
     is_path = name.endswith(".json") or "/" in name or os.sep in name or name in (".", "..")
     return is_path or (os.path.isdir(name) and name.lower() not in known_models())
+
+
+WORDS = (
+    ("*packing pad_to_sequence_len", "--seq T: every row is full"),
+    (
+        "swiglu normalization position_embedding_type use_rotary_position_embeddings disable_bias_linear "
+        "group_query_attention",
+        "--model llama, with RMSNorm, rotary positions, SwiGLU, --kv-heads and no biases, or --model gpt without them",
+    ),
+    ("hidden_dropout attention_dropout resid_pdrop attn_pdrop embd_pdrop", "--dropout P, one rate for all"),
+    ("model.name model.flavor", "--model NAME, such as llama3-8b (zerosim zoo lists them)"),
+)
+
+
+LACKING = (
+    ("ep ep_size *expert* moe* num_experts*", "expert parallelism or mixtures of experts", "Every model here is dense"),
+    ("sliding_window* window_size", "attention in windows", "Attention always covers the whole context"),
+)

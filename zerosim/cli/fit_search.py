@@ -1,0 +1,68 @@
+"""What the searches of `zerosim fit` share: the device, refused options, progress, and the answer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from zerosim.analysis.candidate import candidate
+from zerosim.cli.outputs import Output, leave, output
+from zerosim.cli.parser import flag_of
+from zerosim.cli.plan import device_cluster, device_limit, outside_values
+from zerosim.cli.streams import stopwatch
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from zerosim.report.fit import Search
+
+
+def search_of(args: argparse.Namespace, config: RunConfig, no_limit: str = "") -> tuple[Search, Output | None]:
+    """Return the search and the output of its figures.
+
+    Raises: InputError without a device, and if the figures cannot be written.
+    """
+    limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
+    if limit is None:
+        raise InputError(no_limit or "no memory size to fit into: pass --gpu NAME or --limit SIZE")
+    from zerosim.report.fit import Search
+
+    asked = candidate(config, capacity=None).sure()
+    return Search(args.find, asked, limit, device_cluster(args, limit), args.all), figures
+
+
+def told_on(args: argparse.Namespace) -> Callable[[str], None]:
+    """Print progress on stderr, with the seconds since now, if a person waits."""
+    return stopwatch(quiet=args.quiet or not sys.stderr.isatty())
+
+
+def leave_found(
+    args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, taken: int | None,
+    found: dict[str, Any], report: Callable[[], RenderableType],
+) -> int:  # fmt: skip
+    """Write what was `found` and show the report. Return 0 if something fits, 3 if nothing does.
+    `taken`: bytes of the best."""
+    outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
+    about = {"warnings": search.warnings(best, taken), "config": search.config.to_dict()}
+    about["notes"] = list(search.config.model.notes)
+    values = {"schema": 1, "find": search.find, **found, **outside, **about}
+    leave(args, figures, lambda: values, report)
+    return 3 if best is None else 0
+
+
+def refuse(args: argparse.Namespace, *names: str) -> None:
+    """Refuse the searched option. Raises: InputError if it was given."""
+    for name in names:
+        if hasattr(args, name):
+            value = getattr(args, name)
+            given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
+            raise InputError(f"{given}: the search varies it; leave it out")
+    for name in ("partition_activations", "cpu_checkpointing"):
+        if "recompute" in names and hasattr(args, name):
+            raise InputError(
+                f"{flag_of(name)}: --find recompute varies it; leave it out, and pass it to zerosim plan later"
+            )

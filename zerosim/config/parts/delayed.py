@@ -1,0 +1,28 @@
+"""The CPU's update during the next step: an option of `grads.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerosim.config.option import Exclusion
+from zerosim.config.parts.grads import GradMemory
+from zerosim.config.parts.offload import OffloadConfig
+from zerosim.errors import InputError, wrong
+from zerosim.placement.memories import DEVICE
+
+_READ = "the CPU still reads a gradient while the next step writes new ones"
+EXCLUSIONS = (
+    Exclusion("persistent_grads", "delayed_update", _READ, (2, 3)),
+    Exclusion("upcast_grads", "delayed_update", _READ),
+)
+
+
+def rules(grads: GradMemory, offload: OffloadConfig) -> Iterator[InputError]:
+    """Yield a delay where the device takes the optimizer step."""
+    if (late := grads.late) and offload.memory_of("optimizer") == DEVICE:
+        where = (
+            f"offload {offload.where!r} leaves the optimizer step on the device"
+            if offload.is_on
+            else "the device takes the optimizer step"
+        )
+        yield wrong("delayed_update", f" {late}: {where}, so no update is delayed; choose offload optimizer=host")

@@ -1,0 +1,80 @@
+"""The memory of gradients, in which the ZeRO of frameworks differs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradMemory(Part):
+    """Which gradient buffers exist, and for how long. The paper's: from backward until the step.
+
+    Megatron's `persistent` buffer is contiguous, and each weight's gradient is added to it; DeepSpeed's is stage 3's
+    flat buffer of the local slice.
+    """
+
+    group = "recipe"
+
+    persistent: bool = option(
+        False, "keep the buffer of the stored gradients (all of them, or the local slice) for the whole run",
+        flat="persistent_grads", follows=OF_RECIPE, after="overlap_param_gather",
+    )  # fmt: skip
+    param_dtype: bool = option(
+        False, "backward computes gradients in the parameters' dtype, and casts them when they are stored or reduced",
+        flat="param_dtype_grads", follows=OF_RECIPE, after="persistent_grads",
+    )  # fmt: skip
+    own_only: bool = option(
+        False, "stage 1: a rank frees all gradients except its own slice when backward ends", flat="own_grads_only",
+        stages=(1,), follows=OF_RECIPE, after="param_dtype_grads",
+    )  # fmt: skip
+    sync: bool = option(
+        True, "stages 2 and 3: reduce gradients in every microbatch. Otherwise each rank accumulates whole gradients "
+        "and reduces them in the last microbatch (FSDP2's set_requires_gradient_sync(False))", flat="grad_sync",
+        also=("--sync",), stages=(2, 3), after="own_grads_only",
+    )  # fmt: skip
+    buckets: str = option(
+        "none", "stage 0: reduce gradients in place (none), reduce in permanent buckets and copy back (copies), or let "
+        "gradients live in such buckets (views; DDP's gradient_as_bucket_view)", flat="grad_buckets",
+        choices=("none", "copies", "views"),
+        stages=(0,), follows=OF_RECIPE, after="overlap_param_gather", switches={"gradient_as_bucket_view": "views"},
+    )  # fmt: skip
+    fused: bool = option(
+        False, "with --persistent-grads: matrix products of a block's linear maps add to the gradient buffer. "
+        "Transformer Engine returns a dummy in place of each gradient, and keeps one dummy for each shape of weight",
+        flat="gradient_accumulation_fusion", stages=(0, 1), follows=OF_RECIPE, after="transformer_engine",
+    )  # fmt: skip
+    upcast: bool = option(
+        False, "the optimizer step first copies its gradients to fp32", flat="upcast_grads", follows=OF_RECIPE,
+        after="grad_sync",
+    )  # fmt: skip
+    keep_upcast: bool = option(
+        False, "with --upcast-grads: keep the fp32 copies until the next step begins (as Megatron does in fp16)",
+        follows=OF_RECIPE, after="upcast_grads",
+    )  # fmt: skip
+
+    late: int = option(
+        0, "with --offload optimizer=host: from this step on, counted from 1, the CPU's update runs beside the next "
+        "step's forward and backward. Their parameters then lag by one update (ZeRO-Offload's delayed parameter "
+        "update). 0: never", low=0, high=10**9, metavar="STEP", flat="delayed_update", stages=(1, 2, 3),
+        group="offload", after="offload",
+    )  # fmt: skip
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the buffer of stored gradients exists from start to end."""
+        return self.persistent or self.buckets == "views"
+
+    @property
+    def bucket_copies(self) -> bool:
+        """Whether gradients that are stored whole are reduced in permanent buckets, and copied back."""
+        return self.buckets == "copies"
+
+
+EXCLUSIONS = (
+    Exclusion("keep_upcast", "upcast_grads", needs=True),
+    Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
+    Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
+)
+OF_STAGE_1 = (Exclusion("own_grads_only", "persistent_grads", "a permanent gradient buffer is never freed"),)

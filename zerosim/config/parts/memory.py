@@ -1,0 +1,151 @@
+"""Activations that are saved, recomputed or moved, and how much a device holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerosim.config.allocator import NAMES as ALLOCATORS
+from zerosim.config.allocator import check_knobs
+from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
+from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.world import WorldConfig
+from zerosim.config.recompute import FORMS, Recomputed, read_recompute
+from zerosim.config.recompute import PARTS as PARTS_OF_BLOCK
+from zerosim.errors import InputError, wrong
+from zerosim.units import MOST_BYTES, parse_bytes
+
+LOSSES = (
+    *("in-place", "lean", "megatron", "megatron-fused", "megatron-compiled"),
+    *("torch", "torch-kept", "torch-fp32-kept", "chunked"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig(Part):
+    """What is saved for backward, and how much a device holds."""
+
+    group = "activations"
+
+    recompute: str = option(
+        "none", "activations that backward recomputes instead of saving: the attention core, a list of parts of every "
+        f"block ({', '.join(PARTS_OF_BLOCK)}), every block or every K-th block", metavar=FORMS, parse=str.lower,
+        words="recompute_granularity",
+        switches={
+            **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "full"),
+            "recompute_activations": "selective",
+        },
+    )  # fmt: skip
+    partition_activations: bool = option(
+        False, "with --tp and --recompute full: divide the checkpointed input of a block among the ranks of tp "
+        "(ZeRO-R's Pa)", also=("--distribute-saved-activations",),
+    )  # fmt: skip
+    cpu_checkpointing: bool = option(
+        False, "with --recompute full: checkpointed inputs of blocks wait in host memory (with "
+        "--partition-activations: Pa+cpu)",
+    )  # fmt: skip
+    offload_activations: bool = option(
+        False, "copy the buffers that blocks save for backward to host memory, and back before their backward "
+        "(torchtune's activation offloading, PyTorch's save_on_cpu)", also=("--enable-activation-offloading",),
+    )  # fmt: skip
+    stash_window: int = option(
+        0, "with --cpu-checkpointing or --offload-activations: copy in streams beside compute, with at most N in "
+        "flight to the host (torchtune's max_fwd_stash_size, 5 there); 0: compute waits for each copy", low=0,
+        high=4096, metavar="N", also=("--max-fwd-stash-size",),
+    )  # fmt: skip
+    saves: str = option(
+        "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save",
+        choices=("lean", "megatron"),
+    )  # fmt: skip
+    attention: str = option(
+        "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
+        choices=("eager", "flash"), switches={"use_flash_attn": "flash"},
+    )  # fmt: skip
+    fp32_softmax: bool = option(
+        False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
+        "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
+    )  # fmt: skip
+    loss: str = option(
+        "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron or PyTorch, "
+        "or logits for some tokens at a time (chunked)", choices=LOSSES, follows=OF_RECIPE,
+        switches={"cross_entropy_loss_fusion": "megatron-fused"},
+    )  # fmt: skip
+    capacity: int | None = option(
+        None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
+        metavar="SIZE", shown="no limit", parse=parse_bytes, group="ranks and stage",
+    )  # fmt: skip
+    allocator: str = option(
+        "exact", "how a device hands out memory: exactly the bytes requested, like PyTorch's caching allocator, or "
+        "from one contiguous region", choices=ALLOCATORS, group="ranks and stage",
+    )  # fmt: skip
+    allocator_conf: str | None = option(
+        None, "the allocator's settings, as in PYTORCH_CUDA_ALLOC_CONF. For arena: fit:best|first, "
+        "defragment:True|False", metavar="KNOB:VALUE,...", shown="PyTorch's; fit:best,defragment:True",
+        also=("--pytorch-cuda-alloc-conf",), group="ranks and stage",
+    )  # fmt: skip
+
+    def _check(self) -> None:
+        check_knobs(self.allocator, self.allocator_conf)
+        read_recompute(self.recompute)
+
+    @property
+    def again(self) -> Recomputed:
+        """The value of `recompute`, parsed."""
+        return read_recompute(self.recompute, self.attention)
+
+
+EXCLUSIONS = (Exclusion("fp32_softmax", "attention", "flash attention saves no softmax"),)
+
+
+def rules(
+    memory: MemoryConfig, model: ModelConfig, parallel: ParallelConfig, world: WorldConfig
+) -> Iterator[InputError]:
+    """Yield what a model without blocks, a backend and a recompute refuse."""
+    for name, plain in (("recompute", "none"), ("attention", "eager")):
+        value = getattr(memory, name)
+        if not model.has_blocks and value != plain:
+            yield wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
+    for name in ("stash_window", "offload_activations"):
+        if (value := getattr(memory, name)) and world.backend == "cuda":
+            yield wrong(
+                name, f" {value}: backend cuda has no copy streams; leave it out, or use zerosim plan", beside="backend"
+            )
+    if memory.offload_activations and not model.has_blocks:
+        yield wrong("offload_activations", f": model {model.family} has no blocks; leave it out")
+    again = memory.again
+    if again.every > model.layers and model.has_blocks:
+        yield wrong(
+            "recompute",
+            f" {memory.recompute!r}: of {model.layers} layers every K-th is recomputed; choose at most "
+            f"full:{model.layers}",
+        )
+    if parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
+        yield wrong(
+            "keep_gathered",
+            f": recompute {memory.recompute!r} recomputes norms or linear maps, so it frees their gathered "
+            "inputs; leave one out",
+        )
+    if memory.loss == "chunked" and not model.has_blocks:
+        yield wrong("loss", f" 'chunked': model {model.family} has no separate head; choose in-place, or leave it out")
+
+
+WORDS = (
+    ("recompute_modules", "--recompute selective:PART,... with names such as core_attn, layernorm, mlp"),
+    ("recompute_method recompute_num_layers", "--recompute full for uniform with 1 layer"),
+    ("*checkpoint_activations activations_checkpoint*", "--recompute full"),
+    (
+        "activation_checkpoint.mode activation_checkpoint.selective_ac_option",
+        "--recompute full or none. Mode selective is --recompute selective:op with option op, full:K with option K",
+    ),
+    ("disable_gradient_checkpointing", "--recompute none, the default"),
+    (
+        "flash_attn* use_flash_attention* flash_attention* attn_implementation attention_backend sdp_attention",
+        "--attention flash or eager; the clock's kernel is --flash-kernel",
+    ),
+    ("use_liger_kernel enable_liger_kernel liger_* use_unsloth", "--loss chunked, with --kernels fused for the clock"),
+    ("no_masked_softmax_fusion", "--fp32-softmax, with --attention eager"),
+)
+
+
+LACKING = (("*memory_budget", "a compiler's memory budget", "--recompute selective:op saves what a policy names"),)
