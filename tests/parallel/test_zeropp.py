@@ -389,11 +389,10 @@ def test_three_psi_become_three_quarters_across_nodes() -> None:
 def test_gathers_are_the_volumes_parts() -> None:
     flags = ("tied", "keep_last_unit", "keep_root_units", "persistent", "again")
     for values in product((False, True), repeat=len(flags)):
-        options = dict(zip(flags, values, strict=True))
-        moved = formulas.gathers(micro_batches=3, **options)
-        whole = formulas.volume(3, micro_batches=3, **options).params.elements
+        schedule = formulas.Schedule(micro_batches=3, **dict(zip(flags, values, strict=True)))
+        moved, whole = formulas.gathers(schedule), formulas.gathered(schedule).elements
         letters = dict(zip(["Ψ", "VD", "U", "R", "P", "M"], (1000, 20, 30, 40, 5, 60), strict=True))
-        assert (moved.forward + moved.backward + moved.after).at(letters) == whole.at(letters), options
+        assert (moved.forward + moved.backward + moved.after).at(letters) == whole.at(letters), schedule
 
 
 # -- what is refused --------------------------------------------------------------------------------

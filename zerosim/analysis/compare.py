@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
+from zerosim.analysis.capability import Key, Step
+from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import BytesPerParameter, Form
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, master_bytes, share_of
@@ -51,9 +53,9 @@ def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
     config, cost, share = result.config, held_cost(result, stage), share_of(result, stage)
     memories = [result.memory[rank] for rank in share.ranks]
     has_states = _has_states(result)
-    late = has_late(result)
-    states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost, late=late), "states").items()}
-    held, beside = letters_of(result, stage), forms.local_states(config, cost, late)
+    step = Step(late=has_late(result))
+    states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost, step), "states").items()}
+    held, beside = letters_of(result, stage), forms.local_states(config, cost, step)
     formula = {kind: form.at(held) for kind, form in states.items()}
     expected = {kind: _expected(result, share, kind, form, beside.get(kind, Form())) for kind, form in states.items()}
     if has_states and config.optim.optimizer not in formulas.UNIFORM:
@@ -99,7 +101,7 @@ def check_buffers(result: RunResult, stage: int = 0) -> StateCheck:
     count must be 0."""
     config, share = result.config, share_of(result, stage)
     is_trained = any(map(result.layout.is_trained, share.numels))
-    form = forms.forms(config).get(forms.Key("buffers", "comm"), Form()) if is_trained else Form()
+    form = forms.forms(config).get(Key("buffers", "comm"), Form()) if is_trained else Form()
     marks = [result.memory[rank].marks["after_init"] for rank in share.ranks]
     held = letters_of(result, stage) if form.terms else {}
     padded = held | _held(result, share, list(share.whole)) if form.terms else {}
@@ -149,7 +151,7 @@ def peak_rank(result: RunResult) -> int:
 def _expected(result: RunResult, share: Share, kind: str, form: Form, beside: Form) -> tuple[Fraction, ...]:
     """`beside`: the part of the form that is the local shard's at any stage."""
     config, whole = result.config, Form()
-    if not forms.is_owned(config):
+    if not is_owned(config):
         return (form.at(_held(result, share, list(share.whole)), N=config.mesh.shards),) * len(share.ranks)
     if config.states_stage < formulas.first_partitioned(kind):
         form, whole = beside, form - beside

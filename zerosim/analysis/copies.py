@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
+from zerosim.analysis.capabilities.pipeline import live_micro_batches
+from zerosim.analysis.capability import Key, Step
 from zerosim.analysis.compare import MARK, has_late, held_cost
-from zerosim.analysis.forms import Key
-from zerosim.analysis.letters import letters_of, live_micro_batches, shown
+from zerosim.analysis.facts import is_owned
+from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import share_of
 from zerosim.analysis.traffic import expect, sent_rows
+from zerosim.analysis.weights import shown
 from zerosim.config import RunConfig
 from zerosim.device.copies import OFFLOAD, SAVES
 from zerosim.placement.memories import HOST, NVME
@@ -50,7 +53,7 @@ def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck
     rows = sent_rows(result, step, share, PURPOSE)
     ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
     checks = []
-    has_forms = not (result.config.offload.is_on and forms.is_owned(result.config))
+    has_forms = not (result.config.offload.is_on and is_owned(result.config))
     expected = {way: one for (way, _), one in expect(result, share, "copied", 1).items() if has_forms}
     if any(not result.layout.is_counted(stage, name) for name in share.ends):  # the first reads it for the norm
         expected.pop(f"{NVME} to {HOST}", None)
@@ -84,10 +87,10 @@ def check_memories(result: RunResult, stage: int = 0) -> list[CopyCheck]:
     held, padded = (letters_of(result, stage, padded=padded) for padded in (False, True))
     ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
     checks = []
-    for (kind, memory), form in forms.of(forms.forms(config, cost, late=has_late(result)), "lies").items():
+    for (kind, memory), form in forms.of(forms.forms(config, cost, Step(late=has_late(result))), "lies").items():
         counted = tuple(_lies(result.memory[rank], kind, memory) for rank in ranks)
         uneven = kind == "optim" and config.optim.optimizer not in formulas.UNIFORM
-        number = None if uneven or forms.is_owned(config) else form.at(padded)
+        number = None if uneven or is_owned(config) else form.at(padded)
         checks.append(CopyCheck(f"{kind} in {memory or 'device'}", None, counted, number, str(shown(form, held))))
     return checks
 

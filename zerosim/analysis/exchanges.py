@@ -6,9 +6,9 @@ This traffic has the purpose `activations`. It crosses the boundaries of cut wei
 
 from __future__ import annotations
 
-from zerosim.analysis.letters import passes_of
 from zerosim.analysis.shares import share_of
 from zerosim.analysis.traffic import NOTHING, TrafficCheck, expect, sent_rows, traffic_of
+from zerosim.analysis.weights import passes_of
 from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
 

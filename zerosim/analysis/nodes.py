@@ -11,11 +11,14 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis import forms, formulas
+from zerosim.analysis.capability import Step
+from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.letters import exchanged, letters_of, passes_of, shown
+from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import Share, share_of
 from zerosim.analysis.traffic import AXES
+from zerosim.analysis.weights import exchanged, passes_of, shown
 from zerosim.config import RunConfig
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.mesh import Mesh, what_for
@@ -62,7 +65,7 @@ def node_forms(config: RunConfig, passes: int = 1, step: int = 0) -> dict[tuple[
     rings, each = _on_ring(config), symbol("t") if mesh.tp > 1 else 1
     if node_size(config) < mesh.tp:  # a node has some of tp's ranks
         each = node_size(config)
-    for (name, use), form in forms.of(forms.forms(config, passes=passes, step=step), "sent").items():
+    for (name, use), form in forms.of(forms.forms(config, step=Step(passes, step)), "sent").items():
         if use == "replicas" or (use == "nodes" and mesh.nodes > 1):
             found[name, use] = each * symbol("d") * form
         elif use == "states" and mesh.nodes > 1:
@@ -106,7 +109,7 @@ def _is_even(result: RunResult, share: Share) -> bool:
     sums = exchanged(result, share.stage)
     shards = [numel // ranks for numel in share.whole.values()]
     is_uneven = any(numel % ranks for numel in sums) or any(numel % replicas for numel in shards)
-    return forms.is_sliced(result.config) and not is_uneven
+    return is_sliced(result.config) and not is_uneven
 
 
 def _counted(result: RunResult, step: int, share: Share) -> dict[tuple[str, str], Fraction]:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
-from zerosim.analysis.forms import is_sliced
+from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS

@@ -12,10 +12,12 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.forms import is_sliced
+from zerosim.analysis.capability import Step
+from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import Form
-from zerosim.analysis.letters import exchanged, letters_of, passes_of, shown
+from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import Share, share_of
+from zerosim.analysis.weights import exchanged, passes_of, shown
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.mesh import DATA, STATES, what_for
 from zerosim.train.result import RunResult
@@ -121,7 +123,7 @@ def expect(
     without zeros."""
     held, padded = (letters_of(result, share.stage, padded=padded, step=step) for padded in (False, True))
     found = {}
-    for key, form in forms.of(forms.forms(result.config, passes=passes, step=step), subject).items():
+    for key, form in forms.of(forms.forms(result.config, step=Step(passes, step)), subject).items():
         text = shown(form, held)
         if text.terms:
             found[key] = Expected(form.at(held), form.at(padded), text)

@@ -15,10 +15,10 @@ from fractions import Fraction
 
 from rich.console import RenderableType
 
-from zerosim.analysis.forms import block_form
+from zerosim.analysis.capabilities.recompute import block_form
 from zerosim.analysis.formulas import keeps_scores, zero_paper_elements
 from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.letters import sizes
+from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError

@@ -9,12 +9,14 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities import CAPABILITIES
 from zerosim.analysis.compare import check_buffers
-from zerosim.analysis.forms import is_by_pairs, is_owned
+from zerosim.analysis.facts import is_by_pairs, is_owned
 from zerosim.analysis.formulas.letters import LETTERS
-from zerosim.analysis.letters import exchanged, letters_of
+from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import cost_of, extra_of, shares_of
 from zerosim.analysis.traffic import TrafficCheck
+from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.report.look import spread
@@ -22,8 +24,8 @@ from zerosim.report.words import by_stage, holds_part, of_rank
 from zerosim.train.check_trained import num_trained
 from zerosim.train.result import RunResult
 
-_RANKS_OF = {"dp_shard": "N", "node": "d", "nodes": "n", "dp_replicate": "H", "tp": "t"}
-"""The formulas' letters for the ranks along an axis."""
+_RANKS_OF = {axis: letter for capability in CAPABILITIES for axis, letter in capability.axes.items()}
+"""The formulas' letters for the ranks along an axis; '' where a rank sends all of a volume."""
 
 
 def states_note(result: RunResult) -> str:
@@ -106,18 +108,17 @@ def nodes_note(config: RunConfig) -> str:
 
 def sent_of_volume(axes: Collection[str]) -> str:
     """Return '×(N-1)/N', the one factor between volumes and a rank's sent bytes; '' if axes have several, or none."""
-    letters = [_RANKS_OF[axis] for axis in axes if axis in _RANKS_OF]
+    letters = [letter for axis in axes if (letter := _RANKS_OF.get(axis))]
     return f"×({letters[0]}-1)/{letters[0]}" if len(axes) == len(letters) == 1 else ""
 
 
 def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
     """Return '(N-1)/N = 3/4 on dp_shard, (t-1)/t = 1/2 on tp, all on pp'; one axis goes without its name."""
-    parts = [
-        (axis, f"({letter}-1)/{letter} = {Fraction(config.mesh.axes.size(axis) - 1, config.mesh.axes.size(axis))}")
-        for axis, letter in _RANKS_OF.items()
-        if axis in axes
-    ] + [("pp", "all")] * ("pp" in axes)
-    return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts)
+    parts = {}
+    for axis in filter(axes.__contains__, _RANKS_OF):
+        letter, size = _RANKS_OF[axis], config.mesh.axes.size(axis)
+        parts[axis] = f"({letter}-1)/{letter} = {Fraction(size - 1, size)}" if letter else "all"
+    return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts.items())
 
 
 def control(result: RunResult, sent: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from rich.table import Column
 
 from zerosim.analysis.changes import group_of
 from zerosim.analysis.compare import peak_rank
-from zerosim.analysis.forms import is_owned
+from zerosim.analysis.facts import is_owned
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.recipes import find_recipe

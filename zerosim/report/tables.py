@@ -20,12 +20,12 @@ from rich.text import Text
 from zerosim.analysis.compare import StateCheck, check_states, control_bytes, last_whole_step, peak_rank
 from zerosim.analysis.copies import CopyCheck, check_copies
 from zerosim.analysis.exchanges import check_exchanges
-from zerosim.analysis.forms import is_owned
+from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import Form
-from zerosim.analysis.letters import sizes
 from zerosim.analysis.nodes import NodeCheck, check_nodes, has_nodes, node_size
 from zerosim.analysis.shares import alike_stages, share_of
 from zerosim.analysis.traffic import TrafficCheck, check_traffic
+from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.report import notes, words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Cell, Grid, Stack, prose, right, spread, titled
