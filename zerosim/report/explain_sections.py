@@ -220,7 +220,7 @@ def _sent(asked: Asked) -> Section:
 def _nodes(asked: Asked) -> Section | None:
     if not has_nodes(asked.config):
         return None
-    found = {key: form for key, form in node_forms(asked.config).items() if shown(form, asked.held).terms}
+    found = {key: form for key, form in node_forms(asked.config, asked.forms).items() if shown(form, asked.held).terms}
     terms = [asked.term(name if use == "states" else f"{use}: {name}", form) for (name, use), form in found.items()]
     whole = formulas.total(found.values())
     terms.append(asked.term("total", whole, is_sum=True))

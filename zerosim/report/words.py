@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from zerosim.analysis import forms, formulas
+from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import notes_of
-from zerosim.analysis.compare import check_states, last_whole_step
+from zerosim.analysis.checks import Checks
+from zerosim.analysis.compare import last_whole_step
 from zerosim.analysis.facts import all_reduce_times, is_owned
-from zerosim.analysis.letters import letters_of
-from zerosim.analysis.shares import Placed, alike_stages, cost_of, shares_of
+from zerosim.analysis.forms import forms, of
+from zerosim.analysis.shares import Placed, alike_stages, cost_of
 from zerosim.config import RunConfig
 from zerosim.placement.mesh import DATA
 from zerosim.report.look import spread
@@ -65,14 +66,14 @@ def place(result: RunResult, rank: int) -> str:
     return f" ({result.layout.mesh.place(rank)})" if shape(result.config) else ""
 
 
-def of_rank(result: RunResult) -> Callable[[str], str]:
+def of_rank(found: Sequence[Checks]) -> Callable[[str], str]:
     """Return a formula of a rank's bytes: with Ψ_r for Ψ if that is a part of the parameters."""
-    return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(result) else str
+    return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(found) else str
 
 
-def holds_part(result: RunResult) -> bool:
+def holds_part(found: Sequence[Checks]) -> bool:
     """Return whether a rank, before ZeRO divides anything, holds a part of the parameters."""
-    return any(share.num_parameters != result.num_parameters for share in shares_of(result))
+    return any(one.of.share.num_parameters != one.of.result.num_parameters for one in found)
 
 
 def about(config: RunConfig) -> str:
@@ -184,15 +185,16 @@ def moment(step: int, phase: str, unit: str) -> str:
 
 
 # -- what the stage did -----------------------------------------------------------------------------
-def closing(result: RunResult) -> str:
+def closing(found: Sequence[Checks]) -> str:
     """Return what the ZeRO stage did, in a line or two."""
+    result = found[0].of.result
     config, ranks, stage = result.config, result.config.mesh.shards, result.config.parallel.zero_stage
     cost = formulas.figure(cost_of(result).total)
     if config.mesh.ranks == 1:
         return (
             "With one rank there is nothing to divide and nothing to send: every ZeRO stage is the same. Try --ranks 4."
         )
-    mesh, of_part = config.mesh, ", of its part of the model," if holds_part(result) else ""
+    mesh, of_part = config.mesh, ", of its part of the model," if holds_part(found) else ""
     if stage == 0:
         flags = _other_axes(config)
         return (
@@ -202,9 +204,9 @@ def closing(result: RunResult) -> str:
         )
     if why := undivided(config):
         return why
-    shares = shares_of(result)
+    shares = [one.of.share for one in found]
     ddp = sum((cost_of(result, share.stage).total * share.num_parameters for share in shares), Fraction(0))
-    mine = sum((check_states(result, share.stage)[-1].formula for share in shares), Fraction(0))
+    mine = sum((one.states[-1].formula or 0 for one in found), Fraction(0))
     what = {
         1: f"1/{ranks} of the optimizer states; parameters and gradients stay whole"
         + ("" if config.states_stage == 1 else " until they are reduced"),
@@ -214,11 +216,11 @@ def closing(result: RunResult) -> str:
     }[stage]
     owned = " on average" if is_owned(config) else ""
     less = (
-        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(result)('Ψ')}"
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(found)('Ψ')}"
         if mine < ddp
         else "as many bytes as DDP, because this optimizer has no states to divide"
     )
-    return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(result)}"
+    return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(found)}"
 
 
 def undivided(config: RunConfig) -> str:
@@ -244,19 +246,18 @@ def _other_axes(config: RunConfig) -> dict[str, int]:
     return {flag: size for flag, size in sizes.items() if size > 1}
 
 
-def _price(result: RunResult) -> str:
+def _price(found: Sequence[Checks]) -> str:
     """Return the stage's traffic compared with DDP's."""
-    config = result.config
+    config = found[0].of.result.config
     data_ranks = config.mesh.axes.size(*DATA)
     plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total
-    sends = forms.of(forms.forms(config), "sent")
+    sends = of(forms(config), "sent")
     zero = formulas.total(form for (_, use), form in sends.items() if use in ("states", "replicas"))
     ddp = sent = Fraction(0)
-    for share in shares_of(result):
-        held = letters_of(result, share.stage)
-        ddp += plain.at(held | {"N": data_ranks})
-        sent += zero.at(held)
-    ratio, states = sent / ddp, " over the data ranks" if holds_part(result) else ""
+    for one in found:
+        ddp += plain.at({**one.of.held, "N": data_ranks})
+        sent += zero.at(one.of.held)
+    ratio, states = sent / ddp, " over the data ranks" if holds_part(found) else ""
     if ratio == 1:
         return f"It sends exactly as much as DDP{states}."
     price = "The price: it sends" if ratio > 1 else "It sends"

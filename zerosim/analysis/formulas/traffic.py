@@ -77,8 +77,8 @@ def volume(stage: int, schedule: Schedule = ONCE, *, all_reduce: int = 2) -> Vol
 
 
 def reduced(times: int = 1) -> Form:
-    """Return the bytes of gradients that are reduced `times` times. An all-reduce counts `all_reduce_volume` times: early
-    and default DeepSpeed put whole gradients on every rank in stages 1 and 2, 3 Psi with the gathers."""
+    """Return the bytes of gradients that are reduced `times` times. An all-reduce counts `all_reduce_volume` times:
+    early and default DeepSpeed put whole gradients on every rank in stages 1 and 2, 3 Psi with the gathers."""
     return (ring(N) * _g).by(ZERO_VOLUME) * times * PSI
 
 
