@@ -154,6 +154,13 @@ def test_counts_and_formulas_agree_where_options_meet(fields: dict[str, Any]) ->
     )
 
 
+def test_an_mlp_has_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the first of its layers has a block's name."""
+    text = printed(plan_report(plan(plan_config(model="mlp", ranks=4)), None, all=True), 160, monkeypatch)
+    assert "Formulas and counts agree." in text
+    assert "What layers.0 keeps" not in text
+
+
 def test_what_does_not_agree_is_said_and_its_tables_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     result = plan(small("stage 2"))
     memory = result.memory[0]

@@ -14,6 +14,7 @@ from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
+from zerosim.train.result import RunResult
 
 
 def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") -> Check:
@@ -58,9 +59,10 @@ def other_premises(config: RunConfig, unit: str = "h.0") -> list[str]:
     return found
 
 
-def has_block(saved: Mapping[str, Sequence[SavedRow]]) -> bool:
+def has_block(result: RunResult) -> bool:
     """Return whether rank 0 saved anything of the first block of a model. A first pipeline stage may have no block."""
-    return any(unit in ("h.0", "layers.0", "encoder.layer.0") for unit in saved)
+    names = ("h.0", "layers.0", "encoder.layer.0")  # an MLP's first layer has such a name too
+    return result.config.model.has_blocks and any(unit in names for unit in result.saved)
 
 
 def block_unit(saved: Mapping[str, Sequence[SavedRow]]) -> str:

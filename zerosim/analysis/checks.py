@@ -62,11 +62,11 @@ class Checks:
     @cached_property
     def kept(self) -> list[Check]:
         """One block's activations, of rank 0."""
-        saved = self.of.result.saved
-        if self.of.share.stage or not has_block(saved):
+        result = self.of.result
+        if self.of.share.stage or not has_block(result):
             return []
-        unit = block_unit(saved)
-        return [check_block(self.of.result.config, saved[unit], unit)]
+        unit = block_unit(result.saved)
+        return [check_block(result.config, result.saved[unit], unit)]
 
     @property
     def of_memory(self) -> list[Check]:

@@ -71,7 +71,7 @@ def all_tables(found: Sequence[Checks], limit: Limit | None, cluster: Cluster | 
         peaks_table(found),
         holders_table(result),
         owners_table(result) if is_owned(config) else None,
-        activations_table(config, result.saved, result.saved_again) if has_block(result.saved) else None,
+        activations_table(config, result.saved, result.saved_again) if has_block(result) else None,
         heading("Counts beside formulas"),
         *beside_formulas(found),
     ]
