@@ -35,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "recompute": {"stage": 3, "ranks": 2, "recompute": "full"},
     "mesh": {"stage": 1, "ranks": 8, "tp": 2, "pp": 2, "accumulate": 4},
     "kept": {"stage": 0, "ranks": 2, "tp": 2, "recompute": "full", "cpu_checkpointing": True},
+    "estimate": {"stage": 2, "ranks": 2, "optimizer": "sophia", "recompute": "full", "cpu_checkpointing": True},
     "owners": {"stage": 3, "ranks": 3, "partition": "owner"},
     "muon": {"stage": 2, "ranks": 2, "optimizer": "muon"},
     "caching": {"stage": 2, "ranks": 2, "allocator": "caching"},

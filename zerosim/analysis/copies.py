@@ -16,7 +16,7 @@ from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.traffic import Expected, expect
-from zerosim.analysis.weights import shown
+from zerosim.analysis.weights import passes_of, shown
 from zerosim.config import RunConfig
 from zerosim.device.copies import OFFLOAD, SAVES
 from zerosim.ledger.traffic import TrafficRow
@@ -46,7 +46,8 @@ def check_copies(of: Compared) -> list[Check]:
     live = None if saves else _live_inputs(config, share.stage, of.held)
     if live is None:
         return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]
-    form, at_once = of.forms[Key("copied", "device to host")], {**of.held, "r": live, "m": 1}
+    form = of.forms[Key("copied", "device to host")] / passes_of(result, of.step or 0)
+    at_once = {**of.held, "r": live, "m": 1}
     number = form.at(at_once)
     return [*checks, Check(Key("copied", "on the host"), peaks, shown(form, at_once), number, (number,))]
 

@@ -17,7 +17,8 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     if config.mesh.tp > 1 and config.partitions_inputs:
         yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()
     if config.memory.cpu_checkpointing:
-        moved = formulas.inputs_moved(divided=config.partitions_inputs or config.parallel.sequence_parallel)
+        divided = config.partitions_inputs or config.parallel.sequence_parallel
+        moved = step.passes * formulas.inputs_moved(divided=divided)
         yield Key("copied", "device to host"), moved
         yield Key("copied", "host to device"), moved
     if config.model.has_blocks and frozen_of(config) is None:
