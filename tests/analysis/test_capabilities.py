@@ -24,6 +24,14 @@ def test_loops_over_capabilities_read_no_option(name: str) -> None:
     assert not [ast.unparse(node) for node in read if "config" in ast.unparse(node.value).split(".")[-1:]]
 
 
+def test_words_about_a_run_read_no_part_of_a_capability() -> None:
+    nodes = ast.walk(ast.parse((FOLDER.parent / "report" / "words.py").read_text("utf-8")))
+    read = {
+        node.value.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute)
+    }
+    assert not read & {"offload", "memory", "tuning", "reduction", "grads"}
+
+
 def test_every_file_of_a_capability_is_a_row_of_the_table() -> None:
     names = {path.stem for path in (FOLDER / "capabilities").glob("*.py")} - {"__init__"}
     assert len(names) == len(CAPABILITIES)

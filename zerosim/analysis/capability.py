@@ -68,6 +68,13 @@ class Beside(NamedTuple):
     at: tuple[str, ...] = ("states", "upcast", "between")
 
 
+class Kept(NamedTuple):
+    """What an optimizer keeps of a parameter: its own momentum, an fp32 master."""
+
+    momentum: float
+    masters: bool
+
+
 class Asked(NamedTuple):
     """The ranks of a pipeline stage, in elements with padding or without, in a step of this number."""
 
@@ -86,6 +93,7 @@ class Capability(NamedTuple):
     sent      in place of what earlier ones send for gradients and parameters
     forms     beside: any other form, given what is sent in the end. Forms with the same key add up
     held      bytes of model states, by subject and kind
+    kept      in place of what the optimizer keeps
     beside    bytes beside a model state
     lies      where states lie, of their bytes and what lies beside them
     letters   values for its letters, in place of earlier ones
@@ -96,6 +104,7 @@ class Capability(NamedTuple):
     sent: Callable[[RunConfig, Step, Sent], Sent] = lambda config, step, sent: sent
     forms: Callable[[RunConfig, Step, Sent], Forms] = lambda config, step, sent: iter(())
     held: Callable[[RunConfig, BytesPerParameter], Forms] = lambda config, cost: iter(())
+    kept: Callable[[RunConfig, Kept], Kept] = lambda config, kept: kept
     beside: Callable[[RunConfig, BytesPerParameter, Step], Iterator[Beside]] = lambda config, cost, step: iter(())
     lies: Callable[[RunConfig, Mapping[str, Form], Sequence[Beside]], Forms] = lambda config, whole, beside: iter(())
     letters: Callable[[Asked], Mapping[str, int]] = lambda asked: {}

@@ -17,9 +17,9 @@ from fractions import Fraction
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.capability import Key, Step
 from zerosim.analysis.check import Check, Compared
+from zerosim.analysis.cost import cost_of, kept_bytes, kept_padding, master_bytes
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import BytesPerParameter, Form
-from zerosim.analysis.shares import cost_of, kept_bytes, kept_padding, master_bytes
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 

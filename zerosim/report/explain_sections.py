@@ -11,6 +11,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.capabilities.pipeline import SCHEDULES, live_micro_batches
 from zerosim.analysis.capability import Key
+from zerosim.analysis.cost import cost_of
 from zerosim.analysis.facts import frozen_of, is_owned
 from zerosim.analysis.forms import forms, of
 from zerosim.analysis.formulas import Form
@@ -18,7 +19,7 @@ from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.nodes import has_nodes, node_forms, node_size
-from zerosim.analysis.shares import cost_of, laid_out, shares_of
+from zerosim.analysis.shares import laid_out, shares_of
 from zerosim.analysis.weights import shown
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS

@@ -12,9 +12,10 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import CAPABILITIES
 from zerosim.analysis.check import Check
 from zerosim.analysis.checks import Checks
+from zerosim.analysis.cost import cost_of
 from zerosim.analysis.facts import is_by_pairs, is_owned
 from zerosim.analysis.formulas.letters import LETTERS
-from zerosim.analysis.shares import cost_of, extra_of
+from zerosim.analysis.shares import extra_of
 from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS

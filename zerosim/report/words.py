@@ -15,9 +15,10 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.checks import Checks
 from zerosim.analysis.compare import last_whole_step
-from zerosim.analysis.facts import all_reduce_times, is_owned
+from zerosim.analysis.cost import cost_of
+from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
 from zerosim.analysis.forms import forms, of
-from zerosim.analysis.shares import Placed, alike_stages, cost_of
+from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
 from zerosim.placement.mesh import DATA
 from zerosim.report.look import spread
@@ -103,7 +104,7 @@ def trained(result: RunResult) -> str:
 
 def trained_of(placed: Placed) -> str:
     """Return ' (4,096 of them trained, 1.8 %)' if some are frozen."""
-    if not placed.config.tuning.is_on:
+    if frozen_of(placed.config) is None:
         return ""
     trained = num_trained(placed.layout)
     return f" ({trained:,} of them trained, {100 * trained / placed.num_parameters:.3g} %)"
@@ -188,7 +189,7 @@ def moment(step: int, phase: str, unit: str) -> str:
 def closing(found: Sequence[Checks]) -> str:
     """Return what the ZeRO stage did, in a line or two."""
     result = found[0].of.result
-    config, ranks, stage = result.config, result.config.mesh.shards, result.config.parallel.zero_stage
+    config, stage = result.config, result.config.parallel.zero_stage
     cost = formulas.figure(cost_of(result).total)
     if config.mesh.ranks == 1:
         return (
@@ -207,20 +208,13 @@ def closing(found: Sequence[Checks]) -> str:
     shares = [one.of.share for one in found]
     ddp = sum((cost_of(result, share.stage).total * share.num_parameters for share in shares), Fraction(0))
     mine = sum((one.states[-1].formula or 0 for one in found), Fraction(0))
-    what = {
-        1: f"1/{ranks} of the optimizer states; parameters and gradients stay whole"
-        + ("" if config.states_stage == 1 else " until they are reduced"),
-        2: f"1/{ranks} of the optimizer states and gradients; parameters stay whole",
-        3: f"1/{ranks} of every model state, and gathers a {config.gathering.gather}'s parameters "
-        + ("only while it is used" if config.gathering.reshard_after_forward else "once, for forward and backward"),
-    }[stage]
     owned = " on average" if is_owned(config) else ""
     less = (
         f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(found)('Ψ')}"
         if mine < ddp
         else "as many bytes as DDP, because this optimizer has no states to divide"
     )
-    return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(found)}"
+    return f"{STAGES[stage]} keeps on each rank{owned} {' '.join(notes_of(config, 'holds'))}: {less}. {_price(found)}"
 
 
 def undivided(config: RunConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Asked, Beside, Capability, Sent, Step
+from zerosim.analysis.capability import Asked, Beside, Capability, Kept, Sent, Step
 from zerosim.analysis.facts import all_reduce_times
 from zerosim.analysis.formulas import BytesPerParameter, Form, Operation
 from zerosim.analysis.formulas.form import symbol
@@ -39,6 +39,10 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
         yield Beside("optim", formulas.KEPT)
 
 
+def _kept(config: RunConfig, kept: Kept) -> Kept:
+    return kept._replace(momentum=0.0) if config.reduction.compress == "dgc" else kept  # the exchange has it
+
+
 def _letters(asked: Asked) -> dict[str, int]:
     """Return the bytes of gradients that a compression sends and stores in a step, padding included."""
     placed, share, config = asked.placed, asked.share, asked.placed.config
@@ -63,4 +67,4 @@ def _letters(asked: Asked) -> dict[str, int]:
     return {"Z": sent, "Y": kept}
 
 
-CAPABILITY = Capability(sent=_sent, beside=_beside, letters=_letters)
+CAPABILITY = Capability(sent=_sent, kept=_kept, beside=_beside, letters=_letters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Beside, Capability, Forms, Key, Sent, Step
+from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Sent, Step
 from zerosim.analysis.facts import frozen_of, is_owned
 from zerosim.analysis.formulas import BytesPerParameter, Form
 from zerosim.analysis.shares import itemsizes
@@ -26,6 +26,11 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     for way, form in formulas.offloaded(memories, sent.fetched, sizes, data.accumulate if each else 1, frozen=frozen):
         if not (is_read_ahead and way == f"{NVME} to {HOST}"):
             yield Key("copied", way), form
+
+
+def _kept(config: RunConfig, kept: Kept) -> Kept:
+    """The CPU steps an fp32 copy of the parameters."""
+    return kept._replace(masters=True) if config.offload.memory_of("optimizer") != DEVICE else kept
 
 
 def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
@@ -54,4 +59,4 @@ def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]
             yield Key("lies", kind, at), found[at]
 
 
-CAPABILITY = Capability(forms=_forms, beside=_beside, lies=_lies)
+CAPABILITY = Capability(forms=_forms, kept=_kept, beside=_beside, lies=_lies)

@@ -97,6 +97,19 @@ def _about(config: RunConfig) -> Iterator[str]:
     )
 
 
+def _holds(config: RunConfig) -> Iterator[str]:
+    """Yield what a rank keeps, as the end of a sentence."""
+    ranks, gathering = config.mesh.shards, config.gathering
+    if config.parallel.zero_stage == 1:
+        until = "" if config.states_stage == 1 else " until they are reduced"
+        yield f"1/{ranks} of the optimizer states; parameters and gradients stay whole{until}"
+    if config.parallel.zero_stage == 2:
+        yield f"1/{ranks} of the optimizer states and gradients; parameters stay whole"
+    if config.parallel.zero_stage == 3:
+        when = "only while it is used" if gathering.reshard_after_forward else "once, for forward and backward"
+        yield f"1/{ranks} of every model state, and gathers a {gathering.gather}'s parameters {when}"
+
+
 def _each_microbatch(config: RunConfig) -> Iterator[str]:
     if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
         yield f"Each of {config.data.accumulate:,} microbatches is reduced (derived; the paper has one)."
@@ -106,6 +119,6 @@ CAPABILITY = Capability(
     sent=_sent,
     forms=_forms,
     held=_held,
-    notes={"about": _about, "volume": _each_microbatch},
+    notes={"about": _about, "holds": _holds, "volume": _each_microbatch},
     axes={"dp_shard": "N"},
 )

@@ -12,11 +12,12 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import tuning, zero
 from zerosim.analysis.capabilities.pipeline import live_micro_batches
 from zerosim.analysis.capabilities.recompute import block_form
+from zerosim.analysis.cost import cost_of
 from zerosim.analysis.expect.asked import WHOLE, Asked, quantity, ring_share, table
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
 from zerosim.analysis.forms import forms, of, sent_of
 from zerosim.analysis.letters import letters_of
-from zerosim.analysis.shares import cost_of, is_mesh, shares_of
+from zerosim.analysis.shares import is_mesh, shares_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
