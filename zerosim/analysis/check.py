@@ -87,18 +87,16 @@ class Check:
         return Fraction(sum(self.counted), len(self.counted)) == self.expected[0]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: the mean bytes, and those of the formula with padding."""
-        due = {"formula": self.text, "expected": float(self.with_padding)} if self.expected else {}
+        """Return the JSON form: the mean bytes that were counted and, padding included, those of the formula."""
+        due = {"formula": self.text, "expected": _number(self.with_padding)} if self.expected else {}
         where = {"axis": self.axis} if self.axis else {}
-        counted = float(Fraction(sum(self.counted), len(self.counted)))
-        return {
-            "subject": self.key.subject,
-            "name": self.name,
-            **where,
-            "counted": counted,
-            **due,
-            "agrees": self.agrees,
-        }
+        counted = _number(Fraction(sum(self.counted), len(self.counted)))
+        named = {"subject": self.key.subject, "name": self.name, **where}
+        return {**named, "counted": counted, **due, "agrees": self.agrees}
+
+
+def _number(value: Fraction) -> int | float:
+    return int(value) if value.denominator == 1 else float(value)
 
 
 class Compared(NamedTuple):
