@@ -84,3 +84,8 @@ def format_bytes(value: int) -> str:
 def format_count(value: int) -> str:
     """Return '7.50B': three digits."""
     return _scaled(value, ("", "K", "M", "B", "T"), "")
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return '1 rank', '4 ranks'."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from zerosim.analysis import formulas
+from zerosim.analysis.forms import forms, of
 from zerosim.analysis.formulas import (
     FIGURE_1,
     TABLE_1,
     BytesPerParameter,
+    Schedule,
     block_activations,
     block_parts,
     bytes_per_parameter,
@@ -28,6 +30,7 @@ from zerosim.analysis.formulas import (
 )
 from zerosim.analysis.formulas.form import Form, group, ring, symbol, symbols
 from zerosim.analysis.formulas.letters import LETTERS
+from zerosim.config import RunConfig
 
 MIXED = BytesPerParameter(2, 2, 12)
 FP32 = BytesPerParameter(4, 4, 8)
@@ -154,20 +157,21 @@ def test_volume(stage: int, text: str) -> None:
 
 
 def test_volume_of_the_awkward_cases() -> None:
-    assert str(volume(3, tied=True)) == "3Ψ + 2VD"
-    assert str(volume(2, micro_batches=4)) == "5Ψ"
-    assert str(volume(3, micro_batches=4)) == "12Ψ"
-    assert str(volume(1, micro_batches=4)) == "2Ψ"
-    assert str(volume(3, tied=True, reshard_after_forward=False)) == "2Ψ"
+    assert str(volume(3, Schedule(tied=True))) == "3Ψ + 2VD"
+    assert str(volume(2, Schedule(4))) == "5Ψ"
+    assert str(volume(3, Schedule(4))) == "12Ψ"
+    assert str(volume(1, Schedule(4))) == "2Ψ"
+    assert str(volume(3, Schedule(tied=True, reshard_after_forward=False))) == "2Ψ"
     assert volume(2).total.at(Ψ=1000, N=2, w=2, g=4) == Fraction(1, 2) * (2000 + 4000)
 
 
 @pytest.mark.parametrize(("stage", "batches", "text"), [(1, 1, "3Ψ"), (1, 4, "3Ψ"), (2, 1, "3Ψ"), (2, 4, "9Ψ")])
 def test_gradients_that_are_all_reduced(stage: int, batches: int, text: str) -> None:
-    """2Ψ + Ψ, and 2AΨ + Ψ in stage 2; stages 0 and 3 do not ask."""
-    assert str(volume(stage, micro_batches=batches, grad_reduction="all_reduce")) == text
-    for other in (0, 3):
-        assert volume(other, grad_reduction="all_reduce") == volume(other)
+    """2Ψ + Ψ, and 2AΨ + Ψ in stage 2."""
+    config = RunConfig(model="flat", ranks=2, stage=stage, accumulate=batches, grad_reduction="all_reduce")
+    sent = of(forms(config), "sent")
+    assert str(formulas.total(sent.values()).elements) == text
+    assert list(sent) == [("all_reduce", "states"), ("all_gather", "states")]
 
 
 def gathered(units: list[tuple[int, str]], batches: int, *, keep_root: bool, threshold: int) -> int:
@@ -191,7 +195,7 @@ def test_units_that_stay_gathered(batches: int, keep_root: bool, threshold: int)
     psi = sum(numel for numel, _ in units)
     persistent = sum(numel for numel, _ in units if numel < threshold)
     root = sum(numel for numel, where in units if where == "root" and numel >= threshold)
-    form = volume(3, micro_batches=batches, keep_root_units=keep_root, persistent=bool(threshold))
+    form = volume(3, Schedule(batches, keep_root_units=keep_root, persistent=bool(threshold)))
     sent = form.params.at(Ψ=psi, N=2, w=2, R=root, P=persistent)
     assert sent == gathered(units, batches, keep_root=keep_root, threshold=threshold)  # 2 bytes * (2-1)/2
     assert form.grads.at(Ψ=psi, N=2, g=2) == batches * psi
@@ -216,7 +220,7 @@ def test_units_that_stay_gathered(batches: int, keep_root: bool, threshold: int)
     ],
 )
 def test_volumes_of_kept_units_in_words(changes: dict[str, bool], text: str) -> None:
-    assert str(volume(3, **changes)) == text  # type: ignore[arg-type]
+    assert str(volume(3, Schedule(**changes))) == text
 
 
 # -- forms --------------------------------------------------------------------------------------------

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.checks import checks
 from zerosim.analysis.formulas import bubble, live_micro_batches, live_weights
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import alike_stages, extra_of, itemsizes, shares_of
-from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.parallel.pipeline import SCHEDULES
 from zerosim.parallel.schedule import live
@@ -59,10 +57,10 @@ MESHES: list[dict[str, Any]] = [
 def assert_agrees(result: RunResult) -> None:
     mesh, whole = result.layout.mesh, 0
     for share in shares_of(result):
-        for state in check_states(result, share.stage):
+        for state in checks(result)[share.stage].states:
             assert state.agrees, (share.stage, state)
-        for sent in [*check_traffic(result, 0, share.stage), *check_exchanges(result, 0, share.stage)]:
-            assert sent.agrees, (share.stage, sent.op, sent.axis, sent.mean, sent.formula, sent.with_padding)
+        for sent in [*checks(result, 0)[share.stage].sent, *checks(result, 0)[share.stage].exchanged]:
+            assert sent.agrees, (share.stage, sent.name, sent.axis, sent.mean, sent.formula, sent.with_padding)
         extra = extra_of(result, share.stage)
         whole += mesh.tp * share.num_parameters - (mesh.tp - 1) * extra.replicated - extra.padding
         if extra.copied:
@@ -119,7 +117,7 @@ def assert_gathers_are_those_of_the_text(result: RunResult) -> None:
     """Two gathers of everything in each microbatch less U, which is what was counted less."""
     times, ranks = 2 * result.config.data.accumulate, result.config.mesh.shards
     for share in shares_of(result):
-        check = next(row for row in check_traffic(result, 0, share.stage) if row.op == "all_gather")
+        check = next(row for row in checks(result, 0)[share.stage].sent if row.name == "all_gather")
         gathered = check.mean / itemsizes(result.config)[0] * Fraction(ranks, ranks - 1)
         saved = times * sum(share.whole.values()) - gathered
         assert check.agrees, (share.stage, check)
@@ -139,14 +137,14 @@ def test_a_wrong_count_is_seen() -> None:
         for row in result.traffic[0]
     ]
     wrong = replace(result, traffic=[rows if own is result.traffic[0] else own for own in result.traffic])
-    assert {check.op: check.agrees for check in check_exchanges(wrong, 0)} == {"all_reduce": True, "send": False}
-    assert all(check.agrees for check in check_exchanges(wrong, 0, 1))
+    assert {check.name: check.agrees for check in checks(wrong, 0)[0].exchanged} == {"all_reduce": True, "send": False}
+    assert all(check.agrees for check in checks(wrong, 0)[1].exchanged)
 
 
 def test_the_loss_is_in_the_form_of_the_last_stage_alone() -> None:
     """Each of 2 microbatches: 4 all-reduces in each of 2 layers, 1 at either end of the model, and 3 of the loss."""
     result = plan(RunConfig(**{**GPT, "ranks": 4, "tp": 2, "pp": 2, "stage": 0, "accumulate": 2}))
-    texts = [{check.op: check.text for check in check_exchanges(result, 0, stage)} for stage in (0, 1)]
+    texts = [{check.name: check.text for check in checks(result, 0)[stage].exchanged} for stage in (0, 1)]
     bsh, bs = 2 * 2 * (2 * 4 + 1), 2 * 2 * 3  # an all-reduce moves its payload twice
     assert [text["all_reduce"] for text in texts] == [f"{bsh}bsh", f"{bsh}bsh + {bs}bs"]
 

@@ -14,11 +14,8 @@ import pytest
 from processes import finished
 
 import zerosim
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.copies import check_copies
-from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.checks import checks
 from zerosim.analysis.formulas import block_activations
-from zerosim.analysis.traffic import check_traffic
 from zerosim.cli.main import main
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
@@ -182,14 +179,14 @@ def test_it_says_what_a_plan_of_the_same_run_is_compared_with(
     assert command[:2] == ["zerosim", "plan"]
     assert figures(capsys, ["plan", *command[2:], "-q"])["config"] == values["config"]
     result = plan(zerosim.plan_config(**values["config"]))
-    states = [(check.kind, local(check.text, result), check.formula) for check in check_states(result)]
+    states = [(check.name, local(check.text, result), check.formula) for check in checks(result)[0].states]
     assert lines(values, "model_states") == states
-    sent = [(local(check.text, result), check.formula) for check in check_traffic(result, 0)]
+    sent = [(local(check.text, result), check.formula) for check in checks(result, 0)[0].sent]
     assert [(formula, value) for _, formula, value in lines(values, "volume")] == sent
-    exchanged = [(f"{check.axis}: {check.op}", check.text, check.formula) for check in check_exchanges(result, 0)]
+    exchanged = [(f"{check.axis}: {check.name}", check.text, check.formula) for check in checks(result, 0)[0].exchanged]
     assert exchanged == (lines(values, "exchanges") if exchanged else [])
     if result.config.memory.cpu_checkpointing:
-        copied = [(check.name, check.text, check.formula) for check in check_copies(result, 0)][:2]
+        copied = [(check.name, check.text, check.formula) for check in checks(result, 0)[0].copied][:2]
         assert lines(values, "copies") == copied
 
 
@@ -237,7 +234,7 @@ def test_the_printed_command_is_a_plans(capsys: pytest.CaptureFixture[str], tmp_
 def test_where_the_cost_depends_on_the_tensor_it_is_a_mean(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", "--layers", "2", "--stage", "2", "--ranks", "3", "--optimizer", "adafactor"]
     result = plan(zerosim.plan_config(layers=2, stage=2, ranks=3, optimizer="adafactor"))
-    counted = [(check.kind, check.text) for check in check_states(result)]
+    counted = [(check.name, check.text) for check in checks(result)[0].states]
     assert [(name, formula) for name, formula, _ in lines(figures(capsys, words), "model_states")] == counted
     assert "4.142 is a mean: what Adafactor keeps depends on the tensor" in flat(shown(capsys, words))
 

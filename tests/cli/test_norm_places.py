@@ -12,11 +12,11 @@ import pytest
 from config_files import NORM_PLACES, small
 
 import zerosim
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.playback import Recorded, decode, encode
-from zerosim.report.plan import formulas_agree
 from zerosim.report.plots.history import read_history
 from zerosim.stepper import debug
 
@@ -89,7 +89,7 @@ def test_player_picture_and_plan_have_the_runs_bytes(family: str, tmp_path: Path
     plan = zerosim.plan(asked)
     assert plan.memory[0] == result.memory[0]
     assert plan.saved == result.saved
-    assert formulas_agree(plan)
+    assert formulas_agree(checks(plan))
 
 
 @each_family

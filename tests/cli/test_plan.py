@@ -12,8 +12,7 @@ import pytest
 from config_files import file
 from processes import finished
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.known import known_models
@@ -30,9 +29,9 @@ def planned(**fields: Any) -> RunConfig:
 def assert_agrees(config: RunConfig) -> None:
     """Every count of states and traffic equals its closed form."""
     result = plan(config)
-    for state in check_states(result):
+    for state in checks(result)[0].states:
         assert state.agrees, state
-    for traffic in check_traffic(result, 0):
+    for traffic in checks(result, 0)[0].sent:
         assert traffic.agrees, traffic
 
 

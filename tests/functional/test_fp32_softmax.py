@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.forms import block_form
+from zerosim.analysis.capabilities.recompute import block_form
 from zerosim.analysis.formulas import block_parts, total
-from zerosim.analysis.letters import sizes
+from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError
 from zerosim.train.plan import plan

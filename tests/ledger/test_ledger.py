@@ -120,7 +120,7 @@ def test_owners_move_the_same_total(tmp_path: Any, stage: int, collective: str) 
     ranks = 4
     result = small(tmp_path, stage=stage, ranks=ranks, partition="owner", collective=collective)
     sent = [result.sent_bytes(rank, 1) for rank in range(ranks)]
-    form = formulas.volume(stage, tied=True)
+    form = formulas.volume(stage, formulas.Schedule(tied=True))
     assert sum(sent) == ranks * form.total.at(Ψ=result.num_parameters, N=ranks, w=2, g=2, VD=result.tied_numel)
     if collective == "direct":
         gathers = {1: 1, 2: 1, 3: 2}[stage]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from family_configs import CONFIGS, written
 
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.expect.closed_forms import parameters_of
 from zerosim.config import RunConfig
 from zerosim.config.numbers import NEUTRAL
 from zerosim.errors import InputError
-from zerosim.report.plan import formulas_agree
 from zerosim.tensor.tensor import cpu
 from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
@@ -69,7 +69,7 @@ def test_every_way(name: str, tmp_path: Path) -> None:
         planned = plan(config, every_rank=True)
         assert [memory.peak for memory in planned.memory] == [memory.peak for memory in result.memory], way
         assert planned.traffic == result.traffic, way
-        assert formulas_agree(result), way
+        assert formulas_agree(checks(result)), way
         if way in SAME:
             apart = max(float(np.abs(result.weights[weight] - expected[weight]).max()) for weight in expected)
             assert apart <= 2e-6, way

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
@@ -159,7 +159,7 @@ def test_sums_on_meshes_are_counted_as_the_closed_form_says(options: dict[str, A
     """Replicas and tied tables of two stages stay alike, or the weights could not be assembled."""
     result = run(RunConfig(**{**TRAINED, "stage": 2, "optimizer": "adafactor", **options}))
     for stage in range(result.layout.mesh.pp):
-        assert all(check.agrees for check in check_traffic(result, 1, stage))
+        assert all(check.agrees for check in checks(result, 1)[stage].sent)
     assert result.weights
     sums = [row for row in result.traffic[0] if (row.step, row.phase, row.axis) == (1, "optimizer", "dp_shard")]
     assert ("all_reduce" in {row.op for row in sums if row.purpose == "states"}) == ("partition" not in options)

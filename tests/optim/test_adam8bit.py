@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.compare import check_states
+from zerosim.analysis.checks import checks
 from zerosim.analysis.per_parameter import bytes_per_parameter
-from zerosim.analysis.traffic import check_traffic
 from zerosim.backends.kernels import AdamStep, Coded
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.backends.numpy.quantize import dequantize, dynamic_map, nearest, quantize
@@ -137,10 +136,10 @@ def test_blocks_are_the_same_however_they_are_held() -> None:
     options = dict(CODED, steps=3, precision="bf16", clip_norm=0.1, weight_decay=0.1)
     for ranks in (2, 3):
         whole_states = run(RunConfig(ranks=ranks, stage=0, **options))
-        assert all(check.agrees for check in (*check_states(whole_states), *check_traffic(whole_states, 0)))
+        assert all(check.agrees for check in (*checks(whole_states)[0].states, *checks(whole_states, 0)[0].sent))
         for stage, partition in ((1, "slices"), (2, "owner"), (3, "slices")):
             cut = run(RunConfig(ranks=ranks, stage=stage, partition=partition, **options))
-            assert all(check.agrees for check in (*check_states(cut), *check_traffic(cut, 0)))
+            assert all(check.agrees for check in (*checks(cut)[0].states, *checks(cut, 0)[0].sent))
             for name, weight in whole_states.weights.items():
                 np.testing.assert_array_equal(cut.weights[name], weight)
 
@@ -181,7 +180,7 @@ def test_powersgd_averages_gaps_too(rank: int) -> None:
     """Of buffers with a compressed matrix, and of those without one, which are sent as they lie."""
     sizes: dict[str, Any] = dict(layers=2, hidden=4, heads=2, seq=2, vocab=256, ranks=2, stage=0, grad_dtype="fp32")
     result = plan(RunConfig(**sizes, steps=1, compress="powersgd", compress_rank=rank, optimizer="adam8bit"))
-    assert all(check.agrees for check in check_traffic(result, 0))
+    assert all(check.agrees for check in checks(result, 0)[0].sent)
 
 
 def test_slices_not_laid_out_in_blocks_are_refused() -> None:

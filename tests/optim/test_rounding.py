@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from zerosim import RunConfig, plan, run
-from zerosim.analysis.compare import check_states
+from zerosim.analysis.checks import checks
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.backends.kernels import AdamStep, Rule, Storing
 from zerosim.backends.numpy.backend import NumpyBackend
@@ -149,7 +149,7 @@ def test_bytes(kind: str, optim: int) -> None:
     for stage in range(4):
         config = RunConfig(**TINY, rounding=kind, ranks=3, stage=stage)
         result = run(config.replace(steps=1))
-        assert all(check.agrees for check in check_states(result))
+        assert all(check.agrees for check in checks(result)[0].states)
         assert bytes_per_parameter(result) == {
             "param": 2, "grad": 2, "optim": optim, "total": Fraction(4 + optim)
         }  # fmt: skip

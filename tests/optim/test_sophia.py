@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.exchanges import check_exchanges
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.backends.forms import LogitForm
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.config import RunConfig
@@ -193,8 +191,8 @@ def test_a_step_with_an_estimate_sends_what_the_closed_forms_say(changes: dict[s
     result = plan(plan_config(**{**SMALL, "optimizer": "sophia", **changes}))
     assert [report.estimated for report in result.steps] == [True]
     for stage in range(result.layout.mesh.pp):
-        checks = [*check_states(result, stage), *check_traffic(result, 0, stage), *check_exchanges(result, 0, stage)]
-        assert all(check.agrees for check in checks), checks
+        found = [*checks(result)[stage].states, *checks(result, 0)[stage].sent, *checks(result, 0)[stage].exchanged]
+        assert all(check.agrees for check in found), checks
     phases = {row.phase: row for row in result.traffic[0]}
     assert {"backward", "curvature_backward"} <= phases.keys()
 
@@ -203,7 +201,7 @@ def test_what_such_a_step_sends_by_stage() -> None:
     volumes = []
     for stage in range(4):
         result = plan(plan_config(**SMALL, optimizer="sophia", stage=stage, ranks=2, tie_embeddings=False))
-        volumes.append(check_traffic(result, 0)[-1].text)
+        volumes.append(checks(result, 0)[0].sent[-1].text)
     assert volumes == ["4Ψ", "3Ψ", "3Ψ", "6Ψ"]
 
 
@@ -218,7 +216,7 @@ def test_every_stage_estimates_the_same(precision: str) -> None:
     for result in ends:
         assert [report.estimated for report in result.steps] == [False, True, False, True]
         assert all(result.weights[name].tobytes() == ends[0].weights[name].tobytes() for name in result.weights)
-        assert all(check.agrees for step in (2, 3) for check in check_traffic(result, step))
+        assert all(check.agrees for step in (2, 3) for check in checks(result, step)[0].sent)
         assert result.live_bytes_after == [0, 0, 0]
         assert result.memory[0].states.keys() - {"master"} == {"exp_avg", "hessian"}
     assert any((never.weights[name] != ends[0].weights[name]).any() for name in never.weights)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.parallel.compression.codecs import Blocks, Codec, Signs, TopK
@@ -54,8 +53,8 @@ def test_what_is_sent_and_kept_is_what_was_encoded_at_every_stage(name: str, mes
         assert planned.traffic == result.traffic
         assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
         for at in range(config.mesh.pp):
-            checks = [*check_states(result, at), *(c for step in range(4) for c in check_traffic(result, step, at))]
-            assert all(check.agrees for check in checks)
+            found = [*checks(result)[at].states, *(c for step in range(4) for c in checks(result, step)[at].sent)]
+            assert all(check.agrees for check in found)
     for stage in results.keys() - {0, 1}:
         other = results[1].weights
         assert all(np.array_equal(values, other[key]) for key, values in results[stage].weights.items())

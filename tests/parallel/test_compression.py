@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.forms import Key, forms
+from zerosim.analysis.capability import Key
+from zerosim.analysis.forms import forms
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.train.plan import plan

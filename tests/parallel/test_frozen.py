@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Launch
 from zerosim.errors import InputError
 from zerosim.placement.spec import FlatSpec, unit_of
-from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -47,7 +47,7 @@ def test_models_without_blocks_have_frozen_weights_too(
     config = RunConfig(**model, freeze=freeze, ranks=4, stage=3, seq=4, steps=1, **more)
     result = run(config)
     assert plan(config).traffic == result.traffic
-    assert formulas_agree(result)
+    assert formulas_agree(checks(result))
 
 
 SOME = "*,!h.1,!ln_f"
@@ -65,7 +65,7 @@ def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[st
     result, planned = run(config), plan(config, every_rank=True)
     assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
     assert planned.traffic == result.traffic
-    assert formulas_agree(result)
+    assert formulas_agree(checks(result))
     first = run(config.replace(steps=1, lr=1e-30)).weights
     changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
     assert changed == {name for name in first if name.startswith(("h.1.", "ln_f."))}
@@ -131,7 +131,7 @@ def test_permanent_reduction_buffers_are_for_trained_weights_alone(
     buffer and FSDP2's shards are gradients. Of 18,400 parameters 1,024 are adapters'."""
     result = plan(RunConfig(**SMALL, **case, **what), every_rank=True)
     assert [memory.marks["after_init"].by_kind.get("comm", 0) for memory in result.memory] == nbytes
-    assert formulas_agree(result)
+    assert formulas_agree(checks(result))
     trained = sum(f.num_parameters for f in result.layout.flats.values() if result.layout.is_trained(f.name))
     for memory in result.memory:  # in fp32 at most, stored and not reduced yet
         held = memory.marks["end_of_backward"].by_kind.get("grad", 0) + memory.peak.by_kind.get("unsharded_grad", 0)

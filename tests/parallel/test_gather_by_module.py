@@ -9,8 +9,8 @@ import pytest
 from test_prefetch import in_flight
 from test_shapes import assert_same_record
 
-from zerosim.analysis.compare import check_states, control_bytes
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
+from zerosim.analysis.compare import control_bytes
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Event, Free, Kernel, Launch
@@ -55,7 +55,7 @@ def test_bits_are_those_of_units_and_bytes_those_of_the_forms(case: dict[str, An
     assert modules.live_bytes_after == [0] * modules.config.mesh.ranks
     assert control_bytes(modules, 1) == control_bytes(units, 1)
     for stage in range(modules.config.mesh.pp):
-        assert all(check.agrees for check in [*check_states(modules, stage), *check_traffic(modules, 1, stage)])
+        assert all(check.agrees for check in [*checks(modules)[stage].states, *checks(modules, 1)[stage].sent])
 
 
 @pytest.mark.quick(1)
@@ -85,7 +85,7 @@ def test_turns_are_listed_leaf_by_leaf(recompute: str) -> None:
 
 def test_a_norm_is_not_gathered_again_for_biases_whose_gradients_read_no_input() -> None:
     result = plan(RunConfig(**SMALL, gather="module", freeze="*,!bias", recompute="selective:layernorm"))
-    assert all(check.agrees for check in check_traffic(result, 0))
+    assert all(check.agrees for check in checks(result, 0)[0].sent)
 
 
 def test_one_leaf_is_there_at_a_time() -> None:

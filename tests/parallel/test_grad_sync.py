@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError
@@ -40,8 +39,8 @@ SMALL: dict[str, Any] = dict(
 def test_counts_are_the_forms(stage: int, more: dict[str, Any]) -> None:
     result = run(RunConfig(**{**SMALL, "stage": stage, **more}))
     for pipeline_stage in range(result.config.mesh.pp):
-        assert all(check.agrees for check in check_states(result, pipeline_stage))
-        assert all(check.agrees for check in check_traffic(result, 1, pipeline_stage))
+        assert all(check.agrees for check in checks(result)[pipeline_stage].states)
+        assert all(check.agrees for check in checks(result, 1)[pipeline_stage].sent)
     assert result.live_bytes_after == [0] * 4
 
 
@@ -75,7 +74,7 @@ def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> N
     assert synced.memory[0].marks["end_of_forward"].by_kind["grad"] == sum(unit.numel for unit in held.units)
 
     def reduced(result: RunResult) -> Fraction:
-        return next(check.mean for check in check_traffic(result, 0) if check.op == "reduce_scatter")
+        return next(check.mean for check in checks(result, 0)[0].sent if check.name == "reduce_scatter")
 
     assert reduced(synced) == 3 * reduced(held)
 

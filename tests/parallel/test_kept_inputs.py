@@ -13,8 +13,7 @@ import pytest
 from same import assert_same_bits
 from test_shapes import assert_same_record
 
-from zerosim.analysis.copies import check_copies
-from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.checks import checks
 from zerosim.analysis.formulas import partition_share
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
@@ -118,10 +117,10 @@ CHECKED: list[dict[str, Any]] = [
 def test_closed_forms_agree_on_every_stage(fields: dict[str, Any]) -> None:
     result = plan(config(**{**fields, "steps": 1}))
     for stage in range(result.layout.mesh.pp):
-        copies = check_copies(result, 0, stage)
+        copies = checks(result, 0)[stage].copied
         assert [check.agrees for check in copies] == [True] * 3
         assert all(check.formula for check in copies)
-        assert all(check.agrees for check in check_exchanges(result, 0, stage))
+        assert all(check.agrees for check in checks(result, 0)[stage].exchanged)
 
 
 def test_an_extended_plan_counts_what_all_micro_batches_count() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import is_adapter
 from zerosim.device.events import Alloc
 from zerosim.models.adapters import adapters_of, merged
-from zerosim.report.plan import formulas_agree
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -52,7 +52,7 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
     result, planned = run(config), plan(config, every_rank=True)
     assert [one.to_dict() for one in planned.memory] == [one.to_dict() for one in result.memory]
     assert planned.traffic == result.traffic
-    assert formulas_agree(result)
+    assert formulas_agree(checks(result))
     first = run(config.replace(steps=1, lr=1e-30)).weights
     changed = {name for name, values in result.weights.items() if np.any(values != first[name])}
     assert changed == set(filter(config.tuning.trains, first))

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import zerosim
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.copies import check_copies, check_memories
+from zerosim.analysis.checks import checks
 from zerosim.config import RunConfig, plan_config
 from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Kernel, Wait
 from zerosim.errors import OutOfMemory
@@ -60,9 +59,9 @@ def assert_alike(one: RunResult, other: RunResult) -> None:
 def assert_forms(result: RunResult) -> None:
     """Bytes of each memory, and what moved between them in the last step."""
     for stage in range(result.layout.mesh.pp):
-        assert [check.agrees for check in check_states(result, stage)] == [True] * 4
-        checks = [*check_memories(result, stage), *check_copies(result, result.config.optim.steps - 1, stage)]
-        assert all(check.agrees is not False for check in checks), [c for c in checks if c.agrees is False]
+        assert [check.agrees for check in checks(result)[stage].states] == [True] * 4
+        found = [*checks(result)[stage].memories, *checks(result, result.config.optim.steps - 1)[stage].copied]
+        assert all(check.agrees is not False for check in found), [c for c in found if c.agrees is False]
 
 
 @pytest.mark.bits

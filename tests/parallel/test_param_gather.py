@@ -10,7 +10,7 @@ import pytest
 from test_prefetch import in_flight
 from test_shapes import assert_same_record, small
 
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import Cluster, cluster_of
@@ -112,9 +112,9 @@ def test_a_step_after_a_skipped_one_gathers_too() -> None:
 
 def test_an_estimate_of_curvature_gathers_once_more_and_the_closed_form_knows() -> None:
     result = plan(plan_config(model="gpt2", ranks=4, stage=1, optimizer="sophia", overlap_param_gather=True))
-    checks = {check.op: check for check in check_traffic(result, 0)}
-    assert checks["all_gather"].text == "2Ψ"
-    assert all(check.agrees for check in checks.values())
+    found = {check.name: check for check in checks(result, 0)[0].sent}
+    assert found["all_gather"].text == "2Ψ"
+    assert all(check.agrees for check in found.values())
 
 
 # -- seconds -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from same import assert_same_weights
 
-from zerosim.analysis.compare import check_states
+from zerosim.analysis.checks import checks
 from zerosim.analysis.formulas import BytesPerParameter, after_step_states, total
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc
@@ -57,7 +57,7 @@ def test_no_choice_changes_a_bit(choice: dict[str, Any], ranks: int) -> None:
     result = run(small(**choice, ranks=ranks))
     assert_same_weights(trained_by_ddp(small(stage=0, ranks=ranks, **paper)), result)
     assert result.live_bytes_after == [0] * ranks
-    assert all(state.agrees for state in check_states(result))
+    assert all(state.agrees for state in checks(result)[0].states)
 
 
 @pytest.mark.quick(1)
@@ -132,8 +132,8 @@ def test_bytes_per_parameter_of_a_recipe(recipe: str, stage: int, mark: str, exp
 def test_stage_1_of_deepspeed_holds_its_own_gradients_only_when_backward_ends(partition: str) -> None:
     """Without a buffer too; under whole units also a rank that owns none lets go of them. Weights are the paper's."""
     result = run(small(recipe="deepspeed", stage=1, partition=partition, reduce_bucket=0))
-    assert all(check.agrees for check in check_states(result))
-    assert sum(check.mean for check in check_states(result) if check.kind == "grad") == 2 * Fraction(
+    assert all(check.agrees for check in checks(result)[0].states)
+    assert sum(check.mean for check in checks(result)[0].states if check.name == "grad") == 2 * Fraction(
         result.num_parameters, result.config.mesh.ranks
     )
     assert_same_weights(result, run(small(stage=1)))

@@ -11,7 +11,7 @@ import pytest
 from same import assert_same_bits
 from test_shapes import assert_same_record
 
-from zerosim.analysis.copies import check_copies
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import cluster_of
@@ -48,7 +48,7 @@ def test_no_bit_changes_and_shapes_leave_the_record(fields: dict[str, Any], wind
     assert result.live_bytes_after == [0] * result.config.mesh.ranks
     assert_same_record(stashed)
     for stage in range(stashed.mesh.pp):
-        assert all(check.agrees is not False for check in check_copies(result, 1, stage))
+        assert all(check.agrees is not False for check in checks(result, 1)[stage].copied)
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])

@@ -13,8 +13,7 @@ import pytest
 import reference
 
 import zerosim
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.backends.numpy import ops as numpy_ops
 from zerosim.backends.numpy.backend import NumpyBackend
 from zerosim.comm.collectives import Comm
@@ -146,7 +145,7 @@ def test_owners_of_whole_matrices_take_the_whole_models_step(train: Any, ranks: 
         result = train(stage=stage, partition=partition, **options)
         assert result.losses == ddp.losses, stage
         assert equal(result.weights, ddp.weights), stage
-        assert all(check.agrees for check in [*check_states(result), *check_traffic(result, 1)])
+        assert all(check.agrees for check in [*checks(result)[0].states, *checks(result, 1)[0].sent])
         assert result.live_bytes_after == [0] * ranks
     by_unit = train(stage=2, gather="unit", **options)
     assert equal(by_unit.weights, ddp.weights)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from test_shapes import assert_same_record
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.device.device import Kind
@@ -47,7 +46,7 @@ def test_tiles_are_the_map_within_rounding_and_what_they_send_is_its_form(case: 
         np.testing.assert_allclose(tiled.weights[name], values, rtol=0, atol=1e-12, err_msg=name)
     assert tiled.live_bytes_after == [0] * tiled.config.mesh.ranks
     for stage in range(tiled.config.mesh.pp):
-        assert all(check.agrees for check in [*check_states(tiled, stage), *check_traffic(tiled, 1, stage)])
+        assert all(check.agrees for check in [*checks(tiled)[stage].states, *checks(tiled, 1)[stage].sent])
 
 
 @pytest.mark.quick(1)

@@ -17,9 +17,7 @@ import pytest
 from same import assert_same_bits
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.nodes import check_nodes
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.backends.numpy.cast import BFLOAT16
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
@@ -53,8 +51,8 @@ ALL = {**HPZ, **QWZ, "quantized_gradients": True}
 def assert_every_byte_has_its_form(result: RunResult) -> None:
     step = len(result.steps) - 1
     for stage in range(result.config.mesh.pp):
-        checks = [*check_states(result, stage), *check_traffic(result, step, stage), *check_nodes(result, step, stage)]
-        assert all(check.agrees for check in checks), [check for check in checks if not check.agrees]
+        found = [*checks(result)[stage].states, *checks(result, step)[stage].sent, *checks(result, step)[stage].nodes]
+        assert all(check.agrees for check in found), [check for check in found if not check.agrees]
 
 
 # -- bits -------------------------------------------------------------------------------------------
@@ -355,7 +353,7 @@ def test_what_leaves_a_node_is_what_messages_carry(collective: str) -> None:
                     others = [other for other in works[event.work].group if other != rank]
                     peers = others if event.peer < 0 else [event.peer]
                     away += event.nbytes * event.count * sum(peer > 1 for peer in peers) // len(peers)
-        assert away == check_nodes(result, 0)[-1].counted
+        assert away == checks(result, 0)[0].nodes[-1].mean
 
 
 def test_a_code_takes_three_operations_to_make_and_one_to_add() -> None:
@@ -378,22 +376,21 @@ def test_a_code_takes_three_operations_to_make_and_one_to_add() -> None:
 def test_three_psi_become_three_quarters_across_nodes() -> None:
     """On rings and before scales: 3 Psi of an untied model, of 2-byte parameters and gradients."""
     config = RunConfig(**{**SMALL, "tie_embeddings": False, "collective": "ring", "steps": 1})
-    exact = check_nodes(plan(config.replace(ranks_per_node=2)), 0)[-1]
-    coded = check_nodes(plan(config.replace(**ALL)), 0)
+    exact = checks(plan(config.replace(ranks_per_node=2)), 0)[0].nodes[-1]
+    coded = checks(plan(config.replace(**ALL)), 0)[0].nodes
     assert str(exact.form) == "3Ψ"
     total = coded[-1].form.where(σ_f=0, σ_g=0, O=0)
     assert str(total) == "0.75Ψ"
-    assert coded[-1].counted < exact.counted / 3
+    assert coded[-1].mean < exact.mean / 3
 
 
 def test_gathers_are_the_volumes_parts() -> None:
     flags = ("tied", "keep_last_unit", "keep_root_units", "persistent", "again")
     for values in product((False, True), repeat=len(flags)):
-        options = dict(zip(flags, values, strict=True))
-        moved = formulas.gathers(micro_batches=3, **options)
-        whole = formulas.volume(3, micro_batches=3, **options).params.elements
+        schedule = formulas.Schedule(micro_batches=3, **dict(zip(flags, values, strict=True)))
+        moved, whole = formulas.gathers(schedule), formulas.gathered(schedule).elements
         letters = dict(zip(["Ψ", "VD", "U", "R", "P", "M"], (1000, 20, 30, 40, 5, 60), strict=True))
-        assert (moved.forward + moved.backward + moved.after).at(letters) == whole.at(letters), options
+        assert (moved.forward + moved.backward + moved.after).at(letters) == whole.at(letters), schedule
 
 
 # -- what is refused --------------------------------------------------------------------------------

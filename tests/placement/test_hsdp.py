@@ -16,8 +16,7 @@ from same import assert_close, assert_same_bits
 from test_schedule import run_with
 from test_shapes import assert_same_record
 
-from zerosim.analysis.compare import check_states
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.errors import NonFiniteGradient
@@ -107,9 +106,9 @@ FLAT: dict[str, Any] = dict(model="flat", params=1536, units=4, vocab=256, seq=8
 
 
 def assert_checks_agree(result: RunResult) -> None:
-    for check in check_states(result):
+    for check in checks(result)[0].states:
         assert check.agrees, check
-    for sum_ in check_traffic(result, len(result.steps) - 1):
+    for sum_ in checks(result, len(result.steps) - 1)[0].sent:
         assert sum_.agrees, sum_
 
 

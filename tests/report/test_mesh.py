@@ -9,17 +9,18 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
+from zerosim.analysis.blocks import check_block
+from zerosim.analysis.checks import checks
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.formulas import STATES
 from zerosim.analysis.mesh_search import Fitting, Meshes
 from zerosim.config import RunConfig, plan_config
-from zerosim.report.activations import check_block
 from zerosim.report.compare import Comparison
 from zerosim.report.fit import Search, mesh_report
 from zerosim.report.look import emit
 from zerosim.report.notebook import result_html
 from zerosim.report.plan import plan_report
-from zerosim.report.tables import states_table, summary, traffic_rows, traffic_table
+from zerosim.report.tables import states_table, summary, traffic_table
 from zerosim.report.verdict import Limit
 from zerosim.report.words import about, by_stage, shape
 from zerosim.train.plan import figures_within, plan
@@ -59,7 +60,7 @@ def test_a_wrong_byte_count_is_marked_at_its_state_and_its_stage(kind: str) -> N
     snapshot = memory[3].marks[MARK]
     wrong = replace(snapshot, by_kind={**snapshot.by_kind, kind: snapshot.by_kind[kind] + 1})
     memory[3] = replace(memory[3], marks={**memory[3].marks, MARK: wrong})
-    lines = printed(states_table(replace(result, memory=memory))).splitlines()
+    lines = printed(states_table(checks(replace(result, memory=memory)))).splitlines()
     first, second = [line for line in lines if line.split()[:1] == ["agree"]]
     assert first.split() == ["agree", *"✓✓✓✓"]
     assert second.split() == ["agree", *("≠" if name in (kind, "total") else "✓" for name in (*STATES, "total"))]
@@ -72,15 +73,15 @@ def test_wrong_traffic_of_an_axis_is_marked_at_its_row_and_its_total() -> None:
         row._replace(sent_bytes=row.sent_bytes + 8) if (row.axis, row.op) == ("tp", "all_reduce") else row
         for row in result.traffic[0]
     ]
-    checks = traffic_rows(replace(result, traffic=[rows, *result.traffic[1:]]), 0)
-    assert [(check.op, check.axis) for check in checks if not check.agrees] == [("all_reduce", "tp"), ("total", "")]
-    *parts, total = traffic_rows(result, 0)
+    found = checks(replace(result, traffic=[rows, *result.traffic[1:]]), 0)[0].traffic
+    assert [(check.name, check.axis) for check in found if not check.agrees] == [("all_reduce", "tp"), ("total", "")]
+    *parts, total = checks(result, 0)[0].traffic
     assert total.agrees
     assert (total.calls, total.mean) == (sum(check.calls for check in parts), sum(check.mean for check in parts))
 
 
 def test_an_axis_of_one_rank_has_neither_row_nor_column() -> None:
-    texts = (printed(traffic_table(plan(plan_config(**SIZES, ranks=4, stage=2, tp=tp)))) for tp in (1, 2, 4))
+    texts = (printed(traffic_table(checks(plan(plan_config(**SIZES, ranks=4, stage=2, tp=tp))))) for tp in (1, 2, 4))
     one, two, alone = texts
     assert "×(N-1)/N, bytes" in one
     assert not {"axis", "pipeline", "dp_shard", "tp"} & set(one.split())
@@ -147,8 +148,9 @@ def test_units_that_stay_gathered_are_explained() -> None:
     """GPipe on four microbatches: the table of stage 0 is gathered once for 4 forwards and a backward."""
     sizes: dict[str, Any] = {**SIZES, "vocab": 32, "model": "llama", "ranks": 4, "pp": 2, "stage_layers": "0,4"}
     config = RunConfig(**sizes, stage=3, accumulate=4, pipeline="gpipe", keep_last_unit=True)
-    assert "U = 2,048 on stage 0, 512 on stage 1, units" in on_one_line(printed(traffic_table(plan(config))))  # 4Vh, Vh
-    assert "U = " not in printed(traffic_table(plan(config.replace(keep_last_unit=False))))
+    said = on_one_line(printed(traffic_table(checks(plan(config)))))
+    assert "U = 2,048 on stage 0, 512 on stage 1, units" in said  # 4Vh, Vh
+    assert "U = " not in printed(traffic_table(checks(plan(config.replace(keep_last_unit=False)))))
 
 
 def test_compare_on_a_mesh() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import RenderableType
 
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.compare import peak_rank
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
@@ -18,7 +19,7 @@ from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.report import plan as page
 from zerosim.report.look import emit
-from zerosim.report.plan import formulas_agree, parts, plan_report
+from zerosim.report.plan import parts, plan_report
 from zerosim.report.plan_tables import all_tables
 from zerosim.report.verdict import Limit, alike, assumed, verdict
 from zerosim.train.plan import plan
@@ -34,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "recompute": {"stage": 3, "ranks": 2, "recompute": "full"},
     "mesh": {"stage": 1, "ranks": 8, "tp": 2, "pp": 2, "accumulate": 4},
     "kept": {"stage": 0, "ranks": 2, "tp": 2, "recompute": "full", "cpu_checkpointing": True},
+    "estimate": {"stage": 2, "ranks": 2, "optimizer": "sophia", "recompute": "full", "cpu_checkpointing": True},
     "owners": {"stage": 3, "ranks": 3, "partition": "owner"},
     "muon": {"stage": 2, "ranks": 2, "optimizer": "muon"},
     "caching": {"stage": 2, "ranks": 2, "allocator": "caching"},
@@ -66,7 +68,7 @@ def test_the_parts_add_up_to_the_peak(name: str) -> None:
         for at in (memory.peak, *memory.marks.values()):
             assert sum(parts(result.config, at).values()) == at.total_bytes
             assert all(nbytes > 0 for nbytes in parts(result.config, at).values())
-    assert formulas_agree(result)
+    assert formulas_agree(checks(result))
 
 
 @pytest.mark.quick(3)
@@ -93,7 +95,7 @@ def test_all_keeps_every_number(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     first = printed(plan_report(result, limit, cluster=cluster), 160, monkeypatch)
     everything = printed(plan_report(result, limit, cluster=cluster, all=True), 160, monkeypatch)
     assert everything.startswith(first[: first.index("More: ")].rstrip())
-    tables = [table for table in all_tables(result, limit, cluster) if table is not None]
+    tables = [table for table in all_tables(checks(result), limit, cluster) if table is not None]
     assert len(tables) > 8
     for table in tables:
         assert numbers(printed(table, 160, monkeypatch)) <= numbers(everything)
@@ -149,8 +151,15 @@ MEET: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", MEET, ids=str)
 def test_counts_and_formulas_agree_where_options_meet(fields: dict[str, Any]) -> None:
     assert formulas_agree(
-        plan(RunConfig(**{"ranks": 4, "steps": 1 + bool(fields.get("delayed_update")), **SMALL, **fields}))
+        checks(plan(RunConfig(**{"ranks": 4, "steps": 1 + bool(fields.get("delayed_update")), **SMALL, **fields})))
     )
+
+
+def test_an_mlp_has_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the first of its layers has a block's name."""
+    text = printed(plan_report(plan(plan_config(model="mlp", ranks=4)), None, all=True), 160, monkeypatch)
+    assert "Formulas and counts agree." in text
+    assert "What layers.0 keeps" not in text
 
 
 def test_what_does_not_agree_is_said_and_its_tables_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +168,7 @@ def test_what_does_not_agree_is_said_and_its_tables_are_shown(monkeypatch: pytes
     wrong = dataclasses.replace(memory.marks["end_of_backward"], by_kind={"param": 1})
     broken = dataclasses.replace(memory, marks={**memory.marks, "end_of_backward": wrong})
     other = dataclasses.replace(result, memory=(broken, *result.memory[1:]))
-    assert not formulas_agree(other)
+    assert not formulas_agree(checks(other))
     text = printed(plan_report(other, None), 160, monkeypatch)
     assert "Formulas and counts do not agree:" in text
     assert "≠" in text

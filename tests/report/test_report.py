@@ -20,14 +20,15 @@ from rich.table import Column
 from rich.text import Text
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import MARK, check_states, last_whole_step
-from zerosim.analysis.traffic import check_traffic
+from zerosim.analysis.checks import checks, formulas_agree
+from zerosim.analysis.compare import MARK, last_whole_step
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.lessons.tables import table
 from zerosim.optim.control import StepReport
+from zerosim.placement.memories import HOST
 from zerosim.report import progress, words
 from zerosim.report.compare import Comparison, largest_difference, same_bits
 from zerosim.report.failures import out_of_memory
@@ -101,8 +102,8 @@ def flat(text: str) -> str:
 )
 def test_counts_and_formulas_agree_in_every_corner(changes: dict[str, Any]) -> None:
     result = trained(**changes)
-    assert [check.agrees for check in check_states(result)] == [True] * 4
-    assert all(check.agrees for check in check_traffic(result, 1))
+    assert [check.agrees for check in checks(result)[0].states] == [True] * 4
+    assert all(check.agrees for check in checks(result, 1)[0].sent)
     assert "≠" not in text_of(summary(result))
 
 
@@ -121,23 +122,23 @@ def plus(counts: Mapping[str, int], kind: str, extra: int) -> dict[str, int]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_wrong_byte_count_is_marked(stage: int, kind: str) -> None:
     wrong = with_memory(trained(stage=stage), 1, lambda s: dataclasses.replace(s, by_kind=plus(s.by_kind, kind, 1)))
-    agrees = {check.kind: check.agrees for check in check_states(wrong)}
+    agrees = {check.name: check.agrees for check in checks(wrong)[0].states}
     assert agrees == {**dict.fromkeys(agrees, True), kind: False, "total": False}
-    assert text_of(states_table(wrong)).count("≠") == 2
+    assert text_of(states_table(checks(wrong))).count("≠") == 2
 
 
 def test_bytes_on_the_wrong_rank_are_marked() -> None:
     """The mean is right; what each rank must hold is not."""
     wrong = with_memory(trained(), 0, lambda s: dataclasses.replace(s, by_kind=plus(s.by_kind, "optim", 4)))
     wrong = with_memory(wrong, 1, lambda s: dataclasses.replace(s, by_kind=plus(s.by_kind, "optim", -4)))
-    check = check_states(wrong)[2]
+    check = checks(wrong)[0].states[2]
     assert check.mean == check.formula
     assert not check.agrees
 
 
 def test_padding_that_is_not_named_is_marked() -> None:
     wrong = with_memory(trained(), 2, lambda s: dataclasses.replace(s, padding=plus(s.padding, "grad", -2)))
-    assert [check.agrees for check in check_states(wrong)] == [True, False, True, False]
+    assert [check.agrees for check in checks(wrong)[0].states] == [True, False, True, False]
 
 
 def with_rows(result: RunResult, rank: int, change: Callable[[TrafficRow], TrafficRow | None]) -> RunResult:
@@ -149,21 +150,61 @@ def with_rows(result: RunResult, rank: int, change: Callable[[TrafficRow], Traff
 @pytest.mark.parametrize("stage", STAGES)
 def test_wrong_traffic_is_marked(stage: int) -> None:
     result = trained(stage=stage)
-    op = check_traffic(result, 1)[0].op
+    op = checks(result, 1)[0].sent[0].name
     wrong = with_rows(
         result, 1, lambda row: row._replace(sent_bytes=row.sent_bytes + 1) if row.op == op and row.step == 1 else row
     )
-    assert [check.agrees for check in check_traffic(wrong, 1)] == [False, *[True] * (len({0} - {stage})), False]
-    assert "≠" in text_of(traffic_table(wrong))
+    assert [check.agrees for check in checks(wrong, 1)[0].sent] == [False, *[True] * (len({0} - {stage})), False]
+    assert "≠" in text_of(traffic_table(checks(wrong)))
+
+
+def test_a_comparison_marks_what_a_plan_marks() -> None:
+    """States in another memory, copies, buffers and bytes that leave a node as well as states and messages."""
+    result = trained(stage=2, offload="optimizer=host", ranks=4, ranks_per_node=2)
+
+    def to_the_device(memory: RankMemory) -> RankMemory:
+        host = memory.others[HOST]
+        there = host.marks[MARK].by_kind
+        left = dataclasses.replace(host.marks[MARK], by_kind=plus(there, "optim", -there["optim"]))
+        here = dataclasses.replace(memory.marks[MARK], by_kind={**memory.marks[MARK].by_kind, "optim": there["optim"]})
+        others = {**memory.others, HOST: host._replace(marks={**host.marks, MARK: left})}
+        return dataclasses.replace(memory, marks={**memory.marks, MARK: here}, others=others)
+
+    def twice(row: TrafficRow) -> TrafficRow:
+        return row._replace(payload_bytes=2 * row.payload_bytes) if row.purpose == "offload" else row
+
+    elsewhere = dataclasses.replace(result, memory=[to_the_device(memory) for memory in result.memory])
+    copied = with_rows(result, 0, twice)
+    assert all(check.agrees for check in checks(elsewhere)[0].states)
+    for one, marks in ((result, "✓ ✓"), (elsewhere, "≠ ✓"), (copied, "✓ ≠")):
+        found, comparison = checks(one), Comparison(one.config, {2: one})
+        assert formulas_agree(found) == (marks == "✓ ✓")
+        lines = [line.split()[-1] for line in text_of(comparison).splitlines() if line.startswith("agrees")]
+        assert " ".join(lines) == marks
+        said = comparison.to_dict()["formulas"]["2"]
+        assert said["agree"] == formulas_agree(found)
+        assert [check["agrees"] for check in said["checks"][0]] == [
+            check.agrees for check in (*found[0].of_memory, *found[0].of_step)
+        ]
+
+
+def test_the_note_gives_the_codes_of_the_step_shown() -> None:
+    """In DGC's warm-up the first steps send more."""
+    fields = dict(compress="dgc", compress_warmup=3, steps=5, optimizer="sgd", momentum=0.9, precision="fp32")
+    result = trained(stage=1, **fields)
+    first, last = (checks(result, step)[0] for step in (0, 4))
+    assert last.of.held["Z"] < first.of.held["Z"]
+    assert all(check.agrees for check in (*first.sent, *last.sent))
+    assert f"Z = {last.of.held['Z']:,}, " in flat(text_of(traffic_table(checks(result))))
 
 
 def test_missing_and_unexpected_operations_are_marked() -> None:
     missing = with_rows(trained(), 0, lambda row: None if row.op == "all_gather" else row)
-    assert {check.op: check.agrees for check in check_traffic(missing, 1)} == {
+    assert {check.name: check.agrees for check in checks(missing, 1)[0].sent} == {
         "reduce_scatter": True, "all_gather": False, "total": False,
     }  # fmt: skip
     strange = with_rows(trained(), 0, lambda row: row._replace(op="gossip") if row.op == "all_gather" else row)
-    assert {check.op: check.agrees for check in check_traffic(strange, 1)}["gossip"] is False
+    assert {check.name: check.agrees for check in checks(strange, 1)[0].sent}["gossip"] is False
 
 
 def test_what_native_collectives_sent_is_modelled_and_agrees_with_nothing() -> None:
@@ -173,19 +214,20 @@ def test_what_native_collectives_sent_is_modelled_and_agrees_with_nothing() -> N
         [row._replace(sent_bytes=None, received_bytes=None, modelled_bytes=row.sent_bytes) for row in rank]
         for rank in result.traffic
     ]
-    text = text_of(traffic_table(dataclasses.replace(result, traffic=rows)))
+    text = text_of(traffic_table(checks(dataclasses.replace(result, traffic=rows))))
     assert {"payload", "ring's"} <= set(text.split())
     assert not {"✓", "≠", "agree"} & set(text.split())
-    assert f"{check_traffic(result, 1)[0].payload:,}" in text
+    assert f"{checks(result, 1)[0].sent[0].payload:,}" in text
 
 
 def test_padding_in_traffic_is_exact() -> None:
     """Counted less the formula, on every rank."""
     result = trained()
-    for check in check_traffic(result, 1)[:2]:
-        assert {Fraction(sent) - check.padding for sent in check.sent} == {check.formula}
-        assert check.padding > 0
-    assert all(check.padding == 0 for check in check_traffic(trained(stage=0), 1))
+    for check in checks(result, 1)[0].sent[:2]:
+        padding = check.with_padding - check.formula
+        assert {Fraction(sent) - padding for sent in check.counted} == {check.formula}
+        assert padding > 0
+    assert all(check.with_padding == check.formula for check in checks(trained(stage=0), 1)[0].sent)
 
 
 # -- how it looks -------------------------------------------------------------------------------------
@@ -199,7 +241,7 @@ def test_a_summary_fits_and_loses_no_digit(changes: dict[str, Any], width: int) 
     text = text_of(summary(result), width, terminal=True)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
-    for check in [*check_states(result), *check_traffic(result, 1)]:
+    for check in [*checks(result)[0].states, *checks(result, 1)[0].sent]:
         assert show(check.formula) in text
     comparison = text_of(Comparison(result.config, {result.config.parallel.zero_stage: result}), width, terminal=True)
     assert max(len(line.rstrip()) for line in comparison.splitlines()) <= width
@@ -230,7 +272,7 @@ def test_what_an_encoding_lacks_becomes_a_question_mark() -> None:
 
 
 def test_few_ranks_have_a_row_each_and_many_have_three() -> None:
-    few, many = text_of(states_table(trained(ranks=8))), text_of(states_table(trained(ranks=9)))
+    few, many = text_of(states_table(checks(trained(ranks=8)))), text_of(states_table(checks(trained(ranks=9))))
     assert "rank 7" in few
     assert "rank 0" not in many
     for row in ("least of a rank", "mean ", "most of a rank"):
@@ -282,7 +324,7 @@ def test_skipped_steps_are_told_and_their_traffic_is_not_taken() -> None:
 
     ended = [*result.steps[: last + 1], *(StepReport(1.0, 2.0, True, 0.1) for _ in result.steps[last + 1 :])]
     assert ended[last].skipped is False
-    assert f"in step {last}, the last" in text_of(traffic_table(dataclasses.replace(result, steps=ended)))
+    assert f"in step {last}, the last" in text_of(traffic_table(checks(dataclasses.replace(result, steps=ended))))
 
 
 def test_samples_cannot_move_the_cursor() -> None:
@@ -398,7 +440,8 @@ def test_steps_are_counted_from_one_origin_in_one_report() -> None:
 def test_a_result_is_shown_in_a_notebook() -> None:
     result = trained(partition="owner")
     comparison = Comparison(result.config, {3: result})
-    for shown in (summary(result), states_table(result), traffic_table(result), owners_table(result), comparison):
+    found = checks(result)
+    for shown in (summary(result), states_table(found), traffic_table(found), owners_table(result), comparison):
         bundle = shown._repr_mimebundle_([], [])
         assert "rank" in bundle["text/plain"]
         words = html.unescape(re.sub(r"<[^>]*>", "", bundle["text/html"]))
@@ -412,7 +455,8 @@ def test_a_notebook_shows_no_more_columns_than_a_page_has(monkeypatch: pytest.Mo
     config = RunConfig(model="1t", stage=3, ranks=1024, recompute="full", steps=1, **PLAN_DEFAULTS)
     result = plan(config)
     wide = table([f"column {n}" for n in range(9)], [[10**12 + n for n in range(9)]], title="wide " * 40)
-    for shown in (summary(trained()), memory_table(result), holders_table(result), states_table(trained()), wide):
+    found = checks(trained())
+    for shown in (summary(trained()), memory_table(result), holders_table(result), states_table(found), wide):
         text = shown._repr_mimebundle_([], [])["text/plain"]
         assert max(len(line) for line in text.splitlines()) <= COLUMNS < 80
         assert "…" not in text

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from zerosim.analysis.blocks import block_unit, check_block, other_premises
 from zerosim.analysis.formulas import block_activations
 from zerosim.comm.runtime import Context, World, launch
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
 from zerosim.ledger.activations import ActivationLedger, SavedRow
 from zerosim.models.model import draw_flat
-from zerosim.report.activations import activations_table, block_unit, check_block
+from zerosim.report.activations import activations_table
 from zerosim.train import data, engine
 from zerosim.train.build import build_rank, place_rank
 from zerosim.train.build_updater import build_updater
@@ -53,9 +54,9 @@ def test_count_and_formula_agree_under_the_papers_premises(recompute: str, preci
     config = RunConfig(ranks=1, stage=0, recompute=recompute, precision=precision, **PAPER)
     saved = one_step(config).saved()
     check = check_block(config, saved["h.0"])
-    assert check.formula == block_activations(recompute).at(SIZES) == check.counted
+    assert check.formula == block_activations(recompute).at(SIZES) == check.counted[0]
     assert check.agrees
-    assert not check.because
+    assert not other_premises(config)
     assert check_block(config, saved["h.1"]).counted == check.counted
     assert not check_block(config, [*saved["h.1"], SavedRow("x", "input", 1)]).agrees
 
@@ -86,7 +87,7 @@ def test_full_recompute_needs_a_half_type_only() -> None:
     config = RunConfig(ranks=1, stage=0, **{**PAPER, "recompute": "full", "saves": "lean", "dropout": 0.0})
     check = check_block(config, one_step(config).saved()["h.0"])
     assert check.agrees
-    assert check.counted == 2 * 16 * 2 * 32
+    assert check.counted == (2 * 16 * 2 * 32,)
     assert "Backward makes" in printed(config)
 
 

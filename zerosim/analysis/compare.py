@@ -5,80 +5,59 @@ equality of exact numbers, never a tolerance. With slices a formula is compared 
 the count minus padding (over all ranks), and at Psi padded with every rank's own count.
 
 The ranks of each pipeline stage are compared together, because Psi is the stage's number of parameters (`shares.py`).
-Traffic: `traffic.py`, `exchanges.py`.
+Traffic: `traffic.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
+from zerosim.analysis.capability import Key, Step
+from zerosim.analysis.check import Check, Compared
+from zerosim.analysis.cost import cost_of, kept_bytes, kept_padding, master_bytes
+from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import BytesPerParameter, Form
-from zerosim.analysis.letters import letters_of
-from zerosim.analysis.shares import Share, cost_of, kept_bytes, kept_padding, master_bytes, share_of
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
 MARK = "end_of_backward"
 
 
-@dataclass(frozen=True, slots=True)
-class StateCheck:
-    """One model state in bytes by rank, beside its formula (per rank, without padding)."""
-
-    kind: str
-    counted: tuple[int, ...]
-    padding: tuple[int, ...]
-    formula: Fraction
-    text: str
-    expected: tuple[Fraction, ...]
-    """The bytes that each rank must hold, padding included."""
-
-    @property
-    def mean(self) -> Fraction:
-        """The mean bytes per rank, without padding."""
-        return Fraction(sum(self.counted) - sum(self.padding), len(self.counted))
-
-    @property
-    def agrees(self) -> bool:
-        return self.mean == self.formula and self.counted == self.expected
-
-
-def check_states(result: RunResult, stage: int = 0) -> list[StateCheck]:
-    """Check param, grad, optim, then their total, for the ranks of a pipeline stage, over all memories of a rank."""
-    config, cost, share = result.config, held_cost(result, stage), share_of(result, stage)
+def check_states(of: Compared) -> list[Check]:
+    """Check param, grad, optim, then their total, over all memories of a rank."""
+    result, config, share = of.result, of.result.config, of.share
     memories = [result.memory[rank] for rank in share.ranks]
-    has_states = _has_states(result)
-    late = has_late(result)
-    states = {kind: form for (kind, _), form in forms.of(forms.forms(config, cost, late=late), "states").items()}
-    held, beside = letters_of(result, stage), forms.local_states(config, cost, late)
-    formula = {kind: form.at(held) for kind, form in states.items()}
-    expected = {kind: _expected(result, share, kind, form, beside.get(kind, Form())) for kind, form in states.items()}
-    if has_states and config.optim.optimizer not in formulas.UNIFORM:
+    states = {kind: form for (kind, _), form in forms.of(of.forms, "states").items()}
+    beside = forms.local_states(config, of.cost, Step(late=has_late(result)))
+    formula = {kind: form.at(of.held) for kind, form in states.items()}
+    expected = {kind: _expected(of, kind, form, beside.get(kind, Form())) for kind, form in states.items()}
+    if has_states(result) and config.optim.optimizer not in formulas.UNIFORM:
         kept = [_kept(result, rank) for rank in share.ranks]
-        more = held.get("Y", 0)
+        more = of.held.get("Y", 0)
         formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept)) + more
         expected["optim"] = tuple(Fraction(nbytes + padding + more) for nbytes, padding in kept)
+    counted = {kind: [memory.everywhere(MARK, kind) for memory in memories] for kind in formulas.STATES}
     checks = [
-        StateCheck(
-            kind=kind,
-            counted=tuple(memory.everywhere(MARK, kind)[0] for memory in memories),
-            padding=tuple(memory.everywhere(MARK, kind)[1] for memory in memories),
+        Check(
+            Key("states", kind),
+            counted=tuple(nbytes for nbytes, _ in counted[kind]),
+            form=states[kind],
             formula=formula[kind],
-            text=str(states[kind]),
             expected=expected[kind],
+            padding=tuple(padding for _, padding in counted[kind]),
         )
         for kind in formulas.STATES
     ]
-    total = StateCheck(
-        kind="total",
-        counted=_columns([check.counted for check in checks]),
-        padding=_columns([check.padding for check in checks]),
-        formula=sum((check.formula for check in checks), Fraction(0)),
-        text=str(formulas.total(states.values())),
+    total = Check(
+        Key("states", "total"),
+        counted=_columns([nbytes for nbytes, _ in of_kind] for of_kind in counted.values()),
+        form=formulas.total(states.values()),
+        formula=sum(formula.values(), Fraction(0)),
         expected=_total([check.expected for check in checks]),
+        padding=_columns(check.padding for check in checks),
     )
     return [*checks, total]
 
@@ -87,29 +66,31 @@ def held_cost(result: RunResult, stage: int) -> BytesPerParameter:
     """Return the bytes per parameter on a pipeline stage when backward ends: without optimizer states where they are
     made in the step after it."""
     cost = cost_of(result, stage)
-    return cost if _has_states(result) else replace(cost, optim=master_bytes(result.config))
+    return cost if has_states(result) else replace(cost, optim=master_bytes(result.config))
 
 
-def _has_states(result: RunResult) -> bool:
+def has_states(result: RunResult) -> bool:
+    """Return whether there are optimizer states when backward ends."""
     return not result.config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
 
 
-def check_buffers(result: RunResult, stage: int = 0) -> StateCheck:
+def check_buffers(of: Compared) -> Check:
     """Check the buffers from which gradients are reduced, if they live from start to end. Without such buffers the
     count must be 0."""
-    config, share = result.config, share_of(result, stage)
-    is_trained = any(map(result.layout.is_trained, share.numels))
-    form = forms.forms(config).get(forms.Key("buffers", "comm"), Form()) if is_trained else Form()
-    marks = [result.memory[rank].marks["after_init"] for rank in share.ranks]
-    held = letters_of(result, stage) if form.terms else {}
-    padded = held | _held(result, share, list(share.whole)) if form.terms else {}
-    return StateCheck(
-        kind="comm",
+    result, key = of.result, Key("buffers", "comm")
+    is_trained = any(map(result.layout.is_trained, of.share.numels))
+    form = of.forms.get(key, Form()) if is_trained else Form()
+    marks = [result.memory[rank].marks["after_init"] for rank in of.share.ranks]
+    formula = due = Fraction(0)
+    if form.terms:
+        formula, due = form.at(of.held), form.at({**of.padded, **_held(of, list(of.share.whole))})
+    return Check(
+        key,
         counted=tuple(mark.by_kind.get("comm", 0) for mark in marks),
+        form=form,
+        formula=formula,
+        expected=(due,),
         padding=tuple(mark.padding.get("comm", 0) for mark in marks),
-        formula=form.at(held),
-        text=str(form),
-        expected=(form.at(padded),) * len(marks),
     )
 
 
@@ -146,34 +127,33 @@ def peak_rank(result: RunResult) -> int:
     return peaks.index(max(peaks))
 
 
-def _expected(result: RunResult, share: Share, kind: str, form: Form, beside: Form) -> tuple[Fraction, ...]:
+def _expected(of: Compared, kind: str, form: Form, beside: Form) -> tuple[Fraction, ...]:
     """`beside`: the part of the form that is the local shard's at any stage."""
-    config, whole = result.config, Form()
-    if not forms.is_owned(config):
-        return (form.at(_held(result, share, list(share.whole)), N=config.mesh.shards),) * len(share.ranks)
+    result, share, config, whole = of.result, of.share, of.result.config, Form()
+    if not is_owned(config):
+        return (form.at(_held(of, list(share.whole)), N=config.mesh.shards),) * len(share.ranks)
     if config.states_stage < formulas.first_partitioned(kind):
         form, whole = beside, form - beside
     by_owner: dict[int | None, list[str]] = {}
     for name in share.whole:
         by_owner.setdefault(result.layout.owner(name), []).append(name)
     owned = (by_owner.get(config.mesh.axes.index(rank, *STATES), []) for rank in share.ranks)
-    always = whole.at(_held(result, share, list(share.whole)), N=config.mesh.shards)
-    return tuple(always + form.at(_held(result, share, names), N=1) for names in owned)
+    always = whole.at(_held(of, list(share.whole)), N=config.mesh.shards)
+    return tuple(always + form.at(_held(of, names), N=1) for names in owned)
 
 
-def _held(result: RunResult, share: Share, names: Sequence[str]) -> dict[str, int]:
+def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
     """Return the letters of model states for these flat buffers, padding included."""
-    layout = result.layout
+    layout, share = of.result.layout, of.share
     trained = [name for name in names if layout.is_trained(name)]
     codes = [name for name in names if layout.flats[name].weights[0].stored]
     held = {name: share.numels[name] if name in codes else share.whole[name] for name in names}
-    letters = letters_of(result, share.stage, padded=True)
     return {
         "Ψ": sum(held.values()),
         "Ψ_t": sum(held[name] for name in trained),
         "Ψ_q": sum(held[name] for name in codes),
         "Q": sum(share.whole[name] for name in codes),
-        **{letter: letters[letter] for letter in ("R", "P", "Y", "d") if letter in letters},
+        **{letter: of.padded[letter] for letter in ("R", "P", "Y", "d") if letter in of.padded},
     }
 
 
@@ -197,5 +177,5 @@ def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:
     return tuple(sum(each, Fraction(0)) for each in zip(*shares, strict=True))
 
 
-def _columns(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sum(column) for column in zip(*rows, strict=True))
+def _columns(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*rows, strict=True)))

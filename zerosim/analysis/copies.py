@@ -7,88 +7,71 @@ on NVMe with `--offload`. Staging buffers of messages do not count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.compare import MARK, has_late, held_cost
-from zerosim.analysis.forms import Key
-from zerosim.analysis.letters import letters_of, live_micro_batches, shown
-from zerosim.analysis.shares import share_of
-from zerosim.analysis.traffic import expect, sent_rows
+from zerosim.analysis.capabilities.pipeline import live_micro_batches
+from zerosim.analysis.capability import Key
+from zerosim.analysis.check import Check, Compared
+from zerosim.analysis.compare import MARK
+from zerosim.analysis.facts import is_owned
+from zerosim.analysis.traffic import Expected, expect
+from zerosim.analysis.weights import passes_of, shown
 from zerosim.config import RunConfig
 from zerosim.device.copies import OFFLOAD, SAVES
-from zerosim.placement.memories import HOST, NVME
+from zerosim.ledger.traffic import TrafficRow
+from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.train.memory import RankMemory
-from zerosim.train.result import RunResult
 
 PURPOSE = OFFLOAD
 
 
-@dataclass(frozen=True, slots=True)
-class CopyCheck:
-    """Bytes that ranks copied in a step, or held on the host at once, beside a formula. None: there is no closed form.
-
-    `calls` and `counted` are per rank; the ranks of a pipeline stage are alike.
-    """
-
-    name: str
-    calls: int | None
-    counted: tuple[int, ...]
-    formula: Fraction | None
-    text: str
-
-    @property
-    def agrees(self) -> bool | None:
-        return None if self.formula is None else set(self.counted) == {self.formula}
-
-
-def check_copies(result: RunResult, step: int, stage: int = 0) -> list[CopyCheck]:
+def check_copies(of: Compared) -> list[Check]:
     """Check the copies out and back of a pipeline stage's ranks in a step, and each rank's peak on the host."""
-    share, held = share_of(result, stage), letters_of(result, stage)
-    rows = sent_rows(result, step, share, PURPOSE)
-    ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
-    checks = []
-    has_forms = not (result.config.offload.is_on and forms.is_owned(result.config))
-    expected = {way: one for (way, _), one in expect(result, share, "copied", 1).items() if has_forms}
-    if any(not result.layout.is_counted(stage, name) for name in share.ends):  # the first reads it for the norm
+    result, config, share = of.result, of.result.config, of.share
+    rows, has_forms = of.rows(PURPOSE), not (config.offload.is_on and is_owned(config))
+    expected = {way: one for (way, _), one in expect(of, "copied").items() if has_forms}
+    if any(not result.layout.is_counted(share.stage, name) for name in share.ends):  # the first reads it for the norm
         expected.pop(f"{NVME} to {HOST}", None)
-    for way in dict.fromkeys((*expected, *(row.op for _, row in rows))):
-        own = [(rank, row) for rank, row in rows if row.op == way]
-        counted = tuple(sum(row.payload_bytes for at, row in own if at == rank) for rank in ranks)
-        calls, one = sum(row.calls for at, row in own if at == ranks[0]), expected.get(way)
-        checks.append(CopyCheck(way, calls, counted, one and one.with_padding, "" if one is None else str(one.form)))
-    saves = sent_rows(result, step, share, SAVES)
+    checks = [
+        _of_rows(of, way, [(rank, row) for rank, row in rows if row.op == way], expected.get(way))
+        for way in dict.fromkeys((*expected, *(row.op for _, row in rows)))
+    ]
+    saves = of.rows(SAVES)
     for way in dict.fromkeys(row.op for _, row in saves):
-        counted = tuple(sum(row.payload_bytes for at, row in saves if at == rank and row.op == way) for rank in ranks)
-        calls = sum(row.calls for at, row in saves if at == ranks[0] and row.op == way)
-        checks.append(CopyCheck(f"saved, {way}", calls, counted, None, ""))
-    if result.config.offload.is_on or not (result.config.memory.cpu_checkpointing or saves):
+        checks.append(_of_rows(of, f"saved, {way}", [(rank, row) for rank, row in saves if row.op == way], None))
+    if config.offload.is_on or not (config.memory.cpu_checkpointing or saves):
         return checks
-    if saves:
-        peaks = tuple(result.memory[rank].host_peak_bytes for rank in ranks)
-        return [*checks, CopyCheck("on the host", None, peaks, None, "")]
-    form = forms.forms(result.config)[Key("copied", "device to host")]
-    peaks, live = tuple(result.memory[rank].host_peak_bytes for rank in ranks), _live_inputs(result.config, stage, held)
+    peaks = tuple(result.memory[rank].host_peak_bytes for rank in of.ranks)
+    live = None if saves else _live_inputs(config, share.stage, of.held)
     if live is None:
-        return [*checks, CopyCheck("on the host", None, peaks, None, "")]
-    at_once = held | {"r": live, "m": 1}
-    return [*checks, CopyCheck("on the host", None, peaks, form.at(at_once), str(shown(form, at_once)))]
+        return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]
+    form = of.forms[Key("copied", "device to host")] / passes_of(result, of.step or 0)
+    at_once = {**of.held, "r": live, "m": 1}
+    number = form.at(at_once)
+    return [*checks, Check(Key("copied", "on the host"), peaks, shown(form, at_once), number, (number,))]
 
 
-def check_memories(result: RunResult, stage: int = 0) -> list[CopyCheck]:
+def _of_rows(of: Compared, name: str, rows: Sequence[tuple[int, TrafficRow]], expected: Expected | None) -> Check:
+    counted = tuple(sum(row.payload_bytes for at, row in rows if at == rank) for rank in of.ranks)
+    calls, key = sum(row.calls for at, row in rows if at == of.ranks[0]), Key("copied", name)
+    if expected is None:
+        return Check(key, counted, None, None, (), calls=calls)
+    due = expected.with_padding
+    return Check(key, counted, expected.form, due, (due,), calls=calls)
+
+
+def check_memories(of: Compared) -> list[Check]:
     """Check the memories that hold each model state of a pipeline stage when backward ends. Return nothing if all are
     on the device."""
-    config, cost, share = result.config, held_cost(result, stage), share_of(result, stage)
-    held, padded = (letters_of(result, stage, padded=padded) for padded in (False, True))
-    ranks = list(dict.fromkeys(result.stands_for[rank] for rank in share.ranks))
+    result, config = of.result, of.result.config
     checks = []
-    for (kind, memory), form in forms.of(forms.forms(config, cost, late=has_late(result)), "lies").items():
-        counted = tuple(_lies(result.memory[rank], kind, memory) for rank in ranks)
+    for (kind, memory), form in forms.of(of.forms, "lies").items():
+        counted = tuple(_lies(result.memory[rank], kind, memory) for rank in of.ranks)
         uneven = kind == "optim" and config.optim.optimizer not in formulas.UNIFORM
-        number = None if uneven or forms.is_owned(config) else form.at(padded)
-        checks.append(CopyCheck(f"{kind} in {memory or 'device'}", None, counted, number, str(shown(form, held))))
+        number = None if uneven or is_owned(config) else form.at(of.padded)
+        key = Key("lies", kind, memory or DEVICE)
+        checks.append(Check(key, counted, of.shown(form), number, () if number is None else (number,)))
     return checks
 
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
-from zerosim.analysis.forms import is_sliced
-from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.facts import is_sliced
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.dtypes import compute_dtype, dtype
+from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
-from zerosim.placement.memories import DEVICE
-from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
+from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import declare
 from zerosim.train.result import RunResult
@@ -128,52 +125,7 @@ def alike_stages(keys: Sequence[object]) -> list[range]:
     return runs
 
 
-# -- bytes per parameter, and how states are cut ------------------------------------------------
-def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
-    """Return the bytes per parameter of each model state in this run, for the whole model or a pipeline stage's
-    share."""
-    config, layout = placed.config, placed.layout
-    momentum = 0.0 if config.reduction.compress == "dgc" else config.optim.momentum  # the exchange's
-    moments = formulas.num_moments(config.optim.optimizer, momentum)
-    moments += config.precision.rounding == "kahan"
-    cast, masters = config.parallel.zero_stage == 3 and config.gathering.cast_shards, config.precision.has_masters
-    cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast, masters=masters)
-    if not masters and config.offload.memory_of("optimizer") != DEVICE:  # the CPU steps a copy of the parameters
-        cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
-    if config.optim.optimizer in formulas.UNIFORM:
-        return cost
-    names = layout.flats if stage is None else layout.stages[stage]
-    weights = [weight for name in names if layout.is_trained(name) for weight in layout.flats[name].weights]
-    kept = sum(kept_bytes(config, weight, weight.numel) for weight in weights)
-    return replace(cost, optim=Fraction(kept, sum(weight.numel for weight in weights) or 1))
-
-
-def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
-    """Return the bytes of master and states for a rank's `held` elements of a weight."""
-    name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
-    return master * held + formulas.state_bytes(
-        name, weight.shape, held, each, momentum, in_block=weight.in_block, embedding=weight.embedding
-    )
-
-
-def kept_padding(config: RunConfig, padding: int) -> int:
-    """Return the same for padding at the end of a slice."""
-    name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
-    return master * padding + formulas.padding_bytes(name, padding, each, momentum)
-
-
-def master_bytes(config: RunConfig) -> int:
-    """Return the bytes per parameter before there are optimizer states."""
-    return _kept_sizes(config)[0]
-
-
-def _kept_sizes(config: RunConfig) -> tuple[int, int]:
-    """Return the bytes of a parameter's master, and of one number of an optimizer state."""
-    has_masters = config.precision.has_masters or config.offload.memory_of("optimizer") != DEVICE
-    master = formulas.MASTER_BYTES if has_masters else 0
-    return master, compute_dtype(dtype(config.precision.stored)).itemsize
-
-
+# -- facts for the formulas ---------------------------------------------------------------------
 def itemsizes(config: RunConfig) -> tuple[int, int]:
     """Return the bytes of a parameter, and of a gradient."""
     return dtype(config.precision.stored).itemsize, dtype(config.precision.grad_dtype).itemsize

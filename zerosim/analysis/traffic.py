@@ -1,74 +1,34 @@
 """Compare counted traffic with the closed forms: numbers only, no words and no layout.
 
-The ranks of each pipeline stage are compared together (`shares.py`). This module covers ZeRO's traffic, purpose
-`states`. For tensor and pipeline parallelism see `exchanges.py`.
+The ranks of each pipeline stage are compared together (`shares.py`). ZeRO's traffic has the purpose `states`. That of
+tensor, sequence and pipeline parallelism has the purpose `activations`: it crosses the boundaries of cut weights (axis
+tp) and of pipeline stages (axis pp).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.forms import is_sliced
+from zerosim.analysis.capability import Key
+from zerosim.analysis.check import Check, Compared
+from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import Form
-from zerosim.analysis.letters import exchanged, letters_of, passes_of, shown
-from zerosim.analysis.shares import Share, share_of
+from zerosim.analysis.weights import exchanged
+from zerosim.config import RunConfig
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.mesh import DATA, STATES, what_for
-from zerosim.train.result import RunResult
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficCheck:
-    """One operation's traffic in one step, sent bytes by rank, beside its formula.
-
-    `payload` is the first rank's, in whole tensors. `modelled`: `sent` was not observed; it is a ring's traffic.
+def check_traffic(of: Compared) -> list[Check]:
+    """Check the traffic of model states: the gradients' operation, the parameters' operation, an optimizer's sums, sums
+    over replicas, over shares and over a tied table's stages, then all. An unexpected operation has a row too.
     """
-
-    op: str
-    axis: str
-    dtypes: tuple[str, ...]
-    calls: int
-    sent: tuple[int, ...]
-    formula: Fraction
-    form: Form
-    """The elements in `formula`, in the letters that are not 0."""
-    with_padding: Fraction
-    even: bool
-    """Every rank must send the same (slices, equal shares across replicas); otherwise only the total is fixed."""
-    payload: int
-    modelled: bool
-
-    @property
-    def text(self) -> str:
-        return str(self.form)
-
-    @property
-    def mean(self) -> Fraction:
-        return Fraction(sum(self.sent), len(self.sent))
-
-    @property
-    def padding(self) -> Fraction:
-        """Padding in bytes per rank."""
-        return self.with_padding - self.formula
-
-    @property
-    def agrees(self) -> bool:
-        return self.mean == self.with_padding and (not self.even or len(set(self.sent)) == 1)
-
-
-def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """Check the traffic of model states of a pipeline stage's ranks: the gradients' operation, the parameters'
-    operation, an optimizer's sums, sums over replicas, over shares and over a tied table's stages, then all. An
-    unexpected operation has a row too.
-    """
-    config, share = result.config, share_of(result, stage)
+    result, config, share = of.result, of.result.config, of.share
     ranks, replicas = config.mesh.shards, config.mesh.dp_replicate
-    expected = expect(result, share, "sent", passes_of(result, step), step)
-    sent = sent_rows(result, step, share, "states")
+    expected, sent = expect(of, "sent"), of.rows("states")
     for _, row in sent:
         expected.setdefault((row.op, what_for(row.axis)), NOTHING)
     even = is_sliced(config)
@@ -76,27 +36,66 @@ def check_traffic(result: RunResult, step: int, stage: int = 0) -> list[TrafficC
     shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
     alike = {"states": even, "replicas": shared}
     by_operation = {key: [(rank, row) for rank, row in sent if (row.op, what_for(row.axis)) == key] for key in expected}
-    odd = ("all_reduce", "states") if any(numel % ranks for numel in exchanged(result, stage)) else None
+    odd = ("all_reduce", "states") if any(numel % ranks for numel in exchanged(result, share.stage)) else None
     checks = [
-        traffic_of(
-            result,
-            share,
+        _of_rows(
+            of,
+            Key("sent", op, config.mesh.axes.name(*AXES.get(use, (use,)))),
             by_operation[op, use],
-            op,
-            config.mesh.axes.name(*AXES.get(use, (use,))),
             one,
             even=alike.get(use, False) and (op, use) != odd,
         )
         for (op, use), one in expected.items()
     ]
-    whole = Expected(
-        sum((one.formula for one in expected.values()), Fraction(0)),
-        sum((one.with_padding for one in expected.values()), Fraction(0)),
-        formulas.total(one.form for one in expected.values()),
-    )
     in_order = [pair for pairs in by_operation.values() for pair in pairs]
     is_even = shared and odd is None and all(use in alike for _, use in expected)
-    return [*checks, traffic_of(result, share, in_order, "total", "", whole, even=is_even)]
+    return [*checks, _of_rows(of, Key("sent", "total"), in_order, _sum(list(expected.values())), even=is_even)]
+
+
+def check_exchanges(of: Compared) -> list[Check]:
+    """Check the activations and their gradients that ranks sent, by operation and axis. A receive sends nothing and has
+    no row. An unexpected operation has a row."""
+    expected = expect(of, "exchanged")
+    sent = [(rank, row) for rank, row in of.rows("activations") if row.op != "recv"]
+    for _, row in sent:
+        expected.setdefault((row.op, row.axis), NOTHING)
+    return [
+        _of_rows(
+            of,
+            Key("exchanged", op, axis),
+            [(rank, row) for rank, row in sent if (row.op, row.axis) == (op, axis)],
+            one,
+            even=axis != "tp" or _divides(of.result.config),
+        )
+        for (op, axis), one in expected.items()
+    ]
+
+
+def _divides(config: RunConfig) -> bool:
+    """Return whether tensor-parallel ranks add equal shares of everything they reduce."""
+    numel = config.data.micro_batch * config.model.seq if config.model.has_blocks else config.model.vocab
+    return numel % config.mesh.tp == 0
+
+
+def all_sent(states: Sequence[Check], exchanges: Sequence[Check]) -> list[Check]:
+    """Return both, by operation and axis, then all. There is no row if nothing is sent or due."""
+    *parts, total = states
+    rows = [*exchanges, *parts]
+    if exchanges:
+        each = [*exchanges, total]
+        total = Check(
+            total.key,
+            counted=tuple(map(sum, zip(*(check.counted for check in each), strict=True))),
+            form=Form(),  # factors of several axes have no common one
+            formula=Fraction(sum(check.formula or 0 for check in each)),
+            expected=(Fraction(sum(check.with_padding for check in each)),),
+            even=all(check.even for check in each),
+            calls=sum(check.calls or 0 for check in each),
+            dtypes=tuple(dict.fromkeys(dtype for check in each for dtype in check.dtypes)),
+            payload=sum(check.payload for check in each),
+            modelled=total.modelled,
+        )
+    return [*([check for check in rows if any(check.counted) or check.with_padding] or rows), total]
 
 
 AXES = {"states": STATES, "replicas": tuple(axis for axis in DATA if axis not in STATES)}
@@ -114,56 +113,41 @@ class Expected(NamedTuple):
 NOTHING = Expected(Fraction(0), Fraction(0), Form())
 
 
-def expect(
-    result: RunResult, share: Share, subject: str, passes: int, step: int = 0
-) -> dict[tuple[str, str], Expected]:
+def expect(of: Compared, subject: str) -> dict[tuple[str, str], Expected]:
     """Return the values of a subject's forms for a rank of the pipeline stage, by operation and the group's purpose,
     without zeros."""
-    held, padded = (letters_of(result, share.stage, padded=padded, step=step) for padded in (False, True))
     found = {}
-    for key, form in forms.of(forms.forms(result.config, passes=passes, step=step), subject).items():
-        text = shown(form, held)
+    for key, form in forms.of(of.forms, subject).items():
+        text = of.shown(form)
         if text.terms:
-            found[key] = Expected(form.at(held), form.at(padded), text)
+            found[key] = Expected(form.at(of.held), form.at(of.padded), text)
     return found
 
 
-def sent_rows(result: RunResult, step: int, share: Share, purpose: str) -> list[tuple[int, TrafficRow]]:
-    """Return the rows of one step and purpose, with their ranks, for the pipeline stage's ranks that ran."""
-    return [
-        (rank, row)
-        for rank in dict.fromkeys(result.stands_for[rank] for rank in share.ranks)
-        for row in result.traffic[rank]
-        if row.step == step and row.purpose == purpose
-    ]
+def _sum(expected: Sequence[Expected]) -> Expected:
+    formula = Fraction(sum(one.formula for one in expected))
+    with_padding = Fraction(sum(one.with_padding for one in expected))
+    return Expected(formula, with_padding, formulas.total(one.form for one in expected))
 
 
-def traffic_of(
-    result: RunResult,
-    share: Share,
-    sent: Sequence[tuple[int, TrafficRow]],
-    op: str,
-    axis: str,
-    expected: Expected,
-    *,
-    even: bool,
-) -> TrafficCheck:
+def _of_rows(
+    of: Compared, key: Key, sent: Sequence[tuple[int, TrafficRow]], expected: Expected, *, even: bool
+) -> Check:
     """Compare the rows (rank, row) that a pipeline stage's ranks `sent` with the closed form."""
-    stands_for = [result.stands_for[rank] for rank in share.ranks]
+    stands_for = [of.result.stands_for[rank] for rank in of.share.ranks]
     sent_bytes = dict.fromkeys(stands_for, 0)
     for rank, row in sent:
         sent_bytes[rank] += row.wire_bytes
     first = stands_for[0]
-    return TrafficCheck(
-        op=op,
-        axis=axis,
-        dtypes=tuple(dict.fromkeys(row.dtype for _, row in sent)),
-        calls=sum(row.calls for rank, row in sent if rank == first),
-        sent=tuple(sent_bytes[rank] for rank in stands_for),
-        payload=sum(row.payload_bytes for rank, row in sent if rank == first),
-        modelled=result.is_modelled,
-        formula=expected.formula,
+    return Check(
+        key,
+        counted=tuple(sent_bytes[rank] for rank in stands_for),
         form=expected.form,
-        with_padding=expected.with_padding,
+        formula=expected.formula,
+        expected=(expected.with_padding,),
         even=even,
+        calls=sum(row.calls for rank, row in sent if rank == first),
+        dtypes=tuple(dict.fromkeys(row.dtype for _, row in sent)),
+        payload=sum(row.payload_bytes for rank, row in sent if rank == first),
+        modelled=of.result.is_modelled,
     )

@@ -11,7 +11,7 @@ from fractions import Fraction
 from importlib import resources
 from typing import Any
 
-from zerosim.analysis.formulas.traffic import volume
+from zerosim.analysis.formulas.traffic import Schedule, volume
 from zerosim.config import RunConfig
 from zerosim.grading import adapting, checks, traffic
 from zerosim.grading.exercise import Case, Exercise
@@ -57,7 +57,7 @@ def _elements(stage: int) -> Callable[[RunConfig, int, int], Fraction]:
     """Return the elements sent per rank and step, times N/(N-1), by the paper's closed form."""
 
     def sent(config: RunConfig, psi: int, tied: int) -> Fraction:
-        form = volume(stage, micro_batches=config.data.accumulate, tied=config.model.tie_embeddings)
+        form = volume(stage, Schedule(config.data.accumulate, tied=config.model.tie_embeddings))
         return form.total.elements.at(Ψ=psi, VD=tied)
 
     return sent

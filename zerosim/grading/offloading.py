@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.analysis.copies import PURPOSE, check_memories
+from zerosim.analysis.checks import checks
+from zerosim.analysis.copies import PURPOSE
 from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Kernel, Launch, Wait
 from zerosim.grading.checks import psi_of
 from zerosim.grading.exercise import Comparison
@@ -105,11 +106,11 @@ def tiles(run: Comparison) -> Check:
 def held(run: Comparison) -> Check:
     """Check that the bytes in each memory when backward ends are the closed form's, and the device's peak at most the
     reference's."""
-    mine = check_memories(result_of(run.mine))
-    expected = ", ".join(f"{one.name} {one.text}" for one in mine)
+    mine = checks(result_of(run.mine))[0].memories
+    expected = ", ".join(f"{one.label} {one.text}" for one in mine)
     wrong = next((one for one in mine if not one.agrees), None)
     if wrong is not None:
-        counted = f"{wrong.name} {max(wrong.counted):,} B, expected {int(wrong.formula or 0):,} B"
+        counted = f"{wrong.label} {max(wrong.counted):,} B, expected {int(wrong.formula or 0):,} B"
         hint = "the slice stays on the host until the step, in a buffer of Kind.GRAD: flat.add_grad_shard stores it"
         return Check("held", False, expected, counted, hint=hint)
     for rank, (record, theirs) in enumerate(zip(run.mine.records, run.reference.records, strict=True)):

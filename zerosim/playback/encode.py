@@ -12,9 +12,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from zerosim.analysis.letters import letters_of
+from zerosim.analysis.checks import checks
 from zerosim.analysis.shares import itemsizes
-from zerosim.analysis.traffic import check_traffic
 from zerosim.backends.kernels import Backend
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
@@ -124,6 +123,7 @@ class _Run:
 
     def __init__(self, recorded: Recorded, left_out: Sequence[str], opens: tuple[int, int] | None = None) -> None:
         self.recorded, self.result, self.left_out = recorded, recorded.result, left_out
+        self.checks = checks(recorded.result, 0)
         self._opens, self.at = opens, 0  # a rank's event, and the number of page events up to it
         self.words, self.scopes, self.calls, self.lines = _Table(), _Table(), _Table(), _Table()
         self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
@@ -167,7 +167,8 @@ class _Run:
         stage, memory = mesh.index(rank, "pp"), result.memory[rank]
         ledger = MemoryLedger()  # without offload a result has no marks of its other memories
         ledger.read(result.events[rank])
-        total, letters = check_traffic(result, 0, stage)[-1], letters_of(result, stage, padded=True)
+        found = self.checks[stage]
+        total, letters = found.sent[-1], found.of.padded
         return {
             "rank": rank,
             "place": {axis: mesh.index(rank, axis) for axis in AXES if mesh.size(axis) > 1},

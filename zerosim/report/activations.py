@@ -10,18 +10,16 @@ s tokens per row, b rows of a microbatch, h width, a heads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from rich.console import RenderableType
 
-from zerosim.analysis.forms import block_form
-from zerosim.analysis.formulas import keeps_scores, zero_paper_elements
-from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.letters import sizes
+from zerosim.analysis.blocks import block_unit, check_block, other_premises, recompute_of
+from zerosim.analysis.check import Check
+from zerosim.analysis.formulas import zero_paper_elements
+from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
-from zerosim.errors import InputError
 from zerosim.ledger.activations import SavedRow
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import counted
@@ -29,76 +27,6 @@ from zerosim.units import format_bytes
 
 _UNITS = {"softmax": "as²b", "dropped softmax": "as²b", "log-sum-exp": "asb", "mean": "sb", "rstd": "sb"}
 """Units of tensors whose size is no multiple of sbh."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCheck:
-    """One block's counted bytes, and the paper's if its assumptions hold; else `because` says why they do not."""
-
-    rows: tuple[SavedRow, ...]
-    counted: int
-    formula: Fraction | None
-    text: str
-    because: tuple[str, ...]
-
-    @property
-    def agrees(self) -> bool:
-        return self.formula == self.counted
-
-
-def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") -> BlockCheck:
-    """Check one block's saved bytes against 2205.05198's count under the same recompute. `unit`: which block."""
-    recompute = _of_block(config, unit)
-    because = tuple(_other_premises(config, recompute))
-    form = block_form(config, int(unit.rpartition(".")[2]))
-    text = form.where(f=4 * symbol("h"), **({"t": 1} if config.mesh.tp == 1 else {}))
-    formula = None if because else form.at(sizes(config))
-    return BlockCheck(tuple(rows), sum(row.nbytes for row in rows), formula, str(text), because)
-
-
-def _of_block(config: RunConfig, unit: str) -> str:
-    """Return `--recompute` for this block: with every second one, `full` or `none`."""
-    again = config.memory.again
-    return again.of_block(int(unit.rpartition(".")[2])) if again.every else config.memory.recompute
-
-
-def _other_premises(config: RunConfig, recompute: str) -> list[str]:
-    """Return how the run differs from the block that the paper counts."""
-    itemsize = dtype(config.precision.stored).itemsize
-    found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
-    if recompute == "full":
-        return found
-    if config.tuning.is_on:
-        found.append("frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else ""))
-    if config.model.family != "gpt":
-        found.append(f"the paper's block is a GPT's, not {config.model.family}'s")
-    elif config.model.ffn != 4 * config.model.hidden:
-        found.append(f"the feed-forward is {config.model.ffn} wide, not 4h = {4 * config.model.hidden}")
-    has_scores = keeps_scores(recompute)
-    eager = has_scores and config.memory.attention == "eager"
-    if not config.model.dropout:
-        found.append("without dropout there are no masks" + (" and no second softmax" if eager else ""))
-    if config.memory.saves != "megatron":
-        found.append(
-            "--saves lean keeps the norms' statistics"
-            + (" and no second softmax" if eager and config.model.dropout else "")
-        )
-    if config.memory.attention == "flash" and "core_attn" not in config.memory.again.parts:
-        found.append(f"flash attention keeps {'no scores' if has_scores else 'its log-sum-exp'}")
-    return found
-
-
-def has_block(saved: Mapping[str, Sequence[SavedRow]]) -> bool:
-    """Return whether rank 0 saved anything of the first block of a model. A first pipeline stage may have no block."""
-    return any(unit in ("h.0", "layers.0", "encoder.layer.0", "encoder.block.0") for unit in saved)
-
-
-def block_unit(saved: Mapping[str, Sequence[SavedRow]]) -> str:
-    """Return the first block of a model, by its unit's name: h.0, layers.0. Raises: InputError if there is none."""
-    for unit in saved:
-        if unit.endswith(".0"):
-            return unit
-    raise InputError(f"the record has no block's activations, only those of: {', '.join(saved) or 'no unit'}")
 
 
 def activations_table(
@@ -117,14 +45,16 @@ def activations_table(
     sizes = f"s {config.model.seq}, b {config.data.micro_batch}, h {config.model.hidden}, a {config.model.heads}"
     sizes += f", t {config.mesh.tp}" if config.mesh.tp > 1 else ""
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
-    grid = _grid(config, check)
+    grid = _grid(config, saved[unit], check)
     made_again = max((sum(row.nbytes for row in rows) for rows in (again or {}).values()), default=0)
     has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
     note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
-    if ":" in _of_block(config, unit):
+    if ":" in recompute_of(config, unit):
         note = "Formula: 2205.05198, section 4.1, without recomputed tensors."
     if check.formula is None:
-        note = f"2205.05198 counts {check.text}. This is another count, because {'; '.join(check.because)}."
+        note = (
+            f"2205.05198 counts {check.text}. This is another count, because {'; '.join(other_premises(config, unit))}."
+        )
     if config.memory.again.every > 1:
         inputs = [name for name, rows in saved.items() if [row.op for row in rows] == ["recompute"]]
         note += f" Of {_others(inputs)} the input alone is kept." if inputs else ""
@@ -138,12 +68,12 @@ def _others(units: Sequence[str]) -> str:
     return " and ".join(units) if len(units) < 3 else f"{units[0]}, {units[1]} to {units[-1]}"
 
 
-def _grid(config: RunConfig, check: BlockCheck) -> Grid:
+def _grid(config: RunConfig, rows: Sequence[SavedRow], check: Check) -> Grid:
     grid = Grid("op", "keeps", right("bytes"), right("in units"))
-    for row in check.rows:
+    for row in rows:
         grid.add(row.op, row.what, row.nbytes, _in_units(config, (row,)))
     grid.rule()
-    grid.add("one block", None, check.counted, _in_units(config, check.rows))
+    grid.add("one block", None, check.counted[0], _in_units(config, rows))
     if check.formula is not None:
         grid.add("formula", None, check.formula, check.text, style="cyan")
         grid.add("agree", None, check.agrees)

@@ -13,10 +13,8 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.checks import Checks, agree, checks, formulas_agree
 from zerosim.analysis.per_parameter import bytes_per_parameter
-from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
@@ -68,6 +66,7 @@ class Comparison(Outcomes[int]):
     ) -> None:
         super().__init__(config, outcomes)
         self.times, self.cluster = dict(times or {}), cluster
+        self.checks = {stage: checks(result) for stage, result in self.results.items()}
         self.identical = _groups({stage: result.weights for stage, result in self.results.items()})
         self.differences = {
             (a[0], b[0]): largest_difference(self.results[a[0]].weights, self.results[b[0]].weights)
@@ -110,6 +109,13 @@ class Comparison(Outcomes[int]):
         return {
             "schema": 2,
             "runs": self.runs(),
+            "formulas": {
+                str(stage): {
+                    "agree": formulas_agree(found),
+                    "checks": [[check.to_dict() for check in (*one.of_memory, *one.of_step)] for one in found],
+                }
+                for stage, found in self.checks.items()
+            },
             **({} if self.cluster is None else {"time": times}),
             "weights": {"bit_identical": self.identical, "differences": differences},
         }
@@ -131,7 +137,7 @@ class Comparison(Outcomes[int]):
 
     def _table(self) -> RenderableType:
         grid = Grid("stage", *(right(f"{stage}\n{STAGES[stage]}") for stage in self.outcomes))
-        columns = {stage: _figures(result) for stage, result in self.results.items()}
+        columns = {stage: _figures(found) for stage, found in self.checks.items()}
         lost = {"peak": Text("no memory", style="bold red")}
         for at, (name, _) in enumerate(next(iter(columns.values()))):
             cells = [columns[stage][at][1] if stage in columns else lost.get(name) for stage in self.outcomes]
@@ -140,7 +146,7 @@ class Comparison(Outcomes[int]):
             if name != "exchanged" or any(cells):
                 grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
         note = "Memory: of the rank with the most, padding included. Sent: the mean over ranks."
-        if any(map(words.holds_part, self.results.values())):
+        if any(map(words.holds_part, self.checks.values())):
             note += " Ψ_r are the parameters on a rank; exchanged is what tp and pp send of activations."
         if any(outcome.is_modelled for outcome in self.results.values()):
             note += " The bytes of native collectives are not visible: a ring's bytes are modelled in their place."
@@ -202,24 +208,22 @@ class Comparison(Outcomes[int]):
         return f"{how}: the same numbers are added in another order, and rounded differently.{remedy}"
 
 
-def _figures(result: RunResult) -> list[tuple[str, Cell]]:
+def _figures(found: Sequence[Checks]) -> list[tuple[str, Cell]]:
     """Return a row of the table for each ZeRO stage: headings and cells. Sent bytes are those of the last whole
     step."""
-    pipeline, step = range(result.layout.mesh.pp), last_whole_step(result)
-    states, own = [check_states(result, stage) for stage in pipeline], words.of_rank(result)
-    sent: list[Cell] = [None] * 4
-    if step is not None:
-        traffic = [check_traffic(result, step, stage) for stage in pipeline]
-        exchanges = list(chain(*(check_exchanges(result, step, stage) for stage in pipeline)))
-        means = (sum(check.mean for check in of) for of in ([own[-1] for own in traffic], exchanges))
-        agrees = None if result.is_modelled else all(check.agrees for check in (*chain(*traffic), *exchanges))
-        of_states, of_activations = (round(mean / len(pipeline)) for mean in means)
-        sent = [of_states, own(traffic[0][-1].text), of_activations, agrees]
-    held = [max(max(check.counted) for check in checks) for checks in zip(*states, strict=True)]
+    result, own, sent = found[0].of.result, words.of_rank(found), list[Cell]([None] * 4)
+    if found[0].of.step is not None:
+        exchanges = chain(*(one.exchanged for one in found))
+        means = (sum(check.mean for check in of) for of in ([one.sent[-1] for one in found], exchanges))
+        agrees = None if result.is_modelled else agree(chain(*(one.of_step for one in found)))
+        of_states, of_activations = (round(mean / len(found)) for mean in means)
+        sent = [of_states, own(found[0].sent[-1].text), of_activations, agrees]
+    states = zip(*(one.states for one in found), strict=True)
+    held = [max(max(check.counted) for check in of_kind) for of_kind in states]
     return [
         *zip(("param", "grad", "optim", "states"), held, strict=True),
-        ("formula", own(states[0][-1].text)),
-        ("agrees", all(check.agrees for check in chain(*states))),
+        ("formula", own(found[0].states[-1].text)),
+        ("agrees", agree(chain(*(one.of_memory for one in found)))),
         ("peak", max(memory.peak.total_bytes for memory in result.memory)),
         *zip(("sent", "volume", "exchanged", "agrees"), sent, strict=True),
         ("last loss", f"{result.mean_losses[-1]:.4f}"),

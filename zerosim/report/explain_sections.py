@@ -8,19 +8,24 @@ from fractions import Fraction
 from typing import Any
 
 from zerosim.analysis import formulas
-from zerosim.analysis.forms import Key, forms, frozen_of, is_owned, of
+from zerosim.analysis.capabilities import notes_of
+from zerosim.analysis.capabilities.pipeline import SCHEDULES, live_micro_batches
+from zerosim.analysis.capability import Key
+from zerosim.analysis.cost import cost_of
+from zerosim.analysis.facts import frozen_of, is_owned
+from zerosim.analysis.forms import forms, of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
-from zerosim.analysis.letters import letters_of, live_micro_batches, shown
+from zerosim.analysis.letters import letters_of
 from zerosim.analysis.nodes import has_nodes, node_forms, node_size
-from zerosim.analysis.shares import cost_of, laid_out, shares_of
+from zerosim.analysis.shares import laid_out, shares_of
+from zerosim.analysis.weights import shown
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
-from zerosim.parallel.tensor import vocab_padding
 from zerosim.report.names import OPTIMIZERS, show
 from zerosim.report.notes import nodes_note
-from zerosim.report.words import SCHEDULES, by_stage
+from zerosim.report.words import by_stage
 from zerosim.units import format_bytes
 
 PRINTED = "The paper prints"
@@ -103,8 +108,7 @@ def _states(asked: Asked) -> Section:
         )
     if is_owned(config):
         notes.append(f"Whole {config.gathering.piece}s belong to ranks: the bytes are the mean over ranks.")
-    if config.mesh.dp_replicate > 1:
-        notes.append(f"{ranks:,} ranks hold one of {config.mesh.dp_replicate:,} replicas together (HSDP, MiCS).")
+    notes += notes_of(config, "model_states")
     printed = []
     if cost == formulas.MIXED_ADAM and not asked.is_part:
         printed = formulas.printed_states(config.parallel.zero_stage, asked.held["Ψ"], ranks)
@@ -135,14 +139,7 @@ def _part(asked: Asked) -> list[str]:
     if not asked.is_part:
         return []
     config, held = asked.config, [share.num_parameters for share in shares_of(asked.placed)]
-    notes = [f"Ψ_r = {by_stage(held)}; the whole model has Ψ parameters."]
-    if config.mesh.pp > 1:
-        notes.append("The lines are for pipeline stage 0.")
-    if config.mesh.tp > 1 and config.model.has_blocks:
-        notes.append("Norms, positions and row-parallel biases are whole on each rank of tp.")
-        if padding := vocab_padding(config.model.vocab, config.mesh.tp, padded=config.parallel.pad_vocab):
-            notes.append(f"The token table has {padding:,} rows of padding.")
-    return [" ".join(notes)]
+    return [" ".join([f"Ψ_r = {by_stage(held)}; the whole model has Ψ parameters.", *notes_of(config, "part")])]
 
 
 def _beside(asked: Asked, total: Fraction) -> list[str]:
@@ -194,15 +191,8 @@ def _buffers(asked: Asked) -> Section | None:
 def _sent(asked: Asked) -> Section:
     config, ranks, held = asked.config, asked.held["N"], asked.held
     found = {key: form for key, form in of(asked.forms, "sent").items() if shown(form, held).terms}
-    names = {
-        "states": "{}",
-        "node": "node: {}",
-        "nodes": "nodes: {}",
-        "replicas": "across replicas",
-        "tp": "tp: {}",
-        "pp": "pp: {}",
-    }
-    terms = [asked.term(names[use].format(name), form) for (name, use), form in found.items()]
+    names = {"states": "{}", "replicas": "across replicas"}
+    terms = [asked.term(names.get(use, f"{use}: {{}}").format(name), form) for (name, use), form in found.items()]
     whole = formulas.total(found.values())
     zero = formulas.total(form for (_, use), form in found.items() if use in ("states", "node", "nodes"))
     terms.append(asked.term("total", whole, is_sum=True))
@@ -210,18 +200,14 @@ def _sent(asked: Asked) -> Section:
         f"Elements by formula, times (N-1)/N = {Fraction(ranks - 1, ranks)}, which the paper leaves out, times bytes: "
         f"{held['g']} of a gradient, {held['w']} of a parameter. {zero.source}."
     ]
-    if config.reduction.quantized_gradients or config.gathering.quantized_weights:
-        notes.append("A code counts as its fraction of an element's bytes. Each scale is 4 bytes.")
+    notes += notes_of(config, "codes")
     shown_letters = ("VD", "U", "R", "P", "M", "S", "C", "E", "F", "d", "n", "O", "σ_f", "σ_b", "σ_g")
     letters = [x for x in shown_letters if x in shown(whole, held).symbols]
     notes += [asked.says(letter) for letter in letters]
     if every := PRESETS[config.optim.optimizer].estimates_every:
         notes.append(f"Every {every}th step has a second forward and backward, for an estimate, which is not in these.")
-    if config.mesh.dp_replicate > 1:
-        notes.append("Across replicas an all_reduce averages the local shard's gradients.")
-    if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
-        notes.append(f"Each of {config.data.accumulate:,} microbatches is reduced (derived; the paper has one).")
-    plain = formulas.volume(config.parallel.zero_stage, micro_batches=config.data.accumulate)
+    notes += notes_of(config, "volume")
+    plain = formulas.volume(config.parallel.zero_stage, formulas.Schedule(config.data.accumulate))
     paper, agrees = formulas.VOLUME[config.parallel.zero_stage], None
     if shown(zero, held) != plain.total.elements:
         notes.append(f"The paper's own schedule moves {plain}.")
@@ -235,7 +221,7 @@ def _sent(asked: Asked) -> Section:
 def _nodes(asked: Asked) -> Section | None:
     if not has_nodes(asked.config):
         return None
-    found = {key: form for key, form in node_forms(asked.config).items() if shown(form, asked.held).terms}
+    found = {key: form for key, form in node_forms(asked.config, asked.forms).items() if shown(form, asked.held).terms}
     terms = [asked.term(name if use == "states" else f"{use}: {name}", form) for (name, use), form in found.items()]
     whole = formulas.total(found.values())
     terms.append(asked.term("total", whole, is_sum=True))
@@ -296,9 +282,7 @@ def _memories(asked: Asked) -> Section | None:
         return None
     terms = tuple(asked.term(f"{kind}, {memory or 'device'}", form) for (kind, memory), form in found.items())
     note = "Between uses, offloaded states take no device memory. The host's CPU updates the masters in host memory."
-    if asked.config.grads.late:
-        note += " With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
-    return Section("memories", "Where they lie", terms, (note,))
+    return Section("memories", "Where they lie", terms, (" ".join([note, *notes_of(asked.config, "memories")]),))
 
 
 def _blocks(asked: Asked) -> Section | None:
@@ -333,10 +317,7 @@ def _blocks(asked: Asked) -> Section | None:
         + ("" if is_gpt else f"Blocks of {config.model.family} keep other tensors. ")
         + "A plan counts what the model's own kernels keep.",
     ]
-    if config.memory.cpu_checkpointing:
-        notes.append("Inputs wait in host memory.")
-    if config.memory.partition_activations and not config.partitions_inputs:
-        notes.append("Pa changes nothing here: under sequence parallelism a rank already has only 1/t of the input.")
+    notes += notes_of(config, "activations")
     if held["p"] > 1:
         bubble, own_span = formulas.bubble(kind), formulas.own_span_bubble(kind)
         notes.append(

@@ -197,7 +197,7 @@ def prose(text: str, style: str = "") -> Adaptive:
     return Adaptive(build)
 
 
-def spread(values: Sequence[int], separator: str = " ") -> str:
+def spread(values: Sequence[Fraction | int], separator: str = " ") -> str:
     """Return '12', or '12 to 15' if they differ."""
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,}{separator}to {high:,}"

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
+from zerosim.units import counted as counted
 
 STAGES = ("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 ALLOCATORS = {"caching": "PyTorch's caching allocator", "arena": "one contiguous region"}
@@ -64,11 +65,6 @@ KIND_WORDS: Mapping[str, str] = {
 def kind_words(name: str) -> str:
     """Return a kind of memory in plain words; any other name unchanged."""
     return KIND_WORDS.get(name, name)
-
-
-def counted(count: int, one: str, many: str = "") -> str:
-    """Return '1 rank', '4 ranks'."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def listed(names: Sequence[object]) -> str:

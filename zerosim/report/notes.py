@@ -9,12 +9,14 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.compare import check_buffers
-from zerosim.analysis.forms import is_by_pairs, is_owned
+from zerosim.analysis.capabilities import CAPABILITIES
+from zerosim.analysis.check import Check
+from zerosim.analysis.checks import Checks
+from zerosim.analysis.cost import cost_of
+from zerosim.analysis.facts import is_by_pairs, is_owned
 from zerosim.analysis.formulas.letters import LETTERS
-from zerosim.analysis.letters import exchanged, letters_of
-from zerosim.analysis.shares import cost_of, extra_of, shares_of
-from zerosim.analysis.traffic import TrafficCheck
+from zerosim.analysis.shares import extra_of
+from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.report.look import spread
@@ -22,14 +24,15 @@ from zerosim.report.words import by_stage, holds_part, of_rank
 from zerosim.train.check_trained import num_trained
 from zerosim.train.result import RunResult
 
-_RANKS_OF = {"dp_shard": "N", "node": "d", "nodes": "n", "dp_replicate": "H", "tp": "t"}
-"""The formulas' letters for the ranks along an axis."""
+_RANKS_OF = {axis: letter for capability in CAPABILITIES for axis, letter in capability.axes.items()}
+"""The formulas' letters for the ranks along an axis; '' where a rank sends all of a volume."""
 
 
-def states_note(result: RunResult) -> str:
+def states_note(found: Sequence[Checks]) -> str:
     """Return how to read the formula of the model states, and why ranks hold more than it says, or some more than
     others."""
-    config, cost, shares = result.config, cost_of(result), shares_of(result)
+    result, shares = found[0].of.result, [one.of.share for one in found]
+    config, cost = result.config, cost_of(result)
     tp, optim, piece = config.mesh.tp, formulas.figure(cost.optim), config.gathering.piece
     replicated, copied, padding = zip(*(extra_of(result, share.stage) for share in shares), strict=True)
     has_padding = any(memory.marks["end_of_backward"].padding for memory in result.memory)
@@ -37,7 +40,7 @@ def states_note(result: RunResult) -> str:
     said = {
         f"{cost.param} + {cost.grad} + {optim} bytes per parameter (param + grad + optim); "
         f"Ψ = {result.num_parameters:,}{_trained(result)}, N = {config.mesh.shards:,}.": True,
-        f"Of Ψ each rank holds Ψ_r = {by_stage([share.num_parameters for share in shares])}.": holds_part(result),
+        f"Of Ψ each rank holds Ψ_r = {by_stage([share.num_parameters for share in shares])}.": holds_part(found),
         f"Of Ψ_r, {by_stage(replicated)} are whole on all {tp} ranks of tp.": any(replicated),
         f"{by_stage(copied)} are keys and values that several ranks hold.": any(copied),
         f"Padding for tp, over its ranks: {by_stage(padding)}.": any(padding),
@@ -51,15 +54,15 @@ def states_note(result: RunResult) -> str:
         f"N does not divide every {piece}, so slices are padded: the mean without padding is compared.": has_padding
         and block == 1,
     }
-    return " ".join([*(text for text, holds in said.items() if holds), *_buffers(result)])
+    return " ".join([*(text for text, holds in said.items() if holds), *_buffers(found)])
 
 
-def _buffers(result: RunResult) -> list[str]:
+def _buffers(found: Sequence[Checks]) -> list[str]:
     """Return the reduction buffers that live from start to end, with the formula's mark."""
-    checks = [check_buffers(result, share.stage) for share in shares_of(result)]
+    checks = [one.buffers for one in found]
     if not any(any(check.counted) for check in checks):
         return []
-    mark, text = "✓" if all(check.agrees for check in checks) else "≠", of_rank(result)(checks[0].text)
+    mark, text = "✓" if all(check.agrees for check in checks) else "≠", of_rank(found)(checks[0].text)
     return [
         f"Each rank also has reduction buffers: {by_stage([check.counted[0] for check in checks])} B, {text} {mark}."
     ]
@@ -69,21 +72,19 @@ def _trained(result: RunResult) -> str:
     return f", Ψ_t = {num_trained(result.layout):,} of them trained" if result.config.tuning.is_on else ""
 
 
-def traffic_note(result: RunResult, checks: Sequence[TrafficCheck]) -> str:
+def traffic_note(found: Sequence[Checks], checks: Sequence[Check]) -> str:
     """Return which part of a volume a rank sends, and the meaning of the letters of these volumes."""
-    config, mesh = result.config, result.config.mesh.axes
-    shares, axes = shares_of(result), {check.axis for check in checks if check.axis}
+    config, axes = found[0].of.result.config, {check.axis for check in checks if check.axis}
     volume = f" of {total} elements" if len(axes) == 1 and (total := checks[-1].text) else ""
-    said = [f"Of a volume{of_rank(result)(volume)} a rank sends {_parts_sent(config, axes)}"]
+    said = [f"Of a volume{of_rank(found)(volume)} a rank sends {_parts_sent(config, axes)}"]
     if is_by_pairs(config) and config.parallel.zero_stage == 0:
         ranks = config.mesh.shards
         said.append(f"by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ")
-    found = {letter for check in checks for letter in check.form.symbols}
-    held = [letters_of(result, share.stage) for share in shares]
-    for letter in [letter for letter in LETTERS if letter in found - {"Ψ", "N", "t"}]:
-        said.append(f"{letter} = {by_stage([of[letter] for of in held])}, {LETTERS[letter].meaning}")
-    if "C" in found:
-        said.append(f"{mesh.tp // config.model.kv_heads} ranks hold a copy of each")
+    letters = {letter for check in checks if check.form is not None for letter in check.form.symbols}
+    for letter in [letter for letter in LETTERS if letter in letters - {"Ψ", "N", "t"}]:
+        said.append(f"{letter} = {by_stage([one.of.held[letter] for one in found])}, {LETTERS[letter].meaning}")
+    if "C" in letters:
+        said.append(f"{config.mesh.tp // config.model.kv_heads} ranks hold a copy of each")
     if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
         gathers = " and gathers" if config.parallel.zero_stage == 3 else ""
         said.append(f"each of {config.data.accumulate} microbatches is reduced{gathers}")
@@ -106,18 +107,17 @@ def nodes_note(config: RunConfig) -> str:
 
 def sent_of_volume(axes: Collection[str]) -> str:
     """Return '×(N-1)/N', the one factor between volumes and a rank's sent bytes; '' if axes have several, or none."""
-    letters = [_RANKS_OF[axis] for axis in axes if axis in _RANKS_OF]
+    letters = [letter for axis in axes if (letter := _RANKS_OF.get(axis))]
     return f"×({letters[0]}-1)/{letters[0]}" if len(axes) == len(letters) == 1 else ""
 
 
 def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
     """Return '(N-1)/N = 3/4 on dp_shard, (t-1)/t = 1/2 on tp, all on pp'; one axis goes without its name."""
-    parts = [
-        (axis, f"({letter}-1)/{letter} = {Fraction(config.mesh.axes.size(axis) - 1, config.mesh.axes.size(axis))}")
-        for axis, letter in _RANKS_OF.items()
-        if axis in axes
-    ] + [("pp", "all")] * ("pp" in axes)
-    return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts)
+    parts = {}
+    for axis in filter(axes.__contains__, _RANKS_OF):
+        letter, size = _RANKS_OF[axis], config.mesh.axes.size(axis)
+        parts[axis] = f"({letter}-1)/{letter} = {Fraction(size - 1, size)}" if letter else "all"
+    return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts.items())
 
 
 def control(result: RunResult, sent: Sequence[int]) -> str:

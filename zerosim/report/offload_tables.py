@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
+from zerosim.analysis.checks import Checks
 from zerosim.analysis.compare import has_late
-from zerosim.analysis.copies import check_memories
 from zerosim.config.presets.cluster import Cluster
 from zerosim.placement.memories import HOST, NVME
 from zerosim.report.look import Adaptive, Grid, right, spread, titled
@@ -18,17 +18,16 @@ from zerosim.units import format_bytes
 IN = {"device": "on the device", HOST: "in the host's memory", NVME: "on NVMe"}
 
 
-def memories_table(result: RunResult) -> RenderableType | None:
+def memories_table(found: Sequence[Checks]) -> RenderableType | None:
     """Return each model state's bytes of a rank in its memory; None if all lie on the device."""
+    result = found[0].of.result
     if not result.config.offload.is_on:
         return None
-    pp = result.layout.mesh.pp
     grid = Grid("pipeline", "state", "lies", right("bytes"), right("formula", style="cyan"), right("in bytes"), "agree")
-    for stage in range(pp):
-        for at, check in enumerate(check_memories(result, stage)):
-            state, memory = check.name.split(" in ")
-            name = "" if at or pp == 1 else f"stage {stage}"
-            grid.add(name, state, IN[memory], spread(check.counted), check.text, check.formula, check.agrees)
+    for stage, one in enumerate(found):
+        for at, check in enumerate(one.memories):
+            name = "" if at or len(found) == 1 else f"stage {stage}"
+            grid.add(name, check.name, IN[check.axis], spread(check.counted), check.text, check.formula, check.agrees)
     grid = grid.filled()
     note = "Between uses, offloaded states take no device memory. "
     if has_late(result):

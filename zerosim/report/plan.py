@@ -11,12 +11,9 @@ from collections.abc import Container, Sequence
 from rich.console import RenderableType
 from rich.table import Column
 
-from zerosim.analysis.compare import check_buffers, check_states, last_whole_step, peak_rank
-from zerosim.analysis.copies import check_copies, check_memories
-from zerosim.analysis.exchanges import check_exchanges
+from zerosim.analysis.checks import checks, formulas_agree
+from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.formulas import STATES
-from zerosim.analysis.nodes import check_nodes
-from zerosim.analysis.traffic import check_traffic
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
@@ -24,12 +21,11 @@ from zerosim.errors import OutOfMemory
 from zerosim.ledger.memory import Snapshot
 from zerosim.placement.spec import is_block
 from zerosim.report import failures, words
-from zerosim.report.activations import block_unit, check_block, has_block
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import KIND_WORDS, listed
-from zerosim.report.offload_tables import memories_table, most_elsewhere
-from zerosim.report.plan_tables import all_tables
-from zerosim.report.tables import copies_table, kept_text, set_aside_text, states_table, traffic_table
+from zerosim.report.offload_tables import most_elsewhere
+from zerosim.report.plan_tables import all_tables, beside_formulas
+from zerosim.report.tables import kept_text, set_aside_text
 from zerosim.report.time import step_lines
 from zerosim.report.verdict import Limit, alike, assumed, fits, usual_text, verdict
 from zerosim.report.warnings import warnings_of, warnings_text
@@ -65,7 +61,8 @@ def plan_report(
     """
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     does_fit = refusal is None and (limit is None or fits(result, limit))
-    has_agreed = formulas_agree(result)
+    found = checks(result)
+    has_agreed = formulas_agree(found)
     about = (
         f"{words.model_name(config)}: {words.headline(config, where)}. {format_count(result.num_parameters)} "
         f"parameters{words.trained_of(result)}, {config.tokens:,} tokens a step."
@@ -98,9 +95,9 @@ def plan_report(
         prose("Formulas and counts agree.") if has_agreed else prose("Formulas and counts do not agree:", "bold red"),
     ]
     if all:
-        return Stack(*page, *all_tables(result, limit, cluster))
+        return Stack(*page, *all_tables(found, limit, cluster))
     if not has_agreed:
-        page += [states_table(result), memories_table(result), traffic_table(result), copies_table(result)]
+        page += beside_formulas(found)
     return Stack(*page, prose(MORE, "dim"))
 
 
@@ -232,24 +229,3 @@ def _too_much(result: RunResult, limit: Limit) -> str:
         return f"Too big by itself: {listed(alone)}."
     name = max(most, key=most.__getitem__)
     return f"No single item is too big by itself. The largest: {name}, {format_bytes(most[name])}."
-
-
-# -- counts beside closed forms ---------------------------------------------------------------------
-def formulas_agree(result: RunResult) -> bool:
-    """Return whether every count that the tables mark equals its closed form."""
-    step, saved, stages = last_whole_step(result), result.saved, range(result.layout.mesh.pp)
-    agreed = [
-        check.agrees for stage in stages for check in (*check_states(result, stage), check_buffers(result, stage))
-    ]
-    agreed += [check.agrees is not False for stage in stages for check in check_memories(result, stage)]
-    if step is not None:
-        for stage in stages:
-            sent = (*check_traffic(result, step, stage), *check_exchanges(result, step, stage))
-            agreed += [check.agrees for check in sent]
-            agreed += [check.agrees is not False for check in check_nodes(result, step, stage)]
-            if result.config.memory.cpu_checkpointing or result.config.offload.is_on:
-                agreed += [check.agrees is not False for check in check_copies(result, step, stage)]
-    if has_block(saved):
-        block = check_block(result.config, saved[block_unit(saved)], block_unit(saved))
-        agreed.append(block.agrees or block.formula is None)
-    return all(agreed)

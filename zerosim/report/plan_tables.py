@@ -5,21 +5,23 @@ They follow the first page (`plan.py`) with --all; tables of model states and tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.table import Column
 
+from zerosim.analysis.blocks import has_block
 from zerosim.analysis.changes import group_of
+from zerosim.analysis.checks import Checks
 from zerosim.analysis.compare import peak_rank
-from zerosim.analysis.forms import is_owned
+from zerosim.analysis.facts import is_owned
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.device.device import Kind
 from zerosim.ledger.memory import MARKS, Snapshot
 from zerosim.report import words
-from zerosim.report.activations import activations_table, has_block
+from zerosim.report.activations import activations_table
 from zerosim.report.look import Adaptive, Grid, prose, right, titled
 from zerosim.report.names import KINDS, counted, listed
 from zerosim.report.offload_tables import memories_table
@@ -48,8 +50,9 @@ _MARK_NAMES = {
 }
 
 
-def all_tables(result: RunResult, limit: Limit | None, cluster: Cluster | None) -> list[RenderableType | None]:
+def all_tables(found: Sequence[Checks], limit: Limit | None, cluster: Cluster | None) -> list[RenderableType | None]:
     """Return the tables behind a plan's first page, under headings."""
+    result = found[0].of.result
     config = result.config
     recipe = find_recipe(config.parallel.recipe)
     time = time_table(result, cluster)
@@ -65,17 +68,19 @@ def all_tables(result: RunResult, limit: Limit | None, cluster: Cluster | None) 
         memory_table(result),
         allocator_text(result),
         outside_table(config, limit),
-        peaks_table(result),
+        peaks_table(found),
         holders_table(result),
         owners_table(result) if is_owned(config) else None,
-        activations_table(config, result.saved, result.saved_again) if has_block(result.saved) else None,
+        activations_table(config, result.saved, result.saved_again) if has_block(result) else None,
         heading("Counts beside formulas"),
-        states_table(result),
-        traffic_table(result),
-        nodes_table(result),
-        memories_table(result),
-        copies_table(result),
+        *beside_formulas(found),
     ]
+
+
+def beside_formulas(found: Sequence[Checks]) -> list[RenderableType | None]:
+    """Return the tables of counts beside closed forms, each with its marks."""
+    tables = (states_table, traffic_table, nodes_table, memories_table, copies_table)
+    return [table(found) for table in tables]
 
 
 def heading(text: str) -> RenderableType:

@@ -7,9 +7,7 @@ for each pipeline stage, and stages that hold and send the same share one. An ax
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import TypeVar
 
 from rich.console import RenderableType
@@ -17,15 +15,13 @@ from rich.constrain import Constrain
 from rich.table import Column
 from rich.text import Text
 
-from zerosim.analysis.compare import StateCheck, check_states, control_bytes, last_whole_step, peak_rank
-from zerosim.analysis.copies import CopyCheck, check_copies
-from zerosim.analysis.exchanges import check_exchanges
-from zerosim.analysis.forms import is_owned
-from zerosim.analysis.formulas import Form
-from zerosim.analysis.letters import sizes
-from zerosim.analysis.nodes import NodeCheck, check_nodes, has_nodes, node_size
-from zerosim.analysis.shares import alike_stages, share_of
-from zerosim.analysis.traffic import TrafficCheck, check_traffic
+from zerosim.analysis.check import Check
+from zerosim.analysis.checks import Checks, checks
+from zerosim.analysis.compare import control_bytes, peak_rank
+from zerosim.analysis.facts import is_owned
+from zerosim.analysis.nodes import has_nodes, node_size
+from zerosim.analysis.shares import alike_stages
+from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.report import notes, words
 from zerosim.report.look import PROSE_WIDTH, Adaptive, Cell, Grid, Stack, prose, right, spread, titled
@@ -34,9 +30,9 @@ from zerosim.report.offload_tables import memories_table
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
-Check = TypeVar("Check")
-Groups = Sequence[tuple[str, list[Check]]]
-"""A name and its checks for each group of equal pipeline stages; without a pipeline one, without a name."""
+Row = TypeVar("Row")
+Groups = Sequence[tuple[str, list[Row]]]
+"""A name and its rows for each group of equal pipeline stages; without a pipeline one, without a name."""
 
 EACH_RANK = 8
 """Up to so many ranks have a row each."""
@@ -48,7 +44,7 @@ _STATES = ("param", "grad", "optim")
 
 def summary(result: RunResult) -> Stack:
     """Return a run's summary, from its loss to its bytes."""
-    has_learned = result.mean_losses[-1] < result.mean_losses[0]
+    found, has_learned = checks(result), result.mean_losses[-1] < result.mean_losses[0]
     return Stack(
         prose(words.headline(result.config), "bold"),
         prose(words.trained(result)),
@@ -59,16 +55,16 @@ def summary(result: RunResult) -> Stack:
         None if (text := words.scaled(result)) is None else prose(text),
         None if (text := words.lost(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
-        states_table(result),
-        memories_table(result),
-        traffic_table(result),
-        nodes_table(result),
-        copies_table(result),
+        states_table(found),
+        memories_table(found),
+        traffic_table(found),
+        nodes_table(found),
+        copies_table(found),
         peak_table(result),
         allocator_text(result),
-        peaks_table(result),
+        peaks_table(found),
         sample_text(result) if result.sample is not None else None,
-        prose(words.closing(result)),
+        prose(words.closing(found)),
     )
 
 
@@ -106,35 +102,34 @@ def allocator_text(result: RunResult) -> RenderableType | None:
     return prose(text + moved)
 
 
-def states_table(result: RunResult) -> RenderableType:
+def states_table(found: Sequence[Checks]) -> RenderableType:
     """Return model states per rank at the end of backward beside the paper's formula."""
-    groups = _by_stage(result, partial(check_states, result))
-    own = words.of_rank(result)
+    groups, own = _by_stage(found, lambda one: one.states), words.of_rank(found)
     body = Adaptive(_states_by_rank(groups, own).filled(), _states_by_kind(groups, own).filled())
-    return titled("Model states per rank when backward ends, in bytes", body, notes.states_note(result))
+    return titled("Model states per rank when backward ends, in bytes", body, notes.states_note(found))
 
 
-def _states_by_rank(groups: Groups[StateCheck], own: Callable[[str], str]) -> Grid:
+def _states_by_rank(groups: Groups[Check], own: Callable[[str], str]) -> Grid:
     """Return a row per rank (or the least, mean and most), a column per state; then formula and mark."""
-    grid = Grid("pipeline", "", *(right(check.kind) for check in groups[0][1]), right("padding"))
-    for stage, checks in groups:
-        has_padding = any(checks[-1].padding)
-        rows = _by_rank(checks, most=1 if stage else EACH_RANK)
+    grid = Grid("pipeline", "", *(right(check.name) for check in groups[0][1]), right("padding"))
+    for stage, of_stage in groups:
+        has_padding = any(of_stage[-1].padding)
+        rows = _by_rank(of_stage, most=1 if stage else EACH_RANK)
         for at, (name, values, padding) in enumerate(rows):
             grid.add("" if at else stage, name, *values, padding if has_padding else None)
         if not stage:
             grid.rule()
-        is_uneven = any(len(set(check.counted)) > 1 for check in checks)
+        is_uneven = any(len(set(check.counted)) > 1 for check in of_stage)
         if has_padding or (is_uneven and all(name != "mean" for name, _, _ in rows)):
-            grid.add("", "mean, unpadded" if has_padding else "mean", *(check.mean for check in checks))
-        grid.add("", "formula", *(own(check.text) for check in checks), style="cyan")
-        grid.add("", "in bytes", *(check.formula for check in checks), style="cyan")
-        grid.add("", "agree", *(check.agrees for check in checks))
+            grid.add("", "mean, unpadded" if has_padding else "mean", *(check.mean for check in of_stage))
+        grid.add("", "formula", *(own(check.text) for check in of_stage), style="cyan")
+        grid.add("", "in bytes", *(check.formula for check in of_stage), style="cyan")
+        grid.add("", "agree", *(check.agrees for check in of_stage))
         grid.rule()
     return grid
 
 
-def _by_rank(checks: Sequence[StateCheck], most: int) -> list[tuple[str, list[Fraction | int], Fraction | int]]:
+def _by_rank(checks: Sequence[Check], most: int) -> list[tuple[str, list[Fraction | int], Fraction | int]]:
     """Yield (name, a value per check, padding) for each of at most `most` ranks, or for the least, mean and most."""
     ranks = len(checks[0].counted)
     padding = checks[-1].padding
@@ -149,12 +144,12 @@ def _by_rank(checks: Sequence[StateCheck], most: int) -> list[tuple[str, list[Fr
     ]
 
 
-def _states_by_kind(groups: Groups[StateCheck], own: Callable[[str], str]) -> Grid:
+def _states_by_kind(groups: Groups[Check], own: Callable[[str], str]) -> Grid:
     """Return the same for little room: a row per state."""
 
-    def cells(check: StateCheck) -> list[Cell]:
+    def cells(check: Check) -> list[Cell]:
         padding = spread(check.padding, "\n") if any(check.padding) else None
-        return [check.kind, spread(check.counted, "\n"), padding, own(check.text), check.formula, check.agrees]
+        return [check.name, spread(check.counted, "\n"), padding, own(check.text), check.formula, check.agrees]
 
     numbers = (right(name) for name in ("counted", "padding"))
     formula = (right(name, style="cyan") for name in ("formula", "in bytes"))
@@ -172,20 +167,20 @@ def peak_table(result: RunResult) -> RenderableType:
     return titled(title, kinds_table(peak.by_kind))
 
 
-def peaks_table(result: RunResult) -> RenderableType | None:
+def peaks_table(found: Sequence[Checks]) -> RenderableType | None:
     """Return the peak of each pipeline stage, and its parts; None without a pipeline."""
 
-    def of_stage(stage: int) -> list[list[Cell]]:
-        share = share_of(result, stage)
-        peak = max((result.memory[rank].peak for rank in share.ranks), key=lambda one: one.total_bytes)
+    def of_stage(one: Checks) -> list[list[Cell]]:
+        share, memory = one.of.share, one.of.result.memory
+        peak = max((memory[rank].peak for rank in share.ranks), key=lambda peak: peak.total_bytes)
         states, activations = (sum(peak.by_kind.get(kind, 0) for kind in kinds) for kinds in (_STATES, _ACTIVATIONS))
         rest = peak.total_bytes - states - activations
         return [[share.layers, states, activations, rest, peak.total_bytes, peak.scope.phase]]
 
-    if result.layout.mesh.pp == 1:
+    if len(found) == 1:
         return None
     numbers = (right(name) for name in ("layers", "model states", "activations", "the rest", "peak"))
-    grid = _grouped(Grid("pipeline", *numbers, "in"), _by_stage(result, of_stage), list)
+    grid = _grouped(Grid("pipeline", *numbers, "in"), _by_stage(found, of_stage), list)
     note = "For the rank with the highest peak on each stage. Activations include their gradients and stored inputs."
     return titled("Peak by pipeline stage, in bytes", Adaptive(grid, grid.short()), note)
 
@@ -217,35 +212,13 @@ def owners_table(result: RunResult) -> RenderableType:
 
 
 # -- traffic ------------------------------------------------------------------------------------
-def traffic_rows(result: RunResult, step: int, stage: int = 0) -> list[TrafficCheck]:
-    """Return the bytes that a rank of a pipeline stage sent, by operation and axis, then all. There is no row if
-    nothing is sent or due."""
-    exchanges = check_exchanges(result, step, stage)
-    *states, total = check_traffic(result, step, stage)
-    if exchanges:
-        rows = [*exchanges, total]
-        total = replace(
-            total,
-            dtypes=tuple(dict.fromkeys(dtype for check in rows for dtype in check.dtypes)),
-            calls=sum(check.calls for check in rows),
-            sent=tuple(map(sum, zip(*(check.sent for check in rows), strict=True))),
-            formula=sum((check.formula for check in rows), Fraction(0)),
-            form=Form(),  # factors of several axes have no common one
-            with_padding=sum((check.with_padding for check in rows), Fraction(0)),
-            even=all(check.even for check in rows),
-            payload=sum(check.payload for check in rows),
-        )
-    rows = [*exchanges, *states]
-    return [*([check for check in rows if any(check.sent) or check.with_padding] or rows), total]
-
-
-def traffic_table(result: RunResult) -> RenderableType:
+def traffic_table(found: Sequence[Checks]) -> RenderableType:
     """Return a rank's bytes sent in one step beside the closed forms, axis by axis, control traffic below."""
-    step = last_whole_step(result)
+    result, step = found[0].of.result, found[0].of.step
     if step is None:
         return prose(words.traffic_title(result), "bold")
-    groups = _by_stage(result, partial(traffic_rows, result, step))
-    said = [notes.traffic_note(result, [check for _, checks in groups for check in checks])]
+    groups = _by_stage(found, lambda one: one.traffic)
+    said = [notes.traffic_note(found, [check for _, checks in groups for check in checks])]
     said += [note] if (note := notes.curvature_note(result, step)) else []
     said.append(notes.control(result, control_bytes(result, step)))
     # The bytes that each rank copied between its device and the host for messages.
@@ -255,26 +228,26 @@ def traffic_table(result: RunResult) -> RenderableType:
         said.append(f"Messages staged through the host's memory: {spread(staged)} B copied per rank.")
     if result.is_modelled:
         said.append("The bytes of native collectives are not visible: payload is counted, a ring's bytes are modelled.")
-    return titled(words.traffic_title(result), _sent_beside_formula(result, groups), "\n".join(said))
+    return titled(words.traffic_title(result), _sent_beside_formula(found, groups), "\n".join(said))
 
 
-def _sent_beside_formula(result: RunResult, groups: Groups[TrafficCheck]) -> Adaptive:
+def _sent_beside_formula(found: Sequence[Checks], groups: Groups[Check]) -> Adaptive:
     """Return the table in full, or with fewer columns in little room. For native collectives their payload is counted,
     their messages are not: so nothing agrees with a formula."""
-    checks, modelled = [check for _, checks in groups for check in checks], result.is_modelled
-    own = words.of_rank(result)
-    axes, has_padding = {check.axis for check in checks if check.axis}, any(check.padding for check in checks)
+    rows, own = [check for _, checks in groups for check in checks], words.of_rank(found)
+    axes, modelled = {check.axis for check in rows if check.axis}, rows[0].modelled
+    has_padding = any(check.with_padding != check.formula for check in rows)
 
-    def cells(check: TrafficCheck) -> list[Cell]:
+    def cells(check: Check) -> list[Cell]:
         return [
-            check.op,
+            check.name,
             check.axis if len(axes) > 1 else None,
             " ".join(check.dtypes),
             check.calls,
             check.payload if modelled else None,
-            show(check.mean) if len(set(check.sent)) == 1 else f"{show(check.mean)}\n{spread(check.sent)}",
-            check.padding if has_padding else None,
-            own(check.text) if check.form.terms or check.op != "total" else "",
+            show(check.mean) if len(set(check.counted)) == 1 else f"{show(check.mean)}\n{spread(check.counted)}",
+            check.with_padding - (check.formula or 0) if has_padding else None,
+            own(check.text) if (check.form and check.form.terms) or check.name != "total" else "",
             check.formula,
             None if modelled else check.agrees,
         ]
@@ -289,43 +262,43 @@ def _sent_beside_formula(result: RunResult, groups: Groups[TrafficCheck]) -> Ada
     return Adaptive(full, fewer, short, short.joined("pipeline", "operation").without("padding"))
 
 
-def nodes_table(result: RunResult) -> RenderableType | None:
+def nodes_table(found: Sequence[Checks]) -> RenderableType | None:
     """Return the bytes that leave a node in the last whole step beside the closed forms; None if nodes are unknown."""
-    step = last_whole_step(result)
-    if step is None or not has_nodes(result.config):
+    config, step = found[0].of.result.config, found[0].of.step
+    if step is None or not has_nodes(config):
         return None
-    own = words.of_rank(result)
+    own = words.of_rank(found)
 
-    def cells(check: NodeCheck) -> list[Cell]:
-        volume = own(check.text) if check.form.terms else ""
-        return [check.op, check.axis, show(check.counted), volume, check.formula, check.agrees]
+    def cells(check: Check) -> list[Cell]:
+        volume = own(check.text) if check.form and check.form.terms else ""
+        return [check.name, check.axis, show(check.mean), volume, check.formula, check.agrees]
 
-    groups = _by_stage(result, partial(check_nodes, result, step))
+    groups = _by_stage(found, lambda one: one.nodes)
     formula = (right("volume", style="cyan"), right("in bytes", style="cyan"))
     grid = Grid("pipeline", "operation", "axis", right("bytes"), *formula, "agree")
     grid = _grouped(grid, groups, cells, has_total=True).filled()
-    title = f"Bytes that leave a node of {node_size(result.config)} ranks in step {step}"
-    return titled(title, Adaptive(grid, grid.joined("operation", "axis")), notes.nodes_note(result.config))
+    title = f"Bytes that leave a node of {node_size(config)} ranks in step {step}"
+    return titled(title, Adaptive(grid, grid.joined("operation", "axis")), notes.nodes_note(config))
 
 
-def copies_table(result: RunResult) -> RenderableType | None:
+def copies_table(found: Sequence[Checks]) -> RenderableType | None:
     """Return the bytes between a rank's memories in the last whole step, by pipeline stage; None if there are none."""
-    step, keeps, offloads = last_whole_step(result), result.config.memory.cpu_checkpointing, result.config.offload.is_on
-    saves = result.config.memory.offload_activations
-    if not (keeps or offloads or saves) or step is None:
+    config = found[0].of.result.config
+    keeps, offloads, saves = config.memory.cpu_checkpointing, config.offload.is_on, config.memory.offload_activations
+    if not (keeps or offloads or saves) or found[0].of.step is None:
         return None
 
-    def cells(check: CopyCheck) -> list[Cell]:
+    def cells(check: Check) -> list[Cell]:
         return [check.name, check.calls, spread(check.counted), check.text, check.formula, check.agrees]
 
-    groups = _by_stage(result, partial(check_copies, result, step))
+    groups = _by_stage(found, lambda one: one.copied)
     formula = (right("formula" if offloads else "volume", style="cyan"), right("in bytes", style="cyan"))
     what = "model states" if offloads else "saved buffers" if saves else "kept inputs"
     grid = Grid("pipeline", what, right("calls"), right("bytes"), *formula, "agree")
     grid = _grouped(grid, groups, cells).filled()
     note = ""
     if keeps:
-        note = f"bsh = {sizes(result.config)['bsh']:,} elements, one microbatch's input of a block. "
+        note = f"bsh = {sizes(config)['bsh']:,} elements, one microbatch's input of a block. "
         if not offloads:
             note += "On the host: the most at once. The device's bytes above do not include it. "
     if saves:
@@ -337,24 +310,23 @@ def copies_table(result: RunResult) -> RenderableType | None:
 
 
 # -- groups of pipeline stages --------------------------------------------------------------------
-def _by_stage(result: RunResult, check: Callable[[int], list[Check]]) -> Groups[Check]:
-    """Return the checks of every pipeline stage, those of equal stages together."""
-    pp = result.layout.mesh.pp
-    checks = [check(stage) for stage in range(pp)]
-    return [(words.stage_name(run) if pp > 1 else "", checks[run[0]]) for run in alike_stages(checks)]
+def _by_stage(found: Sequence[Checks], rows_of: Callable[[Checks], list[Row]]) -> Groups[Row]:
+    """Return the rows of every pipeline stage, those of equal stages together."""
+    rows = [rows_of(one) for one in found]
+    return [(words.stage_name(run) if len(found) > 1 else "", rows[run[0]]) for run in alike_stages(rows)]
 
 
 def _grouped(
-    grid: Grid, groups: Groups[Check], cells: Callable[[Check], Iterable[Cell]], *, has_total: bool = False
+    grid: Grid, groups: Groups[Row], cells: Callable[[Row], Iterable[Cell]], *, has_total: bool = False
 ) -> Grid:
     """Return a row per check, the stages' name before the first of a group; a rule below each group and above a
     total."""
-    for stage, checks in groups:
-        for at, check in enumerate(checks):
-            if has_total and check is checks[-1]:
+    for stage, rows in groups:
+        for at, row in enumerate(rows):
+            if has_total and row is rows[-1]:
                 grid.rule()
-            grid.add("" if at else stage, *cells(check))
-        if len(checks) > 1:
+            grid.add("" if at else stage, *cells(row))
+        if len(rows) > 1:
             grid.rule()
     return grid
 

@@ -10,22 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import groupby
 
-from zerosim.analysis import forms, formulas
-from zerosim.analysis.compare import check_states, last_whole_step
-from zerosim.analysis.forms import all_reduce_times, is_owned
-from zerosim.analysis.letters import letters_of, live_micro_batches, sizes
-from zerosim.analysis.shares import Placed, alike_stages, cost_of, shares_of
+from zerosim.analysis import formulas
+from zerosim.analysis.capabilities import notes_of
+from zerosim.analysis.checks import Checks
+from zerosim.analysis.compare import last_whole_step
+from zerosim.analysis.cost import cost_of
+from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
+from zerosim.analysis.forms import forms, of
+from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
-from zerosim.parallel.tensor import vocab_padding
 from zerosim.placement.mesh import DATA
 from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.check_trained import num_trained
 from zerosim.train.result import RunResult
-
-SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V"}
 
 
 # -- ranks, stages, parts ---------------------------------------------------------------------------
@@ -68,110 +67,24 @@ def place(result: RunResult, rank: int) -> str:
     return f" ({result.layout.mesh.place(rank)})" if shape(result.config) else ""
 
 
-def of_rank(result: RunResult) -> Callable[[str], str]:
+def of_rank(found: Sequence[Checks]) -> Callable[[str], str]:
     """Return a formula of a rank's bytes: with Ψ_r for Ψ if that is a part of the parameters."""
-    return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(result) else str
+    return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(found) else str
 
 
-def holds_part(result: RunResult) -> bool:
+def holds_part(found: Sequence[Checks]) -> bool:
     """Return whether a rank, before ZeRO divides anything, holds a part of the parameters."""
-    return any(share.num_parameters != result.num_parameters for share in shares_of(result))
+    return any(one.of.share.num_parameters != one.of.result.num_parameters for one in found)
 
 
 def about(config: RunConfig) -> str:
     """Return how the model is cut and run, and which parts are held twice."""
-    mesh, parallel, said = config.mesh.axes, config.parallel, []
-    if mesh.pp > 1:
-        said.append(_pipeline(config))
-    if mesh.tp > 1 and config.model.has_blocks:
-        cut = f"Linear maps, attention heads and the vocabulary are cut over {mesh.tp} ranks"
-        rest = "norms, dropout and residuals by rows" if parallel.sequence_parallel else "norms are whole on each"
-        said.append(f"{cut}; {rest}.")
-        if config.model.kv_heads < mesh.tp:
-            said.append(
-                f"The {config.model.kv_heads} key-value heads are fewer than the {mesh.tp} ranks: "
-                f"{mesh.tp // config.model.kv_heads} neighbours hold a copy of each, and add up its gradients."
-            )
-        if padding := vocab_padding(config.model.vocab, mesh.tp, padded=parallel.pad_vocab):
-            said.append(f"The token table has {counted(padding, 'row')} of padding, outside of the softmax.")
-    if mesh.pp > 1 and config.parallel.zero_stage >= 2:
-        said.append(_zero_in_a_pipeline(config))
-    return " ".join(said)
+    return " ".join(notes_of(config, "about"))
 
 
 def kept_inputs(config: RunConfig) -> str:
     """Return how recomputed blocks store their inputs, if not whole and on the device."""
-    memory, t = config.memory, config.mesh.tp
-    if memory.partition_activations and not config.partitions_inputs:
-        waits = " They wait on the host." if memory.cpu_checkpointing else ""
-        return (
-            "Warning: partition_activations changes nothing here. Under sequence parallelism a rank has 1/t of a "
-            f"block's input to begin with, and nothing is left to cut.{waits}"
-        )
-    if config.partitions_inputs:
-        name, where = ("Pa+cpu", " in the host's memory") if memory.cpu_checkpointing else ("Pa", "")
-        return (
-            f"ZeRO-R's {name}: of a block's input each of {t} ranks keeps 1/{t}{where}, and gathers the whole before "
-            "the block runs again."
-        )
-    if memory.offload_activations:
-        return "The buffers that blocks save for backward wait in host memory."
-    return "Blocks' inputs wait in host memory until backward." if memory.cpu_checkpointing else ""
-
-
-def _pipeline(config: RunConfig) -> str:
-    mesh, kind, chunks = config.mesh.axes, config.parallel.pipeline_schedule, config.parallel.num_chunks
-    model, times = config.model, config.data.accumulate
-    layers, word = (model.layers, "layer") if model.has_blocks else (model.units or 0, "unit")
-    layers_of = config.layers_by_chunk(layers)
-    each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{_listed(layers_of)} {word}s"
-    of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
-    bubble, live = formulas.bubble(kind), str(live_micro_batches(config))
-    live += " microbatches" if chunks == 1 else " chunks"
-    if kind == "zb-h1":
-        live += ", and what the weight gradients of i more read"
-    said = (
-        f"{SCHEDULES[kind]} over {of} of {each}: stage i from 0 holds the activations of up to "
-        f"{live}, and waits {bubble} = {bubble.at(sizes(config))} of its busy time "
-        f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if kind == 'interleaved' else ''})."
-    )
-    if kind not in ("zb-h1", "zb-v"):
-        return said
-    return f"{said} {_weights_later(config, formulas.own_span_bubble(kind).at(sizes(config)))}"
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    """Return '1, 2, 1', or of a long list '0, 126 times 1, 0'."""
-    if len(sizes) <= 8:
-        return ", ".join(map(str, sizes))
-    runs = ((size, len(list(same))) for size, same in groupby(sizes))
-    return ", ".join(f"{times} times {size}" if times > 1 else str(size) for size, times in runs)
-
-
-def _weights_later(config: RunConfig, own_span: object) -> str:
-    """Return what zero bubble means, and its cost."""
-    said = (
-        f"This is the bubble by makespan: until the last stage is done. By own span, from a stage's first action to "
-        f"its last, as the zero-bubble papers count it, it is {own_span}. Weight gradients run later than input "
-        "gradients, so inputs and output gradients of linear maps are stored until then. The head's runs at once: no "
-        "logits' gradient is kept."
-    )
-    if config.memory.recompute != "none":
-        said += " A pending weight gradient stores the recomputed tensors, so recompute saves little here."
-    return said
-
-
-def _zero_in_a_pipeline(config: RunConfig) -> str:
-    """Return the cost of stages 2 and 3 with many microbatches."""
-    times, stage = config.data.accumulate, config.parallel.zero_stage
-    often = f"for each forward and backward, {2 * times:,} times"
-    if not config.gathering.reshard_after_forward:
-        often = counted(times, "time")
-    gathers = f", and gathers parameters {often}" if stage == 3 else ""
-    return (
-        f"{STAGES[stage]} in a pipeline reduces gradients once per microbatch, {counted(times, 'time')} a step, where "
-        f"ZeRO-1 does once{gathers}. DeepSpeed refuses ZeRO-2 and 3 with its PipelineEngine; Megatron uses ZeRO-1."
-    )
+    return " ".join(notes_of(config, "kept"))
 
 
 # -- what was trained ---------------------------------------------------------------------------
@@ -191,7 +104,7 @@ def trained(result: RunResult) -> str:
 
 def trained_of(placed: Placed) -> str:
     """Return ' (4,096 of them trained, 1.8 %)' if some are frozen."""
-    if not placed.config.tuning.is_on:
+    if frozen_of(placed.config) is None:
         return ""
     trained = num_trained(placed.layout)
     return f" ({trained:,} of them trained, {100 * trained / placed.num_parameters:.3g} %)"
@@ -279,15 +192,16 @@ def moment(step: int, phase: str, unit: str) -> str:
 
 
 # -- what the stage did -----------------------------------------------------------------------------
-def closing(result: RunResult) -> str:
+def closing(found: Sequence[Checks]) -> str:
     """Return what the ZeRO stage did, in a line or two."""
-    config, ranks, stage = result.config, result.config.mesh.shards, result.config.parallel.zero_stage
+    result = found[0].of.result
+    config, stage = result.config, result.config.parallel.zero_stage
     cost = formulas.figure(cost_of(result).total)
     if config.mesh.ranks == 1:
         return (
             "With one rank there is nothing to divide and nothing to send: every ZeRO stage is the same. Try --ranks 4."
         )
-    mesh, of_part = config.mesh, ", of its part of the model," if holds_part(result) else ""
+    mesh, of_part = config.mesh, ", of its part of the model," if holds_part(found) else ""
     if stage == 0:
         flags = _other_axes(config)
         return (
@@ -297,23 +211,16 @@ def closing(result: RunResult) -> str:
         )
     if why := undivided(config):
         return why
-    shares = shares_of(result)
+    shares = [one.of.share for one in found]
     ddp = sum((cost_of(result, share.stage).total * share.num_parameters for share in shares), Fraction(0))
-    mine = sum((check_states(result, share.stage)[-1].formula for share in shares), Fraction(0))
-    what = {
-        1: f"1/{ranks} of the optimizer states; parameters and gradients stay whole"
-        + ("" if config.states_stage == 1 else " until they are reduced"),
-        2: f"1/{ranks} of the optimizer states and gradients; parameters stay whole",
-        3: f"1/{ranks} of every model state, and gathers a {config.gathering.gather}'s parameters "
-        + ("only while it is used" if config.gathering.reshard_after_forward else "once, for forward and backward"),
-    }[stage]
+    mine = sum((one.states[-1].formula or 0 for one in found), Fraction(0))
     owned = " on average" if is_owned(config) else ""
     less = (
-        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(result)('Ψ')}"
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(found)('Ψ')}"
         if mine < ddp
         else "as many bytes as DDP, because this optimizer has no states to divide"
     )
-    return f"{STAGES[stage]} keeps on each rank{owned} {what}: {less}. {_price(result)}"
+    return f"{STAGES[stage]} keeps on each rank{owned} {' '.join(notes_of(config, 'holds'))}: {less}. {_price(found)}"
 
 
 def undivided(config: RunConfig) -> str:
@@ -339,19 +246,18 @@ def _other_axes(config: RunConfig) -> dict[str, int]:
     return {flag: size for flag, size in sizes.items() if size > 1}
 
 
-def _price(result: RunResult) -> str:
+def _price(found: Sequence[Checks]) -> str:
     """Return the stage's traffic compared with DDP's."""
-    config = result.config
+    config = found[0].of.result.config
     data_ranks = config.mesh.axes.size(*DATA)
     plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total
-    sends = forms.of(forms.forms(config), "sent")
+    sends = of(forms(config), "sent")
     zero = formulas.total(form for (_, use), form in sends.items() if use in ("states", "replicas"))
     ddp = sent = Fraction(0)
-    for share in shares_of(result):
-        held = letters_of(result, share.stage)
-        ddp += plain.at(held | {"N": data_ranks})
-        sent += zero.at(held)
-    ratio, states = sent / ddp, " over the data ranks" if holds_part(result) else ""
+    for one in found:
+        ddp += plain.at({**one.of.held, "N": data_ranks})
+        sent += zero.at(one.of.held)
+    ratio, states = sent / ddp, " over the data ranks" if holds_part(found) else ""
     if ratio == 1:
         return f"It sends exactly as much as DDP{states}."
     price = "The price: it sends" if ratio > 1 else "It sends"

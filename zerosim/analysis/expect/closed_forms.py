@@ -9,11 +9,16 @@ from __future__ import annotations
 from fractions import Fraction
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities import tuning, zero
+from zerosim.analysis.capabilities.pipeline import live_micro_batches
+from zerosim.analysis.capabilities.recompute import block_form
+from zerosim.analysis.cost import cost_of
 from zerosim.analysis.expect.asked import WHOLE, Asked, quantity, ring_share, table
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
-from zerosim.analysis.forms import block_form, forms, of, zero_volume
-from zerosim.analysis.letters import letters_of, live_micro_batches, sizes
-from zerosim.analysis.shares import cost_of, is_mesh, shares_of
+from zerosim.analysis.forms import forms, of, sent_of
+from zerosim.analysis.letters import letters_of
+from zerosim.analysis.shares import is_mesh, shares_of
+from zerosim.analysis.weights import sizes
 from zerosim.config import ModelConfig, RunConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
@@ -88,7 +93,8 @@ def model_states_bytes(asked: Asked) -> Fraction:
 def sent_over_psi(asked: Asked) -> Fraction:
     result, psi, share = asked.result, parameters_of(asked.config), ring_share(asked.config)
     held = letters_of(result) | {"Ψ": psi, "N": asked.config.mesh.ranks, "w": 1, "g": 1, "q": 1}
-    return zero_volume(asked.config).total.at(held) / share / psi
+    sent = sent_of(asked.config, capabilities=(zero.CAPABILITY, tuning.CAPABILITY))
+    return formulas.total((*sent.grads.values(), *sent.params.values())).at(held) / share / psi
 
 
 def _with_blocks(asked: Asked) -> ModelConfig:

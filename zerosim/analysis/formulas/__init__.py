@@ -76,6 +76,7 @@ from zerosim.analysis.formulas.printed import printed_states as printed_states
 from zerosim.analysis.formulas.states import KEPT as KEPT
 from zerosim.analysis.formulas.states import MASTER_BYTES as MASTER_BYTES
 from zerosim.analysis.formulas.states import STATES as STATES
+from zerosim.analysis.formulas.states import TRAINED as TRAINED
 from zerosim.analysis.formulas.states import ZERO_PAPER as ZERO_PAPER
 from zerosim.analysis.formulas.states import BytesPerParameter as BytesPerParameter
 from zerosim.analysis.formulas.states import Frozen as Frozen
@@ -90,10 +91,15 @@ from zerosim.analysis.formulas.states import num_moments as num_moments
 from zerosim.analysis.formulas.states import optimizer_step_states as optimizer_step_states
 from zerosim.analysis.formulas.states import padded_numel as padded_numel
 from zerosim.analysis.formulas.states import reduction_buffers as reduction_buffers
+from zerosim.analysis.formulas.traffic import Schedule as Schedule
 from zerosim.analysis.formulas.traffic import Volume as Volume
 from zerosim.analysis.formulas.traffic import all_reduce_volume as all_reduce_volume
 from zerosim.analysis.formulas.traffic import encoded_volume as encoded_volume
+from zerosim.analysis.formulas.traffic import gathered as gathered
+from zerosim.analysis.formulas.traffic import gathered_beside_frozen as gathered_beside_frozen
 from zerosim.analysis.formulas.traffic import optimizer_sums as optimizer_sums
+from zerosim.analysis.formulas.traffic import published as published
+from zerosim.analysis.formulas.traffic import reduced as reduced
 from zerosim.analysis.formulas.traffic import replica_bytes as replica_bytes
 from zerosim.analysis.formulas.traffic import volume as volume
 from zerosim.analysis.formulas.zeropp import Gathers as Gathers

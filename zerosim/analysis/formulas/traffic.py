@@ -13,7 +13,7 @@ from typing import NamedTuple
 from zerosim.analysis.formulas.form import Form, form, ring, symbols
 from zerosim.analysis.formulas.states import PSI, QUANTIZED, QUANTIZED_BYTES, TRAINED, ZERO_PAPER, N
 
-_VD, _U, _R, _P, _M, _F, _w, _g, _q, _c = symbols("VD U R P M F w g q c")
+_VD, _U, _R, _P, _M, _F, _w, _g, _c = symbols("VD U R P M F w g c")
 _B, _P_t, _Z = symbols("B P_t Z")
 ZERO_VOLUME = f"{ZERO_PAPER}, section 7"
 
@@ -25,10 +25,6 @@ class Volume(NamedTuple):
     grads: Form
     params: Form = Form()
 
-    def keeping(self, times: int) -> Volume:
-        """Return the volume less the gathers of U elements that stay gathered."""
-        return self._replace(params=self.params - ring(N) * _w * times * _U)
-
     @property
     def total(self) -> Form:
         return self.grads + self.params
@@ -38,83 +34,84 @@ class Volume(NamedTuple):
         return str(self.total.elements)
 
 
-def volume(
-    stage: int,
-    *,
-    micro_batches: int = 1,
-    tied: bool = False,
-    reshard_after_forward: bool = True,
-    keep_last_unit: bool = False,
-    grad_reduction: str = "reduce_scatter",
-    all_reduce: int = 2,
-    keep_root_units: bool = False,
-    persistent: bool = False,
-    again: bool = False,
-    passes: int = 1,
-    sync: bool = True,
-    in_forward: bool = False,
-    casts: bool = False,
-    frozen: bool = False,
-    quantized: bool = False,
-) -> Volume:
-    """Return the traffic per step (ZeRO paper, section 7; accumulation, tying and kept units derived from the
-    schedule).
+class Schedule(NamedTuple):
+    """How often stage 3 gathers in a step.
 
-    Stages 0 and 1 reduce once a step. Stage 2 reduces every microbatch. Stage 3 also gathers every
-    parameter in forward and again in backward, a tied buffer (the table at the start is the head at
-    the end) once more in each. Keeping the last unit saves its gather in backward, which is one of the
-    tied buffer's where there is one: 3 Psi less one unit. Keeping every unit (FSDP's
-    reshard_after_forward=False) saves all of backward's: 2 Psi.
-
-    `grad_reduction="all_reduce"` (stages 1 and 2) moves whole reduced gradients to every rank, as early
-    and default DeepSpeed do: 3 Psi in stage 1, 2m Psi + Psi in stage 2 with m microbatches.
-    `all_reduce` is what an all_reduce moves of Psi (`all_reduce_volume`): 2, or N by all pairs.
-    `keep_root_units` (stage 3): the units outside the blocks, R elements that hold the tied table once, are
-    gathered once per microbatch and freed when backward ends (FSDP2's root): R less, and tying is free.
-    A last unit that is one of them, a head, makes U = 0.
-    `persistent` (stage 3): P elements stay gathered through the step and are gathered once, after the
-    optimizer step (DeepSpeed's stage3_param_persistence_threshold). R then counts none of them, and
-    where the tied buffer is among them, leave `tied` False.
-    `again` (stage 3 by leaf module): M elements of modules that recompute runs a second time are gathered for that, too
-    (DeepSpeed fetches a module before each of its forwards). By unit, one gather serves the block's second forward and
-    its backward.
-    Without `sync` (stages 2 and 3) gradients are reduced once, after the last microbatch.
-    `passes`: 2 in a step that is followed by an estimate of curvature, a second forward and backward of all
-    microbatches after which nothing is published: 4 Psi in stage 0, 3 Psi in stages 1 and 2, 6 Psi in stage 3.
-    `in_forward` (stages 1 and 2): parameters are gathered in each pass's forward, not after the update: 4 Psi then.
-    `casts`: gradients are cast to q bytes before they are sent.
-    `frozen`: Psi_t of Psi are trained, and alone reduced and published. Stage 3 gathers all of Psi for forward, and for
-    backward B elements, those of units that it comes through and that are not gathered already (2106.09685; derived).
-    `quantized`: of Psi, Psi_q parameters are Q bytes, which are gathered as they are (2305.14314; derived).
+    micro_batches          forwards and backwards of a step; twice as many with an estimate of curvature
+    tied                   the table at the start is the head at the end: VD elements are gathered once more in each
+    reshard_after_forward  False: every unit stays gathered until its backward (FSDP), which saves all of backward's
+    keep_last_unit         the last unit, U elements, stays gathered: where a buffer is tied, that buffer
+    keep_root_units        units outside the blocks, R elements with the tied table once, are gathered once a microbatch
+                           and freed when backward ends (FSDP2's root). A last unit among them makes U = 0
+    persistent             P elements are gathered once, after the optimizer step, and stay (DeepSpeed's
+                           stage3_param_persistence_threshold). R counts none of them. Leave out `tied` if the table is
+                           among them
+    again                  by leaf module: M elements of modules that recompute runs a second time are gathered for that
+                           too (DeepSpeed fetches a module before each forward)
+    kept                   in a pipeline: how often U elements stay gathered for the next use
     """
-    trained = TRAINED if frozen else PSI
-    grads, params = ((ring(N) * each).by(ZERO_VOLUME) for each in (_q if casts else _g, _w))
+
+    micro_batches: int = 1
+    tied: bool = False
+    reshard_after_forward: bool = True
+    keep_last_unit: bool = False
+    keep_root_units: bool = False
+    persistent: bool = False
+    again: bool = False
+    kept: int = 0
+
+
+ONCE = Schedule()
+
+
+def volume(stage: int, schedule: Schedule = ONCE, *, all_reduce: int = 2) -> Volume:
+    """Return the traffic per step of the paper's ZeRO stages (section 7; accumulation and tying derived).
+
+    Stages 0 and 1 reduce once a step. Stages 2 and 3 reduce every microbatch. Stage 3 also gathers every parameter in
+    forward and again in backward. `all_reduce` is what an all_reduce moves of Psi (`all_reduce_volume`).
+    """
     if stage == 0:
-        return Volume(grads * all_reduce * passes * trained)
-    reduction = all_reduce if grad_reduction == "all_reduce" else 1
-    gathers = passes if in_forward else 1
-    if stage == 1:
-        return Volume(grads * reduction * passes * trained, params * gathers * trained)
-    micro_batches *= passes  # what is reduced and gathered in each of them
-    reductions = micro_batches if sync else passes
-    if stage == 2:
-        return Volume(grads * reduction * reductions * trained, params * gathers * trained)
-    reduced = grads * reductions * trained
-    if frozen:
-        published = persistent * _P_t - persistent * micro_batches * _P
-        second = micro_batches * (again * _M + tied * _VD)
-        codes = ring(N) * micro_batches * (QUANTIZED_BYTES - _w * QUANTIZED) if quantized else Form()
-        return Volume(reduced, params * (micro_batches * (PSI + _B) + second + published) + codes)
-    if not reshard_after_forward:
-        return Volume(reduced, params * (micro_batches * PSI - persistent * (micro_batches - 1) * _P))
-    more, less = again * micro_batches * _M, persistent * (2 * micro_batches - 1) * _P
-    if keep_root_units:
-        kept = keep_last_unit * micro_batches * _U
-        return Volume(reduced, params * (2 * micro_batches * PSI + more - kept - micro_batches * _R - less))
-    if tied:
-        table = (1 if keep_last_unit else 2) * micro_batches * _VD
-        return Volume(reduced, params * (2 * micro_batches * PSI + table + more - less))
-    return Volume(reduced, params * (2 * micro_batches * PSI + more - keep_last_unit * micro_batches * _U - less))
+        return Volume(reduced(all_reduce))
+    reductions = schedule.micro_batches if stage > 1 else 1
+    return Volume(reduced(reductions), gathered(schedule) if stage == 3 else published())
+
+
+def reduced(times: int = 1) -> Form:
+    """Return the bytes of gradients that are reduced `times` times. An all-reduce counts `all_reduce_volume` times:
+    early and default DeepSpeed put whole gradients on every rank in stages 1 and 2, 3 Psi with the gathers."""
+    return (ring(N) * _g).by(ZERO_VOLUME) * times * PSI
+
+
+def published(times: int = 1) -> Form:
+    """Return the bytes of parameters that stages 1 and 2 gather `times` times: after the update, or in each forward."""
+    return (ring(N) * _w).by(ZERO_VOLUME) * times * PSI
+
+
+def gathered(schedule: Schedule) -> Form:
+    """Return the bytes of stage 3's gathers: 2 Psi for each microbatch, in forward and in backward, and what its
+    schedule adds and saves (derived from the schedule)."""
+    m, each = schedule.micro_batches, (ring(N) * _w).by(ZERO_VOLUME)
+    if not schedule.reshard_after_forward:
+        return each * (m * PSI - schedule.persistent * (m - 1) * _P)
+    elements, again = 2 * m * PSI, schedule.again * m * _M
+    if schedule.keep_root_units:
+        elements = elements + again - schedule.keep_last_unit * m * _U - m * _R
+    elif schedule.tied:
+        elements = elements + (1 if schedule.keep_last_unit else 2) * m * _VD + again
+    else:
+        elements = elements + again - schedule.keep_last_unit * m * _U
+    return each * (elements - schedule.persistent * (2 * m - 1) * _P - schedule.kept * _U)
+
+
+def gathered_beside_frozen(schedule: Schedule, *, quantized: bool = False) -> Form:
+    """Return the same if Psi_t of Psi are trained: all of Psi for forward, and for backward B elements, those of units
+    that it comes through and that are not gathered already (2106.09685; derived). `quantized`: of Psi, Psi_q parameters
+    are Q bytes, which are gathered as they are (2305.14314; derived)."""
+    m, each = schedule.micro_batches, (ring(N) * _w).by(ZERO_VOLUME)
+    second = m * (schedule.again * _M + schedule.tied * _VD)
+    published = schedule.persistent * _P_t - schedule.persistent * m * _P
+    codes = ring(N) * m * (QUANTIZED_BYTES - _w * QUANTIZED) if quantized else Form()
+    return each * (m * (PSI + _B) + second + published) + codes - each * schedule.kept * _U
 
 
 def encoded_volume(*, reductions: int = 1) -> Form:

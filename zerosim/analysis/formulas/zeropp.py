@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from zerosim.analysis.formulas.form import Form, form, ring, symbols
+from zerosim.analysis.formulas.form import Form, ring, symbols
 from zerosim.analysis.formulas.states import PSI, N
+from zerosim.analysis.formulas.traffic import Schedule
 
 _VD, _U, _R, _P, _M, _O, _w, _g, _d, _n = symbols("VD U R P M O w g d n")
 _SF, _SB, _SG = symbols("σ_f σ_b σ_g")
@@ -33,30 +34,20 @@ class Gathers(NamedTuple):
     after: Form
 
 
-def gathers(
-    *,
-    micro_batches: int = 1,
-    tied: bool = False,
-    keep_last_unit: bool = False,
-    keep_root_units: bool = False,
-    persistent: bool = False,
-    again: bool = False,
-    kept: int = 0,
-    reshard_after_forward: bool = True,
-) -> Gathers:
-    """Return the parts of `traffic.volume`, with its letters and options. `kept`: how often U elements stay gathered
-    for the next use, in a pipeline. Source: derived."""
-    m, stays = micro_batches, form(persistent * micro_batches) * _P
-    if not reshard_after_forward:
-        return Gathers(m * PSI - stays, Form(), persistent * _P)
-    forward, backward = m * PSI - stays, m * PSI + again * m * _M - stays - kept * _U
-    if keep_root_units:
-        backward = backward - m * _R - keep_last_unit * m * _U
-    elif tied:
-        forward, backward = forward + m * _VD, backward + (0 if keep_last_unit else m) * _VD
+def gathers(schedule: Schedule) -> Gathers:
+    """Return the parts of `traffic.gathered`, with its letters. Source: derived."""
+    m, last = schedule.micro_batches, schedule.keep_last_unit
+    stays = schedule.persistent * m * _P
+    if not schedule.reshard_after_forward:
+        return Gathers(m * PSI - stays, Form(), schedule.persistent * _P)
+    forward, backward = m * PSI - stays, m * PSI + schedule.again * m * _M - stays - schedule.kept * _U
+    if schedule.keep_root_units:
+        backward = backward - m * _R - last * m * _U
+    elif schedule.tied:
+        forward, backward = forward + m * _VD, backward + (0 if last else m) * _VD
     else:
-        backward = backward - keep_last_unit * m * _U
-    return Gathers(forward, backward, persistent * _P)
+        backward = backward - last * m * _U
+    return Gathers(forward, backward, schedule.persistent * _P)
 
 
 def params_sent(

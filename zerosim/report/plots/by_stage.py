@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from zerosim.analysis import formulas
 from zerosim.analysis.compare import control_bytes, last_whole_step
-from zerosim.analysis.forms import all_reduce_times
-from zerosim.analysis.letters import passes_of
+from zerosim.analysis.facts import all_reduce_times
 from zerosim.analysis.shares import alike_stages, is_mesh, itemsizes, shares_of
+from zerosim.analysis.weights import passes_of
 from zerosim.config import RunConfig
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MARKS
@@ -180,7 +180,7 @@ def traffic_formulas(results: Mapping[str, RunResult]) -> list[Reference]:
         return []
     passes = max(passes_of(result, last_whole_step(result) or 0) for result in results.values())
     all_reduce = all_reduce_times(configs[0], size[1])
-    volumes = [formulas.volume(stage, passes=passes, all_reduce=all_reduce) for stage in (0, 3)]
+    volumes = [formulas.volume(0, all_reduce=passes * all_reduce), formulas.volume(3, formulas.Schedule(passes))]
     held = dict(zip(("Ψ", "N", "w", "g"), size, strict=True))
     return [Reference(f"formula: {volume}", volume.total.at(held)) for volume in volumes]
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.pipeline import SCHEDULES
 from zerosim.analysis.slots import Slot, counted_bubble, counted_own_span
 from zerosim.parallel.pipeline import SCHEDULES as ORDERS
 from zerosim.parallel.schedule import Backward, Forward, InputGrad, WeightGrad
@@ -18,7 +19,6 @@ from zerosim.report.names import counted
 from zerosim.report.plots.axes import block, rows_axis, ticks
 from zerosim.report.plots.page import Page, dress, finish, frame, open_page, settle
 from zerosim.report.plots.style import KIND_PAINTS, Paint
-from zerosim.report.words import SCHEDULES
 
 _PAINTS = {
     Forward: KIND_PAINTS["param"],

@@ -1,0 +1,30 @@
+"""A delayed parameter update: what it holds beside model states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capability import Beside, Capability, Step
+from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.config import RunConfig
+from zerosim.placement.memories import DEVICE, HOST
+
+
+def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
+    """Yield the previous step's gradients, and new parameters, which wait on the host."""
+    if not config.grads.late or not step.late:
+        return
+    late = formulas.late_states(cost, frozen_of(config))
+    waits = HOST if config.offload.memory_of("params") == DEVICE else None
+    yield Beside("param", late["param"], waits, at=("states", "upcast"))
+    yield Beside("grad", late["grad"])
+
+
+def _memories(config: RunConfig) -> Iterator[str]:
+    if config.grads.late:
+        yield "With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
+
+
+CAPABILITY = Capability(beside=_beside, notes={"memories": _memories})

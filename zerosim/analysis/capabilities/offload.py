@@ -1,0 +1,62 @@
+"""Model states in the host's memory or on NVMe: their copies, and where they lie when backward ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Sent, Step
+from zerosim.analysis.facts import frozen_of, is_owned
+from zerosim.analysis.formulas import BytesPerParameter, Form
+from zerosim.analysis.shares import itemsizes
+from zerosim.config import RunConfig
+from zerosim.placement.memories import DEVICE, HOST, NVME
+
+
+def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
+    """Yield the copies of model states. With owners there is no closed form."""
+    if not config.offload.is_on or is_owned(config):
+        return
+    data, optim, stage = config.data, config.optim, config.parallel.zero_stage
+    each = stage > 1 and config.grads.sync and config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp == 1
+    kept = formulas.MASTER_BYTES * (1 + formulas.num_moments(optim.optimizer, optim.momentum))
+    sizes, memories = (*itemsizes(config), kept), config.offload.by_state
+    is_read_ahead = memories["param"] == NVME and config.mesh.pp > 1  # a read may serve the next use too
+    frozen = frozen_of(config) is not None
+    for way, form in formulas.offloaded(memories, sent.fetched, sizes, data.accumulate if each else 1, frozen=frozen):
+        if not (is_read_ahead and way == f"{NVME} to {HOST}"):
+            yield Key("copied", way), form
+
+
+def _kept(config: RunConfig, kept: Kept) -> Kept:
+    """The CPU steps an fp32 copy of the parameters."""
+    return kept._replace(masters=True) if config.offload.memory_of("optimizer") != DEVICE else kept
+
+
+def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
+    """Yield stage 1's local shard of the gradients, a copy in another memory beside whole gradients on the device."""
+    if is_beside_whole(config):
+        yield Beside("grad", formulas.model_states(2, cost, frozen_of(config))["grad"], at=("states",))
+
+
+def is_beside_whole(config: RunConfig) -> bool:
+    """Return whether whole gradients stay on the device, and the local shard alone lies elsewhere."""
+    return config.states_stage == 1 and config.offload.memory_of("grads") != DEVICE
+
+
+def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]) -> Forms:
+    """Yield each state's bytes by memory: those elsewhere first, then those where it lies itself."""
+    if not config.offload.is_on:
+        return
+    for kind, memory in config.offload.by_state.items():
+        home = "" if memory == DEVICE else memory
+        found = {"" if kind == "grad" and is_beside_whole(config) else home: whole[kind]}
+        for part in beside:
+            if part.kind == kind:
+                at = home if part.memory is None else part.memory
+                found[at] = found.get(at, Form()) + part.form
+        for at in sorted(found, key=lambda at: at == home):
+            yield Key("lies", kind, at), found[at]
+
+
+CAPABILITY = Capability(forms=_forms, kept=_kept, beside=_beside, lies=_lies)

@@ -1,0 +1,69 @@
+"""Recompute and ZeRO-R: one block's activations, and blocks' inputs in parts or on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.formulas import Form
+from zerosim.config import RunConfig
+
+
+def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
+    """Yield the forms of inputs and of one block; if every K-th block is recomputed, of a block that saves everything.
+    The bytes saved for frozen maps depend on the maps, and have no form."""
+    if config.mesh.tp > 1 and config.partitions_inputs:
+        yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()
+    if config.memory.cpu_checkpointing:
+        divided = config.partitions_inputs or config.parallel.sequence_parallel
+        moved = step.passes * formulas.inputs_moved(divided=divided)
+        yield Key("copied", "device to host"), moved
+        yield Key("copied", "host to device"), moved
+    if config.model.has_blocks and frozen_of(config) is None:
+        yield Key("kept", "block"), block_form(config)
+
+
+def block_form(config: RunConfig, block: int = 0) -> Form:
+    """Return the form of the activation bytes that this block saves."""
+    again = config.memory.again
+    return formulas.block_activations(
+        again.of_block(block) if again.every else config.memory.recompute,
+        sequence_parallel=config.parallel.sequence_parallel,
+        keep_gathered=config.parallel.keep_gathered,
+        partitioned=config.partitions_inputs,
+        on_host=config.memory.cpu_checkpointing,
+        fp32_softmax=config.memory.fp32_softmax,
+    )
+
+
+def _kept(config: RunConfig) -> Iterator[str]:
+    """Yield how recomputed blocks store their inputs, if not whole and on the device."""
+    memory, t = config.memory, config.mesh.tp
+    if memory.partition_activations and not config.partitions_inputs:
+        waits = " They wait on the host." if memory.cpu_checkpointing else ""
+        yield (
+            "Warning: partition_activations changes nothing here. Under sequence parallelism a rank has 1/t of a "
+            f"block's input to begin with, and nothing is left to cut.{waits}"
+        )
+    elif config.partitions_inputs:
+        name, where = ("Pa+cpu", " in the host's memory") if memory.cpu_checkpointing else ("Pa", "")
+        yield (
+            f"ZeRO-R's {name}: of a block's input each of {t} ranks keeps 1/{t}{where}, and gathers the whole before "
+            "the block runs again."
+        )
+    elif memory.offload_activations:
+        yield "The buffers that blocks save for backward wait in host memory."
+    elif memory.cpu_checkpointing:
+        yield "Blocks' inputs wait in host memory until backward."
+
+
+def _explained(config: RunConfig) -> Iterator[str]:
+    if config.memory.cpu_checkpointing:
+        yield "Inputs wait in host memory."
+    if config.memory.partition_activations and not config.partitions_inputs:
+        yield "Pa changes nothing here: under sequence parallelism a rank already has only 1/t of the input."
+
+
+CAPABILITY = Capability(forms=_forms, notes={"kept": _kept, "activations": _explained})

@@ -1,0 +1,69 @@
+"""LoRA and frozen weights: of Psi parameters Psi_t are trained, and alone reduced and published."""
+
+from __future__ import annotations
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.zero import fetched, schedule_of
+from zerosim.analysis.capability import Asked, Capability, Sent, Step
+from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
+from zerosim.analysis.weights import freed_of, is_wrapped, kept_for_next, numels_of, runs_again
+from zerosim.config import RunConfig
+from zerosim.placement.spec import FlatSpec, is_block
+
+
+def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
+    if (frozen := frozen_of(config)) is None:
+        return sent
+    grads, params = (
+        {operation: form.where(Ψ=formulas.TRAINED) for operation, form in forms.items()}
+        for forms in (sent.grads, sent.params)
+    )
+    if config.parallel.zero_stage < 3:
+        return Sent(grads, params)
+    gathers = formulas.gathered_beside_frozen(schedule_of(config, step.passes), quantized=frozen.quantized)
+    return Sent(grads, dict.fromkeys(params, gathers), fetched(config, gathers))
+
+
+def _letters(asked: Asked) -> dict[str, int]:
+    """Return the letters of runs that train some of the model (`reach.py`).
+
+    B: by unit, the flat buffers of each; by module, those of leaves that compute or pass on a gradient.
+    """
+    placed, share, config, layout = asked.placed, asked.share, asked.placed.config, asked.placed.layout
+    if frozen_of(config) is None:
+        return {}
+    gathering, numels, freed = config.gathering, numels_of(placed, share, padded=asked.padded), freed_of(config, share)
+    reach = reach_of(placed, share)
+    again, stay, last_kept = 0, set[str](), gathering.keep_last_unit and config.mesh.pp == 1
+    for units in reach.units:
+        for at, (unit, sends_back) in enumerate(units):
+            stays = not gathering.reshard_after_forward or (gathering.keep_root_units and not is_block(unit))
+            is_last = last_kept and unit == share.chunks[-1][-1] and at == len(units) - 1
+            names = gathered_again(placed, unit, sends_back=sends_back)
+            if stays:
+                stay.update(names)
+            elif not is_last:
+                again += sum(numels[name] for name in names if name in freed)
+    stays = not gathering.reshard_after_forward or gathering.keep_root_units
+    at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
+    table = 0 if stays and at_first else sum(numels[name] for name in share.tied if name in freed)
+    persistent = [name for name in share.numels if name not in freed]
+    back = {unit: run_again(placed, unit, sends_back=flows) for units in reach.units for unit, flows in units}
+
+    def is_read(flat: FlatSpec) -> bool:
+        return flat.unit in back and (is_wrapped(config, flat.unit) or not back[flat.unit].isdisjoint(roles_in(flat)))
+
+    modules = [name for name in freed - stay if runs_again(config, layout.flats[name]) and is_read(layout.flats[name])]
+    return {
+        "M": sum(numels[name] for name in modules),
+        "r": sum(is_wrapped(config, unit) for unit in back),
+        "B": again,
+        "U": kept_for_next(placed, share, numels, back),
+        "VD": table,
+        "P_t": sum(numels[name] for name in persistent if layout.is_trained(name)),
+        **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k_f", "k_g", "j")},
+    }
+
+
+CAPABILITY = Capability(sent=_sent, letters=_letters)

@@ -1,0 +1,124 @@
+"""The ZeRO stages: what they send and hold, before any other capability changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.facts import all_reduce_times, frozen_of, is_sliced, operations
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.config import RunConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.dtypes import dtype
+from zerosim.units import counted
+
+
+def schedule_of(config: RunConfig, passes: int = 1) -> formulas.Schedule:
+    """Return how often stage 3 gathers in a step."""
+    gathering, is_cut = config.gathering, config.mesh.pp > 1
+    return formulas.Schedule(
+        micro_batches=passes * config.data.accumulate,
+        tied=config.model.has_blocks and config.model.tie_embeddings,
+        reshard_after_forward=gathering.reshard_after_forward,
+        keep_last_unit=gathering.keep_last_unit and not is_cut,
+        keep_root_units=gathering.keep_root_units,
+        persistent=gathering.persistent_numel > 0,
+        again=gathering.by_module,
+        kept=passes if gathering.keep_last_unit and is_cut and gathering.reshard_after_forward else 0,
+    )
+
+
+def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
+    stage, (reduces, gathers) = config.parallel.zero_stage, operations(config)
+    times = step.passes * (config.data.accumulate if stage > 1 and config.grads.sync else 1)
+    times *= all_reduce_times(config, config.mesh.shards) if reduces == "all_reduce" else 1
+    grads = {(reduces, "states"): formulas.reduced(times)}
+    if not gathers:
+        return Sent(grads)
+    in_forward = config.reduction.in_forward
+    params = (
+        formulas.gathered(schedule_of(config, step.passes))
+        if stage == 3
+        else formulas.published(step.passes if in_forward else 1)
+    )
+    return Sent(grads, {(gathers, "states"): params}, fetched(config, params))
+
+
+def fetched(config: RunConfig, params: formulas.Form) -> formulas.Form:
+    """Return the bytes of whole parameters that these gathers bring together."""
+    return params.where(w=dtype(config.precision.stored).itemsize).elements
+
+
+def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
+    """Yield an optimizer's sums, and reduction buffers that live from start to end: stage 0's buckets, stage 3's
+    constant size."""
+    if OPTIMIZERS[config.optim.optimizer].cut == "sums" and is_sliced(config):
+        form = formulas.optimizer_sums(all_reduce=all_reduce_times(config, config.mesh.shards))
+        yield Key("sent", "all_reduce", "states"), form
+    how = config.reduction
+    form = formulas.reduction_buffers(
+        dtype(config.precision.grad_dtype).itemsize,
+        frozen_of(config),
+        copies=config.grads.bucket_copies,
+        numel=how.bucket * how.buffers if config.parallel.zero_stage == 3 else 0,
+    )
+    if form.terms:
+        yield Key("buffers", "comm"), form
+
+
+def _held(config: RunConfig, cost: BytesPerParameter) -> Forms:
+    stage, grads, optim, frozen = config.states_stage, config.grads, config.optim, frozen_of(config)
+    at = {
+        "states": formulas.model_states(stage, cost, frozen),
+        "upcast": formulas.optimizer_step_states(
+            stage, cost, frozen, upcast_grads=grads.upcast, sub_group=optim.sub_group
+        ),
+        "between": formulas.after_step_states(
+            stage, cost, frozen, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast
+        ),
+    }
+    for subject, by_kind in at.items():
+        yield from ((Key(subject, kind), form) for kind, form in by_kind.items())
+
+
+def _about(config: RunConfig) -> Iterator[str]:
+    """Yield the cost of stages 2 and 3 with many microbatches in a pipeline."""
+    times, stage = config.data.accumulate, config.parallel.zero_stage
+    if config.mesh.pp == 1 or stage < 2:
+        return
+    often = f"for each forward and backward, {2 * times:,} times"
+    if not config.gathering.reshard_after_forward:
+        often = counted(times, "time")
+    gathers = f", and gathers parameters {often}" if stage == 3 else ""
+    yield (
+        f"ZeRO-{stage} in a pipeline reduces gradients once per microbatch, {counted(times, 'time')} a step, where "
+        f"ZeRO-1 does once{gathers}. DeepSpeed refuses ZeRO-2 and 3 with its PipelineEngine; Megatron uses ZeRO-1."
+    )
+
+
+def _holds(config: RunConfig) -> Iterator[str]:
+    """Yield what a rank keeps, as the end of a sentence."""
+    ranks, gathering = config.mesh.shards, config.gathering
+    if config.parallel.zero_stage == 1:
+        until = "" if config.states_stage == 1 else " until they are reduced"
+        yield f"1/{ranks} of the optimizer states; parameters and gradients stay whole{until}"
+    if config.parallel.zero_stage == 2:
+        yield f"1/{ranks} of the optimizer states and gradients; parameters stay whole"
+    if config.parallel.zero_stage == 3:
+        when = "only while it is used" if gathering.reshard_after_forward else "once, for forward and backward"
+        yield f"1/{ranks} of every model state, and gathers a {gathering.gather}'s parameters {when}"
+
+
+def _each_microbatch(config: RunConfig) -> Iterator[str]:
+    if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
+        yield f"Each of {config.data.accumulate:,} microbatches is reduced (derived; the paper has one)."
+
+
+CAPABILITY = Capability(
+    sent=_sent,
+    forms=_forms,
+    held=_held,
+    notes={"about": _about, "holds": _holds, "volume": _each_microbatch},
+    axes={"dp_shard": "N"},
+)

@@ -1,0 +1,65 @@
+"""Bytes per parameter of each model state in a run, from its configuration and layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capabilities import CAPABILITIES
+from zerosim.analysis.capability import Kept
+from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.shares import Placed, itemsizes
+from zerosim.config import RunConfig
+from zerosim.dtypes import compute_dtype, dtype
+from zerosim.placement.spec import WeightSpec
+
+
+def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
+    """Return the bytes per parameter of each model state in this run, for the whole model or a pipeline stage's
+    share."""
+    config, layout = placed.config, placed.layout
+    kept, masters = _kept(config), config.precision.has_masters
+    moments = formulas.num_moments(config.optim.optimizer, kept.momentum) + (config.precision.rounding == "kahan")
+    cast = config.parallel.zero_stage == 3 and config.gathering.cast_shards
+    cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast, masters=masters)
+    if kept.masters and not masters:
+        cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
+    if config.optim.optimizer in formulas.UNIFORM:
+        return cost
+    names = layout.flats if stage is None else layout.stages[stage]
+    weights = [weight for name in names if layout.is_trained(name) for weight in layout.flats[name].weights]
+    nbytes = sum(kept_bytes(config, weight, weight.numel) for weight in weights)
+    return replace(cost, optim=Fraction(nbytes, sum(weight.numel for weight in weights) or 1))
+
+
+def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
+    """Return the bytes of master and states for a rank's `held` elements of a weight."""
+    name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
+    return master * held + formulas.state_bytes(
+        name, weight.shape, held, each, momentum, in_block=weight.in_block, embedding=weight.embedding
+    )
+
+
+def kept_padding(config: RunConfig, padding: int) -> int:
+    """Return the same for padding at the end of a slice."""
+    name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
+    return master * padding + formulas.padding_bytes(name, padding, each, momentum)
+
+
+def master_bytes(config: RunConfig) -> int:
+    """Return the bytes per parameter before there are optimizer states."""
+    return _kept_sizes(config)[0]
+
+
+def _kept_sizes(config: RunConfig) -> tuple[int, int]:
+    """Return the bytes of a parameter's master, and of one number of an optimizer state."""
+    master = formulas.MASTER_BYTES if _kept(config).masters else 0
+    return master, compute_dtype(dtype(config.precision.stored)).itemsize
+
+
+def _kept(config: RunConfig) -> Kept:
+    kept = Kept(config.optim.momentum, config.precision.has_masters)
+    for capability in CAPABILITIES:
+        kept = capability.kept(config, kept)
+    return kept

@@ -1,0 +1,47 @@
+"""Facts of a configuration that several closed forms ask for."""
+
+from __future__ import annotations
+
+from zerosim.analysis import formulas
+from zerosim.config import RunConfig
+from zerosim.dtypes import dtype
+
+
+def operations(config: RunConfig) -> tuple[str, str]:
+    """Return the operation that reduces gradients and the one that brings parameters."""
+    if config.parallel.zero_stage == 0:
+        return "all_reduce", ""
+    if is_owned(config):
+        return "reduce", "broadcast"
+    return config.reduction.grad_reduction if config.parallel.zero_stage < 3 else "reduce_scatter", "all_gather"
+
+
+def frozen_of(config: RunConfig) -> formulas.Frozen | None:
+    """Return the bytes per frozen parameter; None if all are trained."""
+    if not config.tuning.is_on:
+        return None
+    return formulas.Frozen(dtype(config.precision.stored).itemsize, config.tuning.base is not None)
+
+
+def is_owned(config: RunConfig) -> bool:
+    """Return whether ranks own whole units. ZeRO stage 0 divides nothing."""
+    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
+
+
+def is_sliced(config: RunConfig) -> bool:
+    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
+
+
+def is_divided(config: RunConfig) -> bool:
+    """Return whether several ranks divide model states."""
+    return config.parallel.zero_stage > 0 and config.mesh.shards > 1
+
+
+def is_by_pairs(config: RunConfig) -> bool:
+    """Return whether an all_reduce sends whole buffers to all other ranks."""
+    return config.world.algorithm == "pairs"
+
+
+def all_reduce_times(config: RunConfig, ranks: int) -> int:
+    """Return the multiple of its payload that an all_reduce of that many ranks moves, before the factor (N-1)/N."""
+    return formulas.all_reduce_volume(ranks, pairs=is_by_pairs(config))

@@ -1,0 +1,180 @@
+"""Values for the letters of every run: numbers of its configuration, and of the weights that the ranks of a pipeline
+stage hold.
+
+They come from the layout alone; this module reads no count of a run. Other letters are a capability's
+(`capabilities/`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from fractions import Fraction
+from itertools import pairwise
+from typing import cast
+
+from zerosim.analysis import formulas
+from zerosim.analysis.facts import is_sliced
+from zerosim.analysis.formulas import Form
+from zerosim.analysis.formulas.letters import COUNTS
+from zerosim.analysis.shares import Placed, Share, itemsizes, shared_grads
+from zerosim.config import RunConfig
+from zerosim.dtypes import compute_dtype, dtype
+from zerosim.parallel.pipeline import schedule_of
+from zerosim.placement.spec import FlatSpec, is_block
+from zerosim.train.result import RunResult
+
+
+def shown(form: Form, held: Mapping[str, int]) -> Form:
+    """Return the elements of a form in printed letters: without zero terms, and with counts as numbers."""
+    return form.elements.where({x: value for x, value in held.items() if value == 0 or x in COUNTS})
+
+
+def passes_of(result: RunResult, step: int) -> int:
+    """Return how often forward and backward ran in a step: twice in a step with an estimate of curvature. A failed run
+    has no report of its last step."""
+    return 2 if any(report.estimated for report in result.steps[step : step + 1]) else 1
+
+
+def exchanged(placed: Placed, stage: int = 0) -> list[int]:
+    """Return the numbers in each all-reduce of an optimizer's sums, over the sliced flat buffers of a pipeline
+    stage."""
+    config, flats = placed.config, placed.layout.flats
+    if not is_sliced(config):
+        return []
+    names = filter(placed.layout.is_trained, placed.layout.stages[stage])
+    shapes = [[weight.shape for weight in flats[name].weights] for name in names]
+    return [numel for of_flat in shapes for numel in formulas.exchanged(config.optim.optimizer, of_flat)]
+
+
+def sizes(config: RunConfig) -> dict[str, int]:
+    """Return the letters that the configuration gives."""
+    model, tokens = config.model, config.data.micro_batch * config.model.seq
+    of_blocks = {"h": model.hidden, "f": model.ffn, "a": model.heads} if model.has_blocks else {}
+    return {
+        **of_blocks,
+        "s": model.seq,
+        "b": config.data.micro_batch,
+        "bs": tokens,
+        "bsh": tokens * (model.hidden if model.has_blocks else model.vocab),
+        "V": model.vocab,
+        "m": config.data.accumulate,
+        "t": config.mesh.tp,
+        "p": config.mesh.pp,
+        "v": config.parallel.num_chunks,
+        "N": config.mesh.shards,
+        "d": config.mesh.axes.node,
+        "n": config.mesh.axes.nodes,
+        **dict(zip("wg", itemsizes(config), strict=True)),
+        "c": compute_dtype(dtype(config.precision.stored)).itemsize,
+    }
+
+
+def place_of(config: RunConfig, share: Share) -> dict[str, int]:
+    """Return the pipeline stage's place, and its number of blocks."""
+    return {
+        "i": share.stage,
+        "first": int(share.stage == 0),
+        "last": int(share.stage == config.chunks.last_stage),
+        "start": int(share.stage == 0),
+        "end": int(share.stage == config.mesh.pp - 1),
+        "l": share.layers,
+        "r": sum(is_wrapped(config, unit) for unit in share.units),
+    }
+
+
+def of_weights(
+    placed: Placed, share: Share, *, padded: bool, instead: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Return the letters of the pipeline stage's weights, in elements; or, `instead` of elements, in another number of
+    each buffer."""
+    config, flats = placed.config, placed.layout.flats
+    freed, stored = freed_of(config, share), [name for name in share.numels if flats[name].weights[0].stored]
+    codes = {name: share.whole[name] if padded else flats[name].numel for name in stored}
+    held = sum(share.numels[name] for name in stored)
+    numels = dict(instead) if instead else numels_of(placed, share, padded=padded)
+    trained = [name for name in share.numels if placed.layout.is_trained(name)]
+    sharers = shared_grads((flats[name] for name in trained), config.mesh.tp)
+    of_all = sharers.pop(config.mesh.tp, 0)
+    return {
+        "Ψ": sum(numel for name, numel in numels.items() if name not in codes) + held,
+        "Ψ_q": held,
+        "Q": sum(codes.values()),
+        "Ψ_t": sum(numels[name] for name in trained),
+        "VD": sum(numels[name] for name in share.tied if name in freed),
+        "U": kept_for_next(placed, share, numels),
+        "R": sum(numels[name] for name in freed if not is_block(flats[name].unit)),
+        "P": sum(numels[name] for name in share.numels if name not in freed),
+        "M": sum(numels[name] for name in share.numels if name in freed and runs_again(config, flats[name])),
+        "S": of_all,
+        "C": sum(sharers.values()),
+        "E": sum(numels[name] for name in share.ends if name in trained),
+        "F": sum(exchanged(placed, share.stage)),
+    }
+
+
+def numels_of(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
+    """Return the elements of each flat buffer; of one that is stored as codes the number of parameters with as many
+    bytes, a Fraction if that is no whole number."""
+    flats, numels = placed.layout.flats, dict(share.whole if padded else share.numels)
+    for name in numels:
+        if flats[name].weights[0].stored:
+            codes = share.whole[name] if padded else flats[name].numel
+            numels[name] = cast(int, Fraction(codes, itemsizes(placed.config)[0]))
+    return numels
+
+
+def freed_of(config: RunConfig, share: Share) -> set[str]:
+    """Return the flat buffers whose parameters do not stay gathered."""
+    return {name for name, numel in share.numels.items() if not config.gathering.stays(numel)}
+
+
+def kept_for_next(
+    placed: Placed, share: Share, numels: Mapping[str, int], reached: Collection[str] | None = None
+) -> int:
+    """Return U: the last unit or, in a pipeline, the gathers saved in a step by units that stay gathered for the next
+    use. `reached`: the units that backward reaches, if not all; the others are freed."""
+    config, flats, freed = placed.config, placed.layout.flats, freed_of(placed.config, share)
+
+    def total(names: Iterable[str]) -> int:
+        return sum(numels[name] for name in names if name in freed)
+
+    def of_unit(unit: str) -> list[str]:
+        """Return the buffers of a unit's last gather: with --gather module, those of its last leaf."""
+        names = [name for name in share.numels if flats[name].unit == unit]
+        return [name for name in names if flats[name].module == flats[names[-1]].module]
+
+    last = _used_twice(config, share, placed) if config.mesh.pp > 1 else [share.chunks[-1][-1]]
+    last = [unit for unit in last if is_block(unit) or not config.gathering.keep_root_units]
+    times = Counter(unit for unit in last if reached is None or unit in reached)
+    return sum(count * total(of_unit(unit)) for unit, count in times.items())
+
+
+def runs_again(config: RunConfig, flat: FlatSpec) -> bool:
+    """Return whether backward recomputes the forward of a flat buffer's leaf module."""
+    if config.gathering.gather == "unit":
+        return False
+    parts = {weight.role.part for weight in flat.weights if weight.role is not None}
+    return is_wrapped(config, flat.unit) or not parts.isdisjoint(config.memory.again.parts)
+
+
+def is_wrapped(config: RunConfig, unit: str) -> bool:
+    """Return whether backward recomputes this whole unit."""
+    return config.model.has_blocks and is_block(unit) and config.memory.again.wraps(int(unit.rpartition(".")[2]))
+
+
+def _used_twice(config: RunConfig, share: Share, placed: Placed) -> list[str]:
+    """Return the unit of each forward whose last unit is used again next, by the pipeline stage's schedule."""
+    chunks = config.chunks
+    actions = schedule_of(config.parallel)(chunks.stages, share.stage, config.data.accumulate, chunks.each)
+    actions = [action for action in actions if share.chunks[action.chunk]]  # the others use none
+    by_module, flats, found = config.gathering.by_module, placed.layout.flats, []
+    modules = [{flats[name].module for name in share.numels if flats[name].unit in units} for units in share.chunks]
+    for action, following in pairwise(actions):
+        units = share.chunks[action.chunk]
+        turns = following.sends < 0 or len(modules[action.chunk]) == 1  # or the next forward begins where it ended
+        if by_module and is_wrapped(config, units[-1]):
+            continue  # its second forward comes first
+        if action.sends > 0 and following.gathers and following.chunk == action.chunk and turns:
+            found.append(units[-1])
+    return found
