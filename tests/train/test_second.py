@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.report.plan import formulas_agree
 from zerosim.train.data import shift_right
 from zerosim.train.plan import plan
 from zerosim.train.run import run
@@ -72,7 +72,7 @@ def test_a_plan_is_the_run_and_formulas_agree(way: dict[str, Any]) -> None:
             there = planned.memory[planned.stands_for[rank]]
             assert (memory.peak, memory.marks) == (there.peak, there.marks)
         assert planned.traffic[0] == result.traffic[0]
-    assert formulas_agree(result)
+    assert formulas_agree(checks(result))
 
 
 def test_blocks_repeat_what_one_did_event_by_event() -> None:
