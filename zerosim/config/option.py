@@ -153,6 +153,16 @@ class Exclusion(NamedTuple):
     needs: bool = False
 
 
+class Draft(NamedTuple):
+    """Values by flat name before any part is built, the source of each ('' for given ones), the given ones, and the
+    ZeRO stage."""
+
+    values: dict[str, Any]
+    source: Mapping[str, str]
+    given: Mapping[str, Any]
+    stage: int
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a configuration, with a value in every field. `RunConfig` builds it from values that `Option`

@@ -15,10 +15,12 @@ from typing import Any
 from zerosim.config.launcher import mpirun_size
 from zerosim.config.layers import resolve
 from zerosim.config.other_words import not_modelled
-from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts
+from zerosim.config.parts import CAPABILITIES, OPTIONS, PARTS, Parts, pipeline
+from zerosim.config.parts.grads import stage_of_states
+from zerosim.config.parts.kept_inputs import partitions_inputs
 from zerosim.errors import InputError, did_you_mean
 from zerosim.placement.mesh import DATA
-from zerosim.placement.stages import Chunks, cut_layers, smallest_group
+from zerosim.placement.stages import Chunks
 
 PLAN_DEFAULTS: Mapping[str, Any] = MappingProxyType({"micro_batch": 1, "bucket_bytes": None, "saves": "megatron"})
 """A plan's defaults where a run has others: Megatron's kernels, one row, one call per unit and collective."""
@@ -55,38 +57,27 @@ class RunConfig(Parts):
     def states_stage(self) -> int:
         """The ZeRO stage whose model states exist when backward ends: stage 1 may have freed all but its slice of the
         gradients, like stage 2."""
-        stage, grads = self.parallel.zero_stage, self.grads
-        return 2 if stage == 1 and (grads.own_only or self.reduction.bucket) and not grads.lasts else stage
+        return stage_of_states(self.grads, self.parallel, self.reduction)
 
     @property
     def partitions_inputs(self) -> bool:
         """Whether tp's ranks store parts of blocks' inputs (Pa). Under sequence parallelism they have parts already."""
-        return self.memory.partition_activations and not self.parallel.sequence_parallel
+        return partitions_inputs(self.memory, self.parallel)
 
     @property
     def chunks(self) -> Chunks:
         """The place of a pipeline's chunks of layers."""
-        return Chunks(self.mesh.pp, self.parallel.num_chunks, turns_back=self.parallel.pipeline == "zb-v")
+        return pipeline.chunks_of(self.mesh, self.parallel)
 
     @property
     def micro_batch_group(self) -> int:
         """Microbatches that pass through a chunk of a pipeline before the next one's turn: 1, unless interleaved."""
-        if self.parallel.pipeline != "interleaved":
-            return 1
-        return self.parallel.micro_batch_group or smallest_group(self.mesh.pp, self.data.accumulate)
+        return pipeline.group_of(self.mesh, self.parallel, self.data)
 
     def layers_by_chunk(self, layers: int) -> list[int]:
         """Return how many of a model's layers are in each chunk of a pipeline, in the model's order. Raises:
         InputError."""
-        parallel, is_flat = self.parallel, self.model.family == "flat"
-        return cut_layers(
-            layers,
-            self.chunks,
-            given=parallel.layers_given,
-            balance_ends=parallel.balance_ends,
-            has_ends=not is_flat,
-            word="units" if is_flat else "layers",
-        )
+        return pipeline.cut(layers, self.mesh, self.parallel, self.model)
 
     def replace(self, **changes: Any) -> RunConfig:
         """Build the configuration of `given` with these changes: `RunConfig(**a).replace(**b)` is `RunConfig(**a | b)`.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, get_type_hints
 
-from zerosim.config.option import Exclusion, Option, Part
+from zerosim.config.option import Draft, Exclusion, Option, Part
 from zerosim.config.parts import (
     buckets,
     clock,
@@ -75,12 +75,14 @@ class Capability(NamedTuple):
     exclusions  pairs of options of which only one may be set
     words       names in other frameworks, and in words the flags that are the same
     lacking     names in other frameworks, the feature that is not modelled, and the nearest one
+    settles     after exclusions: sets values that follow from others, takes out a recipe's, and returns why
     """
 
     rules: Callable[[Parts], Iterator[InputError]] = lambda parts: iter(())
     exclusions: tuple[Exclusion, ...] = ()
     words: tuple[tuple[str, str], ...] = ()
     lacking: tuple[tuple[str, str, str], ...] = ()
+    settles: Callable[[Draft], Mapping[str, str]] = lambda draft: {}
 
 
 CAPABILITIES = (
@@ -88,7 +90,7 @@ CAPABILITIES = (
     Capability(words=mesh.WORDS, lacking=mesh.LACKING),
     Capability(words=model.WORDS, lacking=model.LACKING),
     Capability(words=parallel.WORDS),
-    Capability(words=precision.WORDS, lacking=precision.LACKING),
+    Capability(words=precision.WORDS, lacking=precision.LACKING, settles=precision.settles),
     Capability(lambda c: memory.rules(c.memory, c.model, c.parallel, c.world), (), memory.WORDS, memory.LACKING),
     Capability(lambda c: tuning.rules(c.tuning, c.model), (), tuning.WORDS, tuning.LACKING),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
@@ -108,15 +110,16 @@ CAPABILITIES = (
     Capability(exclusions=buckets.EXCLUSIONS),
     Capability(exclusions=gathering.EXCLUSIONS, words=gathering.WORDS),
     Capability(lambda c: delayed.rules(c.grads, c.offload), delayed.EXCLUSIONS),
-    Capability(exclusions=grads.EXCLUSIONS),
+    Capability(exclusions=grads.EXCLUSIONS, settles=grads.settles),
     Capability(exclusions=memory.EXCLUSIONS),
     Capability(exclusions=grads.OF_STAGE_1),
     Capability(exclusions=clock.EXCLUSIONS, words=clock.WORDS),
     Capability(
         lambda c: offload.rules(c.offload, c.parallel, c.optim, c.precision, c.reduction, c.grads, c.world),
-        offload.EXCLUSIONS, offload.WORDS, offload.LACKING,
+        offload.EXCLUSIONS, offload.WORDS, offload.LACKING, offload.settles,
     ),
     Capability(exclusions=pipeline.EXCLUSIONS),
+    Capability(settles=buckets.settles),
     Capability(lambda c: world.rules(c.world, c.mesh)),
     Capability(lambda c: second.rules(c.model, c.memory, c.data, c.optim, c.parallel, c.mesh, c.tuning)),
     Capability(lambda c: data.rules(c.data, c.model, c.optim)),

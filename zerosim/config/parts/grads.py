@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
+from zerosim.config.option import OF_RECIPE, Draft, Exclusion, Part, option
+from zerosim.config.parts.mesh import RANKS
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.reduction import Reduction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,22 @@ class GradMemory(Part):
     def bucket_copies(self) -> bool:
         """Whether gradients that are stored whole are reduced in permanent buckets, and copied back."""
         return self.buckets == "copies"
+
+
+def stage_of_states(grads: GradMemory, parallel: ParallelConfig, reduction: Reduction) -> int:
+    """Return the ZeRO stage whose model states exist when backward ends."""
+    stage = parallel.zero_stage
+    return 2 if stage == 1 and (grads.own_only or reduction.bucket) and not grads.lasts else stage
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Take out a recipe's DDP buckets, where one rank has all of the data."""
+    name, (values, source, given, _) = "grad_buckets", draft
+    ranks = given.get("ranks", RANKS)
+    if ranks != given.get("tp", 1) * given.get("pp", 1) or name not in values or not source[name]:
+        return {}
+    buckets = f"{source[name]}'s {name} {values.pop(name)!r}"
+    return {name: f"{buckets}, not with ranks {ranks}: nobody wraps a model in DDP for one data-parallel rank"}
 
 
 EXCLUSIONS = (

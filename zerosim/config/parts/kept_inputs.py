@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.errors import InputError, wrong
+
+
+def partitions_inputs(memory: MemoryConfig, parallel: ParallelConfig) -> bool:
+    """Return whether tp's ranks store parts of blocks' inputs."""
+    return memory.partition_activations and not parallel.sequence_parallel
 
 
 def rules(memory: MemoryConfig, mesh: MeshConfig) -> Iterator[InputError]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import Exclusion, Part, option
+from zerosim.config.option import Draft, Exclusion, Part, option
 from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.optim import OptimConfig
 from zerosim.config.parts.parallel import ParallelConfig
@@ -94,6 +94,18 @@ class OffloadConfig(Part):
     def by_state(self) -> Mapping[str, str]:
         """By the name of a layout's row."""
         return {row: self.memory_of(what) for what, row in STATES.items()}
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Take out a recipe's gradient buffer that stays on the device, if gradients lie on NVMe."""
+    name, (values, source, given, _) = "persistent_grads", draft
+    offload = OffloadConfig(where=given.get("offload", ""))
+    if offload.memory_of("grads") != NVME or not values.get(name) or not source[name]:
+        return {}
+    del values[name]
+    return {
+        name: f"{source[name]}'s {name}, not with offload {offload.where!r}: gradients on NVMe have no permanent buffer"
+    }
 
 
 EXCLUSIONS = (Exclusion("cast_shards", "offload", "the masters are not on the device"),)

@@ -13,7 +13,32 @@ from zerosim.config.parts.optim import OptimConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError, wrong
-from zerosim.placement.stages import Chunks, cut_layers, fits_group
+from zerosim.placement.stages import Chunks, cut_layers, fits_group, smallest_group
+
+
+def chunks_of(mesh: MeshConfig, parallel: ParallelConfig) -> Chunks:
+    """Return the place of a pipeline's chunks of layers."""
+    return Chunks(mesh.pp, parallel.num_chunks, turns_back=parallel.pipeline == "zb-v")
+
+
+def group_of(mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> int:
+    """Return how many microbatches pass through a chunk before the next one's turn."""
+    if parallel.pipeline != "interleaved":
+        return 1
+    return parallel.micro_batch_group or smallest_group(mesh.pp, data.accumulate)
+
+
+def cut(layers: int, mesh: MeshConfig, parallel: ParallelConfig, model: ModelConfig) -> list[int]:
+    """Return how many of so many layers are in each chunk, in the model's order. Raises: InputError."""
+    return cut_layers(
+        layers,
+        chunks_of(mesh, parallel),
+        given=parallel.layers_given,
+        balance_ends=parallel.balance_ends,
+        has_ends=model.family != "flat",
+        word="units" if model.family == "flat" else "layers",
+    )
+
 
 EXCLUSIONS = (Exclusion("balance_ends", "stage_layers", "stage_layers already divides the layers"),)
 
@@ -36,19 +61,18 @@ def rules(
     if parallel.balance_ends and model.family == "flat":
         yield wrong("balance_ends", ": model flat has no table and no head; leave it out, or choose gpt or llama")
     layers, word = (model.units or 0, "units") if model.family == "flat" else (model.layers, "layers")
-    ends, lie = word == "layers", Chunks(pp, parallel.num_chunks, turns_back=parallel.pipeline == "zb-v")
-    chunks = lie.last + 1
+    chunks = chunks_of(mesh, parallel).last + 1
     if parallel.layers_given is None and chunks > layers + 2 * parallel.balance_ends:
         name = "virtual_stages" if parallel.pipeline == "interleaved" else "chunks"
         each = f" x {name} {parallel.num_chunks}" if parallel.num_chunks > 1 else ""
-        balanced = ", or pass --balance-ends" if ends and layers + 2 == chunks else ""
+        balanced = ", or pass --balance-ends" if word == "layers" and layers + 2 == chunks else ""
         yield wrong(
             "pp",
             f" {pp}{each}: more than the model's {word}, {layers}; choose "
             f"{_fewer_stages(layers, word, mesh, parallel, data)}{balanced}",
         )
         return
-    cut_layers(layers, lie, given=parallel.layers_given, balance_ends=parallel.balance_ends, has_ends=ends, word=word)
+    cut(layers, mesh, parallel, model)
     fewest = parallel.fewest_micro_batches(pp)
     if data.accumulate < fewest:
         times = "" if fewest == pp else f"{fewest // pp} x "

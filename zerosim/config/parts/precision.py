@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import Part, option
+from zerosim.config.option import Draft, Part, option
 from zerosim.errors import wrong
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
@@ -71,6 +72,18 @@ class PrecisionConfig(Part):
     def has_masters(self) -> bool:
         """Whether parameters have fp32 masters."""
         return self.param_dtype in ("bf16", "fp16")
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Refuse what needs masters, where there are none. Raises: InputError."""
+    masters = next((name for name in ("cast_shards", "upcast_grads") if draft.values.get(name)), "")
+    if draft.given.get("precision") == PURE and masters:
+        recipe = draft.source[masters]
+        who, right = recipe or masters, "choose recipe paper" if recipe else f"leave out {masters}"
+        raise wrong(
+            "precision", f" {PURE!r}: {who} needs fp32 masters, and this precision has none; {right}, or use bf16"
+        )
+    return {}
 
 
 WORDS = (
