@@ -52,7 +52,7 @@ HOMES = {
     "zeropp": ("parallel/quantized", "parallel/hybrid", "train/check_quantized", "grading/second_shard"),
     "delayed": ("tensor/late",),
     "tiles": ("parallel/gathering",),
-    "tuning": ("nn/lora", "models/adapters", "models/peft", "train/check_trained"),
+    "tuning": ("nn/lora", "nn/halves", "models/adapters", "models/peft", "train/check_trained"),
     "recompute": ("tensor/discarded", "functional/policy", "parallel/activations"),
     "kept_inputs": ("nn/saves_on_host", "parallel/activations"),
 }

@@ -18,7 +18,7 @@ from zerosim.nn import Tensors, Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
-from zerosim.nn.halves import Halves
+from zerosim.nn.halves import FROZEN, TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
 from zerosim.tensor.flat import Flat
@@ -42,6 +42,7 @@ class Builder:
     only        the names of the blocks to build; None: all
     wrap        puts a unit around a block, by the block's number
     loss_mode, label_keys   the model's (`models/model.py`)
+    block, members   of trained buffers' specs, for an optimizer with blocks
     """
 
     sizes: ModelConfig
@@ -59,19 +60,20 @@ class Builder:
     wrap: Callable[[int, Unit], Unit] = lambda number, unit: unit
     loss_mode: str = "lean"
     label_keys: LabelKeys | None = None
+    block: int = 1
+    members: int = 1
+
+    def buffer(self, name: str, module: str, kind: str) -> Flat:
+        """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
+        formats, stored = (self.device, self.dtype, self.grad_dtype), "" if kind == FROZEN else kind
+        if kind != TRAINED:
+            return self.flat(name, *formats, module, stored, is_trained=False)
+        return self.flat(name, *formats, module, block=self.block, members=self.members)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
         name."""
-        formats = self.device, self.dtype, self.grad_dtype
-        within: Flat | Halves | Tensors
-        if self.by_module:
-            within = Tensors(unit, *formats, self.flat, tuning=self.tuning)
-        elif self.tuning.is_on:
-            make = self.flat
-            within = Halves(unit, lambda name, stored: make(name, *formats, unit, stored=stored), self.tuning)
-        else:
-            within = self.flat(unit, *formats)
+        within = (Tensors if self.by_module else buffers_of)(unit, self.buffer, self.tuning)
         return LayerContext(
             self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning, self.tiles
         )

@@ -22,7 +22,7 @@ from zerosim.models.builder import Builder
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.nn.group import WHOLE_MAPS, WholeMaps
-from zerosim.tensor.flat import Flat
+from zerosim.nn.halves import buffers_of
 from zerosim.tensor.tensor import Operand, Tensor, apply
 
 GAIN = 32.0
@@ -38,7 +38,7 @@ def build_flat(new: Builder) -> Model:
     each, more = divmod(sizes.params, sizes.units)
     for i in new.numbers("units", sizes.units):
         numel, name = each + (i < more), f"units.{i}"
-        flat = Flat(name, new.device, new.dtype, new.grad_dtype)
+        flat = buffers_of(name, new.buffer, new.tuning)
         split = maps.split((numel,), 0, padding=-numel % maps.size)
         weight = flat.declare(f"{name}.weight", (numel,), std=STD, split=split)
         part = Part(0, numel) if split is None else Part(*split.span(maps.index, maps.size))

@@ -16,13 +16,17 @@ from zerosim.placement.block import Role
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Parameter
 
+MakeFlat = Callable[[str, str, str], Flat]
+"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, and the kind of its parameters."""
+TRAINED, FROZEN = "trained", "frozen"
+
 
 class Halves:
     """Takes a flat buffer's place where layers declare parameters; `tuning` decides the kind of each."""
 
     leaves: Sequence[Unit] = ()
 
-    def __init__(self, name: str, make: Callable[[str, str], Flat], tuning: TuningConfig) -> None:
+    def __init__(self, name: str, make: MakeFlat, tuning: TuningConfig) -> None:
         self.name = name
         self.make = make
         self.tuning = tuning
@@ -35,16 +39,21 @@ class Halves:
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in the buffer of its kind."""
-        stored = stored_as(self.tuning, name, shape, how.get("role"))
-        kind = stored or ("trained" if self.tuning.trains(name) else "frozen")
+        kind = kind_of(self.tuning, name, shape, how.get("role"))
         if kind not in self._halves:
             own = f"{self.name}.{kind}" if self._halves else self.name
-            self._halves[kind] = self.make(own, stored)
+            self._halves[kind] = self.make(own, self.name, kind)
         return self._halves[kind].declare(name, shape, **how)
 
 
-def stored_as(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role | None) -> str:
-    """Return the stored format of a parameter: `base` for frozen linear maps of blocks, '' (unchanged) for all
-    others, adapters too."""
-    is_map = role is not None and role.is_map and len(shape) == 2 and not tuning.trains(name) and not is_adapter(name)
-    return tuning.base or "" if is_map else ""
+def kind_of(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role | None) -> str:
+    """Return the kind of a parameter: trained, frozen or, of a frozen linear map of a block, the format `base`."""
+    if tuning.trains(name):
+        return TRAINED
+    is_map = role is not None and role.is_map and len(shape) == 2 and not is_adapter(name)
+    return (tuning.base if is_map else None) or FROZEN
+
+
+def buffers_of(unit: str, make: MakeFlat, tuning: TuningConfig) -> Flat | Halves:
+    """Return where the layers of a unit declare parameters: one buffer, or one of each kind."""
+    return Halves(unit, make, tuning) if tuning.is_on else make(unit, unit, TRAINED)

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.device.device import Buffer, Device, Phase
-from zerosim.dtypes import DType
-from zerosim.nn.halves import stored_as
+from zerosim.nn.halves import MakeFlat, kind_of
 from zerosim.nn.unit import Unit
 from zerosim.placement.spec import unit_of
 from zerosim.placement.split import own_suffix
@@ -50,35 +49,24 @@ class Hooks(Protocol):
 class Tensors:
     """Takes a flat buffer's place where layers declare parameters: a buffer for each tensor, a leaf for each layer."""
 
-    def __init__(
-        self,
-        name: str,
-        device: Device,
-        dtype: DType,
-        grad_dtype: DType,
-        flat: type[Flat] = Flat,
-        tuning: TuningConfig = ALL_TRAINED,
-    ) -> None:
+    def __init__(self, name: str, make: MakeFlat, tuning: TuningConfig) -> None:
         self.name = name
-        self.device = device
-        self.formats = dtype, grad_dtype
-        self.flat = flat
+        self.make = make
         self.tuning = tuning
         self.flats: list[Flat] = []
         self.leaves: list[LeafModule] = []
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in a new buffer with the parameter's name from the unit's name on."""
-        stored = stored_as(self.tuning, name, shape, how.get("role"))
         own = self._own(name) + own_suffix(how.get("split"), how.get("tile"))
-        self.flats.append(self.flat(own, self.device, *self.formats, module=self.name, stored=stored))
+        self.flats.append(self.make(own, self.name, kind_of(self.tuning, name, shape, how.get("role"))))
         return self.flats[-1].declare(name, shape, **how)
 
     def leaf(
         self, name: str, make: Callable[[Tensors], Callable[[Tensor], Tensor]], branches: Sequence[int]
     ) -> LeafModule:
         """Return the layer that `make` declares in its own buffers, as a leaf with its name from the unit's name on."""
-        own = Tensors(self._own(name), self.device, *self.formats, self.flat, self.tuning)
+        own = Tensors(self._own(name), self.make, self.tuning)
         self.leaves.append(LeafModule(own.name, own, make(own)))
         self.leaves[-1].branches = branches
         return self.leaves[-1]

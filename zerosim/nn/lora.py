@@ -12,17 +12,18 @@ Under tensor parallelism an adapter is cut like its map, and adds no message in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Window
 from zerosim.config.parts.tuning import ALL_LINEAR, matches
 from zerosim.device.device import Buffer
+from zerosim.errors import wrong
 from zerosim.functional.linear import Linear, linear_result
 from zerosim.functional.lora import Adapted, Adapter, Down, Drop, add_adapters
 from zerosim.nn.context import LayerContext
 from zerosim.placement.spec import unit_of
-from zerosim.placement.split import Split
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Operand, Outline, Tensor, layer_of
@@ -36,7 +37,7 @@ class Adaptable(NamedTuple):
     first   the first local column
     words   the words of `lora_target` that mean it
     is_part  it is some columns of a fused map
-    split_a  the cuts of A and B
+    cut     of a column-parallel map: how a group cuts B's outputs; None if it cannot, as neighbours hold copies of some
     """
 
     name: str
@@ -45,8 +46,7 @@ class Adaptable(NamedTuple):
     first: int = 0
     words: tuple[str, ...] = ()
     is_part: bool = False
-    split_a: Split | None = None
-    split_b: Split | None = None
+    cut: Mapping[str, Any] | None = MappingProxyType({})
 
 
 def is_target(word: str, name: str, words: Sequence[str], *, is_part: bool) -> bool:
@@ -69,15 +69,24 @@ class Adapters:
         for one in targets:
             if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets):
                 self.targets.append(one)
-        for name, inner, wide, first, _, _, split_a, split_b in self.targets:
-            at, cut = here.named(name), maps.size > 1
-            std = float((3 * inner) ** -0.5)  # PEFT draws A uniformly, with this variance
-            shape = tuning.lora_rank, inner
-            a = at.declare("lora_A.weight", shape, std=std, split=split_a, summed=cut and not by_rows)
-            b = at.declare(
-                "lora_B.weight", (wide, tuning.lora_rank), reads_input=False, split=split_b, summed=cut and by_rows
+                self.adapters.append(self._declare(here.named(one.name), one, by_rows=by_rows))
+
+    def _declare(self, at: LayerContext, one: Adaptable, *, by_rows: bool) -> Adapter:
+        """Declare A and B. Raises: InputError for a map that cannot be cut."""
+        maps, tuning = self.maps, at.tuning
+        if one.cut is None:
+            raise wrong(
+                "lora_target",
+                f" {tuning.lora_target!r}: an adapter of all columns of {one.name.rpartition('.')[2]} cannot be cut "
+                f"over {maps.size} tensor-parallel ranks, which hold copies of its keys and values; choose q,k,v",
             )
-            self.adapters.append(Adapter(a, b, first, tuning.scale))
+        shape_a, shape_b = (tuning.lora_rank, one.inner), (one.wide, tuning.lora_rank)
+        split_a = maps.split(shape_a, 1) if by_rows else None
+        split_b = None if by_rows else maps.split(shape_b, 0, **one.cut)
+        std, is_cut = float((3 * one.inner) ** -0.5), maps.size > 1  # PEFT draws A uniformly, with this variance
+        a = at.declare("lora_A.weight", shape_a, std=std, split=split_a, summed=is_cut and not by_rows)
+        b = at.declare("lora_B.weight", shape_b, reads_input=False, split=split_b, summed=is_cut and by_rows)
+        return Adapter(a, b, one.first, tuning.scale)
 
     def __bool__(self) -> bool:
         return bool(self.adapters)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
-from zerosim.errors import wrong
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import Adaptable, Adapters, is_target
+from zerosim.nn.lora import Adaptable, Adapters
 from zerosim.placement.block import Map, Role, Width
 from zerosim.tensor.tensor import Parameter, Tensor
 
@@ -57,25 +56,16 @@ class ColumnMap:
         self.adapters = Adapters(here, self._adaptable(here, wide, cuts))
 
     def _adaptable(self, here: LayerContext, wide: tuple[int, ...], cuts: list[dict[str, Any]]) -> Iterator[Adaptable]:
-        """Yield what may have an adapter: the whole of a fused map, and each of its outputs that has a name. Raises:
-        InputError for an adapter of a whole map, some of whose columns have copies."""
-        row, hidden, rank, first = self.row, here.sizes.hidden, here.tuning.lora_rank, 0
-        if self.is_one:
-            split = self.maps.split((sum(wide), rank), 0, **cuts[0])
+        """Yield what may have an adapter: the whole of a fused map, and each of its outputs that has a name."""
+        row, hidden, first = self.row, here.sizes.hidden, 0
+        if row.fused:
             words = row.outs[0].words if len(wide) == 1 else ()
-            yield Adaptable(here.name, hidden, sum(wide), words=words, split_b=split)
-        elif row.fused and any(is_target(word, here.name, (), is_part=False) for word in here.tuning.targets):
-            raise wrong(
-                "lora_target",
-                f" {here.tuning.lora_target!r}: an adapter of all columns of {row.name} cannot be cut over "
-                f"{self.maps.size} tensor-parallel ranks, which hold copies of its keys and values; choose q,k,v",
-            )
+            yield Adaptable(here.name, hidden, sum(wide), words=words, cut=cuts[0] if self.is_one else None)
         for out, each in zip(row.outs, wide, strict=True):
             pieces = pieces_of(here, out.wide)
             if out.name:
-                split = self.maps.split((each, rank), 0, pieces=pieces)
                 name = here.beside(out.name).name
-                yield Adaptable(name, hidden, each, first, out.words, row.fused, split_b=split)
+                yield Adaptable(name, hidden, each, first, out.words, row.fused, cut={"pieces": pieces})
             first += each // pieces
 
     def _declare(self, at: LayerContext, wide: int, **cut: Any) -> None:
@@ -116,8 +106,7 @@ class RowMap:
         if row.bias:
             summed = here.group.rows.is_cut
             self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
-        split = self.maps.split((here.tuning.lora_rank, inner), 1) if here.tuning.lora_rank else None
-        own = Adaptable(here.name, inner, hidden, words=row.words, split_a=split)
+        own = Adaptable(here.name, inner, hidden, words=row.words)
         self.adapters = Adapters(here, [own], by_rows=True)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -126,6 +126,7 @@ class FlatSpec:
 
     With a `block` each weight begins at a multiple of it, and the buffer's length is a multiple of `block * members`:
     that many even slices end at blocks of one weight. The resulting gaps are padding, and belong to no weight.
+    All of its weights are trained, or none.
     """
 
     name: str
@@ -133,6 +134,7 @@ class FlatSpec:
     module: str = ""
     block: int = 1
     members: int = 1
+    is_trained: bool = True
     offsets: tuple[int, ...] = field(init=False)
     numel: int = field(init=False)
 

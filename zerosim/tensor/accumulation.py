@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 from zerosim.backends.kernels import Array
 from zerosim.config.parts.grads import GradMemory
@@ -31,18 +32,19 @@ from zerosim.tensor.sums import GradProbe, accumulate, added
 class GradAccumulator:
     """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank stores.
 
-    They are stored and sent in `grad_dtype`, and computed in `local_dtype`.
+    They are stored and sent in `grad_dtype`, and computed in `local_dtype`. `how`: other fields of its `FlatSpec`.
     """
 
-    def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "") -> None:
+    def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "", **how: Any) -> None:
         self.name = name
         self.module = module or name  # what is gathered with it: the unit, or the leaf module of one tensor
         self.layers_begin = f"{unit_of(self.module)}."  # at the end of this, in its weights' names
         self._declared: list[WeightSpec] = []
+        self._how = how
         self.device = device
         self.grad_dtype = self.local_dtype = grad_dtype
         self.rows: Rows = {}
-        self.is_trained = True  # it has gradients and optimizer states
+        self.is_trained: bool = how.get("is_trained", True)  # it has gradients and optimizer states
         self.owner = 0  # of a flat that belongs to one member of its group: that member
         self.padded_numel = 0
         self.own = nothing(0)
@@ -64,7 +66,7 @@ class GradAccumulator:
     @cached_property
     def spec(self) -> FlatSpec:
         """The weights declared so far, and where each one lies."""
-        return FlatSpec(self.name, tuple(self._declared), self.module)
+        return FlatSpec(self.name, tuple(self._declared), self.module, **self._how)
 
     @property
     def numel(self) -> int:

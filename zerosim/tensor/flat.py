@@ -42,8 +42,10 @@ class Flat(GradAccumulator):
     Parameters point here; nothing here points back.
     """
 
-    def __init__(self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "", stored: str = ""):
-        super().__init__(name, device, grad_dtype, module)
+    def __init__(
+        self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "", stored: str = "", **how: Any
+    ) -> None:
+        super().__init__(name, device, grad_dtype, module, **how)
         self.stored, self.dtype = stored, uint8 if stored else dtype
         self.value_dtype = dtype  # of the values that ops read
         self.param: Buffer | None = None

@@ -19,7 +19,7 @@ from zerosim.parallel.pipeline import Pipeline, Schedule, pipeline_of
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import DATA, STATES
 from zerosim.tensor.flat import Flat
-from zerosim.train.build_model import build_model, is_trained
+from zerosim.train.build_model import build_model
 from zerosim.train.build_strategy import build_strategy, layout_of, stage_chunks
 from zerosim.train.check_model import check_model
 from zerosim.train.pieces import pieces_of
@@ -38,13 +38,8 @@ def declare(config: RunConfig) -> Whole:
     """Declare the whole model of a run. Raises: InputError if its buffers do not suit the configuration."""
     model = build_model(config, Device(0, make_backend("meta")))
     check_model(config, model)
-    model.reach(trained_of(config, model))
+    model.reach({flat.name for flat in model.flats if flat.is_trained})
     return Whole(model, layout_of(config, model))
-
-
-def trained_of(config: RunConfig, model: Model) -> set[str]:
-    """Return the names of the flat buffers that are trained."""
-    return {flat.name for flat in model.flats if is_trained(config, flat.spec)}
 
 
 MakeStrategy = Callable[[RunConfig, Model, Comm, Device, Updater], Strategy]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -16,17 +15,11 @@ from zerosim.models.mlp import build_mlp
 from zerosim.models.model import Model
 from zerosim.parallel.pieces import Pieces
 from zerosim.placement.families import DECODERS
-from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.train.pieces import pieces_of
 
 BUILDERS = {**dict.fromkeys(DECODERS, build_decoder), "t5": build_encoder_decoder, "mlp": build_mlp, "flat": build_flat}
-
-
-def is_trained(config: RunConfig, flat: FlatSpec) -> bool:
-    """Return whether a flat buffer is trained: all of its parameters are, or none (`nn/halves.py`)."""
-    return config.tuning.trains(flat.weights[0].name)
 
 
 def build_model(
@@ -42,6 +35,7 @@ def build_model(
 
     Without a rank's pieces it has the first tensor-parallel rank's cut. Then it cannot run if the run has such a group.
     """
+    block = OPTIMIZERS[config.optim.optimizer].block
     precision, seed, made = config.precision, config.data.seed, made or pieces_of(config)
     new = Builder(
         config.model,
@@ -59,9 +53,7 @@ def build_model(
         made.wrap,
         config.memory.loss,
         LabelKeys(device, seed, first_micro_batch),
+        block,
+        config.mesh.shards if block > 1 else 1,
     )
-    model = BUILDERS[config.model.family](new)
-    if (block := OPTIMIZERS[config.optim.optimizer].block) > 1:
-        for one in (one for one in model.flats if is_trained(config, one.spec)):
-            one.spec = replace(one.spec, block=block, members=config.mesh.shards)
-    return model
+    return BUILDERS[config.model.family](new)

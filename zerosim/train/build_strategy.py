@@ -22,7 +22,6 @@ from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.placement.zero import frozen, rows_said, zero_rows
 from zerosim.tensor.flat import Flat
-from zerosim.train.build_model import is_trained
 from zerosim.train.pieces import pieces_of
 
 STAGES: tuple[type[Stage], ...] = (DDP, Zero1, Zero2, Zero3)
@@ -40,7 +39,7 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
     trained, held = {**rows, **exchange.states}, frozen(rows)
 
     def of_flat(flat: FlatSpec) -> Rows:
-        return {**trained, **made.beside(flat)} if is_trained(config, flat) else held
+        return {**trained, **made.beside(flat)} if flat.is_trained else held
 
     return of_flat
 

@@ -13,7 +13,7 @@ from zerosim.nn import Recompute, Unit
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.pipeline import defers
 from zerosim.placement.mesh import BLOCK
-from zerosim.train.build_model import build_model, is_trained
+from zerosim.train.build_model import build_model
 from zerosim.train.pieces import pieces_of
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
 
@@ -43,7 +43,7 @@ def _kind(config: RunConfig, number: int, unit: Unit) -> tuple[object, ...]:
     """Return what makes a block another one: what it has of its own, its parameters by their places in it, buffer by
     buffer, and whether the buffer is trained."""
     weights = [[weight.name.partition(f"{unit.name}.")[2] for weight in flat.spec.weights] for flat in unit.all_flats]
-    trained = (is_trained(config, flat.spec) for flat in unit.all_flats)
+    trained = (flat.is_trained for flat in unit.all_flats)
     return config.model.kind(number), *map(tuple, weights), *trained
 
 
