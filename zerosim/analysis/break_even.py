@@ -16,7 +16,8 @@ from zerosim.errors import wrong
 from zerosim.ledger.clock import StepTime, simulate, step_time
 from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.entries import Entry
-from zerosim.train.plan import one_step, paces_of, plan
+from zerosim.train.delayed import one_step
+from zerosim.train.plan import paces_of, plan
 
 HIDDEN = 0.1
 """Communication counts as hidden if waiting for collectives takes at most this share of the step."""

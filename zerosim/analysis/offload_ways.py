@@ -13,8 +13,8 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
 from zerosim.placement.memories import DEVICE, HOST, MEMORIES, NVME
+from zerosim.train.offload import node_has
 from zerosim.train.plan import judged, peak_of, plan
-from zerosim.train.world import node_has
 
 
 def other_memories(config: RunConfig, cluster: Cluster | None = None) -> tuple[str, ...]:

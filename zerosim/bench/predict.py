@@ -25,7 +25,8 @@ from zerosim.device.recorder import Reader
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
-from zerosim.train.plan import one_step, plan
+from zerosim.train.delayed import one_step
+from zerosim.train.plan import plan
 from zerosim.train.world import world_of
 
 STAGES = (1, 2, 3)

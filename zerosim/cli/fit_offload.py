@@ -15,7 +15,7 @@ def find_offload(args: argparse.Namespace) -> int:
     from zerosim.analysis.offload_ways import other_memories, planned_way, ranked, ways
     from zerosim.report.fit_offload import offload_report
     from zerosim.report.time import step_values
-    from zerosim.train.world import node_has
+    from zerosim.train.offload import node_has
 
     refuse(args, "offload")
     args.stage, late = getattr(args, "stage", 3), vars(args).pop("delayed_update", 0)

@@ -163,7 +163,8 @@ def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
     from zerosim.report.plots.streams import MOST_RANKS
     from zerosim.report.plots.words import run_words
     from zerosim.report.time import track_values
-    from zerosim.train.plan import plan_first_step, timed_step, timeline_of
+    from zerosim.train.delayed import timed_step
+    from zerosim.train.plan import plan_first_step, timeline_of
 
     cluster, result = clock_of(args, limit), plan_first_step(config)
     track_of = timeline_of(result, cluster)

@@ -6,8 +6,9 @@ adapters of some columns of a fused map have no name there.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,14 @@ def save_adapters(folder: Path, config: RunConfig, adapters: Mapping[str, Any]) 
 def _task(model: ModelConfig) -> str | None:
     """Return PEFT's name of what a model predicts. It has none for masked tokens."""
     return None if model.is_masked else "SEQ_2_SEQ_LM" if model.is_second else "CAUSAL_LM"
+
+
+def read_start(config: RunConfig, shapes: Shapes, read_file: Callable[[str, Shapes], dict[str, Any]]) -> dict[str, Any]:
+    """Read the adapters to start from, by name: of a folder that PEFT wrote, or of a file; none if none are given."""
+    path = config.tuning.adapters
+    if path is None or not os.path.isdir(path):
+        return {} if path is None else read_file(path, shapes)
+    return read_adapters(Path(path), config.model, config.tuning, shapes)
 
 
 def read_adapters(folder: Path, model: ModelConfig, tuning: TuningConfig, shapes: Shapes) -> dict[str, Any]:

@@ -35,6 +35,11 @@ def residency_of(choices: Gathering) -> Residency:
     return Residency(keeps, choices.keep_last_unit, choices.keep_root_units, choices.stays)
 
 
+def keeping(choices: Gathering, numel: int) -> int:
+    """Return the least `persistent_numel` with which a flat of so many elements stays."""
+    return numel + (not choices.by_module)
+
+
 def gathered(kind: type[Gathered], choices: Gathering) -> Callable[[Slices], Published]:
     """Return what makes stage 3's gathered parameters over an exchange."""
 

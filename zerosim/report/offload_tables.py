@@ -11,8 +11,8 @@ from zerosim.analysis.compare import has_late
 from zerosim.config.presets.cluster import Cluster
 from zerosim.placement.memories import HOST, NVME
 from zerosim.report.look import Adaptive, Grid, right, spread, titled
+from zerosim.train.offload import node_memories
 from zerosim.train.result import RunResult
-from zerosim.train.world import node_memories
 from zerosim.units import format_bytes
 
 IN = {"device": "on the device", HOST: "in the host's memory", NVME: "on NVMe"}

@@ -8,6 +8,7 @@ from zerosim.config import RunConfig
 from zerosim.errors import InputError, wrong
 from zerosim.models.model import Model
 from zerosim.parallel.compression.groups import ALIGNED
+from zerosim.parallel.gathering import keeping, residency_of
 from zerosim.placement.partition import slice_size
 from zerosim.placement.spec import FlatSpec
 
@@ -35,8 +36,8 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
         right = next((size for size in range(ranks - 1, 1, -1) if all(fits(flat, size) for flat in cut)), 0)
         choose = f"choose {right * config.mesh.ranks // ranks} ranks, or " if right else "choose "
         if fits is _has_groups and wrong_one.num_parameters <= SMALL:
-            more = int(config.gathering.gather == "unit")
-            choose += f"persistent_numel {wrong_one.num_parameters + more}, which keeps it gathered, or "
+            least = keeping(config.gathering, wrong_one.num_parameters)
+            choose += f"persistent_numel {least}, which keeps it gathered, or "
         yield wrong(
             name,
             f": of {wrong_one.name} each of {ranks} ranks has {slice_size(wrong_one.numel, ranks):,} elements, {what}; "
@@ -46,7 +47,7 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
 
 def _stays(config: RunConfig, flat: FlatSpec) -> bool:
     """Return whether a buffer stays gathered permanently; such a buffer is gathered exactly."""
-    return config.gathering.stays(flat.num_parameters)
+    return residency_of(config.gathering).persistent(flat.num_parameters)
 
 
 def _has_groups(flat: FlatSpec, ranks: int) -> bool:

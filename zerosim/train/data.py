@@ -6,11 +6,9 @@ r*B/N to (r+1)*B/N and cuts them, in order, into its microbatches.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,8 @@ from zerosim.config.npz import open_npz
 from zerosim.config.parts.tuning import is_adapter
 from zerosim.config.released import is_released
 from zerosim.errors import InputError
+from zerosim.models import peft
 from zerosim.models.model import Shapes, check_names, check_shapes
-from zerosim.models.peft import read_adapters
 from zerosim.models.released import OnDemand, read_released
 from zerosim.tensor.rng import generator
 from zerosim.train.tokens import BYTES, Tokens, check_ids
@@ -106,8 +104,7 @@ def read_start(config: RunConfig, shapes: Shapes) -> Mapping[str, Any]:
 
     Raises: InputError as `read_weights` and `read_released`.
     """
-    weights, adapters = config.data.weights, config.tuning.adapters
-    found = dict[str, Any]()
+    weights, found = config.data.weights, dict[str, Any]()
     base = {name: shape for name, shape in shapes.items() if not is_adapter(name)}
     released = dict[str, Callable[[], Any]]()
     if weights is not None and is_released(weights):
@@ -116,12 +113,7 @@ def read_start(config: RunConfig, shapes: Shapes) -> Mapping[str, Any]:
         with open_npz(weights) as file:
             has_adapters = any(map(is_adapter, file.names))
         found |= read_weights(weights, shapes if has_adapters else base)
-    if adapters is not None:
-        of_maps = {name: shape for name, shape in shapes.items() if name not in base}
-        if os.path.isdir(adapters):
-            found |= read_adapters(Path(adapters), config.model, config.tuning, of_maps)
-        else:
-            found |= read_weights(adapters, of_maps)
+    found |= peft.read_start(config, {name: shape for name, shape in shapes.items() if name not in base}, read_weights)
     return OnDemand(released | {name: partial(found.__getitem__, name) for name in found}) if released else found
 
 

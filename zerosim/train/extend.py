@@ -28,6 +28,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.device.device import Phase
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
@@ -39,6 +40,7 @@ from zerosim.parallel.pipeline import schedule_of
 from zerosim.parallel.schedule import Forward, live
 from zerosim.placement.memories import HOST
 from zerosim.train.memory import OtherMemory, RankMemory
+from zerosim.train.offload import moves_states
 from zerosim.train.result import RunResult
 
 Key = TypeVar("Key")
@@ -69,7 +71,7 @@ def steady(config: RunConfig) -> Steady:
     actions that differ."""
     chunks, order = config.chunks, schedule_of(_in_groups(config).parallel)
     pp, period = chunks.stages, config.micro_batch_group
-    later = int(config.offload.is_on)  # gradient sums return from another memory from the second microbatch on
+    later = int(moves_states(config))  # the second microbatch is unlike the first
     if pp == 1:
         return Steady(3 + later, 1, 1 + later, 1 + later, grows=False)
     rest = config.data.accumulate % period  # the last group's microbatches
@@ -108,7 +110,7 @@ def _in_groups(config: RunConfig) -> RunConfig:
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
     """Yield pairs of microbatch counts to plan in place of `accumulate`, shortest first."""
     wanted, (few, step, *_) = config.data.accumulate, steady(config)
-    counts_live = config.memory.allocator == "exact"  # another allocator's reserved bytes need not grow by a constant
+    counts_live = is_exact(config.memory)  # another allocator's reserved bytes need not grow by a constant
     while counts_live and wanted > few + step:
         yield few, few + step
         few += few - wanted % step
@@ -157,7 +159,7 @@ def from_short_plans(
 def _is_linear(config: RunConfig) -> bool:
     """Return whether each further microbatch takes as long as the last one of the short plans. Without a pipeline it
     does, unless states return from another memory."""
-    return config.mesh.pp == 1 and not config.offload.is_on
+    return config.mesh.pp == 1 and not moves_states(config)
 
 
 def _long_step(config: RunConfig, few: Planned, more: Planned) -> dict[int, Spliced] | None:

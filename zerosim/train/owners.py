@@ -20,6 +20,7 @@ from itertools import chain
 from typing import Any, get_args
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.device.events import Alloc, Copy, CpuEvent, Event, Free, Launch, Turn
 from zerosim.device.recorder import Reader
 from zerosim.placement.layout import Layout
@@ -50,7 +51,7 @@ def spliced(config: RunConfig, layout: Layout, ranks: Iterable[int], run: Run, u
     found, alike, mesh = dict[int, Batches](), defaultdict[Hashable, list[int]](list), layout.mesh
     cuts = [row for stage in range(mesh.pp) for row, _ in layout.cuts(stage) if not row.is_whole]
     whole = all(isinstance(row.partition, WholeUnits) and row.axes == STATES for row in cuts)
-    if cuts and whole and config.world.algorithm == "direct" and config.memory.allocator == "exact":
+    if cuts and whole and config.world.algorithm == "direct" and is_exact(config.memory):
         for rank in ranks:
             alike[tuple(mesh.index(rank, axis) for axis in AXES if axis not in STATES)].append(rank)
     for first, *others in (together for together in alike.values() if len(together) > PROGRAMS):

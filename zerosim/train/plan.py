@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from zerosim.comm.runtime import Context, launch_alone
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.parallel import owns_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Phase
@@ -27,7 +29,7 @@ from zerosim.device.events import Event, Kernel, Launch, Message, Wait
 from zerosim.device.recorder import Reader
 from zerosim.device.stretches import Repeat, Stretch
 from zerosim.dtypes import dtype, int64
-from zerosim.errors import OutOfMemory, wrong
+from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.costs import Costs
 from zerosim.ledger.costs_of import costs_of
@@ -39,14 +41,16 @@ from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
 from zerosim.train.build import Whole, declare
+from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
+from zerosim.train.offload import node_memories
 from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
-from zerosim.train.world import node_memories, node_ranks, world_of
+from zerosim.train.world import node_ranks, world_of
 
 MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""
@@ -79,10 +83,9 @@ def plan(
     Raises: InputError, also where it would take far too long (`work.py`); OutOfMemory (where the configuration has a
     capacity, or where its nodes have less than their ranks hold).
     """
-    if config.grads.late and config.optim.steps is None:
-        config = config.replace(delayed_update=1)
-    if cluster is not None and clock and config.grads.late == config.optim.steps == 1:
-        raise wrong("steps", " 1: step 2 applies the delayed update of step 1; choose 2 steps, or leave it out")
+    config = from_first(config)
+    if cluster is not None and clock:
+        check_timed(config)
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
     whole = declare(config)
     costs = costs_of(config, cluster) if cluster is not None and clock else None
@@ -125,14 +128,15 @@ def _plan(
 ) -> Planned:
     """Plan all microbatches."""
     around = (-1, 0, 1) if config.world.algorithm == "ring" else (0,)  # a ring passes on neighbours' shares
-    of_owners = around if config.parallel.partition == "owner" else (0,)  # and what goes to an owner
+    of_owners = around if owns_units(config.parallel) else (0,)  # and what goes to an owner
     by_tensor = OPTIMIZERS[config.optim.optimizer].cut in ("blocks", "sums")
+    allocator = world_of(config).allocator
     uneven, reports = dict[int, _UnevenReductions](), dict[int, list[StepReport]]()
     ledgers: dict[int, RankLedgers] = {}
     unread = (Message,) if costs is not None else (Message, Kernel, Wait)  # by these readers
 
     def readers_of(rank: int) -> tuple[Reader, ...]:
-        one = RankLedgers(rank, config.memory.allocator, costs, by_moment=by_moment, timed=timed_step(config))
+        one = RankLedgers(rank, allocator, costs, by_moment=by_moment, timed=timed_step(config))
         ledgers[rank], uneven[rank] = one, _UnevenReductions()
         return *(reader for reader in one.readers if reader is not one.pool), uneven[rank]  # shapes have no memory pool
 
@@ -202,22 +206,6 @@ def plan_first_step(config: RunConfig) -> RunResult:
     return plan(config if config.optim.steps is None else one_step(config), keep_events=True)
 
 
-def one_step(config: RunConfig) -> RunConfig:
-    """Return the configuration for one step or, with delayed updates, for as many as a plan needs."""
-    return config.replace(steps=None if config.grads.late else 1)
-
-
-def timed_step(config: RunConfig) -> int:
-    """Return the step of a plan that the clock times, from 0: the first or, with delayed updates, the first one beside
-    an update, if the plan gets there."""
-    late = config.grads.late
-    return late if late < _steps(config) else 0
-
-
-def _steps(config: RunConfig) -> int:
-    return config.optim.steps or 1 + (config.optim.lazy_states or bool(config.grads.late))
-
-
 def timeline_of(result: RunResult, cluster: Cluster, step: int | None = None) -> Timeline:
     """Return the timeline of a plan's step (default: `timed_step`): every kernel and collective on each rank that ran.
     The plan must have kept its events."""
@@ -245,7 +233,7 @@ def judged(config: RunConfig, capacity: int | None) -> RunConfig:
     step, and their reserved bytes depend on the capacity. So the configuration's own steps are planned, at most
     `MOST_STEPS`.
     """
-    own = None if config.memory.allocator == "exact" else config.optim.steps
+    own = None if is_exact(config.memory) else config.optim.steps
     steps = None if own is None else min(own, MOST_STEPS)
     return config.replace(capacity=None if capacity is None else max(1, capacity), steps=steps)
 
@@ -258,7 +246,7 @@ def peak_of(config: RunConfig, capacity: int | None = None, cluster: Cluster | N
 
     Raises: OutOfMemory if the memory of a node's host or its drives are too small.
     """
-    capacity = None if config.memory.allocator == "exact" else capacity
+    capacity = None if is_exact(config.memory) else capacity
     return sum(peak_within(config, capacity, cluster).values())
 
 
@@ -324,7 +312,7 @@ def _run_rank(
     def program(ctx: Context) -> tuple[list[StepReport], list[Event]]:
         ctx.device.takes_turns = takes_turns
         rows = ctx.device.backend.empty((config.data.micro_batch, config.model.columns), int64)  # needs no memory
-        steps, micro_batches = _steps(config), [rows] * config.data.accumulate
+        steps, micro_batches = planned_steps(config), [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
         trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)

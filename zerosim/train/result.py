@@ -25,6 +25,7 @@ from zerosim.placement.layout import Layout
 from zerosim.train.check_trained import num_trained
 from zerosim.train.memory import OtherMemory, RankMemory
 from zerosim.train.nodes import NodeMemory, nodes_of, nodes_values
+from zerosim.train.offload import moves_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class RunResult:
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and their bytes in use, with backend cuda on threads
     lost_updates       by step, the share of the weights that an update left unchanged, without masters
-    time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `plan.timed_step`)
+    time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `delayed.timed_step`)
     extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
     node_ranks         how many neighbouring ranks share a node
 
@@ -193,7 +194,7 @@ def collect(
             {
                 name: OtherMemory(dict(other.marks), other.peak, dict(other.moments))
                 for name, other in one.memory.others.items()
-                if config.offload.is_on
+                if moves_states(config)
             },
         )
     traffic = {rank: one.traffic.rows() for rank, one in ledgers.items()}

@@ -19,9 +19,9 @@ from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.collective_errors import on_every_process
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
-from zerosim.device.nvme import asks_for_folder, in_run_folder
 from zerosim.device.recorder import Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
@@ -40,6 +40,7 @@ from zerosim.train.build import MakeStrategy, declare
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.masked import mask_tokens
+from zerosim.train.offload import check_folder, in_its_folder
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
@@ -87,7 +88,7 @@ def run(
     ledgers: dict[int, RankLedgers] = {}
 
     def readers(rank: int) -> tuple[Reader, ...]:
-        ledgers[rank] = RankLedgers(rank, config.memory.allocator)
+        ledgers[rank] = RankLedgers(rank, world_of(config).allocator)
         return ledgers[rank].readers
 
     def program(ctx: Context) -> RankOutcome:
@@ -103,7 +104,7 @@ def run(
     def launched(folder: Path | None) -> list[RankOutcome]:
         return launch(program, world_of(config, keep_events=keep_events, folder=folder), readers)
 
-    outcomes = in_run_folder(config.offload.nvme, launched, writes=config.offload.uses_nvme)
+    outcomes = in_its_folder(config, launched)
     counted = list(ledgers.values())
     if session is not None:
         counted, outcomes = of_all_processes(session, counted, outcomes)
@@ -128,16 +129,14 @@ class Experiment:
     ) -> None:
         check_libraries(config)
         check_run(config)
-        if config.offload.uses_nvme:
-            asks_for_folder(config.offload.nvme, config.offload.where)
+        check_folder(config)
         if schedule is not None and config.mesh.pp == 1:
             raise InputError("a schedule orders pipeline stages, but pp is 1; choose pp 2 or more")
-        cut, partition = "elements" if optimizer is None else optimizer.cut, config.parallel.partition
-        if cut == "matrices" and partition != "owner" and config.parallel.zero_stage:
+        cut, sliced = "elements" if optimizer is None else optimizer.cut, is_sliced(config.parallel)
+        if cut == "matrices" and sliced:
             raise InputError(f"{type(optimizer).__name__} needs whole matrices; choose partition owner, or stage 0")
         if optimizer is not None and estimates_every(optimizer) and config.mesh.tp > 1:
             raise InputError(f"{type(optimizer).__name__} draws labels from logits, which tp cuts; choose tp 1")
-        sliced = config.parallel.zero_stage > 0 and partition == "slices"
         if cut == "blocks" and sliced and OPTIMIZERS[config.optim.optimizer].cut != "blocks":
             raise InputError(
                 f"{type(optimizer).__name__} needs whole quantization blocks; choose optimizer adam8bit too"

@@ -11,8 +11,10 @@ import math
 from typing import NamedTuple
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import owns_units
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
+from zerosim.train.pieces import pieces_of
 from zerosim.units import format_count
 
 MOST_EVENTS = 20_000_000
@@ -47,11 +49,10 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
     model, mesh = config.model, config.mesh
     steps = (config.optim.steps or 1) * ranks
     units = (model.units or 1) if model.family == "flat" else model.layers + 2
-    modules = (
-        _MODULES + _OF_MAPS * (config.gathering.tiles - 1) if config.gathering.by_module and model.has_blocks else 1
-    )
+    made = pieces_of(config)
+    modules = _MODULES + _OF_MAPS * (made.tiles - 1) if made.by_module and model.has_blocks else 1
     each = (_PER_BLOCK if model.has_blocks else _PER_UNIT) + 8 * (modules - 1)
-    if config.parallel.partition == "owner" and ranks == 1:  # owners of different units differ
+    if owns_units(config.parallel) and ranks == 1:  # owners of different units differ
         steps *= min(mesh.shards, units * modules)
     bucket = config.parallel.bucket_bytes
     nbytes = _numel(config) // mesh.tp * dtype(config.precision.stored).itemsize

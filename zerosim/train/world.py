@@ -1,4 +1,4 @@
-"""The world of a run: its ranks, and the memories of a node."""
+"""The world of a run: its ranks, their devices and nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from zerosim.comm.runtime import World
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.placement.memories import HOST, NVME
+from zerosim.train.offload import node_memories
 
 
 def world_of(
@@ -36,16 +36,3 @@ def world_of(
 def node_ranks(config: RunConfig, cluster: Cluster | None) -> int:
     """Return how many neighbouring ranks share a node: a cluster's GPUs per node, else `--ranks-per-node`, or all."""
     return min(config.mesh.ranks, cluster.node_gpus if cluster else config.mesh.ranks_per_node or config.mesh.ranks)
-
-
-def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
-    """Return the bytes of a node's memories that limit a run; None: not known. A cluster's limit only offloaded
-    states."""
-    return node_has(config, cluster if config.offload.is_on else None)
-
-
-def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
-    """Return the bytes of a node's memories beside the devices', as --host-memory or the cluster's node says; None: not
-    known."""
-    host, drives = (None, None) if cluster is None else (cluster.host_bytes, cluster.nvme_bytes)
-    return {HOST: config.offload.host_memory or host, NVME: drives}

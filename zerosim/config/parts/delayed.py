@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from zerosim.config.option import Exclusion
 from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.optim import OptimConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.memories import DEVICE
 
@@ -15,6 +16,12 @@ EXCLUSIONS = (
     Exclusion("persistent_grads", "delayed_update", _READ, (2, 3)),
     Exclusion("upcast_grads", "delayed_update", _READ),
 )
+
+
+def steps_unlike(grads: GradMemory, optim: OptimConfig) -> int:
+    """Return how many steps a plan has before the one like all later ones: the first creates states, or its update
+    waits."""
+    return int(optim.lazy_states or grads.late > 0)
 
 
 def rules(grads: GradMemory, offload: OffloadConfig) -> Iterator[InputError]:

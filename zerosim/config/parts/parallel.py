@@ -121,6 +121,16 @@ class ParallelConfig(Part):
         return [int(word) for word in words]
 
 
+def owns_units(parallel: ParallelConfig) -> bool:
+    """Return whether a rank owns whole units, at ZeRO stages that divide states."""
+    return parallel.partition == "owner"
+
+
+def is_sliced(parallel: ParallelConfig) -> bool:
+    """Return whether ranks hold equal slices of states."""
+    return parallel.zero_stage > 0 and not owns_units(parallel)
+
+
 WORDS = (
     ("*use_distributed_optimizer distributed_optimizer", "--stage 1 --recipe megatron"),
     ("zero3 zero2 zero1 zero", "--stage 3, 2 or 1"),

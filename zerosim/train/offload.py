@@ -1,0 +1,44 @@
+"""Offloaded states in a run: the memories of a node, and the folder on its drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from zerosim.config import RunConfig
+from zerosim.config.presets.cluster import Cluster
+from zerosim.device.nvme import asks_for_folder, in_run_folder
+from zerosim.placement.memories import HOST, NVME
+
+T = TypeVar("T")
+
+
+def moves_states(config: RunConfig) -> bool:
+    """Return whether model states move between a rank's memories. Then gradient sums return from another memory from
+    the second microbatch on."""
+    return config.offload.is_on
+
+
+def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
+    """Return the bytes of a node's memories that limit a run; None: not known. A cluster's limit only offloaded
+    states."""
+    return node_has(config, cluster if config.offload.is_on else None)
+
+
+def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
+    """Return the bytes of a node's memories beside the devices', as --host-memory or the cluster's node says; None: not
+    known."""
+    host, drives = (None, None) if cluster is None else (cluster.host_bytes, cluster.nvme_bytes)
+    return {HOST: config.offload.host_memory or host, NVME: drives}
+
+
+def check_folder(config: RunConfig) -> None:
+    """Check that a run that writes to NVMe has a folder there. Raises: InputError."""
+    if config.offload.uses_nvme:
+        asks_for_folder(config.offload.nvme, config.offload.where)
+
+
+def in_its_folder(config: RunConfig, run: Callable[[Path | None], T]) -> T:
+    """Return `run(folder)`, with a folder of the run's own on NVMe, or None if it writes nothing there."""
+    return in_run_folder(config.offload.nvme, run, writes=config.offload.uses_nvme)
