@@ -7,6 +7,7 @@ it), rotated by the angle t * base^(-2i/E) at position t. `backends.forms.Rope` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.backends.forms import ROPE, Rope
@@ -23,15 +24,18 @@ class Rotary:
     head_dim: int
     heads: int
     rope: Rope
+    positions: Sequence[range]
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
-        _rotate(grad, self.head_dim, self.heads, self.rope, True, dx)
+        _rotate(grad, self.head_dim, self.heads, self.rope, True, dx, self.positions)
         return (dx,)
 
 
-def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope = ROPE) -> Tensor:
-    """Rotate q and k by their positions, from `rope.first` on, and leave v unchanged. Shapes: qkv and result
+def rotary(
+    qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope = ROPE, positions: Sequence[range] = ()
+) -> Tensor:
+    """Rotate q and k by their positions, 0 .. T-1 if none are given, and leave v unchanged. Shapes: qkv and result
     (B, T, (H + 2K) E).
 
     Raises: InputError if the heads do not divide the columns, the columns of a head that turn are odd or more than E,
@@ -49,10 +53,18 @@ def rotary(qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope = ROPE)
     if rope.frequencies and len(rope.frequencies) != turned // 2:
         raise InputError(f"rotary: {len(rope.frequencies)} frequencies for {turned // 2} pairs: give one for each")
     out = like(qkv)
-    _rotate(qkv.buffer, head_dim, num_heads + num_kv_heads, rope, False, out)
-    return apply(Rotary(head_dim, num_heads + num_kv_heads, rope), out, qkv, op="rotary")
+    positions = positions or (range(qkv.shape[1]),)
+    _rotate(qkv.buffer, head_dim, num_heads + num_kv_heads, rope, False, out, positions)
+    return apply(Rotary(head_dim, num_heads + num_kv_heads, rope, positions), out, qkv, op="rotary")
 
 
-def _rotate(x: Buffer, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Buffer) -> None:
-    flops = 3 * (x.numel // x.shape[-1]) * heads * (rope.turned or head_dim)
-    x.device.kernel(flops, x.device.backend.rotary, x.array, head_dim, heads, rope, inverse, out.array)
+def _rotate(
+    x: Buffer, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Buffer, positions: Sequence[range]
+) -> None:
+    at, turned = 0, heads * (rope.turned or head_dim)
+    for run in positions:
+        here, rows = slice(at, at + len(run)), x.shape[0] * len(run)
+        source, into = (x.array[:, here], out.array[:, here]) if len(positions) > 1 else (x.array, out.array)
+        of_run = rope._replace(first=run.start)
+        x.device.kernel(3 * rows * turned, x.device.backend.rotary, source, head_dim, heads, of_run, inverse, into)
+        at += len(run)

@@ -130,7 +130,8 @@ class Model:
     def num_targets(self, shape: tuple[int, int]) -> int:
         """Return the number of tokens that a training step predicts of a batch of this shape."""
         rows, columns = shape
-        return rows * (predicted(self.apart) if self.is_masked else self.apart or columns - 1)
+        own = sum(map(len, self.group.rows.tokens(self.apart or columns - 1)))
+        return rows * (predicted(own) if self.is_masked else own)
 
     def parted(self, batch: Any) -> tuple[Any, Any]:
         """Return a batch's input and its targets."""

@@ -7,6 +7,7 @@ learned positions, rotary positions, dropout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim import functional as F
@@ -31,6 +32,10 @@ class OwnRows:
     def own(self, tokens: int) -> int:
         """Return the length of this rank's T dim, for T `tokens`."""
         return tokens // self.parts
+
+    def tokens(self, count: int) -> Sequence[range]:
+        """Return the positions of this rank's tokens in a row of `count`: all of them."""
+        return (range(count),)
 
     def padding(self, tokens: int) -> int:
         """Return the tokens missing to a multiple of the shares."""
@@ -57,7 +62,7 @@ class OwnRows:
 
     def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
         """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope)
+        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1]))
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True

@@ -19,6 +19,7 @@ from zerosim.functional.common import one_like
 from zerosim.functional.loss_modes import CHUNKED, MakeGrad
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
+from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import ONE_STAGE, Pipeline
 from zerosim.parallel.schedule import Action, WeightGrad, uses_of
@@ -114,7 +115,7 @@ def forward_loss(
     if draws:
         targets = device.alloc((batch.shape[0], batch.shape[1] - 1), int64, Kind.ACTIVATION)
     else:
-        targets = upload(model.parted(batch)[1], device)
+        targets = upload(model.parted(batch)[1], device, model.group.rows)
     units = model.chunks[action.chunk]
     if model.loss_mode == CHUNKED:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
@@ -131,7 +132,7 @@ def forward_loss(
 def _input(model: Model, action: Action, batch: Any, device: Device, pipeline: Pipeline) -> Buffer:
     """Token ids, or what the previous stage made of them."""
     if pipeline.is_first(action.chunk):
-        return upload(model.parted(batch)[0], device)
+        return upload(model.parted(batch)[0], device, model.group.rows)
     with device.scope(unit=edge(model.chunks[action.chunk], 0), slot=action.slot):
         return pipeline.receive(action, model.border(batch.shape[0], batch.shape[1] - 1), model.dtype)
 
@@ -254,8 +255,12 @@ def train(
         yield losses
 
 
-def upload(tokens: Any, device: Device) -> Buffer:
-    """Copy token ids to the device."""
-    ids = device.alloc(tuple(tokens.shape), int64, Kind.ACTIVATION)
-    device.backend.from_host(tokens, ids.array)
+def upload(tokens: Any, device: Device, own: OwnRows = ALL_ROWS) -> Buffer:
+    """Copy this rank's token ids to the device. Shapes: tokens (B, T), result (B, own T)."""
+    rows, columns = tokens.shape
+    runs, at = own.tokens(columns), 0
+    ids = device.alloc((rows, sum(map(len, runs))), int64, Kind.ACTIVATION)
+    for run in runs:
+        device.backend.from_host(tokens[:, run.start : run.stop], ids.array[:, at : at + len(run)])
+        at += len(run)
     return ids

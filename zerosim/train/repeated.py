@@ -48,7 +48,8 @@ Leaving = Mapping[int, tuple[tuple[int, ...], DType]]
 
 
 Line = tuple[tuple[int, ...], int]
-"""The members of a group that count their calls together, as distances from this rank; 1 for messages between two."""
+"""The members of a group that count their calls together, as distances from this rank; 1 for messages between two,
+which have no tag."""
 
 
 class Rehearsed(NamedTuple):
