@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerosim.config.option import Draft
+from zerosim.config.option import Draft, shown
 from zerosim.config.parts import CAPABILITIES, OPTIONS
 from zerosim.config.parts.precision import PURE
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -46,14 +46,16 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     _check_given(given, stage, optimizer, values)
     values |= {**given, "recipe": recipe.name}
     source |= dict.fromkeys(given, "")
-    set_aside, draft = _exclude(values, source, stage), Draft(values, source, given, stage)
+    draft = Draft(values, source, given, stage)
+    set_aside = _exclude(draft)
     for capability in CAPABILITIES:
         set_aside |= capability.settles(draft)
     return values, set_aside
 
 
-def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> dict[str, str]:
-    """Take the recipe's losing values out of `values`. Return which, and why. Raises: InputError."""
+def _exclude(draft: Draft) -> dict[str, str]:
+    """Take the recipe's losing values out. Return which, and why. Raises: InputError."""
+    values, source, _, stage = draft
 
     def is_on(name: str) -> bool:
         return bool(values.get(name, OPTIONS[name].default) != OPTIONS[name].default)
@@ -64,18 +66,12 @@ def _exclude(values: dict[str, Any], source: Mapping[str, str], stage: int) -> d
             continue
         wins, loses = (first, second) if not needs and source[second].startswith("recipe ") else (second, first)
         by = f", which {source[wins]} sets" if not needs and source[wins] else ""
-        reason = f"it has no effect without {wins}" if needs else f"not with {wins}{_shown(values[wins])}{by}: {why}"
+        reason = f"it has no effect without {wins}" if needs else f"not with {wins}{shown(values[wins])}{by}: {why}"
         if not source[loses]:
             remedy = "pass it too, or leave this out" if needs else "leave one of them out"
-            raise wrong(loses, f"{_shown(values[loses])}: {reason}; {remedy}", beside=wins)
-        set_aside[loses] = f"{source[loses]}'s {loses}{_shown(values[loses])}, {reason}"
-        del values[loses]
+            raise wrong(loses, f"{shown(values[loses])}: {reason}; {remedy}", beside=wins)
+        set_aside |= draft.without(loses, reason)
     return set_aside
-
-
-def _shown(value: Any) -> str:
-    """Return a value behind its option's name; nothing if the name alone says it."""
-    return "" if value is True else f" {value!r}"
 
 
 def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Mapping[str, Any]) -> None:
@@ -83,7 +79,7 @@ def _check_given(given: Mapping[str, Any], stage: int, optimizer: str, rows: Map
     for name, value in given.items():
         if stage not in (stages := OPTIONS[name].stages) and value not in (OPTIONS[name].default, rows.get(name)):
             right = " or ".join(map(str, stages))
-            raise wrong(name, f"{_shown(value)}: stage {stage} does not use it; leave it out, or choose stage {right}")
+            raise wrong(name, f"{shown(value)}: stage {stage} does not use it; leave it out, or choose stage {right}")
     own = OPTIMIZERS[optimizer]
     choose = {"momentum": "; choose sgd", "aux_lr": ", only lr; leave it out, or choose muon"}
     for name in ("betas", "eps", "momentum", "aux_lr"):

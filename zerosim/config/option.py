@@ -162,6 +162,17 @@ class Draft(NamedTuple):
     given: Mapping[str, Any]
     stage: int
 
+    def without(self, name: str, why: str) -> dict[str, str]:
+        """Take a recipe's value out of `values`, if it set one. Return which, and why."""
+        if name not in self.values or not self.source[name]:
+            return {}
+        return {name: f"{self.source[name]}'s {name}{shown(self.values.pop(name))}, {why}"}
+
+
+def shown(value: Any) -> str:
+    """Return a value behind its option's name; nothing if the name alone says it."""
+    return "" if value is True else f" {value!r}"
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

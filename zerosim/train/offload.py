@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TypeVar
-
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.device.nvme import asks_for_folder, in_run_folder
+from zerosim.device.nvme import asks_for_folder
 from zerosim.placement.memories import HOST, NVME
-
-T = TypeVar("T")
 
 
 def moves_states(config: RunConfig) -> bool:
@@ -39,6 +33,6 @@ def check_folder(config: RunConfig) -> None:
         asks_for_folder(config.offload.nvme, config.offload.where)
 
 
-def in_its_folder(config: RunConfig, run: Callable[[Path | None], T]) -> T:
-    """Return `run(folder)`, with a folder of the run's own on NVMe, or None if it writes nothing there."""
-    return in_run_folder(config.offload.nvme, run, writes=config.offload.uses_nvme)
+def folder_of(config: RunConfig) -> tuple[str | None, bool]:
+    """Return the folder on the drives, if one is given, and whether the run writes there."""
+    return config.offload.nvme, config.offload.uses_nvme

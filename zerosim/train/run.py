@@ -22,6 +22,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
+from zerosim.device.nvme import in_run_folder
 from zerosim.device.recorder import Reader
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
@@ -40,7 +41,7 @@ from zerosim.train.build import MakeStrategy, declare
 from zerosim.train.generate import generate
 from zerosim.train.machine import check_libraries, check_room_for
 from zerosim.train.masked import mask_tokens
-from zerosim.train.offload import check_folder, in_its_folder
+from zerosim.train.offload import check_folder, folder_of
 from zerosim.train.rank import Inputs, Opened, Progress, Trained, train_rank
 from zerosim.train.result import GpuUse, RunResult, collect
 from zerosim.train.tokens import Tokens, check_ids, tokens_of
@@ -104,7 +105,8 @@ def run(
     def launched(folder: Path | None) -> list[RankOutcome]:
         return launch(program, world_of(config, keep_events=keep_events, folder=folder), readers)
 
-    outcomes = in_its_folder(config, launched)
+    where, writes = folder_of(config)
+    outcomes = in_run_folder(where, launched, writes=writes)
     counted = list(ledgers.values())
     if session is not None:
         counted, outcomes = of_all_processes(session, counted, outcomes)

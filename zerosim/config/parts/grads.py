@@ -84,12 +84,11 @@ def stage_of_states(grads: GradMemory, parallel: ParallelConfig, reduction: Redu
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Take out a recipe's DDP buckets, where one rank has all of the data."""
-    name, (values, source, given, _) = "grad_buckets", draft
-    ranks = given.get("ranks", RANKS)
-    if ranks != given.get("tp", 1) * given.get("pp", 1) or name not in values or not source[name]:
+    ranks = draft.given.get("ranks", RANKS)
+    if ranks != draft.given.get("tp", 1) * draft.given.get("pp", 1):
         return {}
-    buckets = f"{source[name]}'s {name} {values.pop(name)!r}"
-    return {name: f"{buckets}, not with ranks {ranks}: nobody wraps a model in DDP for one data-parallel rank"}
+    why = f"not with ranks {ranks}: nobody wraps a model in DDP for one data-parallel rank"
+    return draft.without("grad_buckets", why)
 
 
 EXCLUSIONS = (

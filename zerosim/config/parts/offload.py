@@ -98,14 +98,10 @@ class OffloadConfig(Part):
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Take out a recipe's gradient buffer that stays on the device, if gradients lie on NVMe."""
-    name, (values, source, given, _) = "persistent_grads", draft
-    offload = OffloadConfig(where=given.get("offload", ""))
-    if offload.memory_of("grads") != NVME or not values.get(name) or not source[name]:
+    name, offload = "persistent_grads", OffloadConfig(where=draft.given.get("offload", ""))
+    if offload.memory_of("grads") != NVME or not draft.values.get(name):
         return {}
-    del values[name]
-    return {
-        name: f"{source[name]}'s {name}, not with offload {offload.where!r}: gradients on NVMe have no permanent buffer"
-    }
+    return draft.without(name, f"not with offload {offload.where!r}: gradients on NVMe have no permanent buffer")
 
 
 EXCLUSIONS = (Exclusion("cast_shards", "offload", "the masters are not on the device"),)

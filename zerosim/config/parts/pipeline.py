@@ -30,14 +30,9 @@ def group_of(mesh: MeshConfig, parallel: ParallelConfig, data: DataConfig) -> in
 
 def cut(layers: int, mesh: MeshConfig, parallel: ParallelConfig, model: ModelConfig) -> list[int]:
     """Return how many of so many layers are in each chunk, in the model's order. Raises: InputError."""
-    return cut_layers(
-        layers,
-        chunks_of(mesh, parallel),
-        given=parallel.layers_given,
-        balance_ends=parallel.balance_ends,
-        has_ends=model.family != "flat",
-        word="units" if model.family == "flat" else "layers",
-    )
+    given, ends, has_ends = parallel.layers_given, parallel.balance_ends, model.family != "flat"
+    word = "layers" if has_ends else "units"
+    return cut_layers(layers, chunks_of(mesh, parallel), given=given, balance_ends=ends, has_ends=has_ends, word=word)
 
 
 EXCLUSIONS = (Exclusion("balance_ends", "stage_layers", "stage_layers already divides the layers"),)
