@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.capabilities.offload import is_uncounted
-from zerosim.analysis.capabilities.pipeline import live_inputs
-from zerosim.analysis.capabilities.recompute import keeps_on_host
+from zerosim.analysis.capabilities import offload, pipeline, recompute
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.compare import MARK
@@ -30,7 +28,7 @@ PURPOSE = OFFLOAD
 def check_copies(of: Compared) -> list[Check]:
     """Check the copies out and back of a pipeline stage's ranks in a step, and each rank's peak on the host."""
     result, config, share = of.result, of.result.config, of.share
-    rows, has_forms = of.rows(PURPOSE), not is_uncounted(config)
+    rows, has_forms = of.rows(PURPOSE), not offload.is_uncounted(config)
     expected = {way: one for (way, _), one in expect(of, "copied").items() if has_forms}
     if any(not result.layout.is_counted(share.stage, name) for name in share.ends):  # the first reads it for the norm
         expected.pop(f"{NVME} to {HOST}", None)
@@ -41,10 +39,10 @@ def check_copies(of: Compared) -> list[Check]:
     saves = of.rows(SAVES)
     for way in dict.fromkeys(row.op for _, row in saves):
         checks.append(_of_rows(of, f"saved, {way}", [(rank, row) for rank, row in saves if row.op == way], None))
-    if forms.of(of.forms, "lies") or not (keeps_on_host(config) or saves):
+    if forms.of(of.forms, "lies") or not (recompute.keeps_on_host(config) or saves):
         return checks
     peaks = tuple(result.memory[rank].host_peak_bytes for rank in of.ranks)
-    live = None if saves else live_inputs(config, share.stage, of.held)
+    live = None if saves else pipeline.live_inputs(config, share.stage, of.held)
     if live is None:
         return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]
     form = of.forms[Key("copied", "device to host")] / passes_of(result, of.step or 0)

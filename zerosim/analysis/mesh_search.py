@@ -25,9 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
-from zerosim.analysis.capabilities.offload import is_here
-from zerosim.analysis.capabilities.pipeline import begins_sooner, layer_steps
-from zerosim.analysis.capabilities.tensor import whole_rows
+from zerosim.analysis.capabilities import offload, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
 from zerosim.analysis.recompute import period_of
@@ -235,8 +233,9 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 
     def least(asked: RunConfig) -> float:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
-        each = is_here(asked, "params") * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
-        if asked.optim.optimizer in ("adam", "adamw") and is_here(asked, "optimizer"):
+        has_params, has_states = (offload.is_here(asked, what) for what in ("params", "optimizer"))
+        each = has_params * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
+        if asked.optim.optimizer in ("adam", "adamw") and has_states:
             each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
         one = _of_tp_alone(asked)
         live = min(mesh.pp, asked.data.accumulate) * (asked.model.layers // mesh.pp)
@@ -248,7 +247,7 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tuple[float, int]:
     """Estimate a step's seconds and bytes from plans of one and two blocks per chunk; each further block adds as
     much."""
-    (chunks, less), layers = layer_steps(config), config.model.layers
+    (chunks, less), layers = pipeline.layer_steps(config), config.model.layers
     few = chunks * period_of(config)
     if layers <= 3 * few or less:
         return _value(unlimited(config))
@@ -287,7 +286,7 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
     given options."""
     mesh, given = config.mesh, config.given
     tried: list[Mapping[str, Any]] = [{"stage": 0}] if config.parallel.zero_stage == 1 else []
-    tried += whole_rows(config)
+    tried += tensor.whole_rows(config)
     if "overlap" not in given:
         tried.append({"overlap": "all"})
     if mesh.pp > 1 and "pipeline" not in given:
@@ -332,7 +331,7 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
         stages, batches = config.mesh.pp, config.data.accumulate
         if (one := _of_tp_alone(config)) is None:
             return 0.0
-        if begins_sooner(config):
+        if pipeline.begins_sooner(config):
             return kernels(one) * max(1.0, batches / stages)
         return kernels(one) / (1 - (1 - 1 / batches) ** stages)
 

@@ -11,9 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
-from zerosim.analysis.capabilities.offload import stage_alone
-from zerosim.analysis.capabilities.pipeline import schedule_name
-from zerosim.analysis.capabilities.tensor import divides_rows, on_ranks
+from zerosim.analysis.capabilities import offload, pipeline, tensor
 from zerosim.analysis.recompute import ever_more_recompute, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
@@ -32,9 +30,9 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
         "dp": mesh.shards,
         "tp": mesh.tp,
         "stage": config.parallel.zero_stage,
-        "sequence_parallel": divides_rows(config),
+        "sequence_parallel": tensor.divides_rows(config),
         "recompute": recompute_of(config),
-        "pipeline": schedule_name(config),
+        "pipeline": pipeline.schedule_name(config),
         "dp_replicate": mesh.dp_replicate,
         "micro_batch": config.data.micro_batch,
         "accumulate": config.data.accumulate,
@@ -50,7 +48,7 @@ def ladders(
     is given. Offloaded states are always divided, also on one rank."""
     ranks = config.mesh.ranks
     for tp, pp, divides in cuts(ranks, node, pipelined(config)):
-        stage = divides or stage_alone(config, pp)
+        stage = divides or offload.stage_alone(config, pp)
         own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
         micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
         for rows in micro_batches:
@@ -83,7 +81,7 @@ def divisors(number: int) -> list[int]:
 
 def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more: Any) -> RunConfig | None:
     """Return the configuration on such a mesh, with `more` changes; None if the model cannot be cut this way."""
-    inside = more | on_ranks(config, tp, more.get("sequence_parallel"))
+    inside = more | tensor.on_ranks(config, tp, more.get("sequence_parallel"))
     if pp == 1:
         inside |= {"pipeline": None, "virtual_stages": None, "micro_batch_group": None, "balance_ends": False}
     return candidate_at(config, stage, ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage_layers=None, **inside).config

@@ -12,8 +12,7 @@ from math import lcm
 from typing import NamedTuple
 
 from zerosim.analysis.candidate import REACH, Candidate, candidate
-from zerosim.analysis.capabilities.pipeline import check_layers, layer_steps
-from zerosim.analysis.capabilities.tensor import divides_rows
+from zerosim.analysis.capabilities import pipeline, tensor
 from zerosim.analysis.cheapest import MOST_RANKS as MOST_RANKS
 from zerosim.analysis.cheapest import changes as changes
 from zerosim.analysis.cheapest import cheapest_fit as cheapest_fit
@@ -221,8 +220,8 @@ def _steps(config: RunConfig, field: str) -> tuple[int, int]:
     if field == "ranks":
         return config.mesh.others.world_size, 0
     if field == "layers":
-        return layer_steps(config)
-    if field == "seq" and divides_rows(config):
+        return pipeline.layer_steps(config)
+    if field == "seq" and tensor.divides_rows(config):
         return config.mesh.tp, 0
     return 1, 0
 
@@ -247,7 +246,7 @@ def check_search(config: RunConfig, what: str) -> str:
         raise InputError(f"--find {what!r}: expected one of {', '.join(SEARCHES)}")
     field = what.replace("-", "_")
     if field == "layers":
-        check_layers(config)
+        pipeline.check_layers(config)
     if field == "params" and config.model.family != "flat":
         raise InputError(f"--find params: {config.model.name} has fixed sizes; choose --model flat, or --find layers")
     if field in ("layers", "seq") and config.model.family == "flat":
