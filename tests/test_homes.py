@@ -48,13 +48,14 @@ OF_STAGES = {"reduction", "gathering", "grads"}
 """Parts whose other options are those of ZeRO's stages, the capability `zero`."""
 OWNERS = {option: name for name, options in IN_SHARED_PARTS.items() for option in options.split()}
 HOMES = {
-    "zero": ("parallel/", "tensor/"),
+    "zero": ("parallel/", "tensor/", "analysis/facts"),
     "zeropp": ("parallel/quantized", "parallel/hybrid", "train/check_quantized", "grading/second_shard"),
     "delayed": ("tensor/late",),
     "tiles": ("parallel/gathering",),
     "tuning": ("nn/lora", "nn/halves", "models/adapters", "models/peft", "train/check_trained"),
     "recompute": ("tensor/discarded", "functional/policy", "parallel/activations"),
-    "kept_inputs": ("nn/saves_on_host", "parallel/activations"),
+    "kept_inputs": ("nn/saves_on_host", "parallel/activations", "analysis/capabilities/recompute"),
+    "sequence": ("analysis/capabilities/tensor",),
 }
 """Files and folders of a capability whose path does not have its name."""
 SIZES = {

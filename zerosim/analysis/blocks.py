@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.capabilities.recompute import block_form
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check
 from zerosim.analysis.formulas import keeps_scores
 from zerosim.analysis.formulas.form import symbol
+from zerosim.analysis.recompute import number_of, parts_again, recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
@@ -19,28 +21,21 @@ from zerosim.train.result import RunResult
 
 def check_block(config: RunConfig, rows: Sequence[SavedRow], unit: str = "h.0") -> Check:
     """Check one block's saved bytes against 2205.05198's count under the same recompute. `unit`: which block."""
-    form, is_other = block_form(config, int(unit.rpartition(".")[2])), any(other_premises(config, unit))
+    form, is_other = block_form(config, number_of(unit)), any(other_premises(config, unit))
     number = None if is_other else form.at(sizes(config))
     text = form.where(f=4 * symbol("h"), **({"t": 1} if config.mesh.tp == 1 else {}))
     counted = (sum(row.nbytes for row in rows),)
     return Check(Key("kept", "block"), counted, text, number, () if number is None else (number,))
 
 
-def recompute_of(config: RunConfig, unit: str) -> str:
-    """Return `--recompute` for this block: with every second one, `full` or `none`."""
-    again = config.memory.again
-    return again.of_block(int(unit.rpartition(".")[2])) if again.every else config.memory.recompute
-
-
 def other_premises(config: RunConfig, unit: str = "h.0") -> list[str]:
     """Return how the run differs from the block that the paper counts."""
-    recompute = recompute_of(config, unit)
+    recompute = recompute_of(config, number_of(unit))
     itemsize = dtype(config.precision.stored).itemsize
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
     if recompute == "full":
         return found
-    if config.tuning.is_on:
-        found.append("frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else ""))
+    found += notes_of(config, "premises")
     if config.model.family != "gpt":
         found.append(f"the paper's block is a GPT's, not {config.model.family}'s")
     elif config.model.ffn != 4 * config.model.hidden:
@@ -54,7 +49,7 @@ def other_premises(config: RunConfig, unit: str = "h.0") -> list[str]:
             "--saves lean keeps the norms' statistics"
             + (" and no second softmax" if eager and config.model.dropout else "")
         )
-    if config.memory.attention == "flash" and "core_attn" not in config.memory.again.parts:
+    if config.memory.attention == "flash" and "core_attn" not in parts_again(config):
         found.append(f"flash attention keeps {'no scores' if has_scores else 'its log-sum-exp'}")
     return found
 

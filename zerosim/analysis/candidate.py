@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from zerosim.analysis.capabilities.pipeline import fewest_micro_batches
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError
 
@@ -49,8 +50,9 @@ def accepted(candidates: Iterable[Candidate]) -> Iterator[RunConfig]:
             yield one.config
 
 
-def with_micro_batches(config: RunConfig, fewest: int, **changes: Any) -> Candidate:
-    """Return the candidate with the fewest microbatches, at least `fewest`, that its pipeline can group."""
+def with_micro_batches(config: RunConfig, at_least: int = 1, **changes: Any) -> Candidate:
+    """Return the candidate with the fewest microbatches, `at_least` so many, that its pipeline takes and can group."""
+    fewest = max(fewest_micro_batches(config), at_least)
     for count in range(fewest, fewest + REACH):
         found = candidate(config, accumulate=count, **changes)
         if found.config is not None or found.field != "micro_batch_group":

@@ -69,10 +69,11 @@ class Beside(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What an optimizer keeps of a parameter: its own momentum, an fp32 master."""
+    """What is kept of a parameter: its optimizer's momentum, an fp32 master; `casts`: no shard beside the master."""
 
     momentum: float
     masters: bool
+    casts: bool = False
 
 
 class Asked(NamedTuple):
@@ -93,11 +94,12 @@ class Capability(NamedTuple):
     sent      in place of what earlier ones send for gradients and parameters
     forms     beside: any other form, given what is sent in the end. Forms with the same key add up
     held      bytes of model states, by subject and kind
-    kept      in place of what the optimizer keeps
+    kept      in place of what is kept of a parameter
     beside    bytes beside a model state
     lies      where states lie, of their bytes and what lies beside them
     letters   values for its letters, in place of earlier ones
     notes     sentences, by the section of a page that shows them
+    measured  whether published steps have it as it is here
     axes      the letter of the ranks along each of its axes; '' where a rank sends all of a volume
     """
 
@@ -108,5 +110,6 @@ class Capability(NamedTuple):
     beside: Callable[[RunConfig, BytesPerParameter, Step], Iterator[Beside]] = lambda config, cost, step: iter(())
     lies: Callable[[RunConfig, Mapping[str, Form], Sequence[Beside]], Forms] = lambda config, whole, beside: iter(())
     letters: Callable[[Asked], Mapping[str, int]] = lambda asked: {}
+    measured: Callable[[RunConfig], bool] = lambda config: True
     notes: Mapping[str, Note] = MappingProxyType({})
     axes: Mapping[str, str] = MappingProxyType({})

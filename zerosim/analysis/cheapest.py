@@ -14,12 +14,14 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
+from zerosim.analysis.capabilities.zero import without_prefetch
 from zerosim.analysis.formulas import STATES
 from zerosim.analysis.left_out import left_out
-from zerosim.analysis.meshes import divisors, ever_more_recompute
+from zerosim.analysis.meshes import divisors
 from zerosim.analysis.offload_ways import offloads, other_memories
+from zerosim.analysis.recompute import ever_more_recompute
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.allocator import without_fragmentation
+from zerosim.config.parts.allocators import is_exact, less_fragmented
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
@@ -85,7 +87,7 @@ def cheapest_fits(
                 continue
             held, kept = by_kind(changed), reserve(changed)
             if fits(changed):
-                takes = "its peak is" if config.memory.allocator == "exact" else "the allocator takes"
+                takes = "its peak is" if is_exact(config.memory) else "the allocator takes"
                 beside = f", beside {format_bytes(kept)} outside the program" if kept else ""
                 taken = format_bytes(sum(held.values()))
                 found.append(f"{words} would fit: {takes} {taken} of {format_bytes(capacity)}{beside}")
@@ -144,15 +146,13 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
 def _with_these_ranks(
     config: RunConfig, combined: Sequence[RunConfig], memories: Collection[str]
 ) -> Iterator[RunConfig]:
-    conf = without_fragmentation(config.memory.allocator, config.memory.allocator_conf)
+    conf = less_fragmented(config.memory)
     more, stage = ever_more_recompute(config)[1:], config.parallel.zero_stage
     leaner = leaner_losses(config)
-    kept_alive = {"max_live": 0} if config.given.get("max_live") else {}  # has no effect without prefetch_elements
     ways: list[Mapping[str, Any]] = [
         *([{"allocator_conf": conf}] if conf is not None else []),
         *({"loss": loss} for loss in leaner if loss == "in-place"),
-        *([{"prefetch": 0}] if config.gathering.prefetch else []),
-        *([{"prefetch_elements": 0, **kept_alive}] if config.gathering.prefetch_elements else []),
+        *without_prefetch(config),
         *({"stage": higher} for higher in range(stage + 1, 4)),
         *([FLASH] if _takes_flash(config) else []),
         *({"loss": loss} for loss in leaner if loss == "chunked"),
@@ -208,6 +208,6 @@ def _smallest(config: RunConfig) -> RunConfig:
 def _with_more_ranks(config: RunConfig, least: RunConfig) -> Iterator[RunConfig]:
     ranks, at_once = 2 * config.mesh.ranks, config.mesh.axes.size(*MODEL)
     while ranks <= min(max(MOST_RANKS, 8 * config.mesh.ranks), int(OPTIONS["ranks"].high or ranks)):
-        fewest = max(config.parallel.fewest_micro_batches(config.mesh.pp), config.global_batch * at_once // ranks)
-        yield from accepted([with_micro_batches(least, fewest, micro_batch=1, ranks=ranks)])
+        rows = config.global_batch * at_once // ranks
+        yield from accepted([with_micro_batches(least, rows, micro_batch=1, ranks=ranks)])
         ranks *= 2

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from zerosim.analysis.blocks import block_unit, check_block, has_block
+from zerosim.analysis.capabilities.delayed import has_late
 from zerosim.analysis.capability import Step
 from zerosim.analysis.check import Check, Compared
-from zerosim.analysis.compare import check_buffers, check_states, has_late, held_cost, last_whole_step
+from zerosim.analysis.compare import check_buffers, check_states, last_whole_step
 from zerosim.analysis.copies import check_copies, check_memories
 from zerosim.analysis.forms import forms
+from zerosim.analysis.lazy_states import held_cost
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.nodes import check_nodes
 from zerosim.analysis.shares import share_of

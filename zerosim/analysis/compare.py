@@ -11,15 +11,16 @@ Traffic: `traffic.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from fractions import Fraction
 
 from zerosim.analysis import forms, formulas
+from zerosim.analysis.capabilities.delayed import has_late, updated_by
 from zerosim.analysis.capability import Key, Step
 from zerosim.analysis.check import Check, Compared
-from zerosim.analysis.cost import cost_of, kept_bytes, kept_padding, master_bytes
+from zerosim.analysis.cost import kept_bytes, kept_padding
 from zerosim.analysis.facts import is_owned
-from zerosim.analysis.formulas import BytesPerParameter, Form
+from zerosim.analysis.formulas import Form
+from zerosim.analysis.lazy_states import has_states
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
@@ -62,18 +63,6 @@ def check_states(of: Compared) -> list[Check]:
     return [*checks, total]
 
 
-def held_cost(result: RunResult, stage: int) -> BytesPerParameter:
-    """Return the bytes per parameter on a pipeline stage when backward ends: without optimizer states where they are
-    made in the step after it."""
-    cost = cost_of(result, stage)
-    return cost if has_states(result) else replace(cost, optim=master_bytes(result.config))
-
-
-def has_states(result: RunResult) -> bool:
-    """Return whether there are optimizer states when backward ends."""
-    return not result.config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
-
-
 def check_buffers(of: Compared) -> Check:
     """Check the buffers from which gradients are reduced, if they live from start to end. Without such buffers the
     count must be 0."""
@@ -92,21 +81,6 @@ def check_buffers(of: Compared) -> Check:
         expected=(due,),
         padding=tuple(mark.padding.get("comm", 0) for mark in marks),
     )
-
-
-def updated_by(result: RunResult, step: int) -> int | None:
-    """Return the step whose gradients update the parameters in a step: its own or, once the update is
-    delayed, the previous one. None: no step's, because the gradients wait or overflowed."""
-    late = result.config.grads.late
-    own = step if not late or step < late - 1 else step - 1
-    waits = bool(late) and step == late - 1
-    return None if waits or result.steps[own].skipped else own
-
-
-def has_late(result: RunResult) -> bool:
-    """Return whether a delayed update ran beside the last step's forward and backward."""
-    late, last = result.config.grads.late, len(result.steps) - 1
-    return 0 < late <= last and updated_by(result, last) is not None
 
 
 def last_whole_step(result: RunResult) -> int | None:

@@ -7,17 +7,16 @@ on NVMe with `--offload`. Staging buffers of messages do not count.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.capabilities.pipeline import live_micro_batches
+from zerosim.analysis.capabilities import offload, pipeline, recompute
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.traffic import Expected, expect
 from zerosim.analysis.weights import passes_of, shown
-from zerosim.config import RunConfig
 from zerosim.device.copies import OFFLOAD, SAVES
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.memories import DEVICE, HOST, NVME
@@ -29,7 +28,7 @@ PURPOSE = OFFLOAD
 def check_copies(of: Compared) -> list[Check]:
     """Check the copies out and back of a pipeline stage's ranks in a step, and each rank's peak on the host."""
     result, config, share = of.result, of.result.config, of.share
-    rows, has_forms = of.rows(PURPOSE), not (config.offload.is_on and is_owned(config))
+    rows, has_forms = of.rows(PURPOSE), not offload.is_uncounted(config)
     expected = {way: one for (way, _), one in expect(of, "copied").items() if has_forms}
     if any(not result.layout.is_counted(share.stage, name) for name in share.ends):  # the first reads it for the norm
         expected.pop(f"{NVME} to {HOST}", None)
@@ -40,10 +39,10 @@ def check_copies(of: Compared) -> list[Check]:
     saves = of.rows(SAVES)
     for way in dict.fromkeys(row.op for _, row in saves):
         checks.append(_of_rows(of, f"saved, {way}", [(rank, row) for rank, row in saves if row.op == way], None))
-    if config.offload.is_on or not (config.memory.cpu_checkpointing or saves):
+    if forms.of(of.forms, "lies") or not (recompute.keeps_on_host(config) or saves):
         return checks
     peaks = tuple(result.memory[rank].host_peak_bytes for rank in of.ranks)
-    live = None if saves else _live_inputs(config, share.stage, of.held)
+    live = None if saves else pipeline.live_inputs(config, share.stage, of.held)
     if live is None:
         return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]
     form = of.forms[Key("copied", "device to host")] / passes_of(result, of.step or 0)
@@ -80,13 +79,3 @@ def _lies(held: RankMemory, kind: str, memory: str) -> int:
     one."""
     other = held.others.get(memory) if memory else held
     return 0 if other is None else other.marks[MARK].by_kind.get(kind, 0)
-
-
-def _live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int | None:
-    """Return the most inputs that a pipeline stage holds; None if live chunks have different numbers of blocks."""
-    chunks, layers = config.parallel.num_chunks, config.layers_by_chunk(config.model.layers)
-    sizes = [layers[number] for number in config.chunks.of_stage(stage)]
-    if len(set(sizes)) > 1 or (chunks > 1 and config.memory.again.every > 1):
-        return None
-    live = live_micro_batches(config).at(held)
-    return int(live * held["r"]) // chunks

@@ -21,8 +21,7 @@ def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
     config, layout = placed.config, placed.layout
     kept, masters = _kept(config), config.precision.has_masters
     moments = formulas.num_moments(config.optim.optimizer, kept.momentum) + (config.precision.rounding == "kahan")
-    cast = config.parallel.zero_stage == 3 and config.gathering.cast_shards
-    cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=cast, masters=masters)
+    cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=kept.casts, masters=masters)
     if kept.masters and not masters:
         cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
     if config.optim.optimizer in formulas.UNIFORM:

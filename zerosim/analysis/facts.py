@@ -1,9 +1,10 @@
-"""Facts of a configuration that several closed forms ask for."""
+"""How a configuration's ZeRO divides and sends: facts that several closed forms ask for."""
 
 from __future__ import annotations
 
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
+from zerosim.config.parts.tuning import stores_codes
 from zerosim.dtypes import dtype
 
 
@@ -18,9 +19,13 @@ def operations(config: RunConfig) -> tuple[str, str]:
 
 def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     """Return the bytes per frozen parameter; None if all are trained."""
-    if not config.tuning.is_on:
-        return None
-    return formulas.Frozen(dtype(config.precision.stored).itemsize, config.tuning.base is not None)
+    is_coded = stores_codes(config.tuning)
+    return None if is_coded is None else formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded)
+
+
+def reductions(config: RunConfig, passes: int = 1) -> int:
+    """Return how often a step reduces gradients: once, or in stages 2 and 3 in every microbatch."""
+    return passes * (config.data.accumulate if config.parallel.zero_stage > 1 and config.grads.sync else 1)
 
 
 def is_owned(config: RunConfig) -> bool:

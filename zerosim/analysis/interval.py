@@ -21,6 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from zerosim.analysis.capabilities import CAPABILITIES
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_toml
 from zerosim.config.presets.cluster import Cluster
@@ -77,8 +78,7 @@ def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interv
     """Find a modelled step's interval; None if no such step was measured, and on a calibrated machine (which has its
     own error). No published step covers host-bound steps with CUDA graphs, frozen weights, traffic as codes, or
     offload."""
-    is_coded = config.reduction.is_encoded or config.gathering.quantized_weights or config.reduction.quantized_gradients
-    unlike = config.tuning.is_on or is_coded or config.offload.is_on
+    unlike = not all(capability.measured(config) for capability in CAPABILITIES)
     unlike = unlike or (config.clock.cuda_graphs and is_host_bound(time))
     if unlike or cluster.machine is not None or not time.model_flops:
         return None

@@ -25,7 +25,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
+from zerosim.analysis.capabilities import offload, pipeline, tensor
+from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
+from zerosim.analysis.recompute import period_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -36,7 +39,6 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
-from zerosim.placement.memories import DEVICE
 from zerosim.train.build_model import build_model
 from zerosim.train.check_model import check_model
 from zerosim.train.plan import Figures, plan
@@ -209,8 +211,7 @@ def best_meshes(
 def _one_row(asked: RunConfig) -> RunConfig:
     """Return the configuration with one row per microbatch, and as few as the schedule allows: more rows never take
     less memory."""
-    fewest = asked.parallel.fewest_micro_batches(asked.mesh.pp)
-    return with_micro_batches(asked, fewest, micro_batch=1).config or asked
+    return with_micro_batches(asked, micro_batch=1).config or asked
 
 
 def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
@@ -222,7 +223,7 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
     @cache
     def kept(one: RunConfig) -> float:
         """Return the bytes that one block saves of one microbatch."""
-        every = max(1, one.memory.again.every)
+        every = period_of(one)
         shorter = _of_layers(one, every)
         if shorter is None:
             return 0.0
@@ -232,9 +233,9 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 
     def least(asked: RunConfig) -> float:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
-        is_here = {what: asked.offload.memory_of(what) == DEVICE for what in ("params", "optimizer")}
-        each = is_here["params"] * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
-        if asked.optim.optimizer in ("adam", "adamw") and is_here["optimizer"]:
+        has_params, has_states = (offload.is_here(asked, what) for what in ("params", "optimizer"))
+        each = has_params * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
+        if asked.optim.optimizer in ("adam", "adamw") and has_states:
             each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
         one = _of_tp_alone(asked)
         live = min(mesh.pp, asked.data.accumulate) * (asked.model.layers // mesh.pp)
@@ -246,9 +247,9 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
 def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tuple[float, int]:
     """Estimate a step's seconds and bytes from plans of one and two blocks per chunk; each further block adds as
     much."""
-    few = config.mesh.pp * config.parallel.num_chunks * max(1, config.memory.again.every)
-    layers = config.model.layers
-    if layers <= 3 * few or config.parallel.balance_ends:
+    (chunks, less), layers = pipeline.layer_steps(config), config.model.layers
+    few = chunks * period_of(config)
+    if layers <= 3 * few or less:
         return _value(unlimited(config))
     if (shorter := _of_layers(config, few)) is None:
         return _value(unlimited(config))
@@ -262,7 +263,7 @@ def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
     the names of trained parameters do."""
     shorter = list(accepted(candidate(config, layers=count * few) for count in (1, 2)))
     try:
-        for one in shorter if config.tuning.is_on else ():
+        for one in shorter if frozen_of(config) is not None else ():
             check_model(one, build_model(one, Device(0, make_backend("meta"))))
     except InputError:
         return None
@@ -284,9 +285,8 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
     """Yield the same mesh with another schedule, with overlap, and with replicas that each fill a node, except for
     given options."""
     mesh, given = config.mesh, config.given
-    tried: list[dict[str, Any]] = [{"stage": 0}] if config.parallel.zero_stage == 1 else []
-    if config.parallel.sequence_parallel:
-        tried.append({"sequence_parallel": False, "keep_gathered": False})
+    tried: list[Mapping[str, Any]] = [{"stage": 0}] if config.parallel.zero_stage == 1 else []
+    tried += tensor.whole_rows(config)
     if "overlap" not in given:
         tried.append({"overlap": "all"})
     if mesh.pp > 1 and "pipeline" not in given:
@@ -313,7 +313,7 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
 
     @cache
     def kernels(config: RunConfig) -> float:
-        every = max(1, config.memory.again.every)  # one of that many blocks is recomputed
+        every = period_of(config)  # one of that many blocks is recomputed
         if config.model.has_blocks and config.model.layers > 2 * every:
             if (shorter := _of_layers(config, every)) is None:
                 return 0.0
@@ -331,7 +331,7 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
         stages, batches = config.mesh.pp, config.data.accumulate
         if (one := _of_tp_alone(config)) is None:
             return 0.0
-        if config.parallel.pipeline_schedule in ("interleaved", "zb-h1", "zb-v"):
+        if pipeline.begins_sooner(config):
             return kernels(one) * max(1.0, batches / stages)
         return kernels(one) / (1 - (1 - 1 / batches) ** stages)
 

@@ -11,9 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
+from zerosim.analysis.capabilities import offload, pipeline, tensor
+from zerosim.analysis.recompute import ever_more_recompute, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
-from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import Mesh
 
 MOST_ROWS = 16
@@ -22,16 +23,16 @@ MOST_ROWS = 16
 
 def mesh_values(config: RunConfig) -> dict[str, Any]:
     """Return the JSON form of the options that a search chooses."""
-    mesh, parallel = config.mesh.axes, config.parallel
+    mesh = config.mesh.axes
     return {
         "ranks": mesh.world_size,
         "pp": mesh.pp,
         "dp": mesh.shards,
         "tp": mesh.tp,
-        "stage": parallel.zero_stage,
-        "sequence_parallel": parallel.sequence_parallel,
-        "recompute": config.memory.recompute,
-        "pipeline": parallel.pipeline_schedule if mesh.pp > 1 else None,
+        "stage": config.parallel.zero_stage,
+        "sequence_parallel": tensor.divides_rows(config),
+        "recompute": recompute_of(config),
+        "pipeline": pipeline.schedule_name(config),
         "dp_replicate": mesh.dp_replicate,
         "micro_batch": config.data.micro_batch,
         "accumulate": config.data.accumulate,
@@ -47,7 +48,7 @@ def ladders(
     is given. Offloaded states are always divided, also on one rank."""
     ranks = config.mesh.ranks
     for tp, pp, divides in cuts(ranks, node, pipelined(config)):
-        stage = divides or _alone(config, pp)
+        stage = divides or offload.stage_alone(config, pp)
         own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
         micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
         for rows in micro_batches:
@@ -56,21 +57,6 @@ def ladders(
             if (asked := next(filter(None, ways), None)) is not None:
                 ever_more = (candidate(asked, recompute=recompute) for recompute in ever_more_recompute(config))
                 yield list(accepted(ever_more))
-
-
-def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
-    """Return the configuration's recompute, then settings that recompute more. Whole blocks follow a list of parts."""
-    own = config.memory.recompute
-    if not config.model.has_blocks or own == "full":
-        return (own,)
-    return ("none", "selective", "full") if own == "none" else (own, "full")
-
-
-def _alone(config: RunConfig, pp: int) -> int:
-    """The stage of a mesh whose states no data rank shares: 0 or, to offload them, one that can."""
-    if not config.offload.is_on:
-        return 0
-    return 3 if config.offload.memory_of("params") != DEVICE else 1 if pp > 1 else 2
 
 
 def pipelined(config: RunConfig) -> tuple[int, ...]:
@@ -95,14 +81,7 @@ def divisors(number: int) -> list[int]:
 
 def arranged(config: RunConfig, ranks: int, tp: int, pp: int, stage: int, **more: Any) -> RunConfig | None:
     """Return the configuration on such a mesh, with `more` changes; None if the model cannot be cut this way."""
-    rows = tp > 1 and more.get("sequence_parallel", config.parallel.sequence_parallel)
-    inside: dict[str, Any] = {
-        **more,
-        "sequence_parallel": rows,
-        "keep_gathered": rows and config.parallel.keep_gathered,
-    }
-    uneven = config.model.has_blocks and config.model.vocab % tp > 0
-    inside["pad_vocab"] = tp > 1 and (config.parallel.pad_vocab or uneven)
+    inside = more | tensor.on_ranks(config, tp, more.get("sequence_parallel"))
     if pp == 1:
         inside |= {"pipeline": None, "virtual_stages": None, "micro_batch_group": None, "balance_ends": False}
     return candidate_at(config, stage, ranks=ranks, dp_replicate=1, tp=tp, pp=pp, stage_layers=None, **inside).config

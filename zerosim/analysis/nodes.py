@@ -26,12 +26,12 @@ from zerosim.verbs import find_verb
 
 def has_nodes(config: RunConfig) -> bool:
     """Return whether the configuration says which ranks share a node."""
-    return config.mesh.ranks_per_node > 0 or config.mesh.secondary_shard > 0
+    return config.mesh.ranks_per_node > 0 or config.mesh.axes.node > 1
 
 
 def node_size(config: RunConfig) -> int:
     """Return the ranks per node, ranks of tp included."""
-    return config.mesh.ranks_per_node or config.mesh.secondary_shard * config.mesh.tp
+    return config.mesh.ranks_per_node or config.mesh.axes.node * config.mesh.tp
 
 
 def node_forms(config: RunConfig, sent: Mapping[Key, Form]) -> dict[tuple[str, str], Form]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from zerosim.analysis.recompute import parts_again
 from zerosim.analysis.shares import Placed, Share
 from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.block import BOTH, Block
@@ -48,7 +49,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
         backs.append(tuple((unit, at > lowest) for at, unit in enumerate(units, first) if at >= lowest))
-        turns = config.chunks.stages * config.parallel.num_chunks > 1 and number > 0
+        turns = number > 0
         local = turns and number - 1 in chunks  # zb-v turns on a stage without a message
         j += first > lowest and number > 0 and not local
         for at, unit in enumerate(units, first):
@@ -94,7 +95,7 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     """
     if not placed.config.model.has_blocks:
         return set()
-    row, parts = placed.config.model.block_of(unit), placed.config.memory.again.parts
+    row, parts = placed.config.model.block_of(unit), parts_again(placed.config)
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
     attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))
     first = attention or (0, "after") in trained

@@ -12,11 +12,13 @@ from math import lcm
 from typing import NamedTuple
 
 from zerosim.analysis.candidate import REACH, Candidate, candidate
+from zerosim.analysis.capabilities import pipeline, tensor
 from zerosim.analysis.cheapest import MOST_RANKS as MOST_RANKS
 from zerosim.analysis.cheapest import changes as changes
 from zerosim.analysis.cheapest import cheapest_fit as cheapest_fit
 from zerosim.analysis.cheapest import cheapest_fits as cheapest_fits
 from zerosim.analysis.cheapest import no_reserve
+from zerosim.analysis.recompute import period_of
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError, OutOfMemory
 
@@ -209,7 +211,7 @@ def _least(config: RunConfig, field: str, step: int, less: int) -> int:
     """Return the smallest number of steps that may be possible."""
     least = 1 + -(-less // step)  # a chunk holds at least one layer, as
     if field == "layers":
-        return max(least, -(-(config.memory.again.every + less) // step))  # there is a K-th block
+        return max(least, -(-(period_of(config) + less) // step))  # there is a K-th block
     return config.model.units or 1 if field == "params" else least  # a unit holds at least one parameter
 
 
@@ -217,9 +219,9 @@ def _steps(config: RunConfig, field: str) -> tuple[int, int]:
     """Return two numbers: a field's values are multiples of the first minus the second, so that a mesh divides them."""
     if field == "ranks":
         return config.mesh.others.world_size, 0
-    if field == "layers" and config.mesh.pp > 1:
-        return config.mesh.pp * config.parallel.num_chunks, 2 * config.parallel.balance_ends
-    if field == "seq" and config.parallel.sequence_parallel:
+    if field == "layers":
+        return pipeline.layer_steps(config)
+    if field == "seq" and tensor.divides_rows(config):
         return config.mesh.tp, 0
     return 1, 0
 
@@ -243,11 +245,8 @@ def check_search(config: RunConfig, what: str) -> str:
     if what not in SEARCHES:
         raise InputError(f"--find {what!r}: expected one of {', '.join(SEARCHES)}")
     field = what.replace("-", "_")
-    if field == "layers" and config.parallel.stage_layers is not None:
-        raise InputError(
-            f"--find layers: --stage-layers {config.parallel.stage_layers} already sets the number of layers; leave "
-            "it out"
-        )
+    if field == "layers":
+        pipeline.check_layers(config)
     if field == "params" and config.model.family != "flat":
         raise InputError(f"--find params: {config.model.name} has fixed sizes; choose --model flat, or --find layers")
     if field in ("layers", "seq") and config.model.family == "flat":

@@ -14,9 +14,10 @@ from fractions import Fraction
 
 from rich.console import RenderableType
 
-from zerosim.analysis.blocks import block_unit, check_block, other_premises, recompute_of
+from zerosim.analysis.blocks import block_unit, check_block, other_premises
 from zerosim.analysis.check import Check
 from zerosim.analysis.formulas import zero_paper_elements
+from zerosim.analysis.recompute import number_of, recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
@@ -49,7 +50,7 @@ def activations_table(
     made_again = max((sum(row.nbytes for row in rows) for rows in (again or {}).values()), default=0)
     has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
     note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
-    if ":" in recompute_of(config, unit):
+    if ":" in recompute_of(config, number_of(unit)):
         note = "Formula: 2205.05198, section 4.1, without recomputed tensors."
     if check.formula is None:
         note = (

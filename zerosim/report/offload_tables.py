@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
+from zerosim.analysis.capabilities.delayed import has_late
 from zerosim.analysis.checks import Checks
-from zerosim.analysis.compare import has_late
 from zerosim.config.presets.cluster import Cluster
 from zerosim.placement.memories import HOST, NVME
 from zerosim.report.look import Adaptive, Grid, right, spread, titled

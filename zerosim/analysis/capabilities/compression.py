@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Asked, Beside, Capability, Kept, Sent, Step
-from zerosim.analysis.facts import all_reduce_times
+from zerosim.analysis.facts import all_reduce_times, reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form, Operation
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.shares import itemsizes
@@ -25,8 +25,7 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
 def _encoded(config: RunConfig, step: Step) -> dict[Operation, Form]:
     """Return the forms of gradients sent as codes."""
     stage, name = config.parallel.zero_stage, config.reduction.compress
-    each = stage >= 2 and config.grads.sync
-    form = formulas.encoded_volume(reductions=step.passes * (config.data.accumulate if each else 1))
+    form = formulas.encoded_volume(reductions=reductions(config, step.passes))
     if name in formulas.REDUCED:
         times = 1 if stage else all_reduce_times(config, config.mesh.shards)
         return {("reduce_scatter" if stage else "all_reduce", "states"): times * form}
@@ -67,4 +66,6 @@ def _letters(asked: Asked) -> dict[str, int]:
     return {"Z": sent, "Y": kept}
 
 
-CAPABILITY = Capability(sent=_sent, kept=_kept, beside=_beside, letters=_letters)
+CAPABILITY = Capability(
+    sent=_sent, kept=_kept, beside=_beside, letters=_letters, measured=lambda config: not config.reduction.is_encoded
+)

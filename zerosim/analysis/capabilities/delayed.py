@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.offload import is_here
 from zerosim.analysis.capability import Beside, Capability, Step
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.config import RunConfig
-from zerosim.placement.memories import DEVICE, HOST
+from zerosim.placement.memories import HOST
+from zerosim.train.result import RunResult
 
 
 def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
@@ -17,7 +19,7 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     if not config.grads.late or not step.late:
         return
     late = formulas.late_states(cost, frozen_of(config))
-    waits = HOST if config.offload.memory_of("params") == DEVICE else None
+    waits = HOST if is_here(config, "params") else None
     yield Beside("param", late["param"], waits, at=("states", "upcast"))
     yield Beside("grad", late["grad"])
 
@@ -25,6 +27,21 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
 def _memories(config: RunConfig) -> Iterator[str]:
     if config.grads.late:
         yield "With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
+
+
+def updated_by(result: RunResult, step: int) -> int | None:
+    """Return the step whose gradients update the parameters in a step: its own or, once the update is
+    delayed, the previous one. None: no step's, because the gradients wait or overflowed."""
+    late = result.config.grads.late
+    own = step if not late or step < late - 1 else step - 1
+    waits = bool(late) and step == late - 1
+    return None if waits or result.steps[own].skipped else own
+
+
+def has_late(result: RunResult) -> bool:
+    """Return whether a delayed update ran beside the last step's forward and backward."""
+    late, last = result.config.grads.late, len(result.steps) - 1
+    return 0 < late <= last and updated_by(result, last) is not None
 
 
 CAPABILITY = Capability(beside=_beside, notes={"memories": _memories})

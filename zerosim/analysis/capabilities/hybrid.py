@@ -6,16 +6,14 @@ from collections.abc import Iterator
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
-from zerosim.analysis.facts import frozen_of, is_by_pairs
+from zerosim.analysis.facts import frozen_of, is_by_pairs, reductions
 from zerosim.config import RunConfig
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     """Yield the replicas' all_reduce, once a step or once per reduced microbatch."""
-    parallel = config.parallel
-    each = parallel.replica_reduction == "micro_batch" and config.grads.sync
-    by_micro_batch = each and parallel.zero_stage >= 2
-    times = step.passes * (config.data.accumulate if by_micro_batch else 1)
+    each = config.parallel.replica_reduction == "micro_batch"
+    times = reductions(config, step.passes) if each else step.passes
     if config.mesh.dp_replicate > 1:
         pairs, frozen = is_by_pairs(config), frozen_of(config) is not None
         form = formulas.replica_bytes(config.mesh.dp_replicate, reductions=times, pairs=pairs, frozen=frozen)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Sent, Step
-from zerosim.analysis.facts import frozen_of, is_owned
+from zerosim.analysis.facts import frozen_of, is_owned, reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form
 from zerosim.analysis.shares import itemsizes
 from zerosim.config import RunConfig
@@ -14,23 +14,22 @@ from zerosim.placement.memories import DEVICE, HOST, NVME
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
-    """Yield the copies of model states. With owners there is no closed form."""
-    if not config.offload.is_on or is_owned(config):
+    """Yield the copies of model states."""
+    if not config.offload.is_on or is_uncounted(config):
         return
-    data, optim, stage = config.data, config.optim, config.parallel.zero_stage
-    each = stage > 1 and config.grads.sync and config.mesh.dp_replicate * config.mesh.tp * config.mesh.pp == 1
+    optim, is_alone = config.optim, config.mesh.others.world_size == 1
     kept = formulas.MASTER_BYTES * (1 + formulas.num_moments(optim.optimizer, optim.momentum))
     sizes, memories = (*itemsizes(config), kept), config.offload.by_state
     is_read_ahead = memories["param"] == NVME and config.mesh.pp > 1  # a read may serve the next use too
-    frozen = frozen_of(config) is not None
-    for way, form in formulas.offloaded(memories, sent.fetched, sizes, data.accumulate if each else 1, frozen=frozen):
+    frozen, times = frozen_of(config) is not None, reductions(config) if is_alone else 1
+    for way, form in formulas.offloaded(memories, sent.fetched, sizes, times, frozen=frozen):
         if not (is_read_ahead and way == f"{NVME} to {HOST}"):
             yield Key("copied", way), form
 
 
 def _kept(config: RunConfig, kept: Kept) -> Kept:
     """The CPU steps an fp32 copy of the parameters."""
-    return kept._replace(masters=True) if config.offload.memory_of("optimizer") != DEVICE else kept
+    return kept if is_here(config, "optimizer") else kept._replace(masters=True)
 
 
 def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
@@ -41,7 +40,24 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
 
 def is_beside_whole(config: RunConfig) -> bool:
     """Return whether whole gradients stay on the device, and the local shard alone lies elsewhere."""
-    return config.states_stage == 1 and config.offload.memory_of("grads") != DEVICE
+    return config.states_stage == 1 and not is_here(config, "grads")
+
+
+def is_here(config: RunConfig, what: str) -> bool:
+    """Return whether 'optimizer', 'params' or 'grads' lie on the device."""
+    return config.offload.memory_of(what) == DEVICE
+
+
+def is_uncounted(config: RunConfig) -> bool:
+    """Return whether owners' states are copied: there is no closed form for that."""
+    return config.offload.is_on and is_owned(config)
+
+
+def stage_alone(config: RunConfig, pp: int) -> int:
+    """Return the stage of a mesh whose states no data rank shares: 0 or, to offload them, one that can."""
+    if not config.offload.is_on:
+        return 0
+    return 1 if pp > 1 and is_here(config, "params") else 2 if is_here(config, "params") else 3
 
 
 def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]) -> Forms:
@@ -59,4 +75,6 @@ def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]
             yield Key("lies", kind, at), found[at]
 
 
-CAPABILITY = Capability(forms=_forms, kept=_kept, beside=_beside, lies=_lies)
+CAPABILITY = Capability(
+    forms=_forms, kept=_kept, beside=_beside, lies=_lies, measured=lambda config: not config.offload.is_on
+)

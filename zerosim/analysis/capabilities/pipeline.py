@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.tensor import divides_rows
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import frozen_of, is_divided
 from zerosim.analysis.formulas import Form
+from zerosim.analysis.recompute import period_of, recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
+from zerosim.errors import InputError
 from zerosim.units import counted
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved 1F1B", "zb-h1": "ZB-H1", "zb-v": "ZB-V"}
@@ -20,8 +23,8 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     if config.mesh.pp == 1:
         return
     yield Key("sent", "all_reduce", "pp"), formulas.tied_grads(passes=step.passes, divided=is_divided(config))
-    parallel, frozen = config.parallel, frozen_of(config) is not None
-    form = formulas.boundary_sends(parallel.pipeline_schedule, divided=parallel.sequence_parallel, frozen=frozen)
+    kind, frozen = config.parallel.pipeline_schedule, frozen_of(config) is not None
+    form = formulas.boundary_sends(kind, divided=divides_rows(config), frozen=frozen)
     yield Key("exchanged", "send", "pp"), step.passes * form
 
 
@@ -29,6 +32,55 @@ def live_micro_batches(config: RunConfig) -> Form:
     """Return the live microbatches of the configuration's schedule, with its group size if that is not p."""
     together = config.micro_batch_group
     return formulas.live_micro_batches(config.parallel.pipeline_schedule, 0 if together == config.mesh.pp else together)
+
+
+def bubble(config: RunConfig) -> Form:
+    """Return the share of its busy time that a pipeline stage waits."""
+    return formulas.bubble(config.parallel.pipeline_schedule)
+
+
+def live_weights(config: RunConfig) -> Form:
+    """Return the live microbatches, with those whose weight gradients are still to come."""
+    return live_micro_batches(config) + formulas.live_weights(config.parallel.pipeline_schedule)
+
+
+def live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int | None:
+    """Return the most inputs that a pipeline stage holds; None if live chunks have different numbers of blocks."""
+    chunks, layers = config.parallel.num_chunks, config.layers_by_chunk(config.model.layers)
+    sizes = [layers[number] for number in config.chunks.of_stage(stage)]
+    if len(set(sizes)) > 1 or (chunks > 1 and period_of(config) > 1):
+        return None
+    return int(live_micro_batches(config).at(held) * held["r"]) // chunks
+
+
+def begins_sooner(config: RunConfig) -> bool:
+    """Return whether a stage may begin before the stages before it have had a microbatch's whole forward or wait for
+    its whole backward."""
+    return config.parallel.pipeline_schedule in ("interleaved", "zb-h1", "zb-v")
+
+
+def fewest_micro_batches(config: RunConfig) -> int:
+    """Return the fewest microbatches that the schedule takes."""
+    return config.parallel.fewest_micro_batches(config.mesh.pp)
+
+
+def layer_steps(config: RunConfig) -> tuple[int, int]:
+    """Return two numbers: layers that divide evenly are multiples of the first minus the second."""
+    return config.chunks.last + 1, 2 * config.parallel.balance_ends
+
+
+def check_layers(config: RunConfig) -> None:
+    """Check that the number of layers may change. Raises: InputError."""
+    if config.parallel.stage_layers is not None:
+        raise InputError(
+            f"--find layers: --stage-layers {config.parallel.stage_layers} already sets the number of layers; leave "
+            "it out"
+        )
+
+
+def schedule_name(config: RunConfig) -> str | None:
+    """Return the schedule, as --pipeline takes it; None without a pipeline."""
+    return config.parallel.pipeline_schedule if config.mesh.pp > 1 else None
 
 
 def _about(config: RunConfig) -> Iterator[str]:
@@ -41,13 +93,13 @@ def _about(config: RunConfig) -> Iterator[str]:
     layers_of = config.layers_by_chunk(layers)
     each = counted(layers_of[0], word) if len(set(layers_of)) == 1 else f"{_listed(layers_of)} {word}s"
     of = f"{mesh.pp} stages" + (f" x {chunks} chunks" if chunks > 1 else "")
-    bubble, live = formulas.bubble(kind), str(live_micro_batches(config))
+    waits, live = bubble(config), str(live_micro_batches(config))
     live += " microbatches" if chunks == 1 else " chunks"
     if kind == "zb-h1":
         live += ", and what the weight gradients of i more read"
     yield (
         f"{SCHEDULES[kind]} over {of} of {each}: stage i from 0 holds the activations of up to "
-        f"{live}, and waits {bubble} = {bubble.at(sizes(config))} of its busy time "
+        f"{live}, and waits {waits} = {waits.at(sizes(config))} of its busy time "
         f"(m = {times:,}, p = {mesh.pp}{f', v = {chunks}' if kind == 'interleaved' else ''})."
     )
     if kind in ("zb-h1", "zb-v"):
@@ -70,7 +122,7 @@ def _weights_later(config: RunConfig, own_span: object) -> str:
         "gradients, so inputs and output gradients of linear maps are stored until then. The head's runs at once: no "
         "logits' gradient is kept."
     )
-    if config.memory.recompute != "none":
+    if recompute_of(config) != "none":
         said += " A pending weight gradient stores the recomputed tensors, so recompute saves little here."
     return said
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.tensor import divides_rows, keeps_gathered
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import Form
+from zerosim.analysis.recompute import recompute_of
 from zerosim.config import RunConfig
 
 
@@ -17,7 +19,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     if config.mesh.tp > 1 and config.partitions_inputs:
         yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()
     if config.memory.cpu_checkpointing:
-        divided = config.partitions_inputs or config.parallel.sequence_parallel
+        divided = config.partitions_inputs or divides_rows(config)
         moved = step.passes * formulas.inputs_moved(divided=divided)
         yield Key("copied", "device to host"), moved
         yield Key("copied", "host to device"), moved
@@ -27,15 +29,19 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
 
 def block_form(config: RunConfig, block: int = 0) -> Form:
     """Return the form of the activation bytes that this block saves."""
-    again = config.memory.again
     return formulas.block_activations(
-        again.of_block(block) if again.every else config.memory.recompute,
-        sequence_parallel=config.parallel.sequence_parallel,
-        keep_gathered=config.parallel.keep_gathered,
+        recompute_of(config, block),
+        sequence_parallel=divides_rows(config),
+        keep_gathered=keeps_gathered(config),
         partitioned=config.partitions_inputs,
         on_host=config.memory.cpu_checkpointing,
         fp32_softmax=config.memory.fp32_softmax,
     )
+
+
+def keeps_on_host(config: RunConfig) -> bool:
+    """Return whether blocks' inputs wait on the host."""
+    return config.memory.cpu_checkpointing
 
 
 def _kept(config: RunConfig) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zerosim.analysis.capability import Asked, Capability
-from zerosim.analysis.weights import is_wrapped
+from zerosim.analysis.recompute import is_wrapped
 from zerosim.placement.spec import is_block
 
 

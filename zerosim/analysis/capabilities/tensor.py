@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
+from zerosim.analysis.recompute import recompute_of
 from zerosim.config import RunConfig
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.units import counted
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
-    size, model, parallel = config.mesh.tp, config.model, config.parallel
+    size, model, again = config.mesh.tp, config.model, recompute_of(config)
     if size == 1:
         return
     copies = max(1, size // model.kv_heads) if model.has_blocks else 1
     shared = formulas.shared_grads(copies=copies, divided=is_divided(config), pairs=is_by_pairs(config))
     yield Key("sent", "all_reduce", "tp"), shared
-    times, again, frozen = all_reduce_times(config, size), config.memory.recompute, frozen_of(config) is not None
+    times, frozen = all_reduce_times(config, size), frozen_of(config) is not None
     side_by_side = model.has_blocks and model.decoder.block.parallel
     if not model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
     elif model.is_second:
         by_operation = formulas.second_parallel(again, all_reduce=times)
-    elif parallel.sequence_parallel:
+    elif divides_rows(config):
         by_operation = formulas.sequence_parallel(
-            again, all_reduce=times, keep_gathered=parallel.keep_gathered, frozen=frozen, side_by_side=side_by_side
+            again, all_reduce=times, keep_gathered=keeps_gathered(config), frozen=frozen, side_by_side=side_by_side
         )
     else:
         by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=frozen, side_by_side=side_by_side)
@@ -37,12 +38,40 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         yield Key("exchanged", "all_reduce", "tp"), formulas.head_norm_sums(all_reduce=times, frozen=frozen)
 
 
+def divides_rows(config: RunConfig) -> bool:
+    """Return whether tp's ranks divide the rows between cut weights: sequence parallelism."""
+    return config.parallel.sequence_parallel
+
+
+def keeps_gathered(config: RunConfig) -> bool:
+    """Return whether such gathered rows are saved for backward."""
+    return config.parallel.keep_gathered
+
+
+def whole_rows(config: RunConfig) -> Iterator[Mapping[str, bool]]:
+    """Yield the values that turn sequence parallelism off."""
+    if divides_rows(config):
+        yield {"sequence_parallel": False, "keep_gathered": False}
+
+
+def on_ranks(config: RunConfig, tp: int, rows: bool | None) -> dict[str, bool]:
+    """Return what follows from so many ranks of tp, with or without divided `rows` (None: as the configuration has
+    them). A vocabulary that they do not divide is padded."""
+    parallel, uneven = config.parallel, config.model.has_blocks and config.model.vocab % tp > 0
+    rows = tp > 1 and (parallel.sequence_parallel if rows is None else rows)
+    return {
+        "sequence_parallel": rows,
+        "keep_gathered": rows and parallel.keep_gathered,
+        "pad_vocab": tp > 1 and (parallel.pad_vocab or uneven),
+    }
+
+
 def _about(config: RunConfig) -> Iterator[str]:
     """Yield how weights are cut, and which parts are held twice."""
-    size, model, parallel = config.mesh.tp, config.model, config.parallel
+    size, model = config.mesh.tp, config.model
     if size == 1 or not model.has_blocks:
         return
-    rest = "norms, dropout and residuals by rows" if parallel.sequence_parallel else "norms are whole on each"
+    rest = "norms, dropout and residuals by rows" if divides_rows(config) else "norms are whole on each"
     yield f"Linear maps, attention heads and the vocabulary are cut over {size} ranks; {rest}."
     if model.kv_heads < size:
         yield (

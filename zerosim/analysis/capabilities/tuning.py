@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from zerosim.analysis import formulas
-from zerosim.analysis.capabilities.zero import fetched, schedule_of
+from zerosim.analysis.capabilities.zero import fetched
 from zerosim.analysis.capability import Asked, Capability, Sent, Step
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
-from zerosim.analysis.weights import freed_of, is_wrapped, kept_for_next, numels_of, runs_again
+from zerosim.analysis.recompute import is_wrapped
+from zerosim.analysis.weights import numels_of
+from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again, schedule_of
 from zerosim.config import RunConfig
 from zerosim.placement.spec import FlatSpec, is_block
 
@@ -33,19 +37,19 @@ def _letters(asked: Asked) -> dict[str, int]:
     placed, share, config, layout = asked.placed, asked.share, asked.placed.config, asked.placed.layout
     if frozen_of(config) is None:
         return {}
-    gathering, numels, freed = config.gathering, numels_of(placed, share, padded=asked.padded), freed_of(config, share)
-    reach = reach_of(placed, share)
-    again, stay, last_kept = 0, set[str](), gathering.keep_last_unit and config.mesh.pp == 1
+    moved, freed = schedule_of(config), freed_of(config, share)
+    numels, reach = numels_of(placed, share, padded=asked.padded), reach_of(placed, share)
+    again, stay, last_kept = 0, set[str](), moved.keep_last_unit
     for units in reach.units:
         for at, (unit, sends_back) in enumerate(units):
-            stays = not gathering.reshard_after_forward or (gathering.keep_root_units and not is_block(unit))
+            stays = not moved.reshard_after_forward or (moved.keep_root_units and not is_block(unit))
             is_last = last_kept and unit == share.chunks[-1][-1] and at == len(units) - 1
             names = gathered_again(placed, unit, sends_back=sends_back)
             if stays:
                 stay.update(names)
             elif not is_last:
                 again += sum(numels[name] for name in names if name in freed)
-    stays = not gathering.reshard_after_forward or gathering.keep_root_units
+    stays = not moved.reshard_after_forward or moved.keep_root_units
     at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
     table = 0 if stays and at_first else sum(numels[name] for name in share.tied if name in freed)
     persistent = [name for name in share.numels if name not in freed]
@@ -66,4 +70,12 @@ def _letters(asked: Asked) -> dict[str, int]:
     }
 
 
-CAPABILITY = Capability(sent=_sent, letters=_letters)
+def _premises(config: RunConfig) -> Iterator[str]:
+    """Yield what a block saves otherwise than in 2205.05198's count."""
+    if config.tuning.is_on:
+        yield "frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else "")
+
+
+CAPABILITY = Capability(
+    sent=_sent, letters=_letters, measured=lambda config: frozen_of(config) is None, notes={"premises": _premises}
+)

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
-from zerosim.analysis.facts import all_reduce_times, frozen_of, is_sliced, operations
+from zerosim.analysis.capability import Capability, Forms, Kept, Key, Sent, Step
+from zerosim.analysis.facts import all_reduce_times, frozen_of, is_sliced, operations, reductions
 from zerosim.analysis.formulas import BytesPerParameter
+from zerosim.analysis.zero_gathers import schedule_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.units import counted
 
 
-def schedule_of(config: RunConfig, passes: int = 1) -> formulas.Schedule:
-    """Return how often stage 3 gathers in a step."""
-    gathering, is_cut = config.gathering, config.mesh.pp > 1
-    return formulas.Schedule(
-        micro_batches=passes * config.data.accumulate,
-        tied=config.model.has_blocks and config.model.tie_embeddings,
-        reshard_after_forward=gathering.reshard_after_forward,
-        keep_last_unit=gathering.keep_last_unit and not is_cut,
-        keep_root_units=gathering.keep_root_units,
-        persistent=gathering.persistent_numel > 0,
-        again=gathering.by_module,
-        kept=passes if gathering.keep_last_unit and is_cut and gathering.reshard_after_forward else 0,
-    )
-
-
 def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     stage, (reduces, gathers) = config.parallel.zero_stage, operations(config)
-    times = step.passes * (config.data.accumulate if stage > 1 and config.grads.sync else 1)
+    times = reductions(config, step.passes)
     times *= all_reduce_times(config, config.mesh.shards) if reduces == "all_reduce" else 1
     grads = {(reduces, "states"): formulas.reduced(times)}
     if not gathers:
@@ -82,6 +68,10 @@ def _held(config: RunConfig, cost: BytesPerParameter) -> Forms:
         yield from ((Key(subject, kind), form) for kind, form in by_kind.items())
 
 
+def _kept(config: RunConfig, kept: Kept) -> Kept:
+    return kept._replace(casts=config.parallel.zero_stage == 3 and config.gathering.cast_shards)
+
+
 def _about(config: RunConfig) -> Iterator[str]:
     """Yield the cost of stages 2 and 3 with many microbatches in a pipeline."""
     times, stage = config.data.accumulate, config.parallel.zero_stage
@@ -115,10 +105,19 @@ def _each_microbatch(config: RunConfig) -> Iterator[str]:
         yield f"Each of {config.data.accumulate:,} microbatches is reduced (derived; the paper has one)."
 
 
+def without_prefetch(config: RunConfig) -> Iterator[Mapping[str, int]]:
+    """Yield the values that turn a prefetch off, which costs only time."""
+    if config.gathering.prefetch:
+        yield {"prefetch": 0}
+    if config.gathering.prefetch_elements:  # a limit has no effect without it
+        yield {"prefetch_elements": 0, **({"max_live": 0} if config.given.get("max_live") else {})}
+
+
 CAPABILITY = Capability(
     sent=_sent,
     forms=_forms,
     held=_held,
+    kept=_kept,
     notes={"about": _about, "holds": _holds, "volume": _each_microbatch},
     axes={"dp_shard": "N"},
 )

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capabilities.zero import schedule_of
 from zerosim.analysis.capability import Asked, Beside, Capability, Sent, Step
+from zerosim.analysis.facts import reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form, Operation
 from zerosim.analysis.shares import itemsizes
 from zerosim.analysis.weights import of_weights, sizes
+from zerosim.analysis.zero_gathers import freed_of, schedule_of
 from zerosim.config import RunConfig
 
 
 def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     gathering, secondary, (param, grad) = config.gathering, config.mesh.secondary_shard > 0, itemsizes(config)
     if config.reduction.quantized_gradients:
-        reductions = step.passes * (config.data.accumulate if config.grads.sync else 1)
-        sent = sent._replace(grads=dict(formulas.grads_sent(reductions=reductions, grad_bytes=grad)))
+        times = reductions(config, step.passes)
+        sent = sent._replace(grads=dict(formulas.grads_sent(reductions=times, grad_bytes=grad)))
     if not (gathering.quantized_weights or gathering.hierarchical_gather or secondary):
         return sent
     params: dict[Operation, Form] = {}
@@ -38,10 +39,8 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
 def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:
     """Yield hpZ's second shard, which is on the device wherever the primary one is."""
     if config.mesh.secondary_shard:
-        gathering, param = config.gathering, itemsizes(config)[0]
-        second = formulas.secondary_states(
-            param, keep_root_units=gathering.keep_root_units, persistent=gathering.persistent_numel > 0
-        )
+        moved, param = schedule_of(config), itemsizes(config)[0]
+        second = formulas.secondary_states(param, keep_root_units=moved.keep_root_units, persistent=moved.persistent)
         yield Beside("param", second, memory="")
 
 
@@ -52,10 +51,10 @@ def _letters(asked: Asked) -> dict[str, int]:
     if config.gathering.quantized_weights:
         moved = formulas.gathers(schedule_of(config))
         among = {"σ_f": (moved.forward, ranks), "σ_b": (moved.backward, node if config.mesh.secondary_shard else ranks)}
-        stays = config.gathering.stays
+        freed = freed_of(config, share)
         for letter, (form, members) in among.items():
             scales = {
-                name: 0 if stays(share.numels[name]) else members * formulas.weight_scales(numel // members)
+                name: members * formulas.weight_scales(numel // members) if name in freed else 0
                 for name, numel in share.whole.items()
             }
             found[letter] = int(form.at(sizes(config) | of_weights(placed, share, padded=padded, instead=scales)))
@@ -70,11 +69,16 @@ def _letters(asked: Asked) -> dict[str, int]:
     return found
 
 
+def _is_coded(config: RunConfig) -> bool:
+    return config.reduction.quantized_gradients or config.gathering.quantized_weights
+
+
 def _codes(config: RunConfig) -> Iterator[str]:
-    if config.reduction.quantized_gradients or config.gathering.quantized_weights:
+    if _is_coded(config):
         yield "A code counts as its fraction of an element's bytes. Each scale is 4 bytes."
 
 
 CAPABILITY = Capability(
-    sent=_sent, beside=_beside, letters=_letters, notes={"codes": _codes}, axes={"node": "d", "nodes": "n"}
-)
+    sent=_sent, beside=_beside, letters=_letters, measured=lambda config: not _is_coded(config),
+    notes={"codes": _codes}, axes={"node": "d", "nodes": "n"},
+)  # fmt: skip

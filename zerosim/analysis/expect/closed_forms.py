@@ -9,12 +9,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capabilities import tuning, zero
-from zerosim.analysis.capabilities.pipeline import live_micro_batches
+from zerosim.analysis.capabilities import pipeline, tuning, zero
 from zerosim.analysis.capabilities.recompute import block_form
 from zerosim.analysis.cost import cost_of
 from zerosim.analysis.expect.asked import WHOLE, Asked, quantity, ring_share, table
 from zerosim.analysis.expect.sweeps import BANDWIDTH, PIPELINE_STAGE
+from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.forms import forms, of, sent_of
 from zerosim.analysis.letters import letters_of
 from zerosim.analysis.shares import is_mesh, shares_of
@@ -84,7 +84,7 @@ def model_states_bytes(asked: Asked) -> Fraction:
         held = held[asked.pipeline_stage : asked.pipeline_stage + 1]
     subject = {"gradients_upcast": "upcast", "after_step": "between"}.get(asked.at, "states")
     whole = formulas.total(of(forms(c, cost_of(asked.result)), subject).values())
-    if c.tuning.is_on:  # the layout says which weights are trained, and which are stored as codes
+    if frozen_of(c) is not None:  # the layout says which weights are trained, and which are stored as codes
         return whole.at(letters_of(asked.result, asked.pipeline_stage or 0))
     return max(whole.at(Ψ=psi, N=c.mesh.shards) for psi in held)
 
@@ -136,14 +136,14 @@ def mask_bytes(asked: Asked) -> int:
 )
 def attention_output_bytes(asked: Asked) -> Fraction:
     model, c = _with_blocks(asked), asked.config
-    order, held = c.parallel.pipeline_schedule, sizes(c) | {"i": asked.pipeline_stage or 0}
-    live = (live_micro_batches(c) + formulas.live_weights(order)).at(held)
+    held = sizes(c) | {"i": asked.pipeline_stage or 0}
+    live = pipeline.live_weights(c).at(held)
     return held["bsh"] * held["w"] * live * model.layers / (c.mesh.axes.size(*MODEL) * held["v"])
 
 
 @quantity("share", "(p-1)/m, interleaved (p-1)/(v m), zb-h1 (p-1)/(3m), zb-v (p-1)/(6m)")
 def bubble(asked: Asked) -> Fraction:
-    return formulas.bubble(asked.config.parallel.pipeline_schedule).at(sizes(asked.config))
+    return pipeline.bubble(asked.config).at(sizes(asked.config))
 
 
 @quantity("count", "by the family's formula")

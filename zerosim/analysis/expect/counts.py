@@ -16,6 +16,7 @@ from zerosim.analysis.expect.sweeps import BANDWIDTH, GPU, PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.device.device import Phase
 from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
@@ -65,7 +66,7 @@ def allocated_bytes(asked: Asked) -> int:
 
 @quantity("bytes", "the most that the allocator had taken from the device, in use or cached", takes=(PIPELINE_STAGE,))
 def reserved_bytes(asked: Asked) -> int:
-    if asked.config.memory.allocator == "exact":
+    if is_exact(asked.config.memory):
         raise InputError(
             "reserved_bytes: an exact allocator reserves only live bytes; set allocator, such as 'caching'"
         )
@@ -146,7 +147,7 @@ def bubble(asked: Asked) -> Fraction:
     if c.mesh.pp == 1:
         raise InputError("pp 1: a single pipeline stage never waits; choose pp 2 or more")
     order, batches = schedule_of(c.parallel), c.data.accumulate
-    lists = [order(c.mesh.pp, stage, batches, c.parallel.num_chunks) for stage in range(c.mesh.pp)]
+    lists = [order(c.mesh.pp, stage, batches, c.chunks.each) for stage in range(c.mesh.pp)]
     return counted_bubble(slots_of(lists, c.chunks))
 
 

@@ -98,6 +98,11 @@ class TuningConfig(Part):
 ALL_TRAINED = TuningConfig()
 
 
+def stores_codes(tuning: TuningConfig) -> bool | None:
+    """Return whether frozen weights are stored as codes; None if all are trained."""
+    return tuning.base is not None if tuning.is_on else None
+
+
 def is_adapter(name: str) -> bool:
     """Return whether a parameter is an adapter's."""
     return any(part in ADAPTERS for part in name.split("."))

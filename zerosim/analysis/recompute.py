@@ -1,0 +1,42 @@
+"""What backward recomputes, as closed forms and searches ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from zerosim.config import RunConfig
+from zerosim.placement.spec import is_block
+
+
+def recompute_of(config: RunConfig, block: int | None = None) -> str:
+    """Return `--recompute`; for this block alone `full` or `none`, if every K-th one is recomputed."""
+    again = config.memory.again
+    return config.memory.recompute if block is None or not again.every else again.of_block(block)
+
+
+def parts_again(config: RunConfig) -> Collection[str]:
+    """Return the parts of every block whose results backward computes again."""
+    return config.memory.again.parts
+
+
+def period_of(config: RunConfig) -> int:
+    """Return K if every K-th block is recomputed whole, else 1: after so many blocks a model repeats itself."""
+    return max(1, config.memory.again.every)
+
+
+def is_wrapped(config: RunConfig, unit: str) -> bool:
+    """Return whether backward recomputes this whole unit."""
+    return config.model.has_blocks and is_block(unit) and config.memory.again.wraps(number_of(unit))
+
+
+def number_of(unit: str) -> int:
+    """Return the number of a block, by its unit's name."""
+    return int(unit.rpartition(".")[2])
+
+
+def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
+    """Return the configuration's recompute, then settings that recompute more. Whole blocks follow a list of parts."""
+    own = config.memory.recompute
+    if not config.model.has_blocks or own == "full":
+        return (own,)
+    return ("none", "selective", "full") if own == "none" else (own, "full")
