@@ -19,7 +19,7 @@ from zerosim.analysis.left_out import left_out
 from zerosim.analysis.meshes import divisors, ever_more_recompute
 from zerosim.analysis.offload_ways import offloads, other_memories
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.allocator import without_fragmentation
+from zerosim.config.parts.allocators import without_fragmentation
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
@@ -144,7 +144,7 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
 def _with_these_ranks(
     config: RunConfig, combined: Sequence[RunConfig], memories: Collection[str]
 ) -> Iterator[RunConfig]:
-    conf = without_fragmentation(config.memory.allocator, config.memory.allocator_conf)
+    conf = without_fragmentation(config.memory)
     more, stage = ever_more_recompute(config)[1:], config.parallel.zero_stage
     leaner = leaner_losses(config)
     kept_alive = {"max_live": 0} if config.given.get("max_live") else {}  # has no effect without prefetch_elements

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Beside, Capability, Step
+from zerosim.analysis.capability import Beside, Capability, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.config import RunConfig
+from zerosim.errors import InputError
 from zerosim.placement.memories import DEVICE, HOST
 
 
@@ -22,9 +23,19 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     yield Beside("grad", late["grad"])
 
 
-def _memories(config: RunConfig) -> Iterator[str]:
-    if config.grads.late:
-        yield "With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
+def lags(config: RunConfig) -> bool:
+    """Return whether an update is delayed, so that weights lag by one."""
+    return config.grads.late > 0
 
 
-CAPABILITY = Capability(beside=_beside, notes={"memories": _memories})
+def can_delay(config: RunConfig) -> bool:
+    """Return whether the CPU's update could run beside the next step, and does not."""
+    try:
+        config.replace(delayed_update=1)
+    except InputError:
+        return False
+    return not lags(config)
+
+
+BOTH = "With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
+CAPABILITY = Capability(beside=_beside, notes={"memories": lambda c: when(c.grads.late, BOTH)})
