@@ -7,7 +7,7 @@ returns nothing, or what it was given, where its capability is off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -85,7 +85,12 @@ class Asked(NamedTuple):
     step: int
 
 
-Note = Callable[[RunConfig], Iterator[str]]
+Note = Callable[[RunConfig], Iterable[str]]
+
+
+def when(holds: object, sentence: str) -> list[str]:
+    """Return the sentence if that holds."""
+    return [sentence] if holds else []
 
 
 class Capability(NamedTuple):
@@ -98,7 +103,7 @@ class Capability(NamedTuple):
     beside    bytes beside a model state
     lies      where states lie, of their bytes and what lies beside them
     letters   values for its letters, in place of earlier ones
-    notes     sentences, by the section of a page that shows them
+    notes     sentences, or words for them, by the section of a page that shows them
     measured  whether published steps have it as it is here
     axes      the letter of the ranks along each of its axes; '' where a rank sends all of a volume
     """

@@ -21,7 +21,7 @@ from zerosim.analysis.meshes import divisors
 from zerosim.analysis.offload_ways import offloads, other_memories
 from zerosim.analysis.recompute import ever_more_recompute
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.parts.allocators import is_exact, less_fragmented
+from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
@@ -146,7 +146,7 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
 def _with_these_ranks(
     config: RunConfig, combined: Sequence[RunConfig], memories: Collection[str]
 ) -> Iterator[RunConfig]:
-    conf = less_fragmented(config.memory)
+    conf = without_fragmentation(config.memory)
     more, stage = ever_more_recompute(config)[1:], config.parallel.zero_stage
     leaner = leaner_losses(config)
     ways: list[Mapping[str, Any]] = [

@@ -21,6 +21,7 @@ from zerosim.cli.run import train
 from zerosim.cli.streams import one_voice
 from zerosim.config import RunConfig
 from zerosim.config.option import known_word
+from zerosim.config.parts.compression import steps_until_coded
 from zerosim.config.parts.precision import FLOATS, PURE, ROUNDINGS
 from zerosim.config.parts.reduction import COMPRESSION_OPTIONS, COMPRESSIONS
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -150,9 +151,9 @@ def _compressions(base: RunConfig, args: argparse.Namespace) -> CompressionCompa
     outcomes = _train_each(configs, args, {name: name for name in configs})
     clusters = [cluster_of(find_hardware("a100-80"), node_gpus=1, nic_bytes_per_s=rate) for rate in LINKS.values()]
     times = {
-        name: [plan(config.replace(steps=1 + config.reduction.warmup), cluster=one).time for one in clusters]
+        name: [plan(config.replace(steps=1 + before), cluster=one).time for one in clusters]
         for name, config in configs.items()
-        if name not in ("powersgd", "onebit-adam") or not config.reduction.warmup
+        if (before := steps_until_coded(config.reduction)) is not None
     }
     return CompressionComparison(base, outcomes, times)
 

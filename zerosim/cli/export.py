@@ -17,6 +17,7 @@ from zerosim.cli.outputs import output, written
 from zerosim.cli.parser import Parser, add_kinds, kind_parser, size, whole_number
 from zerosim.cli.plan import add_reserve_flag, add_time_flags, device_cluster, device_limit, planned_config
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import with_addresses
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError, printable
 from zerosim.units import format_bytes
@@ -124,15 +125,15 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
         raise InputError("--rank and --every-rank are both given: choose one")
     if getattr(args, "allocator", None) == "exact":
         raise InputError("--allocator exact: counts bytes and has no addresses; choose caching or arena")
-    cluster, file, memory = device_cluster(args, limit), output(args, "out", config), config.memory
-    name = "caching" if memory.allocator == "exact" else memory.allocator
+    cluster, file = device_cluster(args, limit), output(args, "out", config)
+    name, conf = with_addresses(config.memory)
     capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     from zerosim.device.allocators.choose import make_allocator
     from zerosim.device.memory import Exact
     from zerosim.report.export.memory_snapshot import DeviceSnapshot, file_bytes, memory_snapshot, moments_of
     from zerosim.train.plan import plan
 
-    make_allocator(name, capacity, memory.allocator_conf)  # refuse before anything runs
+    make_allocator(name, capacity, conf)  # refuse before anything runs
     result = plan(config.replace(allocator="exact", allocator_conf=None, capacity=None), keep_events=True)
     ranks = [rank] if rank is not None else list(range(total) if args.every_rank else result.ran)
     alike = Counter(result.stands_for[rank] for rank in ranks)
@@ -144,7 +145,7 @@ def _memory(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     moments = {} if cluster is None else moments_of(result, cluster)
     devices = {}
     for rank in ranks:
-        allocator = make_allocator(name, capacity, memory.allocator_conf)
+        allocator = make_allocator(name, capacity, conf)
         assert not isinstance(allocator, Exact)  # it was refused
         devices[rank] = DeviceSnapshot(rank, result.events[rank], allocator, moments.get(result.stands_for[rank]))
     snapshot = memory_snapshot(devices, total)

@@ -202,6 +202,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     if args.global_batch is not None and args.global_batch < 1:
         raise InputError(f"--global-batch {args.global_batch}: expected at least 1 row")
     search, figures = search_of(args, config)
+    from zerosim.analysis.capabilities import notes_of
     from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, Trials, best_meshes, least_seconds
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
@@ -218,7 +219,7 @@ def find_meshes(args: argparse.Namespace) -> int:
         which = f"tp {mesh.tp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
         how = "too much" if took is None else format_bytes(took.peak_bytes)
         speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
-        told(f"{which}, recompute {tried.memory.recompute}: {how}{speed}")
+        told(f"{', '.join([which, *notes_of(tried, 'assumed')])}: {how}{speed}")
 
     free = cluster and cluster.without_limits()
 

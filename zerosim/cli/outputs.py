@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from zerosim.config import RunConfig
 
 Fill = Callable[[BinaryIO], object]
+READ = ("model", "data", "tokens", "weights", "adapters", "tokenizer")
+"""A run's options that may name a file to read."""
 
 
 def output(
@@ -50,8 +52,7 @@ def output(
     # Some paths are names of presets, not files.
     paths = [*also, getattr(args, "scenario", None), getattr(args, "gpu", None)]
     for config in configs:
-        paths += [config.model.name, config.data.file, config.data.tokens, config.data.weights, config.tuning.adapters]
-        paths += [config.data.tokenizer]
+        paths += map(config.value, READ)
     file = (kind or Output)(flag_of(name), path)
     file.check(dict.fromkeys(inner for one in paths if one is not None for inner in _files(one)))
     for other in apart:

@@ -13,6 +13,7 @@ from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_va
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import Hardware, find_hardware
@@ -244,7 +245,7 @@ def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, 
     from zerosim.report.verdict import Planned
     from zerosim.train.plan import plan
 
-    if config.memory.allocator == "exact":
+    if is_exact(config.memory):
         return Planned(plan(config, every_rank=every_rank, cluster=cluster))
     room = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     try:

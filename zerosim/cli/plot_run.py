@@ -14,6 +14,7 @@ from zerosim.cli.outputs import human_stream
 from zerosim.cli.parser import flag_of
 from zerosim.cli.plan import device_cluster, device_limit, planned_config
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact, with_addresses
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError, wrong
 
@@ -136,21 +137,20 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
     from zerosim.report.plots import addresses_figure
     from zerosim.report.plots.words import run_words
 
-    rank, memory = args.rank, config.memory
+    rank, (name, conf) = args.rank, with_addresses(config.memory)
     if rank >= config.mesh.ranks:
         raise InputError(f"--rank {rank}: expected 0 to {config.mesh.ranks - 1}")
     step = _step_of(args, config)
     capacity = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
-    allocator = make_allocator(memory.allocator, capacity, memory.allocator_conf)
-    if isinstance(allocator, Exact):
+    if is_exact(config.memory):
         raise InputError("--allocator exact: counts bytes and has no addresses; choose caching or arena")
+    allocator = make_allocator(name, capacity, conf)
+    assert not isinstance(allocator, Exact)  # it was refused
     result = _recorded(config.replace(allocator="exact", allocator_conf=None), step)
     placed = read_addresses(result.events[rank], allocator, step)
-    knobs = f", {memory.allocator_conf}" if memory.allocator_conf else ""
+    knobs = f", {conf}" if conf else ""
     subtitle = f"{STAGES[config.parallel.zero_stage]}, {run_words({'': result})}{knobs}"
-    figure = addresses_figure(
-        placed, memory.allocator, rank=rank, step=step, subtitle=subtitle, theme=args.theme, size=args.size
-    )
+    figure = addresses_figure(placed, name, rank=rank, step=step, subtitle=subtitle, theme=args.theme, size=args.size)
     return Drawn(figure, {"rank": rank, "step": step, "limit": limit and limit.to_dict(), **placed.to_dict()})
 
 
@@ -183,9 +183,8 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     from zerosim.parallel.pipeline import schedule_of
     from zerosim.report.plots import schedule_figure
 
-    pp, kind, chunks, batches = (
-        config.mesh.pp, config.parallel.pipeline_schedule, config.parallel.num_chunks, config.data.accumulate,
-    )  # fmt: skip
+    pp, chunks, batches = config.mesh.pp, config.chunks.each, config.data.accumulate
+    kind = config.parallel.pipeline_schedule
     if pp == 1:
         raise InputError("plot schedule: without pp there is no pipeline to draw; pass --pp 2 or more")
     num_slots = 2 * pp * batches * chunks

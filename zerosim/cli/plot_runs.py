@@ -68,6 +68,7 @@ def scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 
 def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """Draw TFLOP/s per GPU, by size or by number of GPUs. Every point is a plan."""
+    from zerosim.analysis.capabilities import notes_of
     from zerosim.analysis.interval import step_interval
     from zerosim.report.interval import trust
     from zerosim.report.plots import throughput_figure
@@ -110,7 +111,7 @@ def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None)
         if len(lengths) == 1
         else " on a data rank, each model's own length"
     )
-    subtitle = f"{run_words(shown)}, {rows}, recompute {config.memory.recompute}, on {cluster.name}"
+    subtitle = ", ".join([run_words(shown), rows, *notes_of(config, "assumed"), f"on {cluster.name}"])
     figure = throughput_figure(
         lines, along, subtitle=subtitle, trust=trust(cluster, *intervals), theme=args.theme, size=args.size
     )

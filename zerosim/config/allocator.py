@@ -63,21 +63,10 @@ def check_knobs(allocator: str, text: str | None) -> None:
         raise wrong("allocator_conf", f" {text!r}: {allocator} has no settings; pass --allocator caching or arena too")
 
 
-def without_fragmentation(allocator: str, text: str | None) -> str | None:
-    """Return the same knobs with the one against fragmentation turned on; None if it already is, or there is none."""
-    if allocator == "caching" and not caching_knobs(text).expandable_segments:
-        key = "expandable_segments"
-    elif allocator == "arena" and not arena_knobs(text).defragment:
-        key = "defragment"
-    else:
-        return None
-    return ",".join([pair for pair in _pairs(text or "") if not pair.startswith(key)] + [f"{key}:True"])
-
-
 def _read(allocator: str, kind: type[Knobs], text: str | None) -> Knobs:
     known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     values: dict[str, Any] = {}
-    for pair in _pairs(text or ""):
+    for pair in pairs(text or ""):
         key, colon, word = pair.partition(":")
         if key not in known:
             hint = did_you_mean(key, known, f"expected one of {', '.join(known)}")
@@ -90,7 +79,7 @@ def _read(allocator: str, kind: type[Knobs], text: str | None) -> Knobs:
     return kind(**values)
 
 
-def _pairs(text: str) -> list[str]:
+def pairs(text: str) -> list[str]:
     """Split 'a:1,b:[2:3,>:4]' at the commas outside brackets; blanks mean nothing, as in PyTorch."""
     compact = text.replace(" ", "")
     if compact.count("[") != compact.count("]"):

@@ -62,14 +62,13 @@ def record(config: RunConfig) -> Recorded:
             raise wrong(name, f" {given!r}: the player records {plain}; the events are the same there: choose {plain}")
     experiment = Experiment(config if config.optim.steps == 1 else config.replace(steps=1))
     config = experiment.config
-    ledgers = [RankLedgers(rank, config.memory.allocator) for rank in range(config.mesh.ranks)]
-    recorders = [LineRecorder(one.readers) for one in ledgers]
     world = world_of(config)
+    ledgers = [RankLedgers(rank, world.allocator) for rank in range(config.mesh.ranks)]
+    recorders = [LineRecorder(one.readers) for one in ledgers]
     pools = node_pools(world)
 
     def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-        memory = config.memory
-        allocator = make_allocator(memory.allocator, memory.capacity, memory.allocator_conf)
+        allocator = make_allocator(world.allocator, world.capacity, world.allocator_conf)
         others = other_memories(world, rank, pools[rank])
         return Device(rank, backend, allocator=allocator, others=others, recorder=recorders[rank], switch=switch)
 

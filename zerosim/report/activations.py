@@ -15,6 +15,8 @@ from fractions import Fraction
 from rich.console import RenderableType
 
 from zerosim.analysis.blocks import block_unit, check_block, other_premises
+from zerosim.analysis.capabilities import notes_of
+from zerosim.analysis.capabilities.recompute import recomputes_all
 from zerosim.analysis.check import Check
 from zerosim.analysis.formulas import zero_paper_elements
 from zerosim.analysis.recompute import number_of, recompute_of
@@ -48,15 +50,14 @@ def activations_table(
     title = f"What {unit} keeps for backward, in bytes ({sizes})"
     grid = _grid(config, saved[unit], check)
     made_again = max((sum(row.nbytes for row in rows) for rows in (again or {}).values()), default=0)
-    has_kept = config.partitions_inputs or config.memory.cpu_checkpointing
-    note = f"Formula: 2205.05198, Table 2{', and ZeRO, section 6.1' if has_kept else ''}."
+    note = f"Formula: {', and '.join(['2205.05198, Table 2', *notes_of(config, 'sources')])}."
     if ":" in recompute_of(config, number_of(unit)):
         note = "Formula: 2205.05198, section 4.1, without recomputed tensors."
     if check.formula is None:
         note = (
             f"2205.05198 counts {check.text}. This is another count, because {'; '.join(other_premises(config, unit))}."
         )
-    if config.memory.again.every > 1:
+    if not recomputes_all(config):
         inputs = [name for name, rows in saved.items() if [row.op for row in rows] == ["recompute"]]
         note += f" Of {_others(inputs)} the input alone is kept." if inputs else ""
     if made_again:

@@ -13,7 +13,9 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
+from zerosim.analysis.capabilities.delayed import lags
 from zerosim.analysis.checks import Checks, agree, checks, formulas_agree
+from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -87,14 +89,14 @@ class Comparison(Outcomes[int]):
     @property
     def _adds_alike(self) -> bool:
         """Whether stage 0 adds in the others' order: there are no replicas, and no optimizer sums over slices."""
-        is_cut = self.config.parallel.partition == "slices" and self.config.mesh.shards > 1
+        is_cut = self.config.mesh.shards > 1 and any(is_sliced(result.config) for result in self.results.values())
         has_sums = is_cut and PRESETS[self.config.optim.optimizer].cut == "sums"
         return self.config.mesh.dp_replicate == 1 and not has_sums
 
     @property
     def _is_late(self) -> bool:
         """Whether an update was delayed, which stage 0 cannot do."""
-        return any(result.config.grads.late for result in self.results.values())
+        return any(lags(result.config) for result in self.results.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: every run's own, or the error in its place."""

@@ -8,8 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capabilities import notes_of
+from zerosim.analysis.capabilities import note_of, notes_of
 from zerosim.analysis.capabilities.pipeline import SCHEDULES, live_micro_batches
+from zerosim.analysis.capabilities.recompute import block_parts, recomputes_all
 from zerosim.analysis.capability import Key
 from zerosim.analysis.cost import cost_of
 from zerosim.analysis.facts import frozen_of, is_owned
@@ -107,7 +108,7 @@ def _states(asked: Asked) -> Section:
             "tensor, and a plan counts what each rank has."
         )
     if is_owned(config):
-        notes.append(f"Whole {config.gathering.piece}s belong to ranks: the bytes are the mean over ranks.")
+        notes.append(f"Whole {note_of(config, 'piece')}s belong to ranks: the bytes are the mean over ranks.")
     notes += notes_of(config, "model_states")
     printed = []
     if cost == formulas.MIXED_ADAM and not asked.is_part:
@@ -232,7 +233,7 @@ def _nodes(asked: Asked) -> Section | None:
 
 def _gathered(asked: Asked) -> Section | None:
     """Return how many parameters are gathered at a time, if stage 3 divides them."""
-    config, gathering = asked.config, asked.config.gathering
+    config = asked.config
     if config.parallel.zero_stage < 3:
         return None
     numels: dict[str, int] = {}
@@ -242,15 +243,8 @@ def _gathered(asked: Asked) -> Section | None:
     largest = max(numels, key=numels.__getitem__)
     numel, each = numels[largest], asked.held["w"]
     term = Term(largest, f"{numel:,} · w", f"{numel:,} · {each}", Fraction(numel * each))
-    notes = [f"A {gathering.gather} is gathered, used and freed at a time. This is the largest."]
-    if gathering.prefetch:
-        notes.append(f"The parameters of {gathering.prefetch:,} more are prefetched.")
-    if gathering.prefetch_elements:
-        limit = f" while fewer than {gathering.max_live:,} elements are there" if gathering.max_live else ""
-        notes.append(
-            f"At each turn {gathering.prefetch_elements:,} more elements are launched{limit}; one tensor may go beyond."
-        )
-    return Section("gathered", "Parameters gathered at a time, beside the shards", (term,), tuple(notes))
+    notes = tuple(notes_of(config, "gathered"))
+    return Section("gathered", "Parameters gathered at a time, beside the shards", (term,), notes)
 
 
 def _exchanged(asked: Asked) -> Section | None:
@@ -269,11 +263,11 @@ def _copies(asked: Asked) -> Section | None:
     if not found:
         return None
     terms = tuple(asked.term(way, form) for (way, _), form in found.items())
-    if asked.config.offload.is_on:
-        note = f"Model states, over PCIe or to the drives: no rank sends them. {'; '.join(_sources(found))}."
-        return Section("copies", "Copies between memories per rank and step", terms, (note,))
-    note = f"Kept inputs of blocks, over PCIe: no rank sends them. {'; '.join(_sources(found))}."
-    return Section("copies", "Copies between device and host per rank and step", terms, (note,))
+    offloads = "model states" in notes_of(asked.config, "moved")
+    what = "Model states, over PCIe or to the drives" if offloads else "Kept inputs of blocks, over PCIe"
+    note = f"{what}: no rank sends them. {'; '.join(_sources(found))}."
+    title = f"Copies between {'memories' if offloads else 'device and host'} per rank and step"
+    return Section("copies", title, terms, (note,))
 
 
 def _memories(asked: Asked) -> Section | None:
@@ -282,25 +276,22 @@ def _memories(asked: Asked) -> Section | None:
         return None
     terms = tuple(asked.term(f"{kind}, {memory or 'device'}", form) for (kind, memory), form in found.items())
     note = "Between uses, offloaded states take no device memory. The host's CPU updates the masters in host memory."
-    return Section("memories", "Where they lie", terms, (" ".join([note, *notes_of(asked.config, "memories")]),))
+    return Section("memories", "Where they lie", terms, (f"{note} {note_of(asked.config, 'memories')}".rstrip(),))
 
 
 def _blocks(asked: Asked) -> Section | None:
     config, form = asked.config, asked.forms.get(Key("kept", "block"))
     if form is None:
         return None
-    parallel, held = config.parallel, asked.held
+    held = asked.held
     in_h = {"f": 4 * symbol("h")} if held["f"] == 4 * held["h"] else {}
     form = form.where({**in_h, **({"t": 1} if held["t"] == 1 else {})})
-    is_gpt = config.model.family == "gpt" or config.memory.again.every == 1  # every block keeps its input
+    is_gpt = config.model.family == "gpt" or recomputes_all(config)  # every block keeps its input
     name = "a block keeps" if is_gpt else "a GPT's block keeps"
     kept = Term(name, str(form), form.numbers(held), form.at(held), is_sum=True)
-    terms = []
-    if held["t"] == 1 and config.memory.recompute == "none":
-        parts = formulas.block_parts(fp32_softmax=config.memory.fp32_softmax)
-        parts = {name: part.where(in_h) for name, part in parts.items()}
-        terms = [Term(name, str(part), part.numbers(held), part.at(held)) for name, part in parts.items()]
-    live, blocks, kind = live_micro_batches(config), held["l"], parallel.pipeline_schedule
+    parts = {name: part.where(in_h) for name, part in block_parts(config).items()}
+    terms = [Term(name, str(part), part.numbers(held), part.at(held)) for name, part in parts.items()]
+    live, blocks, kind = live_micro_batches(config), held["l"], config.parallel.pipeline_schedule
     if held["p"] == 1:
         last = Term("all blocks", "times l", f"{blocks:,} blocks", blocks * kept.value)
     else:
@@ -313,7 +304,8 @@ def _blocks(asked: Asked) -> Section | None:
         )
     letters = asked.says(*(letter for letter in "sbhfat" if letter in form.symbols))
     notes = [
-        f"{letters} 2-byte tensors and 1-byte dropout masks, of a GPT's block. {_again(config)} {form.source}. "
+        f"{letters} 2-byte tensors and 1-byte dropout masks, of a GPT's block. {note_of(config, 'again')} "
+        + f"{form.source}. "
         + ("" if is_gpt else f"Blocks of {config.model.family} keep other tensors. ")
         + "A plan counts what the model's own kernels keep.",
     ]
@@ -328,20 +320,6 @@ def _blocks(asked: Asked) -> Section | None:
     return Section(
         "activations_2205_05198", f"Activations{order}, tensor by tensor", (*terms, kept, last), tuple(notes)
     )
-
-
-def _again(config: RunConfig) -> str:
-    memory = config.memory
-    if memory.again.every > 1:
-        return (
-            f"One block in {memory.again.every} is recomputed whole and stores only its input. "
-            "The line is for the other blocks."
-        )
-    if memory.recompute == "none":
-        return "Nothing is recomputed."
-    if memory.again.every:
-        return "With full recompute a block stores only its input. Backward also holds one recomputed block at a time."
-    return f"Backward computes again: {', '.join(formulas.parts_again(memory.recompute))}."
 
 
 def _paper_activations(asked: Asked) -> Section | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,7 +18,9 @@ from zerosim.analysis.models import TriedModel
 from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.runtime import make_backend
-from zerosim.config import RunConfig
+from zerosim.config import OPTIONS, RunConfig
+from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.pipeline import schedule_given
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
 from zerosim.placement.memories import HOST, NVME
@@ -40,6 +43,13 @@ FEW = 3
 TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
 """What a rank needs if its share of its node's other memories is too small."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+OF_MESH = (
+    *("ranks", "dp_replicate", "tp", "pp", "pipeline", "virtual_stages", "stage", "recipe", "pad_vocab", "recompute"),
+    *("sequence_parallel", "overlap", "micro_batch", "accumulate"),
+)
+"""What a mesh search chooses, in the order of its flags."""
+SAID = ("ranks", "stage", "recipe", "micro_batch", "accumulate")
+"""Those that are shown even if they are the default."""
 _LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
 
 
@@ -147,7 +157,7 @@ def _answer(search: Search, found: Found) -> str:
     shown = with_value(config, field, best.value).sure()
     text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
     if beyond is not None:
-        least_of_it = "" if config.memory.allocator == "exact" else "at least "  # the run ended at the refusal
+        least_of_it = "" if is_exact(config.memory) else "at least "  # the run ended at the refusal
         short = f"{least_of_it}{format_bytes(beyond.taken_bytes - limit.nbytes)} short"
         need = TOO_SMALL[beyond.too_small]
         text += f" --{what} {beyond.value} does not fit: {f'needs {need} than the node has' if need else short}."
@@ -233,21 +243,26 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
 
 def mesh_flags(config: RunConfig) -> str:
     """Return the flags that run or plan it."""
-    mesh, parallel, data = config.mesh, config.parallel, config.data
-    flags = [f"--ranks {mesh.ranks}"]
-    flags += [
-        f"--{axis.replace('_', '-')} {size}"
-        for axis in ("dp_replicate", "tp", "pp")
-        if (size := getattr(mesh, axis)) > 1
-    ]
-    if mesh.pp > 1 and parallel.pipeline_schedule != "1f1b":
-        flags += [f"--pipeline {parallel.pipeline_schedule}"]
-        flags += [f"--virtual-stages {parallel.num_chunks}"] * (parallel.pipeline_schedule == "interleaved")
-    flags += [f"--stage {parallel.zero_stage}", f"--recipe {parallel.recipe}"] + ["--pad-vocab"] * parallel.pad_vocab
-    flags += [f"--recompute {config.memory.recompute}"] if config.memory.recompute != "none" else []
-    flags += ["--sequence-parallel"] * parallel.sequence_parallel
-    flags += [f"--overlap {config.parallel.overlap}"] if "overlap" in config.given else []
-    return " ".join([*flags, f"--micro-batch {data.micro_batch}", f"--accumulate {data.accumulate}"])
+    return flags_of(_chosen(config))
+
+
+def flags_of(values: Mapping[str, Any]) -> str:
+    """Return the flags of these values."""
+    return " ".join(starmap(given_flag, values.items()))
+
+
+def _chosen(config: RunConfig) -> dict[str, Any]:
+    return values_of(config, OF_MESH, **schedule_given(config.parallel))
+
+
+def values_of(config: RunConfig, names: Sequence[str], **instead: Any) -> dict[str, Any]:
+    """Return the values of these options, without most of those that hold anyway."""
+
+    def holds(name: str, value: Any) -> bool:
+        return name not in config.given if OPTIONS[name].follows else value == OPTIONS[name].default
+
+    values = {name: config.value(name) for name in names} | instead
+    return {name: value for name, value in values.items() if name in SAID or not holds(name, value)}
 
 
 def _not_of(best: RunConfig, given: Mapping[str, Any]) -> list[str]:
@@ -273,19 +288,19 @@ def _told_apart(result: Meshes, cluster: Cluster) -> str:
 def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:
     config, time, mesh = one.config, one.time, one.config.mesh.axes
     values = None if cluster is None or time is None else step_values(config, time, cluster)
-    kind, chunks = config.parallel.pipeline_schedule, config.parallel.num_chunks
-    schedule = "-" if mesh.pp == 1 else f"{kind} x {chunks}" if kind == "interleaved" else kind
+    given = _chosen(config)
+    chunks = f" x {given['virtual_stages']}" if "virtual_stages" in given else ""
     replicas = f"{mesh.dp_replicate} x {mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.shards)
     cells: dict[str, Cell] = {
         "tp": str(mesh.tp),
         "pp": str(mesh.pp),
         "dp": replicas,
         "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 or config.offload.is_on else "-",
-        "SP": "yes" if config.parallel.sequence_parallel else "-",
-        "schedule": schedule,
-        "overlap": str(config.parallel.overlap) if "overlap" in config.given else "-",
+        "SP": "yes" if "sequence_parallel" in given else "-",
+        "schedule": "-" if mesh.pp == 1 else f"{given.get('pipeline', '1f1b')}{chunks}",
+        "overlap": given.get("overlap", "-"),
         "rows": f"{config.data.micro_batch} x {config.data.accumulate}",
-        "recompute": config.memory.recompute,
+        "recompute": given.get("recompute", "none"),
     }
     if values is None or time is None:
         return {**cells, taken_column(config): one.peak_bytes}

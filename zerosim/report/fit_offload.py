@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from zerosim.analysis.offload_ways import Way, has_drive_rate
 from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.report import words
-from zerosim.report.fit import Search
+from zerosim.report.fit import Search, flags_of, values_of
 from zerosim.report.interval import trust
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, right, titled
 from zerosim.report.names import STAGES, counted, listed
@@ -44,8 +44,7 @@ def offload_report(search: Search, found: Sequence[Way], has: Mapping[str, int |
 
 def flags(way: Way) -> str:
     """Return the flags that run or plan it."""
-    late = way.config.grads.late
-    return f"--stage {way.config.parallel.zero_stage} --offload {way.where}" + f" --delayed-update {late}" * bool(late)
+    return flags_of(values_of(way.config, ("stage", "offload", "delayed_update")))
 
 
 def _answer(search: Search, found: Sequence[Way]) -> str:

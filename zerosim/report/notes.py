@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capabilities import CAPABILITIES
+from zerosim.analysis.capabilities import CAPABILITIES, note_of
 from zerosim.analysis.check import Check
 from zerosim.analysis.checks import Checks
 from zerosim.analysis.cost import cost_of
-from zerosim.analysis.facts import is_by_pairs, is_owned
+from zerosim.analysis.facts import frozen_of, is_by_pairs, is_owned
 from zerosim.analysis.formulas.letters import LETTERS
 from zerosim.analysis.shares import extra_of
 from zerosim.analysis.weights import exchanged
@@ -33,7 +33,7 @@ def states_note(found: Sequence[Checks]) -> str:
     others."""
     result, shares = found[0].of.result, [one.of.share for one in found]
     config, cost = result.config, cost_of(result)
-    tp, optim, piece = config.mesh.tp, formulas.figure(cost.optim), config.gathering.piece
+    tp, optim, piece = config.mesh.tp, formulas.figure(cost.optim), note_of(config, "piece")
     replicated, copied, padding = zip(*(extra_of(result, share.stage) for share in shares), strict=True)
     has_padding = any(memory.marks["end_of_backward"].padding for memory in result.memory)
     block = PRESETS[config.optim.optimizer].block
@@ -69,7 +69,7 @@ def _buffers(found: Sequence[Checks]) -> list[str]:
 
 
 def _trained(result: RunResult) -> str:
-    return f", Ψ_t = {num_trained(result.layout):,} of them trained" if result.config.tuning.is_on else ""
+    return f", Ψ_t = {num_trained(result.layout):,} of them trained" if frozen_of(result.config) is not None else ""
 
 
 def traffic_note(found: Sequence[Checks], checks: Sequence[Check]) -> str:

@@ -15,6 +15,7 @@ from rich.constrain import Constrain
 from rich.table import Column
 from rich.text import Text
 
+from zerosim.analysis.capabilities import note_of, notes_of
 from zerosim.analysis.check import Check
 from zerosim.analysis.checks import Checks, checks
 from zerosim.analysis.compare import control_bytes, peak_rank
@@ -70,7 +71,7 @@ def summary(result: RunResult) -> Stack:
 
 def mesh_text(config: RunConfig) -> RenderableType | None:
     """Return how a mesh cuts and runs the model."""
-    return prose(text) if (text := words.about(config)) else None
+    return prose(text) if (text := note_of(config, "about")) else None
 
 
 def set_aside_text(*configs: RunConfig) -> RenderableType | None:
@@ -81,7 +82,7 @@ def set_aside_text(*configs: RunConfig) -> RenderableType | None:
 
 def kept_text(config: RunConfig) -> RenderableType | None:
     """Return how recomputed blocks store their inputs; a warning if the given option changes nothing."""
-    text = words.kept_inputs(config)
+    text = note_of(config, "kept")
     return prose(text, "bold yellow" if text.startswith("Warning") else "") if text else None
 
 
@@ -197,7 +198,7 @@ def kinds_table(by_kind: Mapping[str, int]) -> Adaptive:
 
 def owners_table(result: RunResult) -> RenderableType:
     """Return which rank owns which units or tensors."""
-    pieces = f"{result.config.gathering.piece}s"
+    pieces = f"{note_of(result.config, 'piece')}s"
     grid = Grid(right("rank"), right("elements"), Column(pieces, overflow="fold"))
     owners = sorted({unit.owner for unit in result.units if unit.owner is not None})
     for rank in owners:
@@ -284,28 +285,27 @@ def nodes_table(found: Sequence[Checks]) -> RenderableType | None:
 def copies_table(found: Sequence[Checks]) -> RenderableType | None:
     """Return the bytes between a rank's memories in the last whole step, by pipeline stage; None if there are none."""
     config = found[0].of.result.config
-    keeps, offloads, saves = config.memory.cpu_checkpointing, config.offload.is_on, config.memory.offload_activations
-    if not (keeps or offloads or saves) or found[0].of.step is None:
+    moved = [*notes_of(config, "moved")]
+    if not moved or found[0].of.step is None:
         return None
 
     def cells(check: Check) -> list[Cell]:
         return [check.name, check.calls, spread(check.counted), check.text, check.formula, check.agrees]
 
     groups = _by_stage(found, lambda one: one.copied)
-    formula = (right("formula" if offloads else "volume", style="cyan"), right("in bytes", style="cyan"))
-    what = "model states" if offloads else "saved buffers" if saves else "kept inputs"
-    grid = Grid("pipeline", what, right("calls"), right("bytes"), *formula, "agree")
-    grid = _grouped(grid, groups, cells).filled()
+    offloads = "model states" in moved
+    formula = "formula" if offloads else "volume"
+    columns = (right("calls"), right("bytes"), right(formula, style="cyan"), right("in bytes", style="cyan"))
+    grid = _grouped(Grid("pipeline", moved[-1], *columns, "agree"), groups, cells).filled()
     note = ""
-    if keeps:
+    if "kept inputs" in moved:
         note = f"bsh = {sizes(config)['bsh']:,} elements, one microbatch's input of a block. "
         if not offloads:
             note += "On the host: the most at once. The device's bytes above do not include it. "
-    if saves:
+    if "saved buffers" in moved:
         note += "What blocks save for backward is counted, without a formula. "
-    note += "Copies pass over PCIe or to the drives, and are" if offloads else "Copies pass over PCIe, and are"
-    note += " no part of what ranks send."
-    body = Adaptive(grid, grid.without("calls"), grid.without("calls", "formula" if offloads else "volume"))
+    note += f"Copies pass over PCIe{' or to the drives' * offloads}, and are no part of what ranks send."
+    body = Adaptive(grid, grid.without("calls"), grid.without("calls", formula))
     return titled(f"Copies between {'memories' if offloads else 'device and host'} per rank and step", body, note)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from zerosim.analysis.capabilities import notes_of
+from zerosim.analysis.capabilities.delayed import can_delay
 from zerosim.analysis.interval import Interval, is_host_bound, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
-from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.tracks import Track
 from zerosim.placement.mesh import what_for
@@ -69,7 +70,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
     wait = f"Of it, {listed(waits)}." if waits else "Less than 1 % of the step waits for communication."
     if flags := _hiding(result.config, time):
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
-    if time.cpu > _WORTH_IT * time.seconds and _can_delay(result.config):
+    if time.cpu > _WORTH_IT * time.seconds and can_delay(result.config):
         wait += " --delayed-update 1 hides the CPU's step, but the weights lag by one update."
     lines.append(wait)
     precision = result.config.precision.stored
@@ -103,18 +104,7 @@ def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     """Return what would overlap more than was asked for, if waiting takes more than a twentieth of the step."""
     if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
-    most = config.replace(overlap="all").parallel.overlap
-    has_all = config.parallel.overlap == most or (config.parallel.overlap == "gather" and config.clock.overlap_comm)
-    return [] if has_all else [f"--overlap {most}"]
-
-
-def _can_delay(config: RunConfig) -> bool:
-    """Return whether the CPU's update could run beside the next step, and does not."""
-    try:
-        config.replace(delayed_update=1)
-    except InputError:
-        return False
-    return not config.grads.late
+    return list(notes_of(config, "hiding"))
 
 
 def time_values(result: RunResult, cluster: Cluster | None) -> dict[str, Any] | None:

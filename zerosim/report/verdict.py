@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
+from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.shares import is_mesh
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.kernel_tables import KernelTables
@@ -93,7 +95,7 @@ def verdict(config: RunConfig, limit: Limit, taken: int) -> str:
     reserve = limit.reserve(config)
     need, room = format_bytes(taken + reserve), limit.nbytes - taken - reserve
     takes = "peak"
-    if config.memory.allocator != "exact":  # a refused run did not go on
+    if not is_exact(config.memory):  # a refused run did not go on
         takes = "the allocator takes" if room >= 0 else "the allocator needs at least"
     what = f"{takes} {need}"
     if reserve:
@@ -125,7 +127,7 @@ def device_text(limit: Limit) -> str:
 
 def taken_column(config: RunConfig) -> str:
     """Return the heading for the bytes by which a configuration is judged."""
-    return "peak, bytes" if config.memory.allocator == "exact" else "reserved, bytes"
+    return "peak, bytes" if is_exact(config.memory) else "reserved, bytes"
 
 
 def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = None) -> str:
@@ -139,7 +141,7 @@ def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = No
     parts = [batch, config.precision.param_dtype, OPTIMIZERS[config.optim.optimizer]]
     if config.model.has_blocks:
         parts += [f"{config.memory.attention} attention{_why(config, limit, cluster)}"]
-        parts += [f"recompute {config.memory.recompute}"]
+        parts += notes_of(config, "assumed")
     parts.append(f"recipe {config.parallel.recipe}")
     missing = []
     if reserve:
@@ -147,7 +149,7 @@ def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = No
     elif limit is None or limit.device is None or limit.device.machine is None:
         flag = "--gpu NAME" if limit is None or limit.device is None else "--reserve SIZE"
         missing.append(f"CUDA and its libraries ({flag} adds them)")
-    if config.memory.allocator == "exact":
+    if is_exact(config.memory):
         missing.append("memory that an allocator leaves unused between buffers (--allocator caching adds it)")
     return f"Assumed: {', '.join(parts)}." + (f" Not counted: {listed(missing)}." if missing else "")
 

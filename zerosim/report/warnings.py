@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 
+from zerosim.analysis.capabilities import notes_of
 from zerosim.config import RunConfig
-from zerosim.config.allocator import without_fragmentation
+from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.report.look import Stack, prose
@@ -51,10 +52,8 @@ def warnings_text(found: Sequence[str]) -> RenderableType | None:
 
 def _roomier(config: RunConfig) -> str:
     """Return the flag that decides whether a near miss fits after all, or that makes room."""
-    memory = config.memory
-    if memory.allocator == "exact":
+    if is_exact(config.memory):
         return "--allocator caching adds what an allocator leaves unused"
-    if conf := without_fragmentation(memory.allocator, memory.allocator_conf):
+    if conf := without_fragmentation(config.memory):
         return f"--allocator-conf {conf} leaves less unused"
-    can_recompute = config.model.has_blocks and memory.recompute != "full"
-    return "--recompute full makes room" if can_recompute else "a higher --stage or a smaller --micro-batch makes room"
+    return next(notes_of(config, "roomier"), "a higher --stage or a smaller --micro-batch makes room")

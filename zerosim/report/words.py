@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capabilities import notes_of
+from zerosim.analysis.capabilities import note_of
 from zerosim.analysis.checks import Checks
 from zerosim.analysis.compare import last_whole_step
 from zerosim.analysis.cost import cost_of
@@ -77,16 +77,6 @@ def holds_part(found: Sequence[Checks]) -> bool:
     return any(one.of.share.num_parameters != one.of.result.num_parameters for one in found)
 
 
-def about(config: RunConfig) -> str:
-    """Return how the model is cut and run, and which parts are held twice."""
-    return " ".join(notes_of(config, "about"))
-
-
-def kept_inputs(config: RunConfig) -> str:
-    """Return how recomputed blocks store their inputs, if not whole and on the device."""
-    return " ".join(notes_of(config, "kept"))
-
-
 # -- what was trained ---------------------------------------------------------------------------
 def trained(result: RunResult) -> str:
     """Return which model was trained on what."""
@@ -113,8 +103,8 @@ def trained_of(placed: Placed) -> str:
 def pieces(result: RunResult) -> str:
     """Return the model's flat buffers: '6 units', or '28 tensors in 16 modules'."""
     flats = result.layout.flats.values()
-    if result.config.gathering.gather == "unit":
-        return counted(len(flats), "unit")
+    if (piece := note_of(result.config, "piece")) == "unit":
+        return counted(len(flats), piece)
     return f"{counted(len(flats), 'tensor')} in {counted(len({flat.module for flat in flats}), 'module')}"
 
 
@@ -220,7 +210,7 @@ def closing(found: Sequence[Checks]) -> str:
         if mine < ddp
         else "as many bytes as DDP, because this optimizer has no states to divide"
     )
-    return f"{STAGES[stage]} keeps on each rank{owned} {' '.join(notes_of(config, 'holds'))}: {less}. {_price(found)}"
+    return f"{STAGES[stage]} keeps on each rank{owned} {note_of(config, 'holds')}: {less}. {_price(found)}"
 
 
 def undivided(config: RunConfig) -> str:

@@ -62,22 +62,20 @@ class Session:
     """The ranks of one run, each waiting before its next event."""
 
     def __init__(self, experiment: Experiment) -> None:
-        config = experiment.config
+        config, world = experiment.config, world_of(experiment.config)
         self.experiment = experiment
-        self.ledgers = [RankLedgers(rank, config.memory.allocator) for rank in range(config.mesh.ranks)]
+        self.ledgers = [RankLedgers(rank, world.allocator) for rank in range(config.mesh.ranks)]
         self.parts: list[Parts | None] = [None] * config.mesh.ranks
         self.events: list[tuple[int, Event]] = []
         self.scheduler = SteppedScheduler(config.mesh.ranks, Switch())
         self.recorders = [SteppedRecorder(one.rank, self.scheduler, one.readers) for one in self.ledgers]
         self.devices: list[SteppedDevice] = []
 
-        world = world_of(config)
         pools = node_pools(world)
 
         def make_device(rank: int, backend: Backend, switch: Switch) -> Device:
-            memory, recorder = config.memory, self.recorders[rank]
-            allocator = make_allocator(memory.allocator, memory.capacity, memory.allocator_conf)
-            others = other_memories(world, rank, pools[rank])
+            recorder, others = self.recorders[rank], other_memories(world, rank, pools[rank])
+            allocator = make_allocator(world.allocator, world.capacity, world.allocator_conf)
             self.devices.append(
                 SteppedDevice(rank, backend, allocator=allocator, others=others, recorder=recorder, switch=switch)
             )

@@ -44,3 +44,8 @@ def notes_of(config: RunConfig, section: str) -> Iterator[str]:
     for capability in reversed(CAPABILITIES):
         if note := capability.notes.get(section):
             yield from note(config)
+
+
+def note_of(config: RunConfig, section: str) -> str:
+    """Return these sentences as one text."""
+    return " ".join(notes_of(config, section))

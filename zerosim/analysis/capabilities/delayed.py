@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.offload import is_here
-from zerosim.analysis.capability import Beside, Capability, Step
+from zerosim.analysis.capability import Beside, Capability, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.config import RunConfig
+from zerosim.errors import InputError
 from zerosim.placement.memories import HOST
 from zerosim.train.result import RunResult
 
@@ -24,9 +25,9 @@ def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[
     yield Beside("grad", late["grad"])
 
 
-def _memories(config: RunConfig) -> Iterator[str]:
-    if config.grads.late:
-        yield "With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
+def lags(config: RunConfig) -> bool:
+    """Return whether an update is delayed, so that weights lag by one."""
+    return config.grads.late > 0
 
 
 def updated_by(result: RunResult, step: int) -> int | None:
@@ -44,4 +45,14 @@ def has_late(result: RunResult) -> bool:
     return 0 < late <= last and updated_by(result, last) is not None
 
 
-CAPABILITY = Capability(beside=_beside, notes={"memories": _memories})
+def can_delay(config: RunConfig) -> bool:
+    """Return whether the CPU's update could run beside the next step, and does not."""
+    try:
+        config.replace(delayed_update=1)
+    except InputError:
+        return False
+    return not lags(config)
+
+
+BOTH = "With a delayed update the host holds gradients of two steps, and new parameters beside the old ones."
+CAPABILITY = Capability(beside=_beside, notes={"memories": lambda c: when(c.grads.late, BOTH)})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Sent, Step
+from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Note, Sent, Step, when
 from zerosim.analysis.facts import frozen_of, is_owned, reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form
 from zerosim.analysis.shares import itemsizes
@@ -75,6 +75,7 @@ def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]
             yield Key("lies", kind, at), found[at]
 
 
+NOTES: Mapping[str, Note] = {"moved": lambda c: when(c.offload.is_on, "model states")}
 CAPABILITY = Capability(
-    forms=_forms, kept=_kept, beside=_beside, lies=_lies, measured=lambda config: not config.offload.is_on
+    forms=_forms, kept=_kept, beside=_beside, lies=_lies, notes=NOTES, measured=lambda config: not config.offload.is_on
 )

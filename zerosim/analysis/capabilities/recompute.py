@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.tensor import divides_rows, keeps_gathered
-from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.recompute import recompute_of
@@ -44,6 +44,17 @@ def keeps_on_host(config: RunConfig) -> bool:
     return config.memory.cpu_checkpointing
 
 
+def block_parts(config: RunConfig) -> dict[str, Form]:
+    """Return the parts that add up to a block's form; none where tp cuts or recompute leaves out some of them."""
+    is_sum = config.mesh.tp == 1 and config.memory.recompute == "none"
+    return formulas.block_parts(fp32_softmax=config.memory.fp32_softmax) if is_sum else {}
+
+
+def recomputes_all(config: RunConfig) -> bool:
+    """Return whether every block is recomputed whole, so that each keeps its input alone."""
+    return config.memory.again.every == 1
+
+
 def _kept(config: RunConfig) -> Iterator[str]:
     """Yield how recomputed blocks store their inputs, if not whole and on the device."""
     memory, t = config.memory, config.mesh.tp
@@ -72,4 +83,30 @@ def _explained(config: RunConfig) -> Iterator[str]:
         yield "Pa changes nothing here: under sequence parallelism a rank already has only 1/t of the input."
 
 
-CAPABILITY = Capability(forms=_forms, notes={"kept": _kept, "activations": _explained})
+def _again(config: RunConfig) -> Iterator[str]:
+    memory = config.memory
+    if memory.again.every > 1:
+        yield f"One block in {memory.again.every} is recomputed whole and stores only its input."
+        yield "The line is for the other blocks."
+    elif memory.recompute == "none":
+        yield "Nothing is recomputed."
+    elif memory.again.every:
+        yield "With full recompute a block stores only its input. Backward also holds one recomputed block at a time."
+    else:
+        yield f"Backward computes again: {', '.join(formulas.parts_again(memory.recompute))}."
+
+
+def _moved(config: RunConfig) -> list[str]:
+    memory = config.memory
+    return when(memory.cpu_checkpointing, "kept inputs") + when(memory.offload_activations, "saved buffers")
+
+
+CAPABILITY = Capability(
+    forms=_forms,
+    notes={
+        "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
+        "sources": lambda c: when(c.partitions_inputs or c.memory.cpu_checkpointing, "ZeRO, section 6.1"),
+        "assumed": lambda c: [f"recompute {c.memory.recompute}"],
+        "roomier": lambda c: when(c.model.has_blocks and c.memory.recompute != "full", "--recompute full makes room"),
+    },
+)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Capability, Forms, Kept, Key, Sent, Step
+from zerosim.analysis.capability import Capability, Forms, Kept, Key, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_sliced, operations, reductions
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.zero_gathers import schedule_of
@@ -100,9 +100,28 @@ def _holds(config: RunConfig) -> Iterator[str]:
         yield f"1/{ranks} of every model state, and gathers a {gathering.gather}'s parameters {when}"
 
 
-def _each_microbatch(config: RunConfig) -> Iterator[str]:
-    if config.data.accumulate > 1 and config.parallel.zero_stage >= 2:
-        yield f"Each of {config.data.accumulate:,} microbatches is reduced (derived; the paper has one)."
+def _each_microbatch(config: RunConfig) -> list[str]:
+    times = config.data.accumulate if config.parallel.zero_stage >= 2 else 1
+    return when(times > 1, f"Each of {times:,} microbatches is reduced (derived; the paper has one).")
+
+
+def _gathered(config: RunConfig) -> Iterator[str]:
+    """Yield what stage 3 gathers at a time, and what it prefetches."""
+    gathering = config.gathering
+    yield f"A {gathering.gather} is gathered, used and freed at a time. This is the largest."
+    if gathering.prefetch:
+        yield f"The parameters of {gathering.prefetch:,} more are prefetched."
+    if gathering.prefetch_elements:
+        limit = f" while fewer than {gathering.max_live:,} elements are there" if gathering.max_live else ""
+        more = f"At each turn {gathering.prefetch_elements:,} more elements are launched{limit}"
+        yield f"{more}; one tensor may go beyond."
+
+
+def _hiding(config: RunConfig) -> list[str]:
+    """Return the flag that overlaps more than was asked for."""
+    overlap, most = config.parallel.overlap, config.replace(overlap="all").parallel.overlap
+    has_all = overlap == most or (overlap == "gather" and config.clock.overlap_comm)
+    return when(not has_all, f"--overlap {most}")
 
 
 def without_prefetch(config: RunConfig) -> Iterator[Mapping[str, int]]:
@@ -118,6 +137,9 @@ CAPABILITY = Capability(
     forms=_forms,
     held=_held,
     kept=_kept,
-    notes={"about": _about, "holds": _holds, "volume": _each_microbatch},
+    notes={
+        "about": _about, "holds": _holds, "volume": _each_microbatch, "gathered": _gathered, "hiding": _hiding,
+        "piece": lambda c: [c.gathering.piece],
+    },
     axes={"dp_shard": "N"},
-)
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerosim.config.allocator import without_fragmentation
+from zerosim.config.allocator import arena_knobs, caching_knobs, pairs
 from zerosim.config.parts.memory import MemoryConfig
 
 
@@ -11,6 +11,18 @@ def is_exact(memory: MemoryConfig) -> bool:
     return memory.allocator == "exact"
 
 
-def less_fragmented(memory: MemoryConfig) -> str | None:
-    """Return the allocator's settings with the one against fragmentation turned on; None if that changes nothing."""
-    return without_fragmentation(memory.allocator, memory.allocator_conf)
+def with_addresses(memory: MemoryConfig) -> tuple[str, str | None]:
+    """Return an allocator that chooses addresses, and its settings: the caching one in place of an exact one."""
+    return "caching" if is_exact(memory) else memory.allocator, memory.allocator_conf
+
+
+def without_fragmentation(memory: MemoryConfig) -> str | None:
+    """Return the same knobs with the one against fragmentation turned on; None if it already is, or there is none."""
+    text = memory.allocator_conf
+    if memory.allocator == "caching" and not caching_knobs(text).expandable_segments:
+        key = "expandable_segments"
+    elif memory.allocator == "arena" and not arena_knobs(text).defragment:
+        key = "defragment"
+    else:
+        return None
+    return ",".join([pair for pair in pairs(text or "") if not pair.startswith(key)] + [f"{key}:True"])

@@ -69,4 +69,9 @@ def rules(
                 yield wrong("compress", f" {name!r}: not with {field}: {why}; choose fp32 or bf16", beside=field)
 
 
+def steps_until_coded(reduction: Reduction) -> int | None:
+    """Return the number of steps before one that sends as little as later ones; None if the first send exactly."""
+    return None if reduction.is_encoded and reduction.is_exact(0) else reduction.warmup
+
+
 WORDS = (("communication_data_type", "--compress bf16 or fp16, with --grad-dtype fp32"),)

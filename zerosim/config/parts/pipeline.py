@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from zerosim.config.option import Exclusion
 from zerosim.config.parts.data import DataConfig
@@ -98,6 +99,13 @@ def _fewer_stages(layers: int, word: str, mesh: MeshConfig, parallel: ParallelCo
             return f"pp {pp}"
     chunks = mesh.pp * parallel.num_chunks
     return f"{word} {2 * chunks - ends if ends else chunks}"
+
+
+def schedule_given(parallel: ParallelConfig) -> dict[str, Any]:
+    """Return the options that name a schedule; None for those that it needs not."""
+    kind = parallel.pipeline_schedule
+    chunks = parallel.num_chunks if kind == "interleaved" else None
+    return {"pipeline": None if kind == "1f1b" else kind, "virtual_stages": chunks}
 
 
 WORDS = (
