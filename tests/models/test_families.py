@@ -118,6 +118,14 @@ def test_prefetch_gathers_nothing_twice_in_a_first_block_without_input_gradient(
     assert formulas_agree(checks(ahead))
 
 
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_a_last_leaf_that_backward_does_not_reach_is_not_kept(name: str) -> None:
+    """A pipeline's first stage with adapters in attention alone: the feed-forward beside it needs no gradient."""
+    base: dict[str, Any] = dict(model=name, layers=2, hidden=8, heads=2, vocab=32, seq=4, ranks=4, pp=2, stage=3)
+    more: dict[str, Any] = dict(steps=1, accumulate=2, gather="module", keep_last_unit=True, lora_rank=1)
+    assert formulas_agree(checks(plan(RunConfig(**base, **more, lora_target="q,v"))))
+
+
 @pytest.mark.bits
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_are_equal_to_the_bit(name: str, tmp_path: Path) -> None:
