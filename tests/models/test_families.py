@@ -14,6 +14,7 @@ from zerosim.analysis.expect.closed_forms import parameters_of
 from zerosim.config import RunConfig
 from zerosim.config.numbers import NEUTRAL
 from zerosim.errors import InputError
+from zerosim.placement.families import DECODERS
 from zerosim.tensor.tensor import cpu
 from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
@@ -99,6 +100,30 @@ def test_an_adapter_of_a_whole_map_with_copies_is_refused(tmp_path: Path) -> Non
     for target in ("all-linear", "c_attn", "*c_attn"):
         with pytest.raises(InputError, match=r"all columns of c_attn cannot be cut over 4 .* choose q,k,v"):
             run(RunConfig(model=model, ranks=4, tp=4, steps=1, seq=16, lora_rank=2, lora_target=target))
+
+
+SIDE_BY_SIDE = [name for name, row in DECODERS.items() if row.block.parallel]
+
+
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+@pytest.mark.parametrize("target", ["all-linear", "q,up", ""])
+def test_prefetch_gathers_nothing_twice_in_a_first_block_without_input_gradient(name: str, target: str) -> None:
+    """Nothing below the first block is trained: backward visits its leaves in the order that it announces."""
+    base: dict[str, Any] = dict(model=name, layers=2, hidden=8, heads=2, vocab=32, seq=4, ranks=2, stage=3, steps=1)
+    frozen: dict[str, Any] = dict(freeze=DECODERS[name].table, tie_embeddings=False)
+    trains = dict(lora_rank=2, lora_target=target) if target else frozen
+    config = RunConfig(**base, gather="module", **trains)
+    plain, ahead = plan(config), plan(config.replace(prefetch=2))
+    assert ahead.traffic == plain.traffic
+    assert formulas_agree(checks(ahead))
+
+
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_a_last_leaf_that_backward_does_not_reach_is_not_kept(name: str) -> None:
+    """A pipeline's first stage with adapters in attention alone: the feed-forward beside it needs no gradient."""
+    base: dict[str, Any] = dict(model=name, layers=2, hidden=8, heads=2, vocab=32, seq=4, ranks=4, pp=2, stage=3)
+    more: dict[str, Any] = dict(steps=1, accumulate=2, gather="module", keep_last_unit=True, lora_rank=1)
+    assert formulas_agree(checks(plan(RunConfig(**base, **more, lora_target="q,v"))))
 
 
 @pytest.mark.bits

@@ -10,6 +10,7 @@ import pytest
 from rich.console import RenderableType
 
 from zerosim.analysis.blocks import check_block
+from zerosim.analysis.capabilities import note_of
 from zerosim.analysis.checks import checks
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.formulas import STATES
@@ -22,7 +23,7 @@ from zerosim.report.notebook import result_html
 from zerosim.report.plan import plan_report
 from zerosim.report.tables import states_table, summary, traffic_table
 from zerosim.report.verdict import Limit
-from zerosim.report.words import about, by_stage, shape
+from zerosim.report.words import by_stage, shape
 from zerosim.train.plan import figures_within, plan
 from zerosim.train.run import run
 
@@ -123,15 +124,15 @@ def test_sequence_parallelism_and_replicas() -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_2_and_3_in_a_pipeline_say_what_they_cost(stage: int) -> None:
-    text = about(RunConfig(**SIZES, ranks=4, pp=2, stage=stage, accumulate=4))
+    text = note_of(RunConfig(**SIZES, ranks=4, pp=2, stage=stage, accumulate=4), "about")
     assert f"ZeRO-{stage} in a pipeline reduces gradients once per microbatch, 4 times a step" in text
     assert ("8 times" in text) == (stage == 3)
     assert "DeepSpeed refuses" in text
-    assert "DeepSpeed" not in about(RunConfig(**SIZES, ranks=4, pp=2, stage=1, accumulate=4))
+    assert "DeepSpeed" not in note_of(RunConfig(**SIZES, ranks=4, pp=2, stage=1, accumulate=4), "about")
 
 
 def test_interleaved_pipelines_are_told_in_chunks() -> None:
-    text = about(RunConfig(**SIZES, ranks=2, pp=2, stage=1, accumulate=4, pipeline="interleaved"))
+    text = note_of(RunConfig(**SIZES, ranks=2, pp=2, stage=1, accumulate=4, pipeline="interleaved"), "about")
     assert "Interleaved 1F1B over 2 stages x 2 chunks of 1 layer" in text
     assert "min(2(p-i-1)+(v-1)p+1, vm) chunks" in text
     assert "(p-1)/(vm) = 1/8" in text

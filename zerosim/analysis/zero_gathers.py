@@ -38,7 +38,7 @@ def kept_for_next(
     placed: Placed, share: Share, numels: Mapping[str, int], reached: Collection[str] | None = None
 ) -> int:
     """Return U: the last unit or, in a pipeline, the gathers saved in a step by units that stay gathered for the next
-    use. `reached`: the units that backward reaches, if not all; the others are freed."""
+    use. `reached`: the buffers that backward reads, if not all; the others are freed."""
     config, flats, freed = placed.config, placed.layout.flats, freed_of(placed.config, share)
 
     def total(names: Iterable[str]) -> int:
@@ -47,12 +47,12 @@ def kept_for_next(
     def of_unit(unit: str) -> list[str]:
         """Return the buffers of a unit's last gather: with --gather module, those of its last leaf."""
         names = [name for name in share.numels if flats[name].unit == unit]
-        return [name for name in names if flats[name].module == flats[names[-1]].module]
+        last = [name for name in names if flats[name].module == flats[names[-1]].module]
+        return [name for name in last if reached is None or name in reached]
 
     last = _used_twice(config, share, placed) if config.mesh.pp > 1 else [share.chunks[-1][-1]]
     last = [unit for unit in last if is_block(unit) or not config.gathering.keep_root_units]
-    times = Counter(unit for unit in last if reached is None or unit in reached)
-    return sum(count * total(of_unit(unit)) for unit, count in times.items())
+    return sum(count * total(of_unit(unit)) for unit, count in Counter(last).items())
 
 
 def runs_again(config: RunConfig, flat: FlatSpec) -> bool:

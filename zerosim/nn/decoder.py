@@ -22,7 +22,7 @@ from zerosim.nn.layers import Dropout
 from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
-from zerosim.tensor.order import ran_after
+from zerosim.tensor.order import ran_after, visited_last
 from zerosim.tensor.tensor import Tensor
 
 Run = Callable[..., Tensor]
@@ -190,11 +190,14 @@ class DecoderBlock:
         [one], two = self.attentions, self.mlp
         normed = [through(one.before, of_norm, [x])]
         branch = [one.layer(normed[0])]
+        shared = x if two.before else normed[0]
+        turn = unchanged if shared.requires_grad else visited_last  # `ran_after` orders by the op of what both read
         if two.before:
             normed = [through(two.before, of_norm, [ran_after(x, branch[0])])]
         else:
-            normed = [ran_after(normed[0], branch[0])]
-        x = x + through(one.after, plainly, branch)
+            normed = [ran_after(shared, branch[0])]
+        del shared
+        x = x + turn(through(one.after, plainly, branch))
         branch.append(two.layer(normed.pop()))
         return x + through(two.after, plainly, branch)
 

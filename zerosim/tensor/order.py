@@ -25,8 +25,18 @@ def ran_after(x: Tensor, other: Tensor) -> Tensor:
     """Return x, such that backward visits what is computed from it before the op of `other`."""
     if x.node is None or other.node is None:
         return x
+    return _passed(x, max(x.node.depth, other.node.depth) + 1)
+
+
+def visited_last(x: Tensor) -> Tensor:
+    """Return x, such that backward visits its op after all else: where x needs nothing that other branches made."""
+    return x if x.node is None else _passed(x, 0)
+
+
+def _passed(x: Tensor, depth: int) -> Tensor:
+    """Return x behind a node of this depth."""
     node = Node(Passed(), (x.node,))
-    node.depth = max(node.depth, other.node.depth + 1)
+    node.depth = depth
     after = Tensor(x.buffer, node)
     after.discarded = x.discarded
     return after

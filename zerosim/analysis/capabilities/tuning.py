@@ -39,12 +39,13 @@ def _letters(asked: Asked) -> dict[str, int]:
         return {}
     moved, freed = schedule_of(config), freed_of(config, share)
     numels, reach = numels_of(placed, share, padded=asked.padded), reach_of(placed, share)
-    again, stay, last_kept = 0, set[str](), moved.keep_last_unit
+    again, stay, reached, last_kept = 0, set[str](), set[str](), moved.keep_last_unit
     for units in reach.units:
         for at, (unit, sends_back) in enumerate(units):
             stays = not moved.reshard_after_forward or (moved.keep_root_units and not is_block(unit))
             is_last = last_kept and unit == share.chunks[-1][-1] and at == len(units) - 1
             names = gathered_again(placed, unit, sends_back=sends_back)
+            reached.update(names)
             if stays:
                 stay.update(names)
             elif not is_last:
@@ -63,7 +64,7 @@ def _letters(asked: Asked) -> dict[str, int]:
         "M": sum(numels[name] for name in modules),
         "r": sum(is_wrapped(config, unit) for unit in back),
         "B": again,
-        "U": kept_for_next(placed, share, numels, back),
+        "U": kept_for_next(placed, share, numels, reached),
         "VD": table,
         "P_t": sum(numels[name] for name in persistent if layout.is_trained(name)),
         **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k_f", "k_g", "j")},
