@@ -351,7 +351,8 @@ class _UnevenReductions:
     def read(self, events: Sequence[Event | Repeat]) -> None:
         for event in events:
             if type(event) is Repeat:
-                self.found |= event.stretch.once(_uneven_of, tuple(len(group) for group, _ in event.calls))
+                if event.calls:
+                    self.found |= event.stretch.once(_uneven_of, tuple(len(group) for group, _ in event.calls))
             elif type(event) is Launch:
                 self._look(event, len(event.group))
 

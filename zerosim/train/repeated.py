@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
@@ -65,7 +66,7 @@ class Rehearsed(NamedTuple):
     grad: int
     dx: int | None
     keeps: frozenset[int]
-    lines: Sequence[Line]
+    lines: tuple[Line, ...]
 
 
 Rehearsals = dict[tuple[Any, ...], Rehearsed]
@@ -73,13 +74,18 @@ Rehearsals = dict[tuple[Any, ...], Rehearsed]
 differ."""
 
 
+@cache  # a rank repeats few passes, thousands of times
+def _at(rank: int, lines: tuple[Line, ...]) -> Sequence[Line]:
+    """Return lines by the ranks of their members."""
+    return [(tuple(rank + member for member in members), pair) for members, pair in lines]
+
+
 class Player:
     """Takes the steps of one block's pass on a rank's own device. `ids` are the device's by the numbers of the pass;
     `held` are the buffers with other handles too."""
 
-    def __init__(self, unit: Unit, device: Device, comm: Comm, lines: Sequence[Line]) -> None:
-        self.device, self.comm, rank = device, comm, device.rank
-        self.lines = [(tuple(rank + member for member in members), pair) for members, pair in lines]
+    def __init__(self, unit: Unit, device: Device, comm: Comm, lines: tuple[Line, ...]) -> None:
+        self.device, self.comm, self.lines = device, comm, _at(device.rank, lines)
         self.name, self.flats, self.leaves = unit.name, unit.all_flats, unit.leaves
         self.recorder = device.recorder
         self.ids: list[int] = []
@@ -131,10 +137,10 @@ class Player:
 
     def _placed(self, stretch: Stretch, taken: int) -> Repeat:
         """Return a stretch with the next ids, so many of which are taken now."""
-        first, calls = self.device.next_id(taken), stretch.calls
+        first, calls, placed = self.device.next_id(taken), stretch.calls, []
         self.ids.extend(range(first, first + stretch.begins))
-        lines = enumerate(self.lines) if calls else ()
-        placed = [(group, self.comm.next_number(group, pair, calls[line])) for line, (group, pair) in lines]
+        for line, (group, pair) in enumerate(self.lines) if calls else ():
+            placed.append((group, self.comm.next_number(group, pair, calls[line])))
         return Repeat(self.device.where, stretch, self.ids, self.device.rank, placed)
 
     # -- what depends on the rank ---------------------------------------------------------------------
@@ -480,7 +486,7 @@ def rehearse(
                 weights = script.steps()
     dx = None if dx_id is None else numbers[dx_id]
     held = frozenset(numbers[id] for id in keeps)
-    return Rehearsed(forward, backward, weights, numbers[x_id], numbers[y_id], grad, dx, held, [*script.lines])
+    return Rehearsed(forward, backward, weights, numbers[x_id], numbers[y_id], grad, dx, held, tuple(script.lines))
 
 
 def _freed(device: Device) -> set[int]:
