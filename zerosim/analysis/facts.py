@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import owns_units
 from zerosim.config.parts.tuning import stores_codes
 from zerosim.dtypes import dtype
 
@@ -30,11 +31,7 @@ def reductions(config: RunConfig, passes: int = 1) -> int:
 
 def is_owned(config: RunConfig) -> bool:
     """Return whether ranks own whole units. ZeRO stage 0 divides nothing."""
-    return config.parallel.partition == "owner" and config.parallel.zero_stage > 0
-
-
-def is_sliced(config: RunConfig) -> bool:
-    return config.parallel.partition == "slices" and config.parallel.zero_stage > 0
+    return config.parallel.zero_stage > 0 and owns_units(config.parallel)
 
 
 def is_divided(config: RunConfig) -> bool:

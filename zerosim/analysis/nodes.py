@@ -13,12 +13,12 @@ from fractions import Fraction
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
-from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.traffic import AXES
 from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.mesh import Mesh, what_for
 from zerosim.verbs import find_verb
@@ -86,7 +86,7 @@ def _is_even(of: Compared) -> bool:
     sums = exchanged(result, share.stage)
     shards = [numel // ranks for numel in share.whole.values()]
     is_uneven = any(numel % ranks for numel in sums) or any(numel % replicas for numel in shards)
-    return is_sliced(result.config) and not is_uneven
+    return is_sliced(result.config.parallel) and not is_uneven
 
 
 def _counted(of: Compared) -> dict[tuple[str, str], Fraction]:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
-from zerosim.analysis.facts import is_sliced
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
@@ -110,7 +110,7 @@ def _padded(config: RunConfig, layout: Layout, name: str) -> int:
     block = OPTIMIZERS[config.optim.optimizer].block if layout.is_trained(name) else 1
     if block > 1:
         return formulas.blocked_numel(tensors, config.mesh.shards, block)
-    is_cut = is_sliced(config) and (layout.is_trained(name) or config.parallel.zero_stage == 3)
+    is_cut = is_sliced(config.parallel) and (layout.is_trained(name) or config.parallel.zero_stage == 3)
     return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_cut else 1)
 
 

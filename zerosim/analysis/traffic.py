@@ -14,10 +14,10 @@ from typing import NamedTuple
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
-from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.mesh import DATA, STATES, what_for
 
@@ -31,7 +31,7 @@ def check_traffic(of: Compared) -> list[Check]:
     expected, sent = expect(of, "sent"), of.rows("states")
     for _, row in sent:
         expected.setdefault((row.op, what_for(row.axis)), NOTHING)
-    even = is_sliced(config)
+    even = is_sliced(config.parallel)
     # The replicas do not divide this buffer, so they add unequal shares in the all_reduce.
     shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
     alike = {"states": even, "replicas": shared}

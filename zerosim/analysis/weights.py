@@ -12,13 +12,13 @@ from fractions import Fraction
 from typing import cast
 
 from zerosim.analysis import formulas
-from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
 from zerosim.analysis.recompute import is_wrapped
 from zerosim.analysis.shares import Placed, Share, itemsizes, shared_grads
 from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
@@ -39,7 +39,7 @@ def exchanged(placed: Placed, stage: int = 0) -> list[int]:
     """Return the numbers in each all-reduce of an optimizer's sums, over the sliced flat buffers of a pipeline
     stage."""
     config, flats = placed.config, placed.layout.flats
-    if not is_sliced(config):
+    if not is_sliced(config.parallel):
         return []
     names = filter(placed.layout.is_trained, placed.layout.stages[stage])
     shapes = [[weight.shape for weight in flats[name].weights] for name in names]

@@ -78,20 +78,21 @@ class Builder:
             self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning, self.tiles
         )
 
-    def unit(self, name: str, layer: MakeLayer, prefix: str = "", number: int = 0, own: Block | None = None) -> Unit:
+    def unit(
+        self, name: str, layer: MakeLayer, prefix: str = "", number: int = 0, own: Block | None = None,
+        makes: Sequence[Aside] = (), reads: Sequence[Aside] = (),
+    ) -> Unit:  # fmt: skip
         """Build a unit of one layer; of a block, `number` counts from 0, and `own` is its row, if it is not the first
-        stack's."""
+        stack's. It `makes` and `reads` these asides."""
         here = self.at(name, prefix)._replace(number=number, own=own)
-        return Unit(name, here.within, layer(here))
+        return Unit(name, here.within, layer(here), makes=makes, reads=reads)
 
     def blocks(
         self, names: str, block: MakeLayer, prefix: str = "", own: Block | None = None, reads: Sequence[Aside] = ()
     ) -> list[Unit]:
         """Build units `names`.0 .. `names`.L-1, which read these asides, wrapped."""
         count = self.sizes.layers if own is None else self.sizes.depths[-1]
-        units = {i: self.unit(f"{names}.{i}", block, prefix, i, own) for i in self.numbers(names, count)}
-        for unit in units.values():
-            unit.reads = reads
+        units = {i: self.unit(f"{names}.{i}", block, prefix, i, own, reads=reads) for i in self.numbers(names, count)}
         return [self.wrap(i, unit) for i, unit in units.items()]
 
     def numbers(self, names: str, count: int) -> Sequence[int]:
@@ -117,11 +118,10 @@ class Builder:
         embed = TokenTable(first)
         head = embed if is_tied else TokenTable(last, embedding=False)
         units = [
-            Unit(table, first.within, reading(first, embed)),
+            Unit(table, first.within, reading(first, embed), makes=makes),
             *between,
             Unit("lm_head", last.within, head.logits, reduces=not is_tied),
         ]
-        units[0].makes = makes
         units[-1].defers = False  # the logits' gradient is freed at once, not held for a later weight gradient
         sizes = self.sizes
         form = LogitForm(sizes.logit_scale, sizes.numbers.logit_cap)

@@ -47,13 +47,11 @@ def build_encoder_decoder(new: Builder) -> Model:
     def stack(block: Block, names: str, own: Block | None = None) -> list[Unit]:
         bias = Aside()
         table = partial(ScoreBias, name=f"{names}.0.{block.biases}", beside=bias)
-        first = new.unit(f"{names.partition('.')[0]}.bias", table, own=own)
-        first.makes = (bias,)
+        first = new.unit(f"{names.partition('.')[0]}.bias", table, own=own, makes=(bias,))
         reads = (bias,) if own is None else (bias, memory)
         return [first, *new.blocks(names, partial(DecoderBlock, bias=bias, memory=memory), "", own, reads)]
 
-    turn = new.unit(row.last_norm, partial(Turn, rows=rows, memory=memory))
-    turn.makes = (memory,)
+    turn = new.unit(row.last_norm, partial(Turn, rows=rows, memory=memory), makes=(memory,))
     last = new.unit(row.second.last_norm, partial(DroppedNorm, op="last"))
     between = [*stack(row.block, row.blocks), turn, *stack(row.second.block, row.second.blocks, row.second.block), last]
     return new.language_model(row.table, between, reading=partial(TwoTexts, beside=rows), makes=(rows,))

@@ -22,8 +22,8 @@ class Recompute(Unit):
     """A unit around a unit. `inputs` stores its input; backward recomputes everything else."""
 
     def __init__(self, unit: Unit, inputs: StoredInputs | None = None) -> None:
-        super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
-        self.unit, self.reads = unit, unit.reads
+        super().__init__(unit.name, unit, unit.function, reduces=unit.reduces, reads=unit.reads)
+        self.unit = unit
         self.inputs = inputs or StoredInputs()
         self._kept: dict[int, Restore] = {}
 

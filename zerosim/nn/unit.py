@@ -40,8 +40,9 @@ class Unit:
     """
 
     def __init__(
-        self, name: str, flat: Flat | Declared, function: Callable[[Tensor], Tensor], *, reduces: bool = True
-    ) -> None:
+        self, name: str, flat: Flat | Declared, function: Callable[[Tensor], Tensor], *, reduces: bool = True,
+        makes: Sequence[Aside] = (), reads: Sequence[Aside] = (),
+    ) -> None:  # fmt: skip
         self.name = name
         self.flats: Sequence[Flat] = [flat] if isinstance(flat, Flat) else flat.flats
         self.leaves: Sequence[Unit] = () if isinstance(flat, Flat) else flat.leaves
@@ -50,8 +51,7 @@ class Unit:
         self.ends = True  # no other unit's backward reaches a flat that it shares
         self.goes_back = self.sends_back = True  # backward runs through it; its input's gradient is needed
         self.branches: Sequence[int] = BOTH  # of a block, those that a leaf's backward comes from
-        self.makes: Sequence[Aside] = ()
-        self.reads: Sequence[Aside] = ()
+        self.makes, self.reads = makes, reads
         self.defers = True  # a pipeline's schedule may compute its weights' gradients separately from its input's
         self._in_flight: dict[int, tuple[Leaf | None, Node | Sink | None]] = {}
         self._later: dict[int, deque[Callable[[], None]]] = {}

@@ -16,5 +16,6 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
         made = made._replace(gathers=TwoHops())
     if config.parallel.zero_stage < 2:
         return made
-    each, overlaps = config.parallel.replica_reduction == "micro_batch", config.parallel.overlap in ("reduce", "all")
-    return made._replace(reducer=partial(made.reducer, averages="each" if each else "last" if overlaps else "after"))
+    each = config.parallel.replica_reduction == "micro_batch"
+    averages = "each" if each else "last" if config.parallel.overlaps_reductions else "after"
+    return made._replace(reducer=partial(made.reducer, averages=averages))

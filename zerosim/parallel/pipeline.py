@@ -68,7 +68,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     if config.mesh.pp == 1:
         return made
     made = made._replace(repeats=made.repeats and not (made.by_module and defers(config)))
-    if config.parallel.zero_stage > 1 or config.parallel.overlap in ("reduce", "all"):
+    if config.parallel.zero_stage > 1 or config.parallel.overlaps_reductions:
         return made
     reducer = made.reducer
     return made._replace(reducer=lambda exchange: AfterDrain(reducer(exchange)))

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from zerosim.analysis.capabilities.delayed import lags
 from zerosim.analysis.checks import Checks, agree, checks, formulas_agree
-from zerosim.analysis.facts import is_sliced
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.errors import OutOfMemory
@@ -89,8 +89,8 @@ class Comparison(Outcomes[int]):
     @property
     def _adds_alike(self) -> bool:
         """Whether stage 0 adds in the others' order: there are no replicas, and no optimizer sums over slices."""
-        is_cut = self.config.mesh.shards > 1 and any(is_sliced(result.config) for result in self.results.values())
-        has_sums = is_cut and PRESETS[self.config.optim.optimizer].cut == "sums"
+        some = any(is_sliced(result.config.parallel) for result in self.results.values())
+        has_sums = some and self.config.mesh.shards > 1 and PRESETS[self.config.optim.optimizer].cut == "sums"
         return self.config.mesh.dp_replicate == 1 and not has_sums
 
     @property

@@ -192,8 +192,7 @@ class Repeated(Unit):
     """A unit that repeats another unit's record; `rehearsed` returns the record for an input's shape and dtype."""
 
     def __init__(self, unit: Unit, comm: Comm, rehearsed: Callable[[Unit, tuple[int, ...], DType], Rehearsed]) -> None:
-        super().__init__(unit.name, unit, unit.function, reduces=unit.reduces)
-        self.reads = unit.reads
+        super().__init__(unit.name, unit, unit.function, reduces=unit.reduces, reads=unit.reads)
         self.unit, self.comm, self.rehearsed = unit, comm, rehearsed
         self._passes: dict[int, tuple[Player, Rehearsed]] = {}
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Kept, Key, Sent, Step, when
-from zerosim.analysis.facts import all_reduce_times, frozen_of, is_sliced, operations, reductions
+from zerosim.analysis.facts import all_reduce_times, frozen_of, operations, reductions
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.zero_gathers import schedule_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.units import counted
@@ -39,7 +40,7 @@ def fetched(config: RunConfig, params: formulas.Form) -> formulas.Form:
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     """Yield an optimizer's sums, and reduction buffers that live from start to end: stage 0's buckets, stage 3's
     constant size."""
-    if OPTIMIZERS[config.optim.optimizer].cut == "sums" and is_sliced(config):
+    if OPTIMIZERS[config.optim.optimizer].cut == "sums" and is_sliced(config.parallel):
         form = formulas.optimizer_sums(all_reduce=all_reduce_times(config, config.mesh.shards))
         yield Key("sent", "all_reduce", "states"), form
     how = config.reduction

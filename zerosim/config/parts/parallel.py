@@ -111,6 +111,11 @@ class ParallelConfig(Part):
         return {"interleaved": self.virtual_stages or 2, "zb-v": 2}.get(self.pipeline_schedule, 1)
 
     @property
+    def overlaps_reductions(self) -> bool:
+        """Whether gradients are reduced beside backward."""
+        return self.overlap in ("reduce", "all")
+
+    @property
     def layers_given(self) -> list[int] | None:
         """`stage_layers` as numbers. Raises: InputError for anything else."""
         if self.stage_layers is None:
@@ -122,7 +127,7 @@ class ParallelConfig(Part):
 
 
 def owns_units(parallel: ParallelConfig) -> bool:
-    """Return whether a rank owns whole units, at ZeRO stages that divide states."""
+    """Return whether a rank owns whole units where states are divided."""
     return parallel.partition == "owner"
 
 
