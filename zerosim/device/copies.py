@@ -1,14 +1,16 @@
 """Copies between a rank's own memories: launched after a stream's earlier work, and waited for like collectives.
 
-Each direction has its own stream. A copy holds its source until compute or the host's CPU has waited for it.
+Each direction has its own stream. A copy holds its source until compute or the host's CPU has waited for it. Copies
+inline run between kernels instead, on devices of any backend: nobody waits for them.
 """
 
 from __future__ import annotations
 
 from zerosim.backends.kernels import Backend
 from zerosim.backends.numpy.files import FileArray
-from zerosim.device.device import Buffer, Device
-from zerosim.device.events import COMPUTE, CPU, Copy, Wait
+from zerosim.device.device import Buffer, Device, Kind, Storage
+from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Wait
+from zerosim.placement.memories import HOST
 
 OFFLOAD, SAVES, CONTROL = "offload", "saves", "control"
 
@@ -42,6 +44,34 @@ def launch_copy(source: Buffer, target: Buffer, *, after: str = COMPUTE, purpose
     device.recorder.add(Copy(device.where, source.memory, target.memory, source.nbytes, purpose, id, after))
     _carry(device.backend, source, target)
     return Copying(device, id, source, target)
+
+
+def copy_to_host(source: Buffer, kind: Kind, purpose: str = OFFLOAD) -> Buffer:
+    """Copy a buffer of the device inline, into a new one of the host.
+
+    Raises: Aborted when the run has been ended; OutOfMemory.
+    """
+    device, stream = source.device, source.device.stream
+    device.look_up()
+    device.recorder.add(Copy(device.where, source.memory, HOST, source.nbytes, purpose))
+    if stream is not None:
+        array = stream.download(source.array)
+    else:  # NumPy's memory is the host's, and shapes have no memory
+        array = device.backend.empty(source.shape, source.dtype)
+        device.backend.copy(source.array, array)
+    id, reserved = device.reserve(source.nbytes, kind, HOST)
+    device.recorder.add(Alloc(device.where, id, source.nbytes, reserved, kind.value, 0, "", HOST))
+    return Buffer(Storage(array, device, id, HOST), array, source.dtype)
+
+
+def copy_inline(host: Buffer, target: Buffer, purpose: str = OFFLOAD) -> None:
+    """Copy a buffer that `copy_to_host` has made into one of the device, inline. Raises: Aborted when the run has been
+    ended."""
+    device, stream = host.device, host.device.stream
+    device.look_up()
+    device.recorder.add(Copy(device.where, host.memory, target.memory, target.nbytes, purpose))
+    array = host.array if stream is None else stream.upload(host.array, target.shape, target.dtype)
+    device.backend.copy(array, target.array)
 
 
 def _carry(backend: Backend, source: Buffer, target: Buffer) -> None:

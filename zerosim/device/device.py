@@ -16,7 +16,7 @@ from typing import Any, ParamSpec
 from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
-from zerosim.device.events import Alloc, Copy, Kernel, Mark, Pool, Refusal, Retag, Scope, Turn
+from zerosim.device.events import Alloc, Kernel, Mark, Pool, Refusal, Retag, Scope, Turn
 from zerosim.device.memory import Allocator, Exact, Memories
 from zerosim.device.node import CALLED, Share, out_of_node
 from zerosim.device.recorder import Recorder
@@ -275,14 +275,6 @@ class Device:
             self.recorder.add(Kernel(self.where, *part, work))
         else:
             self.recorder.add(Kernel(self.where, *part, work, self.place))
-
-    def copy(self, source: str, target: str, nbytes: int) -> None:
-        """Record bytes that go from one of this rank's own memories to another (`copies.py`).
-
-        Raises: Aborted when the run has been ended.
-        """
-        self.look_up()
-        self.recorder.add(Copy(self.where, source, target, nbytes, "offload"))
 
     def look_up(self) -> None:
         """Check before each kernel that the run goes on. Raises: Aborted."""

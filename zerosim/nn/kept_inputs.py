@@ -10,7 +10,7 @@ b rows, s tokens, h width; t tensor-parallel ranks, which all have the same inpu
 
 Pa is DeepSpeed's partition_activations and Megatron-LM's --distribute-saved-activations; on host: DeepSpeed's
 cpu_checkpointing. As in DeepSpeed (runtime/activation_checkpointing/checkpointing.py) the flat input is cut in t equal
-parts, the own one is copied out of it, and is gathered from its place in the whole. Copies run in line with kernels,
+parts, the own one is copied out of it, and is gathered from its place in the whole. Copies to the host run inline,
 unless there is a stash window (`stash.py`).
 """
 
@@ -20,8 +20,6 @@ from collections.abc import Callable
 
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
-from zerosim.device.events import Save
-from zerosim.device.host import HostBuffer
 from zerosim.nn.stash import Stash
 from zerosim.tensor.tensor import Tensor, record_saved
 
@@ -39,13 +37,12 @@ class StoredInputs:
 
     def __init__(self, comm: Comm | None = None, *, on_host: bool = False, window: int = 0) -> None:
         self.comm = comm
-        self.on_host = on_host
-        self.stash = Stash(window) if window else None
+        self.stash = Stash(window) if on_host else None
 
     def keep(self, x: Buffer) -> Restore:
         """Keep x, and say how it comes back."""
         device, shape, dtype = x.device, x.shape, x.dtype
-        if self.comm is None and not self.on_host:
+        if self.comm is None and self.stash is None:
             device.retag(x, Kind.KEPT)
             self._record(x, "input")
             return lambda: x
@@ -53,11 +50,14 @@ class StoredInputs:
         if self.stash is not None:
             bring_back = self.stash.put(x, self._part)
         else:
-            restore = self._put_away(self._part(x))
+            part = self._part(x)
+            own = device.alloc(part.shape, dtype, Kind.KEPT)
+            device.kernel(0, device.backend.copy, part.array, own.array)
+            self._record(own, "part of the input")
 
             def bring_back() -> Buffer:
                 whole = device.alloc(shape, dtype, Kind.ACTIVATION)
-                restore(self._part(whole))
+                device.kernel(0, device.backend.copy, own.array, self._part(whole).array)
                 return whole
 
         def again() -> Buffer:
@@ -72,19 +72,6 @@ class StoredInputs:
         """Drop inputs that no backward will use."""
         if self.stash is not None:
             self.stash.forget()
-
-    def _put_away(self, part: Buffer) -> Callable[[Buffer], None]:
-        """Copy a part to its storage. Return a function that copies it from there into a buffer like it."""
-        device = part.device
-        if self.on_host:
-            host = HostBuffer(part, Kind.KEPT)
-            if device.recorder.enabled:  # it takes no bytes of the device
-                device.recorder.add(Save(device.where, "recompute", "input, on the host", host.id, 0))
-            return host.copy_to
-        own = device.alloc(part.shape, part.dtype, Kind.KEPT)
-        device.kernel(0, device.backend.copy, part.array, own.array)
-        self._record(own, "part of the input")
-        return lambda place: device.kernel(0, device.backend.copy, own.array, place.array)
 
     def _part(self, x: Buffer) -> Buffer:
         """This rank's elements of x, or all, as a flat window. A group of t divides the heads, and so the width."""

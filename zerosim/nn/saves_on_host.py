@@ -16,61 +16,54 @@ Source: torchtune, training/_activation_offloading.py (OffloadActivations); PyTo
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
-from zerosim.device.copies import SAVES, Copying, launch_copy
+from zerosim.device.away import At, Away, Window
+from zerosim.device.copies import SAVES
 from zerosim.device.device import Buffer, Kind
 from zerosim.nn.unit import Unit
-from zerosim.placement.memories import DEVICE, HOST
+from zerosim.placement.memories import DEVICE
 from zerosim.tensor.tensor import Tensor
 
 MIN_BYTES = 1024
 
 
-class OnHost:
+class OnHost(Away):
     """One storage that ops have saved, and the handles that they have of it."""
 
+    __slots__ = ("handles", "is_block_over")
+
     def __init__(self, saved: Buffer) -> None:
-        device = saved.device
+        super().__init__(Buffer(saved.storage, saved.array, saved.dtype), purpose=SAVES)
         self.handles = [saved]
-        self.host: Buffer | None = device.alloc(saved.shape, saved.dtype, Kind.ACTIVATION, memory=HOST)
-        self.leaving: Copying | None = launch_copy(
-            Buffer(saved.storage, saved.array, saved.dtype), self.host, purpose=SAVES
-        )
-        self.arriving: Copying | None = None
         self.is_block_over = False
+        self.leave(Kind.ACTIVATION)
 
     def settle(self) -> None:
-        """Make compute wait for the copy to the host. The device's bytes go if the block is over."""
-        if self.leaving is not None:
-            self.leaving.wait()
-            self.leaving = None
-            self._leave()
+        """Make compute wait for the copy in flight. After the copy out, the device's bytes go if the block is over."""
+        super().settle()
+        self._free()
 
     def end(self) -> None:
         """End the block's forward."""
         self.is_block_over = True
-        self._leave()
+        self._free()
 
-    def fetch(self) -> None:
+    def prefetch(self) -> None:
         """Launch the copy back, unless it is in flight."""
-        if self.arriving is None:
+        if self.at is not At.ARRIVING:
             self.settle()
-            assert self.host is not None
-            back = self.host.device.alloc(self.host.shape, self.host.dtype, Kind.ACTIVATION)
-            self.arriving = launch_copy(self.host, back, purpose=SAVES)
+            self.fetch(Kind.ACTIVATION)
 
-    def take(self) -> None:
+    def bring_back(self) -> None:
         """Wait for the copy back, and free the bytes on the host."""
-        self.fetch()
-        assert self.arriving is not None
-        self._point_at(self.arriving.wait())
-        self.arriving = self.host = None
+        self.prefetch()
+        self._point_at(self.take())
+        self.handles.clear()  # the window may know this object for longer than ops need the buffer
 
-    def _leave(self) -> None:
-        if self.is_block_over and self.leaving is None and self.host is not None:
-            self._point_at(self.host)
+    def _free(self) -> None:
+        if self.is_block_over and self.at is At.AWAY:
+            self._point_at(self.buffer)
 
     def _point_at(self, there: Buffer) -> None:
         for handle in self.handles:
@@ -82,7 +75,7 @@ class SavesOnHost:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self._leaving: deque[OnHost] = deque()
+        self._leaving = Window(window)
         self._blocks: dict[int, list[dict[int, OnHost]]] = {}  # by microbatch in the order of forward, by storage
 
     def begin(self, slot: int) -> Callable[[Iterable[object]], None]:
@@ -105,9 +98,7 @@ class SavesOnHost:
                 there.handles.append(saved)
             return
         block[saved.storage.id] = one = OnHost(saved)
-        self._leaving.append(one)
-        while len(self._leaving) > self.window:
-            self._leaving.popleft().settle()
+        self._leaving.push(one)
 
     def end(self, slot: int) -> None:
         """End the block's forward."""
@@ -118,16 +109,14 @@ class SavesOnHost:
         """Begin a block's backward: bring its buffers to the device, and prefetch those of the block below."""
         blocks = self._blocks[slot]
         for one in blocks.pop().values():
-            one.take()
+            one.bring_back()
         if blocks and self.window:
             for one in blocks[-1].values():
-                one.fetch()
+                one.prefetch()
 
     def forget(self) -> None:
         """Drop buffers that no backward will use."""
-        for one in self._leaving:
-            one.settle()
-        self._leaving.clear()
+        self._leaving.settle()
         self._blocks.clear()
 
 
