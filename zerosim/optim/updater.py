@@ -42,6 +42,7 @@ class Updater:
     ) -> None:
         self.optimizer = optimizer
         self.control = control
+        self.upcasts: dict[str, Buffer] = {}  # fp32 gradients that outlive their step, by flat
         self.decay = decay
         self.sub_group = sub_group
         self.foreach = foreach

@@ -16,6 +16,12 @@ from zerosim.tensor.flat import Flat, in_turn
 from zerosim.tensor.offloaded import place_of, tiles
 
 
+def begin(updater: Updater, flat: Flat) -> None:
+    """Begin a step of one flat: free what outlived the last one, and begin a new sum of gradients."""
+    updater.upcasts.pop(flat.name, None)
+    flat.begin_step()
+
+
 def step(
     updater: Updater,
     flats: Sequence[Flat],
@@ -36,7 +42,7 @@ def step(
         device, waiting = together[0].device, []
         with device.at(place_of(together)):  # on the host, where the states lie there
             if memory.upcast:
-                upcast(together, memory, is_first=together[0] is trained[0])
+                upcast(together, updater.upcasts if memory.keep_upcast else {}, is_first=together[0] is trained[0])
             with updater.temporaries(together):
                 for flat in in_turn(together):
                     updater.update(flat, scale, partial(_add, groups, flat))

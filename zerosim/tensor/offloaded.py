@@ -53,7 +53,7 @@ class Outgoing:
         out = launch_copy(grad, host)
         self.wait()
         self._last = [out]
-        if flat.grad_memory == HOST:
+        if flat.held.memory("grad") == HOST:
             out.wait(CPU)
             with device.at(HOST):
                 flat.keep_grad_shard(host)
@@ -80,7 +80,7 @@ class Outgoing:
     def finish(self, flats: Sequence[GradAccumulator]) -> None:
         """Send what is left when backward ends, and wait until all gradients have arrived."""
         for flat in reversed(flats):
-            if flat.grad_memory != DEVICE and flat.grad_shard is not None and flat.grad_shard.memory == DEVICE:
+            if flat.held.memory("grad") != DEVICE and flat.grad_shard is not None and flat.grad_shard.memory == DEVICE:
                 grad, flat.grad_shard = flat.grad_shard, None
                 with flat.device.scope(unit=flat.spec.module):
                     self.send(flat, grad)
@@ -178,7 +178,7 @@ def place_of(flats: Sequence[Flat]) -> str:
 
 def norm_place(flats: Sequence[GradAccumulator]) -> str:
     """Return where the squares of gradients are added up."""
-    return HOST if any(flat.grad_memory != DEVICE for flat in flats) else DEVICE
+    return HOST if any(flat.held.memory("grad") != DEVICE for flat in flats) else DEVICE
 
 
 def moved(buffer: Buffer, memory: str) -> Buffer:
