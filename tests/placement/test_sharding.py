@@ -157,6 +157,14 @@ def test_declaring_takes_no_memory(device: Device, live: Callable[[], int]) -> N
     assert live() == 0
 
 
+def test_a_flat_has_few_attributes() -> None:
+    """Those that exist once its weights are declared, without its copies on their way between memories."""
+    flat, moving = declared([(2,)]), {"incoming", "leaving", "outgoing"}
+    assert flat.numel == 2
+    slots = {name for one in type(flat).mro() for name in vars(one).get("__slots__", ())}
+    assert len((vars(flat).keys() | slots) - moving) <= 18
+
+
 # -- gradients ---------------------------------------------------------------------------------------------
 def test_a_gradient_is_padded_with_zeros_and_named(device: Device, live: Callable[[], int]) -> None:
     flat = declared([(2, 2), (3,)], fp16, device)

@@ -5,8 +5,8 @@
                  are not reduced (ZeRO-2 and 3 without sync)
     grad_shard   the local slice of the reduced gradient (ZeRO-2 and 3: summed over microbatches)
 
-Backward writes each gradient into its window of the collector's `grad`; a strategy takes the finished buffer at `post_backward`,
-reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where frameworks do otherwise.
+Backward writes each gradient into its window of the collector's `grad`; a strategy takes the finished buffer at
+`post_backward`, reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where frameworks do otherwise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ class GradAccumulator:
         self.collector = Collector(grad_dtype)
         self.grad_whole: Buffer | None = None
         self.grad_shard: Buffer | None = None
-        self._lasting: Buffer | None = None  # a permanent gradient buffer, to which `grad_whole` or `grad_shard` points
         self.outgoing: Outgoing | None = None  # brings the reduced gradient's local slice to its memory
 
     @cached_property
@@ -85,7 +84,7 @@ class GradAccumulator:
     @property
     def adds_at_once(self) -> bool:
         """Whether each weight's gradient is added to a permanent whole buffer as soon as it is computed."""
-        return self.collector.stays_whole and self._lasting is not None
+        return self.collector.stays_whole and self.collector.lasting is not None
 
     def place_grads(
         self,
@@ -112,15 +111,15 @@ class GradAccumulator:
             if not row.is_whole:
                 numel, padding = self.own.size, self.own_padding
             with self.device.at(DEVICE if row.is_whole else row.memory):
-                self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
-                self._zero(self._lasting.array)
+                self.collector.lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
+                self._zero(self.collector.lasting.array)
             if row.is_whole:
-                self.grad_whole = self._lasting
+                self.grad_whole = self.collector.lasting
 
     def begin_step(self) -> None:
         """Begin a new sum."""
-        if self.adds_at_once and self._lasting is not None:
-            self._zero(self._lasting.array)
+        if self.adds_at_once and self.collector.lasting is not None:
+            self._zero(self.collector.lasting.array)
 
     # -- one microbatch --------------------------------------------------------------------------
     def grad_window(self, index: int) -> Buffer:
@@ -227,20 +226,20 @@ class GradAccumulator:
             self.keep_grad_shard(grad)
 
     def _leaves(self, own: Buffer | None) -> bool:
-        if (
-            own is None
-            or own.memory == self.held.memory("grad")
-            or self.outgoing is None
-            or not self.outgoing.as_it_goes
-        ):
+        out = self.outgoing
+        if own is None or own.memory == self.held.memory("grad") or out is None or not out.as_it_goes:
             return False
-        self.outgoing.send(self, own)
+        out.send(self, own)
         return True
 
     def keep_grad_shard(self, grad: Buffer) -> None:
         """Store it in place; a later microbatch's is added."""
-        if self.grad_shard is None and self._lasting is not None and self._lasting.memory == grad.memory:
-            own = self.own_window(self._lasting) if self.collector.stays_whole else self._lasting
+        if (
+            self.grad_shard is None
+            and self.collector.lasting is not None
+            and self.collector.lasting.memory == grad.memory
+        ):
+            own = self.own_window(self.collector.lasting) if self.collector.stays_whole else self.collector.lasting
             self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
             self.grad_shard = own
         else:
@@ -263,7 +262,7 @@ class GradAccumulator:
         if not self.collector.stays_whole:
             return [self.take_grad()]
         whole = [self.whole_grad()]
-        self.grad_whole = self._lasting
+        self.grad_whole = self.collector.lasting
         return whole
 
     def whole_grad(self) -> Buffer:
@@ -273,7 +272,7 @@ class GradAccumulator:
     def drop_grads(self) -> None:
         """Drop the gradients at the end of a step, except permanent buffers."""
         self.collector.grad = self.grad_shard = None
-        self.grad_whole = self._lasting if self.collector.stays_whole else None
+        self.grad_whole = self.collector.lasting if self.collector.stays_whole else None
         if self.collector.probe is not None:
             self.collector.probe.flag = None
 

@@ -20,6 +20,7 @@ class Collector:
     dummies       where gradients of linear maps in blocks are written, if anywhere
     probe         checks whether finished gradients are finite
     grad          the whole gradient; `given`: weights whose window was handed out; `collected`: those with a gradient
+    lasting       the permanent gradient buffer, if there is one, to which `Flat.grad_whole` or `grad_shard` points
     waiting       gradients of earlier microbatches, whole and not reduced
     later         collects weights' gradients for later
     """
@@ -31,6 +32,7 @@ class Collector:
     grad: Buffer | None = None
     given: set[int] = field(default_factory=set)
     collected: set[int] = field(default_factory=set)
+    lasting: Buffer | None = None
     waiting: Buffer | None = None
     later: deque[Callable[[], None]] | None = None
 

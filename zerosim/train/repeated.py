@@ -382,7 +382,7 @@ class RehearsedFlat(Flat):
         self.collector = Collector(like.collector.dtype, like.adds_at_once, like.collector.dummies)
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
         if like.adds_at_once:
-            self._lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
+            self.collector.lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
 
     def open_grad(self) -> Buffer:
         if self.collector.grad is None and not self.adds_at_once:
