@@ -234,12 +234,9 @@ class GradAccumulator:
 
     def keep_grad_shard(self, grad: Buffer) -> None:
         """Store it in place; a later microbatch's is added."""
-        if (
-            self.grad_shard is None
-            and self.collector.lasting is not None
-            and self.collector.lasting.memory == grad.memory
-        ):
-            own = self.own_window(self.collector.lasting) if self.collector.stays_whole else self.collector.lasting
+        lasting = self.collector.lasting
+        if self.grad_shard is None and lasting is not None and lasting.memory == grad.memory:
+            own = self.own_window(lasting) if self.collector.stays_whole else lasting
             self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
             self.grad_shard = own
         else:
