@@ -74,7 +74,7 @@ class Unit:
     @property
     def completes(self) -> Sequence[Flat]:
         """The flats whose gradient of a microbatch is complete when this unit's backward ends."""
-        return [flat for flat in self.flats if flat.is_trained] if self.reduces else ()
+        return [flat for flat in self.flats if flat.spec.is_trained] if self.reduces else ()
 
     @property
     def all_flats(self) -> Sequence[Flat]:
@@ -130,10 +130,10 @@ class Unit:
         if defers:
             self._later[slot] = deque()
         for flat in self.flats:
-            flat.later = self._later[slot] if defers else None
+            flat.collector.later = self._later[slot] if defers else None
         backward(node, grads)
         for flat in self.flats:
-            flat.later = None
+            flat.collector.later = None
 
     def backward_weights(self, slot: int = 0) -> None:
         """Compute and collect the parameters' gradients that backward deferred; each frees its inputs."""

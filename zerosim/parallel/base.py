@@ -45,7 +45,7 @@ class Strategy:
         """Begin a step, in which units are used in this order (from `schedule.uses_of`)."""
         self.timetable.begin(uses)
         for flat in in_turn(self.flats):
-            flat.begin_step()
+            update.begin(self.updater, flat)
 
     def open_forward(self) -> None:
         """Prepare a microbatch's forward. In a pipeline its input has not been received yet."""
@@ -99,9 +99,9 @@ class Strategy:
         self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
         dummies, out = DummyGrads(self.device) if self.memory.fused else None, Outgoing(layout)
         for flat in in_turn(flats):
-            with self.device.scope(unit=flat.module):
-                flat.lie(layout.rows(flat.name), layout.owner(flat.name), self.owned(flat), self.padded(flat))
-                for state, row in flat.rows.items():
+            with self.device.scope(unit=flat.spec.module):
+                flat.held = layout.held(flat.name, self.owned(flat), self.padded(flat))
+                for state, row in flat.held.rows.items():
                     if state == "grad":
                         flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies, out=out)
                     elif state == "param":

@@ -27,7 +27,8 @@ def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) 
         kind = _kind(config, number, unit)
 
         def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-            flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
+            dummies = [flat.collector.dummies for flat in unit.all_flats]
+            flats = [(flat.adds_at_once, one and one.shapes) for flat, one in zip(unit.all_flats, dummies, strict=True)]
             reads = tuple((one.read().shape, one.leaf is None) for one in unit.reads)
             key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, kind, reads
             if (one := found.get(key)) is None:
@@ -43,7 +44,7 @@ def _kind(config: RunConfig, number: int, unit: Unit) -> tuple[object, ...]:
     """Return what makes a block another one: what it has of its own, its parameters by their places in it, buffer by
     buffer, and whether the buffer is trained."""
     weights = [[weight.name.partition(f"{unit.name}.")[2] for weight in flat.spec.weights] for flat in unit.all_flats]
-    trained = (flat.is_trained for flat in unit.all_flats)
+    trained = (flat.spec.is_trained for flat in unit.all_flats)
     return config.model.kind(number), *map(tuple, weights), *trained
 
 
@@ -57,5 +58,5 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     )
     block = next(one for one in model.units if one.name == unit.name)
     pairs = zip(block.all_flats, unit.all_flats, strict=True)
-    block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})
+    block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.spec.is_trained})
     return rehearse(block, unit, device, shape, dtype, defers=defers(config))
