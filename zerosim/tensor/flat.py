@@ -12,7 +12,8 @@ from typing import Any
 from zerosim.device.copies import Copying
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import COMPUTE
-from zerosim.dtypes import DType, uint8
+from zerosim.dtypes import DType
+from zerosim.placement.formats import Format
 from zerosim.placement.layout import Row
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
@@ -24,7 +25,7 @@ from zerosim.placement.spec import WeightSpec
 from zerosim.placement.split import Split, Tile
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
-from zerosim.tensor.stored import dequantized, quantized
+from zerosim.tensor.stored import decoded, encoded
 from zerosim.tensor.tensor import Parameter
 from zerosim.tensor.turns import in_turn as in_turn
 
@@ -43,10 +44,17 @@ class Flat(GradAccumulator):
     """
 
     def __init__(
-        self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "", stored: str = "", **how: Any
+        self,
+        name: str,
+        device: Device,
+        dtype: DType,
+        grad_dtype: DType,
+        module: str = "",
+        format: Format | None = None,
+        **how: Any,
     ) -> None:
         super().__init__(name, device, grad_dtype, module, **how)
-        self.stored, self.dtype = stored, uint8 if stored else dtype
+        self.format, self.dtype = format, dtype if format is None else format.dtype
         self.value_dtype = dtype  # of the values that ops read
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
@@ -62,7 +70,7 @@ class Flat(GradAccumulator):
         """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
         cut = split if tile is None else tile.split
         shape = shape if cut is None else cut.local_shape
-        self._declared.append(WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how))
+        self._declared.append(WeightSpec(name, shape, split=split, format=self.format, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
         return Parameter(self, len(self._declared) - 1, name, shape)
 
@@ -88,7 +96,10 @@ class Flat(GradAccumulator):
                 f"rank {self.device.rank} uses {self.spec.weights[index].own_name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
-        return dequantized(self, self.param, index) if self.stored else self.window(self.param, index)
+        if self.format is None:
+            return self.window(self.param, index)
+        weight, offset = self.spec.weights[index], self.spec.offsets[index]
+        return decoded(self.device, self.value_dtype, weight, self.param[offset : offset + weight.numel])
 
     def shard(self) -> Buffer:
         assert self.param_shard is not None, f"{self.name} has not been placed"
@@ -112,8 +123,11 @@ class Flat(GradAccumulator):
 
         The master is a copy of the rounded weight or, with `exact_master`, of the given value.
         """
-        values = quantized(self, values) if self.stored else values.reshape(-1)
         backend = self.device.backend
+        if self.format is None:
+            values = values.reshape(-1)
+        else:
+            values = encoded(backend, self.value_dtype, self.format, values)
         if self.param is not None:
             backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)
