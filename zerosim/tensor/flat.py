@@ -39,20 +39,15 @@ class Flat(GradAccumulator):
                  cast from the master at each use
     master       fp32 copy of the local slice, for half types
     states       the optimizer's states of the local slice, by name
+    format       of frozen parameters that are stored as codes; None: they are stored in `dtype`
 
     Parameters point here; nothing here points back.
     """
 
     def __init__(
-        self,
-        name: str,
-        device: Device,
-        dtype: DType,
-        grad_dtype: DType,
-        module: str = "",
-        format: Format | None = None,
-        **how: Any,
-    ) -> None:
+        self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "",
+        format: Format | None = None, **how: Any,
+    ) -> None:  # fmt: skip
         super().__init__(name, device, grad_dtype, module, **how)
         self.format, self.dtype = format, dtype if format is None else format.dtype
         self.value_dtype = dtype  # of the values that ops read
@@ -124,10 +119,8 @@ class Flat(GradAccumulator):
         The master is a copy of the rounded weight or, with `exact_master`, of the given value.
         """
         backend = self.device.backend
-        if self.format is None:
-            values = values.reshape(-1)
-        else:
-            values = encoded(backend, self.value_dtype, self.format, values)
+        coded = self.format
+        values = values.reshape(-1) if coded is None else encoded(backend, self.value_dtype, coded, values)
         if self.param is not None:
             backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)
