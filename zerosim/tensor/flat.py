@@ -33,13 +33,10 @@ from zerosim.tensor.turns import in_turn as in_turn
 class Flat(GradAccumulator):
     """One flat buffer of parameters as one rank holds it.
 
-    param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is
-                 gathered for use
-    param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer of its own; None if it is
-                 cast from the master at each use
+    param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is gathered for use
+    param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer; None if the master is cast at each use
     master       fp32 copy of the local slice, for half types
     states       the optimizer's states of the local slice, by name
-    format       of frozen parameters that are stored as codes; None: they are stored in `dtype`
 
     Parameters point here; nothing here points back.
     """
@@ -49,8 +46,8 @@ class Flat(GradAccumulator):
         format: Format | None = None, **how: Any,
     ) -> None:  # fmt: skip
         super().__init__(name, device, grad_dtype, module, **how)
-        self.format, self.dtype = format, dtype if format is None else format.dtype
-        self.value_dtype = dtype  # of the values that ops read
+        self.format, self.value_dtype = format, dtype  # of codes, None: there are none; of the values that ops read
+        self.dtype = dtype if format is None else format.dtype
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
@@ -86,15 +83,12 @@ class Flat(GradAccumulator):
         return param
 
     def param_window(self, index: int) -> Buffer:
-        if self.param is None:
+        if (param := self.param) is None:
             raise RuntimeError(
                 f"rank {self.device.rank} uses {self.spec.weights[index].own_name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
-        if self.format is None:
-            return self.window(self.param, index)
-        weight, offset = self.spec.weights[index], self.spec.offsets[index]
-        return decoded(self.device, self.value_dtype, weight, self.param[offset : offset + weight.numel])
+        return self.window(param, index) if self.format is None else decoded(param, self.spec, index, self.value_dtype)
 
     def shard(self) -> Buffer:
         assert self.param_shard is not None, f"{self.name} has not been placed"
@@ -119,8 +113,7 @@ class Flat(GradAccumulator):
         The master is a copy of the rounded weight or, with `exact_master`, of the given value.
         """
         backend = self.device.backend
-        coded = self.format
-        values = values.reshape(-1) if coded is None else encoded(backend, self.value_dtype, coded, values)
+        values = values.reshape(-1) if self.format is None else encoded(backend, self.value_dtype, self.format, values)
         if self.param is not None:
             backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)

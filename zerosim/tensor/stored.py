@@ -11,7 +11,7 @@ from zerosim.backends.kernels import Array, Backend
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
 from zerosim.placement.formats import NF4, Format
-from zerosim.placement.spec import WeightSpec
+from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
 class Codes(NamedTuple):
@@ -24,10 +24,11 @@ class Codes(NamedTuple):
 
 
 @cache
-def _codes_of(stored: Format) -> Codes:
+def _codes_of(stored: Format | None) -> Codes:
     from zerosim.backends.numpy import nf4  # codes are made on the host, once
 
-    return {NF4: Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}[stored]
+    codes: dict[Format | None, Codes] = {NF4: Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}
+    return codes[stored]
 
 
 def _launch_nf4(device: Device, codes: Buffer, out: Buffer) -> None:
@@ -41,15 +42,14 @@ def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:
     return _codes_of(stored).encode(backend.to_host(rounded))
 
 
-def decoded(device: Device, dtype: DType, weight: WeightSpec, codes: Buffer) -> Buffer:
+def decoded(param: Buffer, spec: FlatSpec, index: int, dtype: DType) -> Buffer:
     """Return a weight's values in a new buffer, which lives as long as the product that reads it."""
-    assert weight.format is not None, f"{weight.name} is not stored as codes"
-    out = device.alloc(weight.shape, dtype, Kind.TEMP)
-    _codes_of(weight.format).launch(device, codes, out)
+    weight, offset = spec.weights[index], spec.offsets[index]
+    out = param.device.alloc(weight.shape, dtype, Kind.TEMP)
+    _codes_of(weight.format).launch(param.device, param[offset : offset + weight.numel], out)
     return out
 
 
 def values_of(weight: WeightSpec, codes: Any) -> Any:
     """Return a weight's values, fp32, from its bytes on the host."""
-    assert weight.format is not None, f"{weight.name} is not stored as codes"
     return _codes_of(weight.format).decode(codes.astype("uint8"), math.prod(weight.shape))
