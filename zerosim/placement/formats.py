@@ -58,9 +58,11 @@ class Format(NamedTuple):
 
     def nbytes(self, numel: int) -> int:
         """Return the length of that run, up to a multiple of its widest number: another one may follow."""
-        arrays = self.arrays(numel)
-        widest = max(dtype.itemsize for _, dtype in arrays)
-        return -(-sum(count * dtype.itemsize for count, dtype in arrays) // widest) * widest
+        total = widest = 0
+        for count, dtype in self.arrays(numel):
+            total += count * dtype.itemsize
+            widest = dtype.itemsize if dtype.itemsize > widest else widest
+        return -(-total // widest) * widest
 
 
 FP32 = Format("fp32", 32, dtype=fp32)

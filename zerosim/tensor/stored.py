@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from zerosim.backends.kernels import Array, Backend
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
-from zerosim.placement.formats import NF4, Format
+from zerosim.placement.formats import Format
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
@@ -24,11 +24,10 @@ class Codes(NamedTuple):
 
 
 @cache
-def _codes_of(stored: Format | None) -> Codes:
+def _codes_of(name: str) -> Codes:
     from zerosim.backends.numpy import nf4  # codes are made on the host, once
 
-    codes: dict[Format | None, Codes] = {NF4: Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}
-    return codes[stored]
+    return {"nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}[name]
 
 
 def _launch_nf4(device: Device, codes: Buffer, out: Buffer) -> None:
@@ -39,17 +38,19 @@ def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:
     """Return a weight's bytes, a host array, from its values as `dtype` rounds them."""
     rounded = backend.empty(values.shape, dtype)
     backend.from_host(values, rounded)
-    return _codes_of(stored).encode(backend.to_host(rounded))
+    return _codes_of(stored.name).encode(backend.to_host(rounded))
 
 
 def decoded(param: Buffer, spec: FlatSpec, index: int, dtype: DType) -> Buffer:
     """Return a weight's values in a new buffer, which lives as long as the product that reads it."""
     weight, offset = spec.weights[index], spec.offsets[index]
+    assert weight.format is not None, f"{weight.name} is not stored as codes"
     out = param.device.alloc(weight.shape, dtype, Kind.TEMP)
-    _codes_of(weight.format).launch(param.device, param[offset : offset + weight.numel], out)
+    _codes_of(weight.format.name).launch(param.device, param[offset : offset + weight.numel], out)
     return out
 
 
 def values_of(weight: WeightSpec, codes: Any) -> Any:
     """Return a weight's values, fp32, from its bytes on the host."""
-    return _codes_of(weight.format).decode(codes.astype("uint8"), math.prod(weight.shape))
+    assert weight.format is not None, f"{weight.name} is not stored as codes"
+    return _codes_of(weight.format.name).decode(codes.astype("uint8"), math.prod(weight.shape))
