@@ -88,7 +88,7 @@ def of_weights(
     """Return the letters of the pipeline stage's weights, in elements; or, `instead` of elements, in another number of
     each buffer."""
     config, flats = placed.config, placed.layout.flats
-    freed, stored = freed_of(config, share), [name for name in share.numels if flats[name].weights[0].stored]
+    freed, stored = freed_of(config, share), [name for name in share.numels if flats[name].weights[0].format]
     codes = {name: share.whole[name] if padded else flats[name].numel for name in stored}
     held = sum(share.numels[name] for name in stored)
     numels = dict(instead) if instead else numels_of(placed, share, padded=padded)
@@ -117,7 +117,7 @@ def numels_of(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
     bytes, a Fraction if that is no whole number."""
     flats, numels = placed.layout.flats, dict(share.whole if padded else share.numels)
     for name in numels:
-        if flats[name].weights[0].stored:
+        if flats[name].weights[0].format:
             codes = share.whole[name] if padded else flats[name].numel
             numels[name] = cast(int, Fraction(codes, itemsizes(placed.config)[0]))
     return numels

@@ -25,10 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zerosim.backends.kernels import QUANT_BLOCK, Coded
+from zerosim.backends.kernels import Coded
 from zerosim.dtypes import DType, fp32, uint8
 from zerosim.optim.adam import Adam
 from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.placement.formats import DYNAMIC8
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.tensor.flat import Flat
@@ -56,7 +57,8 @@ class Adam8bit(Adam):
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
         parts = list(spec.within(own))
         coded = [mine.numel for mine in parts if has_8_bits(mine.weight)]
-        codes, blocks, floats = sum(coded), sum(map(_blocks, coded)), sum(mine.numel for mine in parts) - sum(coded)
+        codes, blocks = sum(coded), sum(map(DYNAMIC8.blocks, coded))
+        floats = sum(mine.numel for mine in parts) - codes
         return [
             StateArray("exp_avg", codes, uint8),
             StateArray("exp_avg_sq", codes, uint8),
@@ -78,13 +80,9 @@ class Adam8bit(Adam):
                 kept = {name: states[f"{name}_float"][own] for name in self.states}
                 self.update(weights[here], grad[here], kept, now, decays=decays)
                 continue
-            code, block = slice(codes, codes + numel), slice(blocks, blocks + _blocks(numel))
+            code, block = slice(codes, codes + numel), slice(blocks, blocks + DYNAMIC8.blocks(numel))
             codes, blocks = code.stop, block.stop
             m, v = (Coded(states[name][code].array, states[f"{name}_absmax"][block].array) for name in self.states)
             arrays = weights[here].array, grad[here].array, m, v
             flops = (self.flops + 6) * numel  # for each state *, / and max
             device.kernel(flops, device.backend.adam8bit, *arrays, self.numbers(now, decays=decays))
-
-
-def _blocks(numel: int) -> int:
-    return -(-numel // QUANT_BLOCK)

@@ -47,7 +47,7 @@ def assemble(layout: Layout, pieces: Iterable[Piece], decode: Decode | None = No
         values = _joined(flat, parts)
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
             local = values[offset : offset + weight.numel]
-            if weight.stored and decode is not None:
+            if weight.format is not None and decode is not None:
                 local = decode(weight, local)
             local = local.reshape(weight.shape)
             whole.put(weight, local, index, size, parts, offset)

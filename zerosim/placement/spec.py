@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from zerosim.placement.block import Role
-from zerosim.placement.nf4 import nf4_parts
+from zerosim.placement.formats import Format
 from zerosim.placement.partition import Slice
 from zerosim.placement.split import Split, Tile, own_suffix
 
@@ -26,7 +26,7 @@ class WeightSpec:
     split      its cut over the group along a mesh axis; without one, every member holds all of it
     summed     members compute shares of its gradient, which must be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
-    stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
+    format     of its bytes, if it is stored as codes (`formats.py`); None: in the buffer's dtype
     tile       the tile of the weight of this name that it is; None: it is the weight
     role       what it is to its block; `reads_input`: its gradient reads its map's input (no bias's, no adapter's B)
     numel      its elements in the flat buffer
@@ -39,7 +39,7 @@ class WeightSpec:
     split: Split | None = None
     summed: bool = False
     embedding: bool = False
-    stored: str = ""
+    format: Format | None = None
     tile: Tile | None = None
     role: Role | None = None
     reads_input: bool = True
@@ -47,7 +47,7 @@ class WeightSpec:
 
     def __post_init__(self) -> None:
         numel = math.prod(self.shape)
-        object.__setattr__(self, "numel", nf4_parts(numel).nbytes if self.stored else numel)
+        object.__setattr__(self, "numel", numel if self.format is None else self.format.nbytes(numel))
 
     @property
     def own_name(self) -> str:

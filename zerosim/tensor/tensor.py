@@ -269,7 +269,7 @@ class Parameter:
 
     @property
     def array(self) -> Array:
-        assert not self.flat.stored, f"{self.name} is kept as codes: hold its buffer while it is read"
+        assert self.flat.format is None, f"{self.name} is kept as codes: hold its buffer while it is read"
         return self.buffer.array
 
     @property
