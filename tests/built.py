@@ -12,6 +12,7 @@ from zerosim.models.builder import Builder
 from zerosim.models.decoder import build_decoder
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Recompute, StoredInputs
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import whole
 from zerosim.tensor.rng import DropoutKeys
 from zerosim.tensor.tensor import cpu
@@ -47,7 +48,7 @@ def gpt(device: Device | None = None, dtype: DType = fp64, **given: Any) -> Mode
 def place(model: Model, seed: int = 0, *, master: bool = False) -> Model:
     """All weights on one rank, drawn."""
     for flat in model.flats:
-        flat.own, flat.padded_numel = whole(flat.numel), flat.numel
+        flat.held = Held(whole(flat.numel), flat.numel)
         flat.param = flat.param_shard = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
         if master:
             flat.master = flat.device.alloc((flat.numel,), fp32, Kind.OPTIM)

@@ -19,6 +19,8 @@ from zerosim.dtypes import compute_dtype, dtype
 from zerosim.models.model import Model, initial_values
 from zerosim.nn import Unit
 from zerosim.parallel.schedule import Forward, Timetable
+from zerosim.placement.partition import nothing
+from zerosim.placement.rows import Held
 from zerosim.train.build_model import build_model
 from zerosim.train.engine import backward_pass, forward_loss
 
@@ -43,7 +45,7 @@ def array_type(name: str) -> Any:
 def place(model: Model) -> None:
     """All of every flat, unpadded, on one device."""
     for flat in model.flats:
-        flat.padded_numel = flat.numel
+        flat.held = Held(nothing(flat.numel), flat.numel)
         flat.param = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
 
 

@@ -18,6 +18,7 @@ from zerosim.dtypes import DType, bf16, fp16, fp32, fp64, int64
 from zerosim.errors import InputError
 from zerosim.models.model import Model, draw_flat, initial_values
 from zerosim.nn import Dropout, Unit
+from zerosim.placement.rows import Held
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.flat import Flat, slice_of, whole
 from zerosim.tensor.rng import DropoutKeys
@@ -98,7 +99,7 @@ def test_initial_weights_depend_on_seed_and_name_only() -> None:
             assert (model[name] == deeper[name]).all(), name
     alone = gpt()
     flat = alone.flats[3]
-    flat.own, flat.padded_numel = whole(flat.numel), flat.numel
+    flat.held = Held(whole(flat.numel), flat.numel)
     flat.param = flat.param_shard = flat.device.alloc((flat.numel,), flat.dtype, Kind.PARAM)
     draw_flat(flat, 3, exact_master=False)  # no other flat was drawn before it
     assert (flat.window(flat.param, 2).array == model["h.1.attn.c_attn.weight"]).all()
@@ -177,7 +178,7 @@ def test_slices_take_their_part_of_full_weights(ranks: int) -> None:
     for rank in range(ranks):
         model = gpt()
         for flat in model.flats:
-            flat.own = slice_of(flat.numel, rank, ranks)
+            flat.held = Held(slice_of(flat.numel, rank, ranks), flat.numel)
             flat.param_shard = flat.device.alloc((flat.own.size,), flat.dtype, Kind.PARAM)
         model.load_state_dict(weights)
         pieces.append([flat.shard().array for flat in model.flats])

@@ -27,6 +27,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero2 import Zero2
 from zerosim.placement.partition import slice_of
+from zerosim.placement.rows import Held
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.tensor.flat import Flat, whole
 from zerosim.tensor.tensor import cpu
@@ -206,7 +207,7 @@ def test_factors_are_means_of_rows_and_of_columns() -> None:
     recorder = Recorder()
     flat, updater = Flat("flat", cpu(recorder), fp64, fp64), Updater(Adafactor(), StepControl(LRSchedule(0.1)))
     flat.declare("w", (3, 4))
-    flat.own = whole(12)
+    flat.held = Held(whole(12), 12)
     flat.param_shard, flat.grad_shard = (flat.device.alloc((12,), fp64, Kind.GRAD) for _ in range(2))
     updater.allocate(flat)
     for buffer in (flat.param_shard, flat.grad_shard):

@@ -23,6 +23,7 @@ from zerosim.optim.control import StepControl
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.updater import Updater
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import Flat, whole
 from zerosim.tensor.tensor import cpu
 from zerosim.train.plan import plan
@@ -87,7 +88,7 @@ def steps(optimizer: Optimizer, count: int) -> dict[str, Any]:
     flat = Flat("f", device, fp32, fp32)
     for name, shape in (("wte", (80, 60)), ("large", (60, 70)), ("small", (60, 68)), ("bias", (70,))):
         flat.declare(name, shape, embedding=name == "wte")
-    flat.own = whole(flat.numel)
+    flat.held = Held(whole(flat.numel), flat.numel)
     flat.param_shard = device.alloc((flat.numel,), fp32, Kind.PARAM)
     device.backend.from_host(random.standard_normal(flat.numel), flat.param_shard.array)
     updater = updater_of(optimizer)

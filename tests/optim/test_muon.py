@@ -18,6 +18,7 @@ from zerosim.optim.adam import Adam
 from zerosim.optim.muon import COEFFICIENTS, EPS, Muon, orthogonalized
 from zerosim.optim.optimizer import Step, alone
 from zerosim.optim.updater import Updater
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import Flat, whole
 from zerosim.train.plan import plan
 
@@ -29,7 +30,7 @@ def flat_of(device: Device, dtype: DType, values: dict[str, Any]) -> Flat:
     flat = Flat("h.0", device, dtype, dtype)
     for name, shape in SHAPES.items():
         flat.declare(name, shape)
-    flat.own = whole(flat.numel)
+    flat.held = Held(whole(flat.numel), flat.numel)
     flat.param_shard = device.alloc((flat.numel,), dtype, Kind.PARAM)
     device.backend.from_host(np.concatenate([values[name].reshape(-1) for name in SHAPES]), flat.param_shard.array)
     return flat

@@ -30,6 +30,7 @@ from zerosim.optim.sage import AdamSAGE
 from zerosim.optim.sgd import SGD
 from zerosim.optim.sophia import SophiaG
 from zerosim.optim.updater import Updater
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import Flat, Slice, slice_of, whole
 from zerosim.tensor.tensor import cpu
 from zerosim.train.plan import plan
@@ -196,7 +197,7 @@ def flat_of(device: Device, own: Slice | None = None, dtype: DType = fp64) -> Fl
     flat = Flat("flat", device, dtype, dtype)
     for i, shape in enumerate([(2, 3), (4,), (5, 1)]):
         flat.declare(f"p{i}", shape)
-    flat.own = own or whole(15)
+    flat.held = Held(own or whole(15), 15)
     flat.param_shard = buffer(device, np.ones(flat.own.size), dtype)
     return flat
 

@@ -13,6 +13,7 @@ from zerosim.device.device import Device, Kind
 from zerosim.dtypes import DType, fp16, fp32, fp64
 from zerosim.errors import LossScaleExhausted
 from zerosim.optim.precision import LossScaler, norm_partials, total_norm
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import Flat, Slice, nothing, slice_of, slice_size, whole
 from zerosim.tensor.tensor import cpu
 
@@ -84,7 +85,7 @@ def holding(values: np.ndarray, own: Slice, device: Device, dtype: DType) -> Fla
     """A flat that holds `own` of a gradient; padding is nan, so that using it would show."""
     flat = Flat("flat", device, dtype, dtype)
     flat.declare("p", (values.size,))
-    flat.own = own
+    flat.held = Held(own, values.size)
     if own.size:
         padded = np.concatenate([values, np.full(own.stop - min(own.stop, values.size), np.nan)])
         flat.grad_shard = device.alloc((own.size,), dtype, Kind.GRAD)
@@ -139,7 +140,7 @@ def test_a_window_of_a_whole_gradient_counts_as_a_slice() -> None:
     parts = []
     full = flat.grad_shard
     for rank in range(3):
-        flat.own = slice_of(10, rank, 3)
+        flat.held = Held(slice_of(10, rank, 3), 12)
         flat.grad_shard = full[flat.own.start : flat.own.stop]
         parts.append(norm_partials(device, [flat], 3).array)
     assert slice_size(10, 3) == 4

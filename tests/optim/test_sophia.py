@@ -24,6 +24,7 @@ from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.precision import LossScaler
 from zerosim.optim.sophia import SophiaG
 from zerosim.optim.updater import Updater
+from zerosim.placement.rows import Held
 from zerosim.stepper import debug
 from zerosim.tensor.flat import Flat, whole
 from zerosim.tensor.tensor import cpu
@@ -119,7 +120,7 @@ def test_hessian_and_step_are_the_authors() -> None:
     device = cpu()
     flat = Flat("flat", device, fp64, fp64)
     flat.declare("w", (numel,))
-    flat.own, flat.param_shard = whole(numel), device.alloc((numel,), fp64, Kind.PARAM)
+    flat.held, flat.param_shard = Held(whole(numel), numel), device.alloc((numel,), fp64, Kind.PARAM)
     w = random.standard_normal(numel)
     flat.param_shard.array[:] = w
     control = StepControl(LRSchedule(0.01), scaler=LossScaler(64.0, dynamic=False), clip_norm=0.5)

@@ -20,6 +20,7 @@ from zerosim.optim.adam8bit import Adam8bit
 from zerosim.optim.control import StepControl
 from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.updater import Updater
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import Flat, whole
 from zerosim.tensor.tensor import cpu
 
@@ -86,7 +87,7 @@ def run_zerosim(weights: dict[str, Any], grads: list[dict[str, Any]]) -> tuple[d
     flat = Flat("all", device, fp32, fp32)
     for name, shape in SHAPES.items():
         flat.declare(name, shape)
-    flat.own = whole(flat.numel)
+    flat.held = Held(whole(flat.numel), flat.numel)
     flat.param_shard = device.alloc((flat.numel,), fp32, Kind.PARAM)
     updater = Updater(Adam8bit(*BETAS, 1e-8, DECAY), StepControl(LRSchedule(LR)))
     updater.allocate(flat)

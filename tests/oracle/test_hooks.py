@@ -33,7 +33,7 @@ def ours(exchange: Slices, grads: Any, q: Any = None) -> list[list[Any]]:
         flat = Flat("w", device, fp32, fp32)
         flat.declare("w.weight", (ROWS, COLUMNS))
         layout = Layout(mesh, [flat.spec], {**zero_rows(0), **exchange_of[ctx.rank].states})
-        flat.lie(layout.rows("w"), layout.owner("w"), layout.own(ctx.rank, "w"), layout.padded("w"))
+        flat.held = layout.held("w", layout.own(ctx.rank, "w"), layout.padded("w"))
         mine = exchange_of[ctx.rank]
         mine.join(Groups(mesh, ctx.comm))
         for state in mine.states:

@@ -23,8 +23,8 @@ from zerosim.parallel.stage import Stage
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
-from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
+from zerosim.placement.rows import Row
 from zerosim.tensor.flat import Flat
 from zerosim.train import build_strategy
 from zerosim.train.plan import plan

@@ -18,6 +18,7 @@ from zerosim.parallel.exchange import Slices
 from zerosim.parallel.reducer import InBuckets
 from zerosim.parallel.upcast import upcast_grad_shard
 from zerosim.placement.partition import assign_owners
+from zerosim.placement.rows import Held
 from zerosim.tensor.flat import Flat, Slice, nothing, slice_of, slice_size, whole
 from zerosim.tensor.sums import GradProbe
 from zerosim.tensor.tensor import cpu
@@ -105,7 +106,7 @@ def test_what_ranks_write_is_the_whole(shapes: list[tuple[int, ...]], ranks: int
     pieces = []
     for rank in range(ranks):
         flat = declared(shapes)
-        flat.own = slice_of(flat.numel, rank, ranks)
+        flat.held = Held(slice_of(flat.numel, rank, ranks), flat.numel)
         flat.param_shard = flat.device.alloc((flat.own.size,), fp64, Kind.PARAM)
         flat.param_shard.array[...] = -1
         for index, values in enumerate(values_of(flat)):
@@ -124,8 +125,8 @@ def test_what_ranks_write_is_the_whole(shapes: list[tuple[int, ...]], ranks: int
 def test_what_one_rank_holds_whole_is_written_whole(shapes: list[tuple[int, ...]]) -> None:
     """Stages 1 and 2: all parameters, of which the own slice is a window."""
     flat = declared(shapes)
-    flat.own = slice_of(flat.numel, 1, 3)
-    flat.padded_numel = 3 * flat.own.size
+    own = slice_of(flat.numel, 1, 3)
+    flat.held = Held(own, 3 * own.size)
     flat.param = flat.device.alloc((flat.padded_numel,), fp64, Kind.PARAM)
     flat.param_shard = flat.param[flat.own.start : flat.own.stop]
     for index, values in enumerate(values_of(flat)):
@@ -136,7 +137,7 @@ def test_what_one_rank_holds_whole_is_written_whole(shapes: list[tuple[int, ...]
 @pytest.mark.parametrize("dtype", [fp16, bf16])
 def test_masters_are_copies_of_the_rounded_weight_or_exact(dtype: DType) -> None:
     flat = declared([(3,), (5,)], dtype)
-    flat.own = Slice(2, 6, 8)
+    flat.held = Held(Slice(2, 6, 8), 8)
     flat.param_shard = flat.device.alloc((4,), dtype, Kind.PARAM)
     flat.master = flat.device.alloc((4,), fp32, Kind.OPTIM)
     values = (np.arange(8) + 1 / 3).astype(np.float32)
@@ -159,7 +160,7 @@ def test_declaring_takes_no_memory(device: Device, live: Callable[[], int]) -> N
 # -- gradients ---------------------------------------------------------------------------------------------
 def test_a_gradient_is_padded_with_zeros_and_named(device: Device, live: Callable[[], int]) -> None:
     flat = declared([(2, 2), (3,)], fp16, device)
-    flat.own, flat.padded_numel = slice_of(7, 2, 3), 9
+    flat.held = Held(slice_of(7, 2, 3), 9)
     flat.collect_grad(1, _full(device, 5.0, (3,)))
     grad = flat.take_grad()
     assert grad.array.tolist() == [0, 0, 0, 0, 5, 5, 5, 0, 0]
@@ -168,7 +169,7 @@ def test_a_gradient_is_padded_with_zeros_and_named(device: Device, live: Callabl
 
 def test_micro_batches_add_onto_what_is_kept(device: Device) -> None:
     flat = declared([(2,)], fp64, device)
-    flat.padded_numel = 2
+    flat.held = Held(whole(2), 2)
     for keep, kept in ((flat.add_grad_whole, lambda: flat.grad_whole), (flat.add_grad_shard, lambda: flat.grad_shard)):
         for value in (1.0, 10.0, 100.0):
             flat.collect_grad(0, _full(device, value, (2,)))
@@ -185,7 +186,7 @@ def test_micro_batches_add_onto_what_is_kept(device: Device) -> None:
 def test_the_first_kept_gradient_is_not_copied(device: Device, ledger: MemoryLedger) -> None:
     """DDP and ZeRO-1 add into, reduce in and update from one buffer, that of the first microbatch; later ones pass."""
     flat = declared([(4,)], fp32, device)
-    flat.padded_numel, flat.keeps_whole_grad = 4, True
+    flat.held, flat.keeps_whole_grad = Held(whole(4), 4), True
     for later in (False, True, True):
         flat.collect_grad(0, _full(device, 1.0, (4,)))
         device.recorder.drain()
@@ -198,7 +199,7 @@ def test_the_first_kept_gradient_is_not_copied(device: Device, ledger: MemoryLed
 def test_a_parameter_that_is_used_twice_gets_one_window_and_the_sum(device: Device) -> None:
     """Whoever comes second must not be given the window that holds the first one's gradient."""
     flat = declared([(2,)], fp64, device)
-    flat.padded_numel = 2
+    flat.held = Held(whole(2), 2)
     first, second = flat.grad_window(0), flat.grad_window(0)
     assert second.storage is not first.storage
     first.array[...], second.array[...] = 1, 10
@@ -214,7 +215,7 @@ def test_a_parameter_that_is_used_twice_gets_one_window_and_the_sum(device: Devi
 
 def test_a_bad_gradient_is_remembered_over_later_micro_batches(device: Device) -> None:
     flat = declared([(2,)], fp32, device)
-    flat.padded_numel, probe = 2, GradProbe(device)
+    flat.held, probe = Held(whole(2), 2), GradProbe(device)
     flat.probe = probe
     seen = []
     for value in (1.0, np.inf, 1.0):
@@ -230,7 +231,7 @@ def test_a_bad_gradient_is_remembered_over_later_micro_batches(device: Device) -
 
 def test_an_fp32_copy_of_the_own_slice_names_its_padding(device: Device, ledger: MemoryLedger) -> None:
     flat = declared([(7,)], bf16, device)
-    flat.own = slice_of(7, 2, 3)  # elements 6 to 8, of which two are padding
+    flat.held = Held(slice_of(7, 2, 3), 9)  # elements 6 to 8, of which two are padding
     flat.grad_shard = flat.new_grad_shard()
     copy = upcast_grad_shard(flat)
     assert copy is not None
@@ -263,7 +264,7 @@ def test_a_bucket_holds_as_many_bytes_as_it_may(capacity: int | None, left: list
     reducer, found = InBuckets(Counted(), capacity), []
     for _ in range(3):
         flat = declared([(3,)], fp16, device)
-        flat.padded_numel = 4
+        flat.held = Held(whole(4), 4)
         reducer.reduce(flat)
         found.append(seen[:])
         seen.clear()

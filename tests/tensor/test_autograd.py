@@ -18,6 +18,7 @@ from zerosim.device.events import Alloc, Kernel
 from zerosim.dtypes import fp32, fp64
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MemoryLedger
+from zerosim.placement.rows import Held
 from zerosim.tensor import ops as P
 from zerosim.tensor.autograd import Node, backward
 from zerosim.tensor.flat import Flat, whole
@@ -269,7 +270,7 @@ def test_a_failing_rule_leaves_no_cycle(device: Device, live: Callable[[], int])
 
 # -- parameters -------------------------------------------------------------------------------------------
 def place(flat: Flat, values: object) -> None:
-    flat.padded_numel, flat.own = flat.numel, whole(flat.numel)
+    flat.held = Held(whole(flat.numel), flat.numel)
     flat.param = flat.device.alloc((flat.numel,), flat.dtype, Kind.UNSHARDED_PARAM)
     flat.device.backend.from_host(np.asarray(values), flat.param.array)
 

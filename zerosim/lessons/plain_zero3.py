@@ -59,8 +59,8 @@ def train(config: RunConfig) -> dict[str, Any]:
         model, updater = build_model(config, ctx.device), build_updater(config, 1)
         for flat in model.flats:  # allocate a slice of the parameters and of Adam's states
             own = slice_of(flat.numel, ctx.rank, ctx.world_size)
-            flat.lie(layout.rows(flat.name), None, own, own.size * ctx.world_size)
-            flat.place_params(flat.rows["param"])
+            flat.held = layout.held(flat.name, own, own.size * ctx.world_size)
+            flat.place_params(flat.held.rows["param"])
             updater.allocate(flat)
             draw_flat(flat, config.data.seed, exact_master=False)
         batches = [micro_batches(whole, ctx.rank, ctx.world_size, 1)[0] for whole in wholes]

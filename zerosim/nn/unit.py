@@ -74,7 +74,7 @@ class Unit:
     @property
     def completes(self) -> Sequence[Flat]:
         """The flats whose gradient of a microbatch is complete when this unit's backward ends."""
-        return [flat for flat in self.flats if flat.is_trained] if self.reduces else ()
+        return [flat for flat in self.flats if flat.spec.is_trained] if self.reduces else ()
 
     @property
     def all_flats(self) -> Sequence[Flat]:

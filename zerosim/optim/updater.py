@@ -65,7 +65,7 @@ class Updater:
         """Allocate the lazy states, before the first weight moves. Source: PyTorch 2.13, optim/adam.py, _init_group."""
         for flat in in_turn(flats):
             if self.lazy and not flat.states:
-                with flat.device.scope(unit=flat.module):
+                with flat.device.scope(unit=flat.spec.module):
                     flat.states = _zeroed(flat, self._arrays(flat))
 
     def _arrays(self, flat: Flat) -> list[StateArray]:

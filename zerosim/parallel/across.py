@@ -28,9 +28,9 @@ def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: b
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
     """Average local shards over the ranks that hold the same one. Source: FSDP2, set_requires_all_reduce."""
     for flat in in_turn(reversed(flats)):  # the order in which backward produced them
-        replicas = groups.replicas(*flat.axes, flat.spec.axis)
+        replicas = groups.replicas(*flat.held.axes, flat.spec.axis)
         if replicas is not None and flat.grad_shard is not None:
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 replicas.all_reduce(flat.grad_shard)
 
 
@@ -42,7 +42,7 @@ def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
     for flat in in_turn(reversed(flats)) if mesh.size(*MODEL) > 1 else ():
         ends = groups.ends("pp") if layout.is_tied(flat.name) else None
         if ends is not None and ends.size > 1 and flat.grad_shard is not None:
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 ends.all_reduce(flat.grad_shard, op="sum")
         axis = flat.spec.axis
         if mesh.size(axis) == 1:
@@ -52,6 +52,6 @@ def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
             sharers = mine.weight.sharers(mesh.size(axis))
             if sharers > 1 and flat.grad_shard is not None:
                 shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             for sharers, windows in shared.items():
                 groups.neighbours(axis, sharers).all_reduce(windows, op="sum")

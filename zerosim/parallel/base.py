@@ -99,9 +99,9 @@ class Strategy:
         self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
         dummies, out = DummyGrads(self.device) if self.memory.fused else None, Outgoing(layout)
         for flat in in_turn(flats):
-            with self.device.scope(unit=flat.module):
-                flat.lie(layout.rows(flat.name), layout.owner(flat.name), self.owned(flat), self.padded(flat))
-                for state, row in flat.rows.items():
+            with self.device.scope(unit=flat.spec.module):
+                flat.held = layout.held(flat.name, self.owned(flat), self.padded(flat))
+                for state, row in flat.held.rows.items():
                     if state == "grad":
                         flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies, out=out)
                     elif state == "param":

@@ -59,7 +59,7 @@ class Delayed:
         """Replace the old parameters by the new ones, if there are any. Called when backward ends."""
         for flat in self.flats if self._grads else ():
             if flat.outgoing is not None and (late := flat.outgoing.late.pop(flat.name, None)) is not None:
-                with flat.device.scope(unit=flat.module):
+                with flat.device.scope(unit=flat.spec.module):
                     late.replace()
                     del late
                     publish(flat)

@@ -23,8 +23,8 @@ from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.gathers import AllGather, Arriving
-from zerosim.placement.layout import Row
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
+from zerosim.placement.rows import Row
 from zerosim.tensor.flat import Flat, in_turn
 
 
@@ -45,7 +45,7 @@ class Slices:
 
     def group_of(self, flat: Flat) -> Comm:
         """Return the ranks that a flat is cut over."""
-        return self.groups(*flat.axes)
+        return self.groups(*flat.held.axes)
 
     def calls(self, flats: Sequence[Flat]) -> list[list[Flat]]:
         """Group these flats by the call that reduces them."""
@@ -64,7 +64,7 @@ class Slices:
         """Reduce whole gradients in one call."""
         shards = []
         for flat in flats:
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 shards.append(flat.new_grad_shard())
         return self.group_of(flats[0]).launch_reduce_scatter(grads, out=shards)
 
@@ -149,11 +149,11 @@ class Owners(Slices):
 
     def owns(self, flat: Flat) -> bool:
         flat.device.turn(flat.name)
-        return flat.owner == self.group_of(flat).rank
+        return flat.held.owner == self.group_of(flat).rank
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         [flat] = in_turn(flats)
-        return self.group_of(flat).launch_reduce(grads.pop(), dst=flat.owner)
+        return self.group_of(flat).launch_reduce(grads.pop(), dst=flat.held.owner)
 
     launch_in_place = launch_reduce
 
@@ -168,11 +168,11 @@ class Owners(Slices):
         return self.own_part(flat, reduced)
 
     def gather(self, flat: Flat, *, exactly: bool = False) -> Buffer:
-        return self.group_of(flat).broadcast(self._place_for(flat, Kind.UNSHARDED_PARAM), src=flat.owner)
+        return self.group_of(flat).broadcast(self._place_for(flat, Kind.UNSHARDED_PARAM), src=flat.held.owner)
 
     def launch_gather(self, flat: Flat) -> Arriving:
         place = self._place_for(flat, Kind.PREFETCHED_PARAM)
-        return self.group_of(flat).launch_broadcast(place, src=flat.owner)
+        return self.group_of(flat).launch_broadcast(place, src=flat.held.owner)
 
     def _place_for(self, flat: Flat, kind: Kind) -> Buffer:
         """Return a place for a flat: the owner's own buffer, and on other ranks a buffer of `kind` for the time of
@@ -181,4 +181,4 @@ class Owners(Slices):
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:
         flat.device.turn(flat.name)
-        return self.group_of(flat).launch_broadcast(flat.whole_param(), src=flat.owner)
+        return self.group_of(flat).launch_broadcast(flat.whole_param(), src=flat.held.owner)

@@ -107,7 +107,7 @@ class Gathered(Published):
     def reshard(self, unit: Unit) -> None:
         """Free a unit's parameters after its backward, unless another unit that shares a flat still needs it."""
         for flat in unit.flats:
-            if unit.reduces or unit.ends or not self.residency.keeps(flat.module):
+            if unit.reduces or unit.ends or not self.residency.keeps(flat.spec.module):
                 self._reshard(flat)
 
     def release(self, unit: Unit) -> Iterator[Flat]:

@@ -30,7 +30,7 @@ def decided(
 
     Raises: NonFiniteGradient naming rank and unit, unless such steps are skipped; LossScaleExhausted.
     """
-    trained = [flat for flat in flats if flat.is_trained]
+    trained = [flat for flat in flats if flat.spec.is_trained]
     axes = layout.trained_axes
     comm = groups(*axes)
     with comm.device.at(place := norm_place(trained)):  # on the host, where gradients lie there
@@ -55,8 +55,8 @@ def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[No
     rows: list[NormRow | None] = []
     for flat in flats:
         axis = flat.spec.axis
-        copies = without(layout.trained_axes, (*flat.axes, axis))
+        copies = without(layout.trained_axes, (*flat.held.axes, axis))
         counts = layout.is_counted(stage, flat.name) and not mesh.index(rank, *copies)
-        index, size, ranks = mesh.index(rank, axis), mesh.size(axis), mesh.size(*flat.axes)
+        index, size, ranks = mesh.index(rank, axis), mesh.size(axis), mesh.size(*flat.held.axes)
         rows.append(NormRow(places[flat.spec.unit] * most + index, index, size, ranks) if counts else None)
     return rows, len(places) * most

@@ -18,7 +18,7 @@ from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import AllGather
 from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import Reducer
-from zerosim.placement.layout import Rows
+from zerosim.placement.rows import Rows
 from zerosim.placement.spec import FlatSpec
 
 

@@ -59,7 +59,7 @@ class InForward(Published):
         self._stale: dict[Flat, Work[Buffer] | None] = {}  # with the gather in flight
 
     def begin(self, timetable: Timetable) -> None:
-        self._stale = {flat: None for use in timetable.uses for flat in use.gathers if flat.is_trained}
+        self._stale = {flat: None for use in timetable.uses for flat in use.gathers if flat.spec.is_trained}
 
     def open(self) -> None:
         for flat, work in self._stale.items():
@@ -75,5 +75,5 @@ class InForward(Published):
                 work.wait()
 
     def _launch(self, flat: Flat) -> Work[Buffer]:
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             return self.exchange.launch_publish(flat)

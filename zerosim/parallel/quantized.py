@@ -92,7 +92,7 @@ class QuantizedReduction(Slices):
         if not (groups := self.groups_of(flat)):
             return super().launch_reduce(flats, grads)
         node, nodes = self.groups(NODE), self.groups(NODES)
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             values = as_fp16(grads.pop())
 
             def rule(xp: Any, values: Array, codes: Array, scales: Array) -> None:
@@ -129,7 +129,7 @@ class FirstHop(NamedTuple):
     def wait(self) -> list[list[Buffer]]:
         """Run the second hop, and return the one flat's reduced gradient."""
         device = self.flat.device
-        with device.scope(unit=self.flat.module):
+        with device.scope(unit=self.flat.spec.module):
             arrived = [work.wait() for work in self.works]
             rows = [one.array.reshape(self.node.size, -1) for one in arrived]
             numel, groups = 2 * arrived[0].numel // self.node.size, arrived[1].numel // self.node.size

@@ -96,14 +96,14 @@ class Reducer:
         parts = reduced if isinstance(reduced, list) else [reduced]
         del reduced
         for flat in flats:
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 average = self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
                 self._averages.append((flat, average))
 
     def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> Work[Any] | None:
         if own is None:
             return None
-        replicas = self.groups.replicas(*flat.axes, flat.spec.axis) if averages else None
+        replicas = self.groups.replicas(*flat.held.axes, flat.spec.axis) if averages else None
         if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
         flat.add_grad_shard(own)
@@ -135,7 +135,7 @@ class InBuckets(Reducer):
 
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
         for flat in flats if memory.bucket_copies else ():
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 padding = flat.numel - flat.spec.num_parameters
                 copy = flat.device.alloc((flat.numel,), flat.grad_dtype, Kind.COMM, padding=padding)
                 self._copies[flat.name] = copy

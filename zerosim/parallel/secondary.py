@@ -36,9 +36,9 @@ class Secondary(Gathered):
         self._old: set[str] = set()  # flats that were updated since their second shard was made
 
     def place(self, flats: Sequence[Flat]) -> None:
-        for flat in (flat for flat in flats if STATE in flat.rows):
+        for flat in (flat for flat in flats if STATE in flat.held.rows):
             part = self.part(flat)
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 padding = flat.spec.padding(part)
                 self.shards[flat.name] = flat.device.alloc((part.size,), flat.dtype, Kind.PARAM, padding=padding)
             self._old.add(flat.name)
@@ -47,7 +47,7 @@ class Secondary(Gathered):
     def part(self, flat: Flat) -> Slice:
         """Return this rank's second shard of a flat."""
         node = self.exchange.groups(NODE)
-        return flat.rows[STATE].partition.part((flat.numel,), 0, node.rank, node.size)
+        return flat.held.rows[STATE].partition.part((flat.numel,), 0, node.rank, node.size)
 
     def publish(self, flat: Flat) -> None:
         super().publish(flat)

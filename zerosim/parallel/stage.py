@@ -46,7 +46,7 @@ class Stage(Strategy):
     @property
     def trained(self) -> list[Flat]:
         """The flats that have gradients."""
-        return [flat for flat in self.flats if flat.is_trained]
+        return [flat for flat in self.flats if flat.spec.is_trained]
 
     def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
         super().join(groups, layout, memory)
@@ -55,8 +55,8 @@ class Stage(Strategy):
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
         for flat in flats:
-            for state in (name for name in flat.rows if name in self.exchange.states):
-                with self.device.scope(unit=flat.module):
+            for state in (name for name in flat.held.rows if name in self.exchange.states):
+                with self.device.scope(unit=flat.spec.module):
                     self.exchange.place(flat, state)
         self.reducer.place(self.trained, self.memory)
         self.gathered.place(flats)
@@ -89,7 +89,7 @@ class Stage(Strategy):
         self.reducer.finish()
         if self.memory.own_only:
             for flat in in_turn(self.flats):
-                with flat.device.scope(unit=flat.module):
+                with flat.device.scope(unit=flat.spec.module):
                     flat.keep_own_grad()
 
     def reduce_grad_norm(self) -> float | None:

@@ -30,7 +30,7 @@ def step(
     An owner of whole flats updates all of them before the first broadcast. Flat by flat, the owners would wait for each
     other's updates, one after the other.
     """
-    trained = [flat for flat in flats if flat.is_trained]
+    trained = [flat for flat in flats if flat.spec.is_trained]
     updater.make_states(trained)
     for together in tiles(updater.groups(trained)):
         device, waiting = together[0].device, []
@@ -42,7 +42,7 @@ def step(
                     updater.update(flat, scale, partial(_add, groups, flat))
                     store(flat)  # fp32 master -> own slice, no traffic between ranks
                     flat.drop_grads()
-                    if isinstance(flat.rows["optim"].partition, WholeUnits):
+                    if isinstance(flat.held.rows["optim"].partition, WholeUnits):
                         waiting.append(flat)
                     else:
                         with device.at(DEVICE):
@@ -53,5 +53,5 @@ def step(
 
 def _add(groups: Groups, flat: Flat, sums: Buffer) -> None:
     """Add an optimizer's sums over the weights of the local slice to those of the ranks with the other slices."""
-    if isinstance(flat.rows["optim"].partition, EvenSlices):
-        groups(*flat.axes).all_reduce(sums, op="sum")
+    if isinstance(flat.held.rows["optim"].partition, EvenSlices):
+        groups(*flat.held.axes).all_reduce(sums, op="sum")

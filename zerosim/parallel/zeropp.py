@@ -9,8 +9,8 @@ from zerosim.parallel.gathers import NODE
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.quantized import QuantizedGather, QuantizedReduction
 from zerosim.parallel.secondary import STATE, Secondary
-from zerosim.placement.layout import Row, Rows
 from zerosim.placement.neighbours import NeighbouringSlices
+from zerosim.placement.rows import Row, Rows
 from zerosim.placement.spec import FlatSpec
 
 

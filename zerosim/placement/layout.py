@@ -11,39 +11,13 @@ plans, results, the stepper and the comparison with formulas ask here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import STATES, Mesh, joined
-from zerosim.placement.partition import Partition, Slice, Whole, WholeUnits
+from zerosim.placement.mesh import Mesh, joined
+from zerosim.placement.partition import Slice, WholeUnits
+from zerosim.placement.rows import Held, Row, Rows
 from zerosim.placement.spec import FlatSpec
 
-Lives = Literal["always", "step", "use"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The placement of one state: the rule that cuts it, the axes of the cut, and the lifetime of a rank's slice.
-
-    lives    'always': from start to end; 'step': from its creation to the end of the step; 'use': created
-             for each use
-    memory   the rank's memory that holds it
-    """
-
-    partition: Partition
-    axes: tuple[str, ...] = STATES
-    lives: Lives = "always"
-    memory: str = DEVICE
-
-    @property
-    def is_whole(self) -> bool:
-        return isinstance(self.partition, Whole)
-
-
-Rows = Mapping[str, Row]
-"""A buffer's row for each of its states: 'param', 'grad', 'optim', and those that an exchange adds. Memory is
-allocated in this order."""
 RowsOf = Callable[[FlatSpec], Rows]
 
 
@@ -120,6 +94,10 @@ class Layout:
         stage = next(stage for stage, names in enumerate(self.stages) if name in names)
         which, numels = self._cut[stage][state, row, self.is_trained(name)]
         return row.partition.owner(numels, which[name], self.mesh.size(*row.axes))
+
+    def held(self, name: str, own: Slice, padded: int) -> Held:
+        """Return the place of a rank that holds the slice `own` of a buffer with `padded` elements."""
+        return Held(own, padded, self._rows[name], self.owner(name) or 0)
 
     def _own_state(self, name: str) -> str:
         return "optim" if self.is_trained(name) else "param"

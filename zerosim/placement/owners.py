@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from zerosim.placement.layout import Layout, Row
+from zerosim.placement.layout import Layout
 from zerosim.placement.partition import WholeUnits
+from zerosim.placement.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

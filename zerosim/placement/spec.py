@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -101,6 +102,7 @@ def is_in_block(module: str) -> bool:
     return any(part.isdigit() for part in module.split("."))
 
 
+@lru_cache(maxsize=4096)
 def unit_of(module: str) -> str:
     """Return a module's unit: h.3 for h.3.mlp.c_fc; the module itself outside the blocks."""
     head, dot, tail = module.partition(".")

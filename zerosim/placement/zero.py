@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from zerosim.placement.layout import Lives, Row, Rows
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import EvenSlices, Partition, Whole
+from zerosim.placement.rows import Lives, Row, Rows
 
 CUT_FROM = (("grad", 2), ("param", 3), ("optim", 1))
 """Each model state and the first ZeRO stage that cuts it, in the order of allocation."""

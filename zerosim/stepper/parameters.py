@@ -93,7 +93,7 @@ class Parameters(Mapping[str, ParameterView]):
         if flat is None:
             return "freed", 0, 0, 0, None
         if flat.param is not None:
-            state = "whole" if flat.rows["param"].is_whole else "gathered"
+            state = "whole" if flat.held.rows["param"].is_whole else "gathered"
             return state, 0, flat.spec.weights[index].numel, flat.spec.offsets[index], flat.param
         source = flat.param_shard if flat.param_shard is not None else flat.master
         mine = flat.spec.overlap(flat.own, index)

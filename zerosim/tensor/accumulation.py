@@ -20,10 +20,10 @@ from zerosim.backends.kernels import Array
 from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
-from zerosim.placement.layout import Row, Rows
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import Slice, nothing
-from zerosim.placement.spec import FlatSpec, WeightSpec, is_block, unit_of
+from zerosim.placement.rows import Held, Row
+from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
 from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.offloaded import Outgoing
 from zerosim.tensor.sums import GradProbe, accumulate, added
@@ -37,17 +37,11 @@ class GradAccumulator:
 
     def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "", **how: Any) -> None:
         self.name = name
-        self.module = module or name  # what is gathered with it: the unit, or the leaf module of one tensor
-        self.layers_begin = f"{unit_of(self.module)}."  # at the end of this, in its weights' names
         self._declared: list[WeightSpec] = []
-        self._how = how
+        self._how: dict[str, Any] = {"module": module, **how}
         self.device = device
         self.grad_dtype = self.local_dtype = grad_dtype
-        self.rows: Rows = {}
-        self.is_trained: bool = how.get("is_trained", True)  # it has gradients and optimizer states
-        self.owner = 0  # of a flat that belongs to one member of its group: that member
-        self.padded_numel = 0
-        self.own = nothing(0)
+        self.held = Held(nothing(0), 0)  # it has no place in a layout yet
         self.keeps_whole_grad = False
         self.probe: GradProbe | None = None
         self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are written, if anywhere
@@ -66,12 +60,22 @@ class GradAccumulator:
     @cached_property
     def spec(self) -> FlatSpec:
         """The weights declared so far, and where each one lies."""
-        return FlatSpec(self.name, tuple(self._declared), self.module, **self._how)
+        return FlatSpec(self.name, tuple(self._declared), **self._how)
 
     @property
     def numel(self) -> int:
         """Elements of the buffer, gaps between its weights included."""
         return self.spec.numel
+
+    @property
+    def own(self) -> Slice:
+        """The slice that this rank updates."""
+        return self.held.own
+
+    @property
+    def padded_numel(self) -> int:
+        """Elements of the whole buffer, padding included."""
+        return self.held.padded_numel
 
     @property
     def own_padding(self) -> int:
@@ -82,17 +86,6 @@ class GradAccumulator:
         """Return the window of parameter `index` in a buffer of this layout, in its own shape."""
         weight, offset = self.spec.weights[index], self.spec.offsets[index]
         return whole[offset : offset + weight.numel].reshape(*weight.shape)
-
-    def lie(self, rows: Rows, owner: int | None, own: Slice, padded_numel: int) -> None:
-        """Take a place in a layout: the flat's rows, its owner, this rank's part, and the elements of the whole buffer,
-        padding included."""
-        self.rows, self.owner, self.own, self.padded_numel = rows, owner or 0, own, padded_numel
-        self.is_trained = "optim" in rows
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes that its local shards are cut over."""
-        return self.rows["optim" if self.is_trained else "param"].axes
 
     def own_window(self, whole: Buffer) -> Buffer:
         """Return the local shard of a buffer of this layout."""
@@ -116,7 +109,7 @@ class GradAccumulator:
         """Set how gradients are stored, before the first step: a permanent buffer if they have one, and whether a
         GradProbe checks them. `dummies`: the rank's, into which a block computes its linear maps' gradients."""
         self.probe = GradProbe(self.device) if probes else None
-        uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.is_trained
+        uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.spec.is_trained
         self.dummies = dummies if uses_dummies else None
         self.keeps_whole_grad, self.grad_memory, self.outgoing = row.is_whole, row.memory, out
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype

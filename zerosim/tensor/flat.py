@@ -13,14 +13,14 @@ from zerosim.device.copies import Copying
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import COMPUTE
 from zerosim.dtypes import DType, uint8
-from zerosim.placement.layout import Row
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
 from zerosim.placement.partition import nothing as nothing
 from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
-from zerosim.placement.spec import WeightSpec
+from zerosim.placement.rows import Row
+from zerosim.placement.spec import WeightSpec, unit_of
 from zerosim.placement.split import Split, Tile
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
@@ -64,7 +64,8 @@ class Flat(GradAccumulator):
         shape = shape if cut is None else cut.local_shape
         self._declared.append(WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
-        return Parameter(self, len(self._declared) - 1, name, shape)
+        layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
+        return Parameter(self, len(self._declared) - 1, name, layer, shape)
 
     def place_params(self, row: Row) -> None:
         """Allocate the parameters before the first step: the whole, the local slice, or nothing."""

@@ -82,7 +82,7 @@ class Outgoing:
         for flat in reversed(flats):
             if flat.grad_memory != DEVICE and flat.grad_shard is not None and flat.grad_shard.memory == DEVICE:
                 grad, flat.grad_shard = flat.grad_shard, None
-                with flat.device.scope(unit=flat.module):
+                with flat.device.scope(unit=flat.spec.module):
                     self.send(flat, grad)
         self.wait()
 
@@ -167,13 +167,13 @@ def write(values: Any, into: Buffer) -> None:
 
 def memory_of(flat: Flat) -> str:
     """Name the memory of the flat's optimizer states."""
-    return flat.rows["optim"].memory if "optim" in flat.rows else DEVICE
+    return flat.held.rows["optim"].memory if "optim" in flat.held.rows else DEVICE
 
 
 # -- the optimizer step -------------------------------------------------------------------------------------------
 def place_of(flats: Sequence[Flat]) -> str:
     """Return where the optimizer step runs: on the device, or on its host's CPU."""
-    return HOST if any(flat.is_trained and flat.rows["optim"].memory != DEVICE for flat in flats) else DEVICE
+    return HOST if any(flat.spec.is_trained and flat.held.rows["optim"].memory != DEVICE for flat in flats) else DEVICE
 
 
 def norm_place(flats: Sequence[GradAccumulator]) -> str:
@@ -212,11 +212,11 @@ class _Tile:
     def read(self) -> None:
         """Launch the copies of states and gradients to the host."""
         for flat in self.flats:
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 if (grad := flat.grad_shard) is not None and grad.memory == NVME:
                     self._copies.append(launch_copy(grad, _new_grad(flat, HOST), after=CPU))
                     flat.grad_shard = self._copies[-1].target
-                if not flat.is_trained or flat.rows["optim"].memory != NVME:
+                if not flat.spec.is_trained or flat.held.rows["optim"].memory != NVME:
                     continue
                 self._home.append((flat, dict(flat.states), flat.master))
                 flat.states = {name: self._brought(state) for name, state in flat.states.items()}
@@ -235,7 +235,7 @@ class _Tile:
     def write(self) -> None:
         """Launch the copies back; the host's buffers stay until these are waited for."""
         for flat, states, master in self._home:
-            with flat.device.scope(unit=flat.module):
+            with flat.device.scope(unit=flat.spec.module):
                 for name, state in states.items():
                     self._copies.append(launch_copy(flat.states[name], state, after=CPU))
                 if master is not None and flat.master is not None:

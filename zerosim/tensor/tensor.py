@@ -189,25 +189,26 @@ class Parameter:
     """One named weight: a window of its unit's flat buffer, available only while that buffer is.
 
     Its gradient goes to the same window of the flat gradient buffer; a parameter of an untrained buffer has none.
+    `layer` is its layer within the unit: attn.c_attn in h.0.
     """
 
     __slots__ = ("depth", "flat", "index", "layer", "name", "shape")
 
-    def __init__(self, flat: Flat, index: int, name: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, flat: Flat, index: int, name: str, layer: str, shape: tuple[int, ...]) -> None:
         self.flat = flat
         self.index = index
         self.name = name
-        self.layer = name.rpartition(".")[0].rpartition(flat.layers_begin)[2]  # 'attn.c_attn' in the unit h.0
+        self.layer = layer
         self.shape = shape
         self.depth = 0
 
     @property
     def requires_grad(self) -> bool:
-        return self.flat.is_trained
+        return self.flat.spec.is_trained
 
     @property
     def node(self) -> Sink | None:
-        return self if self.flat.is_trained else None
+        return self if self.flat.spec.is_trained else None
 
     @property
     def buffer(self) -> Buffer:

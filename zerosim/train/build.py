@@ -38,7 +38,7 @@ def declare(config: RunConfig) -> Whole:
     """Declare the whole model of a run. Raises: InputError if its buffers do not suit the configuration."""
     model = build_model(config, Device(0, make_backend("meta")))
     check_model(config, model)
-    model.reach({flat.name for flat in model.flats if flat.is_trained})
+    model.reach({flat.name for flat in model.flats if flat.spec.is_trained})
     return Whole(model, layout_of(config, model))
 
 

@@ -16,8 +16,9 @@ from zerosim.parallel.stage import Stage
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
-from zerosim.placement.layout import Layout, Rows, RowsOf
+from zerosim.placement.layout import Layout, RowsOf
 from zerosim.placement.mesh import Mesh
+from zerosim.placement.rows import Rows
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.placement.zero import frozen, rows_said, zero_rows

@@ -378,7 +378,7 @@ class RehearsedFlat(Flat):
     def open(self, script: Script, number: int, like: Flat) -> None:
         """Allocate memory for the parameters; gradients are treated as those of `like`."""
         self.script, self.number = script, number
-        self.local_dtype, self.dummies, self.is_trained = like.local_dtype, like.dummies, like.is_trained
+        self.local_dtype, self.dummies = like.local_dtype, like.dummies
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
         if like.adds_at_once:
             self.keeps_whole_grad = True

@@ -43,7 +43,7 @@ def _kind(config: RunConfig, number: int, unit: Unit) -> tuple[object, ...]:
     """Return what makes a block another one: what it has of its own, its parameters by their places in it, buffer by
     buffer, and whether the buffer is trained."""
     weights = [[weight.name.partition(f"{unit.name}.")[2] for weight in flat.spec.weights] for flat in unit.all_flats]
-    trained = (flat.is_trained for flat in unit.all_flats)
+    trained = (flat.spec.is_trained for flat in unit.all_flats)
     return config.model.kind(number), *map(tuple, weights), *trained
 
 
@@ -57,5 +57,5 @@ def _rehearsed(config: RunConfig, ctx: Context, unit: Unit, shape: tuple[int, ..
     )
     block = next(one for one in model.units if one.name == unit.name)
     pairs = zip(block.all_flats, unit.all_flats, strict=True)
-    block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.is_trained})
+    block.reach(unit.sends_back, {own.name for own, flat in pairs if flat.spec.is_trained})
     return rehearse(block, unit, device, shape, dtype, defers=defers(config))

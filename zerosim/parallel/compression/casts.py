@@ -28,7 +28,7 @@ class Cast(Slices):
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         comm, sent = self.group_of(flats[0]), [self._cast(flat, grads.pop(0)) for flat in flats]
-        if flats[0].rows["optim"].is_whole:  # stage 0: the local shard is the whole flat
+        if flats[0].held.rows["optim"].is_whole:  # stage 0: the local shard is the whole flat
             return comm.launch_all_reduce(sent)
         return comm.launch_reduce_scatter(sent, kind=Kind.COMM)
 
@@ -41,7 +41,7 @@ class Cast(Slices):
         return _decoded(flat, reduced, flat.own_window(grad))
 
     def _cast(self, flat: Flat, grad: Buffer) -> Buffer:
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             sent = flat.device.alloc((grad.numel,), self.sent_dtype, Kind.COMM)
             flat.device.kernel(0, flat.device.backend.copy, grad.array, sent.array)
         return sent

@@ -14,8 +14,8 @@ from zerosim.device.device import Buffer
 from zerosim.parallel.compression.codecs import Codec, TopK
 from zerosim.parallel.compression.encoded import Encoded, InFlight, code
 from zerosim.parallel.gathers import AllGather
-from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
+from zerosim.placement.rows import Row
 from zerosim.tensor.flat import Flat
 
 FIRST = 0.25

@@ -21,8 +21,8 @@ from zerosim.device.work import VECTOR, KernelWork
 from zerosim.parallel.compression.codecs import Codec, TopK, most_of
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import AllGather
-from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
+from zerosim.placement.rows import Row
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 
@@ -56,7 +56,7 @@ class Encoded(Slices):
 
     def parts(self, flat: Flat) -> int:
         """Return how many parts a gradient is sent in: one for each rank's slice; stage 0 sends the whole as one."""
-        return 1 if flat.rows["optim"].is_whole else self.group_of(flat).size
+        return 1 if flat.held.rows["optim"].is_whole else self.group_of(flat).size
 
     def codec_now(self, flat: Flat) -> Codec:
         """Return the codec of this step."""
@@ -64,7 +64,7 @@ class Encoded(Slices):
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Any:
         [flat], grad = flats, grads.pop()
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             values = self.values(flat, grad)
             del grad
             return self.send(flat, values, self.codec_now(flat))

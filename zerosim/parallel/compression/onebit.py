@@ -23,8 +23,8 @@ from zerosim.parallel.compression.encoded import code
 from zerosim.parallel.compression.powersgd import Averaged
 from zerosim.parallel.exchange import AllReduce
 from zerosim.parallel.gathers import AllGather
-from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole, slice_size
+from zerosim.placement.rows import Row
 from zerosim.tensor.flat import Flat
 
 
@@ -50,7 +50,7 @@ class OneBitAdam(AllReduce):
         [flat], grad = flats, grads.pop()
         if flat.device.where.step < self.warmup:
             return super().launch_reduce(flats, [grad])
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             self._average(flat, grad)
         return Averaged(grad)
 

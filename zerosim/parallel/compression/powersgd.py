@@ -17,8 +17,8 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.compression.encoded import code
 from zerosim.parallel.exchange import AllReduce
 from zerosim.parallel.gathers import AllGather
-from zerosim.placement.layout import Row
 from zerosim.placement.partition import Whole
+from zerosim.placement.rows import Row
 from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
@@ -99,7 +99,7 @@ class PowerSGD(AllReduce):
         found = matrices(flat.spec, self.rank)
         if flat.device.where.step < self.warmup or not found:
             return super().launch_reduce(flats, [grad])
-        with flat.device.scope(unit=flat.module):
+        with flat.device.scope(unit=flat.spec.module):
             self._average(flat, grad, found)
         return Averaged(grad)
 
