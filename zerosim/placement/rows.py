@@ -52,6 +52,10 @@ class Held:
     rows: Rows = field(default_factory=dict)
     owner: int = 0
 
+    def memory_of(self, state: str) -> str:
+        """Return the memory of 'param', 'grad' or 'optim'."""
+        return self.rows[state].memory if state in self.rows else DEVICE
+
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that local shards are cut over."""

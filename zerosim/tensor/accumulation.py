@@ -25,7 +25,6 @@ from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.rows import Held, Row
 from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
 from zerosim.tensor.dummy_grads import DummyGrads
-from zerosim.tensor.offloaded import Outgoing
 from zerosim.tensor.sums import GradProbe, accumulate, added
 
 
@@ -51,8 +50,6 @@ class GradAccumulator:
         self.grad_shard: Buffer | None = None
         self.grad_upcast: Buffer | None = None
         self._lasting: Buffer | None = None  # a permanent gradient buffer, to which `grad_whole` or `grad_shard` points
-        self.grad_memory = DEVICE  # the memory of the reduced gradient's local slice
-        self.outgoing: Outgoing | None = None  # brings it there
         self.later: deque[Callable[[], None]] | None = None  # collects weights' gradients for later
         self._given: set[int] = set()
         self._collected: set[int] = set()
@@ -104,14 +101,13 @@ class GradAccumulator:
         *,
         probes: bool,
         dummies: DummyGrads | None = None,
-        out: Outgoing | None = None,
     ) -> None:
         """Set how gradients are stored, before the first step: a permanent buffer if they have one, and whether a
         GradProbe checks them. `dummies`: the rank's, into which a block computes its linear maps' gradients."""
         self.probe = GradProbe(self.device) if probes else None
         uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.spec.is_trained
         self.dummies = dummies if uses_dummies else None
-        self.keeps_whole_grad, self.grad_memory, self.outgoing = row.is_whole, row.memory, out
+        self.keeps_whole_grad = row.is_whole
         self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
         if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
@@ -231,21 +227,10 @@ class GradAccumulator:
         own = self.own
         return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
-    def stand_own(self, own: Buffer | None) -> None:
-        """Store the local shard of a gradient that is reduced in place, once a step, or send it to its memory."""
-        if not self._leaves(own):
-            self.grad_shard = own
-
     def add_grad_shard(self, grad: Buffer | None) -> None:
-        """Store the local shard of a reduced gradient (None: there is none), or send it to its memory."""
-        if grad is not None and not self._leaves(grad):
+        """Store the local shard of a reduced gradient (None: there is none)."""
+        if grad is not None:
             self.keep_grad_shard(grad)
-
-    def _leaves(self, own: Buffer | None) -> bool:
-        if own is None or own.memory == self.grad_memory or self.outgoing is None or not self.outgoing.as_it_goes:
-            return False
-        self.outgoing.send(self, own)
-        return True
 
     def keep_grad_shard(self, grad: Buffer) -> None:
         """Store it in place; a later microbatch's is added."""
