@@ -49,7 +49,7 @@ def state(world: DebugWorld) -> list[Any]:
             values = None if parameter.state in ("elsewhere", "freed", "unplaced") else parameter.values().tobytes()
             seen += [name, repr(parameter), values]
         for flat in view.model.flats:
-            for held in (flat.master, *flat.states.values(), flat.grad, flat.grad_whole, flat.grad_shard):
+            for held in (flat.master, *flat.states.values(), flat.collector.grad, flat.grad_whole, flat.grad_shard):
                 seen.append(None if held is None else flat.device.backend.to_host(held.array).tobytes())
         updater = view.strategy.updater
         seen += [updater.control.updates, list(updater.control.reports), updater.control.loss_scale]

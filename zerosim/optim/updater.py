@@ -43,6 +43,7 @@ class Updater:
     ) -> None:
         self.optimizer = optimizer
         self.control = control
+        self.upcasts: dict[str, Buffer] = {}  # fp32 gradients that outlive their step, by flat
         self.decay = decay
         self.sub_group = sub_group
         self.cpu_steps = cpu_steps
@@ -129,7 +130,7 @@ class Updater:
 
 
 def _zeroed(flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
-    device, memory = flat.device, flat.held.memory_of("optim")
+    device, memory = flat.device, flat.held.memory("optim")
     with device.at(memory):
         states = {a.name: device.alloc((a.numel,), a.dtype, Kind.OPTIM, padding=a.padding, name=a.name) for a in arrays}
         for state in states.values() if memory != NVME else ():  # a new file is all zeros

@@ -190,7 +190,7 @@ class _Tile:
             with flat.device.scope(unit=flat.spec.module):
                 if (grad := flat.grad_shard) is not None and grad.memory == NVME:
                     flat.grad_shard = self._brought(grad, Kind.GRAD, flat.own_padding)
-                if flat.held.memory_of("optim") == NVME:
+                if flat.held.memory("optim") == NVME:
                     self._home.append((flat, dict(flat.states), flat.master))
                     flat.states = {name: self._brought(state) for name, state in flat.states.items()}
                     flat.master = None if flat.master is None else self._brought(flat.master)
