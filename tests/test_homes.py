@@ -50,7 +50,6 @@ OWNERS = {option: name for name, options in IN_SHARED_PARTS.items() for option i
 HOMES = {
     "zero": ("parallel/", "tensor/", "analysis/facts"),
     "zeropp": ("parallel/quantized", "parallel/hybrid", "train/check_quantized", "grading/second_shard"),
-    "delayed": ("tensor/late",),
     "tiles": ("parallel/gathering",),
     "tuning": ("nn/lora", "nn/halves", "models/adapters", "models/peft", "train/check_trained"),
     "recompute": ("tensor/discarded", "functional/policy", "parallel/activations"),

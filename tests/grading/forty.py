@@ -701,7 +701,7 @@ COPIES = [
             "cpu_adam", ("            self.carry(own, there)\n", ""), ("add_grad_shard(there)", "add_grad_shard(own)")
         ),
         "0/9",
-        ("Outgoing.send, zerosim's own, did the work",),
+        ("OffloadedGradients.send, zerosim's own, did the work",),
     ),
     Row(
         "copy",

@@ -21,9 +21,9 @@ from zerosim.grading.given import bugs, other_bugs
 from zerosim.parallel import ddp, gathered, pipeline, zero1
 from zerosim.parallel.compression import codecs, powersgd
 from zerosim.parallel.exchange import AllReduce, Slices
+from zerosim.parallel.offload import OffloadedGradients
 from zerosim.parallel.secondary import Secondary
 from zerosim.placement import partition
-from zerosim.tensor.offloaded import Outgoing
 """
 
 REDUCES = """\
@@ -172,11 +172,12 @@ class MySecondShard(Zero3):
     def default_gathered(self):
         return Secondary(self.exchange, gathered.Residency())
 """),
-    "cpu_adam": ("Outgoing.send", """\
+    "cpu_adam": ("OffloadedGradients.send", """\
 class MyCpuAdam(Zero2):
     def post_backward(self, unit):
         if unit.reduces:
-            Outgoing(self.layout).send(unit.flat, self.comm.reduce_scatter(unit.flat.take_grad()))
+            grad = self.comm.reduce_scatter(unit.flat.take_grad())
+            OffloadedGradients("host", lambda flat: None, as_it_goes=True).send(unit.flat, grad)
 """),
     "offload": ("simulate", """\
 def my_offload(psi, room, links, compute, update):

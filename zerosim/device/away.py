@@ -6,7 +6,7 @@
     arriving   a copy back is in flight
 
 An `Away` knows buffers, memories and streams. A policy decides when bytes leave and come back: that of checkpointed
-inputs (`nn/stash.py`) or of saved activations (`nn/saves_on_host.py`).
+inputs (`nn/stash.py`), of saved activations (`nn/saves_on_host.py`) or of model states (`parallel/offload.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from enum import StrEnum
 
 from zerosim.device.copies import OFFLOAD, Copying, copy_inline, copy_to_host, launch_copy
 from zerosim.device.device import Buffer, Kind
-from zerosim.placement.memories import DEVICE, HOST
+from zerosim.device.events import COMPUTE
+from zerosim.placement.memories import DEVICE, HOST, MEMORIES
 
 
 class At(StrEnum):
@@ -25,13 +26,14 @@ class At(StrEnum):
 
 class Away:
     """One buffer, and its copies in flight. `buffer` is the newest place of its bytes, whether they have arrived or
-    not. Copies that are `inline` run between kernels, so none is ever in flight."""
+    not; `padding` of its elements belong to no parameter. Copies that are `inline` run between kernels, so none is ever
+    in flight."""
 
-    __slots__ = ("_flight", "buffer", "inline", "memory", "purpose")
+    __slots__ = ("_flight", "buffer", "inline", "memory", "padding", "purpose")
 
-    def __init__(self, buffer: Buffer, *, purpose: str = OFFLOAD, inline: bool = False) -> None:
+    def __init__(self, buffer: Buffer, *, padding: int = 0, purpose: str = OFFLOAD, inline: bool = False) -> None:
         self.buffer, self.memory = buffer, buffer.memory
-        self.purpose, self.inline = purpose, inline
+        self.padding, self.purpose, self.inline = padding, purpose, inline
         self._flight: deque[Copying] = deque()
 
     @property
@@ -47,22 +49,29 @@ class Away:
         else:
             self.launch(self._room(kind, memory))
 
-    def fetch(self, kind: Kind) -> None:
-        """Launch the copy to the device, into a new buffer of `kind`."""
-        self.launch(self._room(kind, DEVICE))
+    def fetch(self, kind: Kind, memory: str = DEVICE, *, after: str = COMPUTE) -> None:
+        """Launch the copy to a nearer memory, into a new buffer of `kind`, unless the bytes are there or on their way
+        there."""
+        if MEMORIES.index(self.memory) > MEMORIES.index(memory):
+            self._follow(memory)
+            self._launch(self._room(kind, memory), after)
 
-    def launch(self, into: Buffer) -> None:
-        """Launch the copy into an existing buffer."""
-        if self.inline:
-            copy_inline(self.buffer, into, self.purpose)
-        else:
-            self._flight.append(launch_copy(self.buffer, into, purpose=self.purpose))
-        self.buffer, self.memory = into, into.memory
+    def launch(self, into: Buffer, *, after: str = "") -> None:
+        """Launch the copy into an existing buffer, after the earlier work of a stream or, without `after`, of compute
+        and the copy in flight."""
+        if not after:
+            self._follow(into.memory)
+        self._launch(into, after or COMPUTE)
 
-    def settle(self) -> None:
-        """Make compute wait for the copies in flight. Their sources are no longer held."""
+    def wait(self, by: str = COMPUTE) -> Buffer:
+        """Let compute, the host's CPU or a stream wait for the newest copy. Return its buffer, which is held here."""
+        self._flight[-1].wait(by)
+        return self.buffer
+
+    def settle(self, by: str = COMPUTE) -> None:
+        """Make compute or the host's CPU wait for the copies in flight. Their sources are no longer held."""
         for copy in self._flight:
-            copy.wait()
+            copy.wait(by)
         self._flight.clear()
 
     def take(self) -> Buffer:
@@ -72,8 +81,21 @@ class Away:
         del self.buffer
         return buffer
 
+    def _follow(self, memory: str) -> None:
+        """Let the stream to that memory wait for the copy in flight."""
+        if self._flight:
+            self._flight[-1].wait(f"{self.memory} to {memory}")
+
+    def _launch(self, into: Buffer, after: str) -> None:
+        if self.inline:
+            copy_inline(self.buffer, into, self.purpose)
+        else:
+            self._flight.append(launch_copy(self.buffer, into, after=after, purpose=self.purpose))
+        self.buffer, self.memory = into, into.memory
+
     def _room(self, kind: Kind, memory: str) -> Buffer:
-        return self.buffer.device.alloc(self.buffer.shape, self.buffer.dtype, kind, memory=memory)
+        like = self.buffer
+        return like.device.alloc(like.shape, like.dtype, kind, padding=self.padding, memory=memory)
 
 
 class Window:

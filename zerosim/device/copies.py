@@ -6,7 +6,9 @@ inline run between kernels instead, on devices of any backend: nobody waits for 
 
 from __future__ import annotations
 
-from zerosim.backends.kernels import Backend
+from typing import Any
+
+from zerosim.backends.kernels import Array, Backend
 from zerosim.backends.numpy.files import FileArray
 from zerosim.device.device import Buffer, Device, Kind, Storage
 from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Wait
@@ -72,6 +74,41 @@ def copy_inline(host: Buffer, target: Buffer, purpose: str = OFFLOAD) -> None:
     device.recorder.add(Copy(device.where, host.memory, target.memory, target.nbytes, purpose))
     array = host.array if stream is None else stream.upload(host.array, target.shape, target.dtype)
     device.backend.copy(array, target.array)
+
+
+def copied_to(buffer: Buffer, memory: str) -> Buffer:
+    """Return a norm's sums in that memory: a copy, if they are in another one."""
+    if buffer.memory == memory:
+        return buffer
+    there = buffer.device.alloc(buffer.shape, buffer.dtype, Kind.TEMP, memory=memory)
+    to_host = memory == HOST
+    copy = launch_copy(buffer, there, after=COMPUTE if to_host else CPU, purpose=CONTROL)
+    if to_host:
+        copy.wait(CPU)
+    return copy.wait()
+
+
+def put(array: Array, into: Buffer | None) -> None:
+    """Store an array's values in a buffer, rounded as it rounds them, if there is one. This is no copy of a step, and
+    not recorded."""
+    if into is None or into.array is array:
+        return
+    backend = into.device.backend
+    if isinstance(into.array, FileArray):
+        backend.copy(array, rounded := backend.empty(into.shape, into.dtype))
+        into.array.write(rounded)
+    else:
+        backend.copy(array, into.array)
+
+
+def write(values: Any, into: Buffer) -> None:
+    """Store a host array's values in the same way."""
+    backend = into.device.backend
+    if isinstance(into.array, FileArray):
+        backend.from_host(values, rounded := backend.empty(into.shape, into.dtype))
+        into.array.write(rounded)
+    else:
+        backend.from_host(values, into.array)
 
 
 def _carry(backend: Backend, source: Buffer, target: Buffer) -> None:

@@ -35,12 +35,12 @@ from zerosim.parallel.compression import powersgd
 from zerosim.parallel.compression.codecs import TopK
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathered import Elements, Gathered, Units
+from zerosim.parallel.offload import OffloadedGradients
 from zerosim.parallel.reducer import Reducer
 from zerosim.parallel.secondary import Secondary
 from zerosim.parallel.tensor import Borders
 from zerosim.placement import partition
 from zerosim.tensor import flat
-from zerosim.tensor.offloaded import Outgoing
 
 _MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd)
 """Their functions are never called by an exercise's run itself."""
@@ -111,7 +111,7 @@ def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
 
 def _collaborators() -> list[type[Any]]:
     """Return the helpers of zerosim's strategies, and of its grader."""
-    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices), Outgoing, Book]
+    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices), OffloadedGradients, Book]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable
 from zerosim.device.away import At, Away, Window
 from zerosim.device.copies import SAVES
 from zerosim.device.device import Buffer, Kind
+from zerosim.device.events import COMPUTE
 from zerosim.nn.unit import Unit
 from zerosim.placement.memories import DEVICE
 from zerosim.tensor.tensor import Tensor
@@ -39,9 +40,9 @@ class OnHost(Away):
         self.is_block_over = False
         self.leave(Kind.ACTIVATION)
 
-    def settle(self) -> None:
+    def settle(self, by: str = COMPUTE) -> None:
         """Make compute wait for the copy in flight. After the copy out, the device's bytes go if the block is over."""
-        super().settle()
+        super().settle(by)
         self._free()
 
     def end(self) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Array
@@ -19,7 +20,6 @@ from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
 from zerosim.tensor.flat import Flat, in_turn, slice_size
-from zerosim.tensor.offloaded import grad_on_hand
 
 
 class LossScaler:
@@ -96,13 +96,16 @@ def norm_partials(
     world_size: int,
     rows: Sequence[NormRow | None] | None = None,
     num_rows: int | None = None,
+    *,
+    read: Callable[[Flat], Buffer | None] = attrgetter("grad_shard"),
 ) -> Buffer:
     """Return this rank's share of the sum of squares: (rows, N) in fp64, 0 where another rank counts.
 
     At every ZeRO stage each flat is cut into the same N slices, each slice is one sum,
     and padding is left out. So all ZeRO stages add the same numbers in the same order. There is a row for each unit of
     the whole model and each tensor-parallel rank, `num_rows` in total. The first of several copies counts
-    (None: another rank counts this flat). Without `rows`, the flats are these alone.
+    (None: another rank counts this flat). Without `rows`, the flats are these alone. `read` returns a flat's local
+    shard in readable memory.
     """
     rows = rows or [NormRow(i) for i in range(len(flats))]
     buffers = Counter(place.row for place in rows if place is not None)
@@ -111,14 +114,18 @@ def norm_partials(
     for flat, place in zip(in_turn(flats), rows, strict=True):
         if place is not None:  # a separate call: one gradient from NVMe is on the host at a time
             alone = place.members == 1 and buffers[place.row] == 1
-            _add_squares(device, flat, place, partials.array[place.row], place.ranks or world_size, alone=alone)
+            _add_squares(
+                device, flat, read(flat), place, partials.array[place.row], place.ranks or world_size, alone=alone
+            )
     return partials
 
 
-def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: int, *, alone: bool) -> None:
-    """Add the squares of a local shard to its row of sums, one for each of `ranks` slices. `alone`: all weights of the
-    buffer count here, and no other buffer does."""
-    start, stop, grad = flat.own.start, min(flat.own.stop, flat.numel), grad_on_hand(flat)
+def _add_squares(
+    device: Device, flat: Flat, grad: Buffer | None, place: NormRow, row: Array, ranks: int, *, alone: bool
+) -> None:
+    """Add the squares of a gradient's local shard to its row of sums, one for each of `ranks` slices. `alone`: all
+    weights of the buffer count here, and no other buffer does."""
+    start, stop = flat.own.start, min(flat.own.stop, flat.numel)
     if start >= stop or grad is None:
         return  # only padding, or another rank's
     size = slice_size(flat.numel, ranks)

@@ -14,9 +14,8 @@ from zerosim.dtypes import DType, compute_dtype
 from zerosim.optim.control import StepControl
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
-from zerosim.placement.memories import DEVICE, NVME
+from zerosim.placement.memories import NVME
 from zerosim.tensor.flat import Flat, in_turn
-from zerosim.tensor.offloaded import memory_of
 
 
 class Updater:
@@ -24,6 +23,7 @@ class Updater:
 
     decay      the weights with decay, 'all' or 'matrices' (two dimensions or more)
     sub_group  flats are stepped together until they have this number of the rank's elements; 0: all of them
+    cpu_steps  the host's CPU updates, and so needs masters of every format
     foreach    with the temporaries of PyTorch's foreach implementation; a fused one has none
     lazy       states are allocated in the first step, not before it
     rounding   the rounding of weights of half types without masters (`rounding.py`); None: they have masters
@@ -36,6 +36,7 @@ class Updater:
         *,
         decay: str = "all",
         sub_group: int = 0,
+        cpu_steps: bool = False,
         foreach: bool = False,
         lazy: bool = False,
         rounding: Rounding | None = None,
@@ -45,6 +46,7 @@ class Updater:
         self.upcasts: dict[str, Buffer] = {}  # fp32 gradients that outlive their step, by flat
         self.decay = decay
         self.sub_group = sub_group
+        self.cpu_steps = cpu_steps
         self.foreach = foreach
         self.lazy = lazy
         self.rounding = rounding
@@ -57,7 +59,7 @@ class Updater:
     def allocate(self, flat: Flat) -> None:
         """Allocate the local slice's states, unless lazy, and its master for half types, zeroed, to the end."""
         arrays = [] if self.lazy else self._arrays(flat)
-        if self.rounding is None and (flat.dtype.is_half or memory_of(flat) != DEVICE):
+        if self.rounding is None and (flat.dtype.is_half or self.cpu_steps):
             arrays.append(StateArray("master", flat.own.size, self._stored(flat), flat.own_padding))
         flat.states = _zeroed(flat, arrays)
         flat.master = flat.states.pop("master", None)
@@ -128,7 +130,7 @@ class Updater:
 
 
 def _zeroed(flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
-    device, memory = flat.device, memory_of(flat)
+    device, memory = flat.device, flat.held.memory("optim")
     with device.at(memory):
         states = {a.name: device.alloc((a.numel,), a.dtype, Kind.OPTIM, padding=a.padding, name=a.name) for a in arrays}
         for state in states.values() if memory != NVME else ():  # a new file is all zeros

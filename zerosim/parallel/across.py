@@ -11,18 +11,18 @@ from collections.abc import Sequence
 
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer
+from zerosim.parallel.shards import Shards
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import MODEL
 from zerosim.tensor.flat import Flat, in_turn
 
 
-def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], *, averaged: bool) -> None:
+def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], shards: Shards, *, averaged: bool) -> None:
     """Reduce each local shard over the other axes. `averaged`: backward has already averaged it over dp_replicate."""
     if not averaged:
         average_replicas(groups, flats)
     add_shares(groups, layout, flats)
-    for outgoing in {flat.outgoing for flat in flats if flat.outgoing is not None}:
-        outgoing.finish(flats)  # to the memory where they are stored
+    shards.gradients.end_backward(flats)
 
 
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
-from zerosim.config.parts.grads import GradMemory
+from zerosim.config.parts.grads import PLAIN, GradMemory
 from zerosim.device.device import Device
 from zerosim.nn import Unit
 from zerosim.optim.updater import Updater
 from zerosim.parallel import across, curvature, norm, update
 from zerosim.parallel.schedule import Timetable, Use
+from zerosim.parallel.shards import HERE, Shards
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.flat import Flat, in_turn
-from zerosim.tensor.offloaded import Outgoing
 
 
 class Strategy:
@@ -27,13 +27,13 @@ class Strategy:
     keeps_params: bool | None = None  # whether every rank holds all parameters between uses; None: by ZeRO stage
     keeps_grads: bool | None = None  # whether every rank holds all gradients until the step
     sees_all_grads = False  # every rank sees every reduced gradient, so that the norm needs no exchange
+    flats: Sequence[Flat] = ()  # the rank's, from `place` on
     averages = "after"  # when replicas average their shards: in "each" microbatch, in the "last" backward, "after" it
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm
         self.device = device
         self.updater = updater
-        self.flats: list[Flat] = []
         self.timetable = Timetable()
 
     @property
@@ -90,20 +90,20 @@ class Strategy:
         return self.layout.padded(flat.name)
 
     # -- what the engine calls beside these -----------------------------------------------------------------------
-    def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
-        """Join the ranks, once, before `place`: take their groups, the layout, and which gradients to store."""
-        self.groups, self.layout, self.memory = groups, layout, memory
+    def join(self, groups: Groups, layout: Layout, memory: GradMemory = PLAIN, shards: Shards = HERE) -> None:
+        """Join the ranks, once, before `place`. `memory`: which gradients to store; `shards`: where shards are."""
+        self.groups, self.layout, self.memory, self.shards = groups, layout, memory, shards
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Allocate one flat after the other, and `write` each one's weights before the next is allocated."""
         self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
-        dummies, out = DummyGrads(self.device) if self.memory.fused else None, Outgoing(layout)
+        dummies = DummyGrads(self.device) if self.memory.fused else None
         for flat in in_turn(flats):
             with self.device.scope(unit=flat.spec.module):
                 flat.held = layout.held(flat.name, self.owned(flat), self.padded(flat))
                 for state, row in flat.held.rows.items():
                     if state == "grad":
-                        flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies, out=out)
+                        flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies)
                     elif state == "param":
                         flat.place_params(row)
                     elif state == "optim":
@@ -113,12 +113,12 @@ class Strategy:
     def finish_backward(self) -> None:
         """Finish backward after all microbatches: every rank then holds its shard of the averaged gradients."""
         self.end_backward()
-        across.reduce(self.groups, self.layout, self.flats, averaged=self.averages != "after")
+        across.reduce(self.groups, self.layout, self.flats, self.shards, averaged=self.averages != "after")
 
     def step(self) -> None:
         """Decide by the norm; then update local shards and publish the new parameters, or skip."""
         if (scale := self.reduce_grad_norm()) is not None:
-            update.step(self.updater, self.flats, scale, self.memory, self.groups, self.publish_params)
+            update.step(self.updater, self.flats, scale, self.memory, self.groups, self.shards, self.publish_params)
         for flat in in_turn(self.flats):
             flat.drop_grads()
 
@@ -127,4 +127,4 @@ class Strategy:
         curvature.estimate(self.updater, self.flats, self._decided(self.updater.control.unscale))
 
     def _decided(self, decide: Callable[[float], float | None]) -> float | None:
-        return norm.decided(self.groups, self.layout, self.flats, decide, exchanges=not self.sees_all_grads)
+        return norm.decided(self.groups, self.layout, self.flats, self.shards, decide, seen=self.sees_all_grads)

@@ -23,6 +23,7 @@ from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.gathers import AllGather, Arriving
+from zerosim.parallel.shards import HERE, Shards
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
 from zerosim.placement.rows import Row
 from zerosim.tensor.flat import Flat, in_turn
@@ -38,9 +39,9 @@ class Slices:
     def __init__(self, gathers: AllGather | None = None) -> None:
         self.gathers = gathers or AllGather()
 
-    def join(self, groups: Groups) -> None:
+    def join(self, groups: Groups, shards: Shards = HERE) -> None:
         """Join the ranks."""
-        self.groups = groups
+        self.groups, self.shards = groups, shards
         self.gathers.join(groups)
 
     def group_of(self, flat: Flat) -> Comm:
@@ -87,14 +88,15 @@ class Slices:
         """Gather the whole parameters, padding included, into a new buffer; `exactly`: by one all_gather of their
         values."""
         gathers = AllGather() if exactly else self.gathers
-        return gathers.gather(flat, self.group_of(flat), flat.own_param(Kind.COMM))
+        return gathers.gather(flat, self.group_of(flat), self.shards.parameters.param(flat, Kind.COMM))
 
     def launch_gather(self, flat: Flat) -> Arriving:
         """Launch the same gather. A slice that needs a cast is cast into its final place, so that no second buffer
         waits with it."""
         comm = self.group_of(flat)
         if flat.param_shard is not None or not self.gathers.in_place:
-            return self.gathers.launch(flat, comm, flat.own_param(Kind.COMM, by=comm.axis))
+            shard = self.shards.parameters.param(flat, Kind.COMM, by=comm.axis)
+            return self.gathers.launch(flat, comm, shard)
         full = flat.device.alloc((flat.padded_numel,), flat.dtype, Kind.PREFETCHED_PARAM)
         own = flat.own_window(full)
         flat.cast_into(own)
@@ -177,7 +179,9 @@ class Owners(Slices):
     def _place_for(self, flat: Flat, kind: Kind) -> Buffer:
         """Return a place for a flat: the owner's own buffer, and on other ranks a buffer of `kind` for the time of
         use."""
-        return flat.own_param(kind) if self.owns(flat) else flat.device.alloc((flat.numel,), flat.dtype, kind)
+        if self.owns(flat):
+            return self.shards.parameters.param(flat, kind)
+        return flat.device.alloc((flat.numel,), flat.dtype, kind)
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:
         flat.device.turn(flat.name)

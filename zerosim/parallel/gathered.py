@@ -84,7 +84,7 @@ class Gathered(Published):
         self._persistent = frozenset(flat.name for flat in flats if stays(flat.spec.num_parameters))
         for flat in flats:
             if flat.name in self._persistent:
-                flat.unshard(self.exchange.gather(flat, exactly=True))
+                self._arrive(flat, self.exchange.gather(flat, exactly=True))
 
     def begin(self, timetable: Timetable) -> None:
         """Begin a step."""
@@ -130,7 +130,7 @@ class Gathered(Published):
         """Gather new parameters of flats that stay resident for good."""
         if flat.name in self._persistent:
             flat.reshard()  # free the old ones before the new ones arrive
-            flat.unshard(self.exchange.gather(flat, exactly=True))
+            self._arrive(flat, self.exchange.gather(flat, exactly=True))
 
     # -- one flat ------------------------------------------------------------------------------------------------
     def gather(self, flat: Flat) -> Buffer:
@@ -141,7 +141,7 @@ class Gathered(Published):
 
     def fetch(self, flat: Flat, to: str) -> None:
         """Bring an offloaded local shard nearer, for a later gather of this action."""
-        flat.fetch(to=to)
+        self.exchange.shards.parameters.fetch(flat, to)
 
     def is_absent(self, flat: Flat) -> bool:
         return flat.param is None and flat.name not in self._in_flight
@@ -159,10 +159,15 @@ class Gathered(Published):
             full = work.wait()
             if full is not flat.param_shard:  # with --partition owner it is the owner's own
                 flat.device.retag(full, Kind.UNSHARDED_PARAM)
-            flat.unshard(full)
+            self._arrive(flat, full)
         elif flat.param is None:
-            flat.unshard(self.gather(flat))
+            self._arrive(flat, self.gather(flat))
             self.live += flat.numel
+
+    def _arrive(self, flat: Flat, full: Buffer) -> None:
+        """Set the whole buffer, and drop the copies that brought the local shard."""
+        flat.unshard(full)
+        self.exchange.shards.parameters.drop(flat)
 
     def _reshard(self, flat: Flat) -> None:
         flat.device.turn(flat.name)

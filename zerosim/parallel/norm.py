@@ -5,41 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from zerosim.comm.groups import Groups
+from zerosim.device.copies import copied_to
 from zerosim.errors import NonFiniteGradient
 from zerosim.optim.precision import NormRow, norm_partials, total_norm
 from zerosim.parallel.blame import blame
+from zerosim.parallel.shards import Shards
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import DATA, without
 from zerosim.tensor.flat import Flat
-from zerosim.tensor.offloaded import moved, norm_place
 
 
 def decided(
     groups: Groups,
     layout: Layout,
     flats: Sequence[Flat],
+    shards: Shards,
     decide: Callable[[float], float | None],
     *,
-    exchanges: bool,
+    seen: bool,
 ) -> float | None:
     """Return the decision of `decide` on the norm of all ranks' gradients.
 
-    One exchange of one fp64 number per slice carries the norm and any overflow, as inf or nan. Without `exchanges`
-    every rank of a group already sees all gradients.
+    One exchange of one fp64 number per slice carries the norm and any overflow, as inf or nan. If they are
+    `seen`, every rank of a group already has all gradients.
 
     Raises: NonFiniteGradient naming rank and unit, unless such steps are skipped; LossScaleExhausted.
     """
     trained = [flat for flat in flats if flat.spec.is_trained]
     axes = layout.trained_axes
-    comm = groups(*axes)
-    with comm.device.at(place := norm_place(trained)):  # on the host, where gradients lie there
-        partials = norm_partials(comm.device, trained, comm.size, *norm_rows(layout, comm.device.rank, trained))
-    partials = moved(partials, DEVICE)
-    for along in ((axes,) if exchanges else ()) + tuple((axis,) for axis in ("tp", "pp") if layout.mesh.size(axis) > 1):
+    comm, place = groups(*axes), shards.gradients.place if trained else DEVICE
+    with comm.device.at(place):  # on the host, where gradients are there
+        rows = norm_rows(layout, comm.device.rank, trained)
+        partials = norm_partials(comm.device, trained, comm.size, *rows, read=shards.gradients.grad)
+    partials = copied_to(partials, DEVICE)
+    for along in (() if seen else (axes,)) + tuple((axis,) for axis in ("tp", "pp") if layout.mesh.size(axis) > 1):
         groups(*along).all_reduce(partials, op="sum", purpose="control")
     try:
-        return decide(total_norm(comm.device, moved(partials, place)))
+        return decide(total_norm(comm.device, copied_to(partials, place)))
     except NonFiniteGradient:
         raise blame(groups("pp", *DATA, "tp"), flats, list(layout.flats)) from None
 

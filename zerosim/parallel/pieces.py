@@ -18,6 +18,7 @@ from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import AllGather
 from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import Reducer
+from zerosim.parallel.shards import Shards
 from zerosim.placement.rows import Rows
 from zerosim.placement.spec import FlatSpec
 
@@ -45,6 +46,8 @@ class Pieces(NamedTuple):
     tiles       the number of tiles of each linear map of a block, by module
     repeats     whether a plan may repeat the record of one block for another
     optimizer   makes the optimizer
+    shards      makes the rank's local shards between their uses
+    cpu_steps   whether the host's CPU takes the optimizer step
     sub_group   flats are stepped together until they have this number of the rank's elements; 0: all of them
     """
 
@@ -61,6 +64,8 @@ class Pieces(NamedTuple):
     tiles: int
     repeats: bool
     optimizer: Callable[[], Optimizer]
+    shards: Callable[..., Shards]
+    cpu_steps: bool
     sub_group: int
 
 

@@ -24,6 +24,7 @@ from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.schedule import Timetable
+from zerosim.parallel.shards import HERE, Shards
 from zerosim.tensor.flat import Flat
 
 
@@ -42,10 +43,10 @@ class Reducer:
         self._in_flight: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
         self._averages: list[tuple[Flat, Work[Any] | None]] = []
 
-    def join(self, groups: Groups) -> None:
+    def join(self, groups: Groups, shards: Shards = HERE) -> None:
         """Join the ranks."""
-        self.groups = groups
-        self.exchange.join(groups)
+        self.groups, self.gradients = groups, shards.gradients
+        self.exchange.join(groups, shards)
 
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
         """Allocate memory that lives through the run, for the trained `flats`."""
@@ -106,7 +107,7 @@ class Reducer:
         replicas = self.groups.replicas(*flat.held.axes, flat.spec.axis) if averages else None
         if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
-        flat.add_grad_shard(own)
+        self.gradients.keep(flat, own)
         shard = flat.grad_shard if self.averages == "last" else None
         return None if replicas is None or shard is None else replicas.launch_all_reduce(shard)
 
@@ -174,7 +175,7 @@ class InBuckets(Reducer):
         _copy(sent, grads)
         parts = reduced if isinstance(reduced, list) else [reduced]
         for flat, grad, part in zip(flats, grads, parts, strict=True):
-            flat.stand_own(self.exchange.own_window(flat, grad, part))
+            self.gradients.keep_in_place(flat, self.exchange.own_window(flat, grad, part))
 
 
 class OutOfBuffers(Reducer):
@@ -252,8 +253,8 @@ class AfterDrain(Reducer):
         self.reducer = reducer
         self._complete: list[Flat] = []
 
-    def join(self, groups: Groups) -> None:
-        self.reducer.join(groups)
+    def join(self, groups: Groups, shards: Shards = HERE) -> None:
+        self.reducer.join(groups, shards)
 
     def place(self, flats: Sequence[Flat], memory: GradMemory) -> None:
         self.reducer.place(flats, memory)

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
-from zerosim.config.parts.grads import GradMemory
-from zerosim.device.device import Device
+from zerosim.config.parts.grads import PLAIN, GradMemory
+from zerosim.device.device import Device, Phase
 from zerosim.optim.updater import Updater
+from zerosim.parallel import update
 from zerosim.parallel.base import Strategy
-from zerosim.parallel.delayed import Delayed
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import AtOnce, Reducer
 from zerosim.parallel.schedule import Use
+from zerosim.parallel.shards import HERE, Shards
 from zerosim.placement.layout import Layout
 from zerosim.tensor.flat import Flat, in_turn
 
@@ -48,9 +49,9 @@ class Stage(Strategy):
         """The flats that have gradients."""
         return [flat for flat in self.flats if flat.spec.is_trained]
 
-    def join(self, groups: Groups, layout: Layout, memory: GradMemory = GradMemory()) -> None:  # noqa: B008  frozen
-        super().join(groups, layout, memory)
-        self.reducer.join(groups)
+    def join(self, groups: Groups, layout: Layout, memory: GradMemory = PLAIN, shards: Shards = HERE) -> None:
+        super().join(groups, layout, memory, shards)
+        self.reducer.join(groups, shards)
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         super().place(flats, write)
@@ -60,11 +61,10 @@ class Stage(Strategy):
                     self.exchange.place(flat, state)
         self.reducer.place(self.trained, self.memory)
         self.gathered.place(flats)
-        self.delayed = Delayed(self.updater, self.flats, self.memory, self.groups)
 
     def begin(self, uses: Sequence[Use]) -> None:
         super().begin(uses)
-        self.delayed.launch(uses)
+        self.update_late(uses)
         self.reducer.begin(self.timetable)
         self.gathered.begin(self.timetable)
 
@@ -93,5 +93,17 @@ class Stage(Strategy):
                     flat.keep_own_grad()
 
     def reduce_grad_norm(self) -> float | None:
-        self.delayed.replace_params(self.publish_params)
-        return self.delayed.hold(super().reduce_grad_norm())
+        self.shards.step.renew(self.publish_params)
+        return self.shards.step.hold(self.flats, super().reduce_grad_norm())
+
+    def update_late(self, uses: Sequence[Use] = ()) -> None:
+        """Start the update with gradients that were held back in the last step, if any were."""
+        if (late := self.shards.step.begin(uses)) is not None:
+            with self.device.phase(Phase.OPTIMIZER):
+                update.step(self.updater, *late, self.memory, self.groups, self.shards, lambda flat: None)
+
+    def finish(self, step: int) -> None:
+        """Update with gradients that the last step held back, recorded as `step`."""
+        with self.device.scope(step=step, phase=Phase.OPTIMIZER):
+            self.update_late()
+            self.shards.step.renew(self.publish_params)

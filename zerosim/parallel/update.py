@@ -9,11 +9,11 @@ from zerosim.comm.groups import Groups
 from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer
 from zerosim.optim.updater import Updater
+from zerosim.parallel.shards import Shards
 from zerosim.parallel.upcast import upcast
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import EvenSlices, WholeUnits
 from zerosim.tensor.flat import Flat, in_turn
-from zerosim.tensor.offloaded import place_of, tiles
 
 
 def begin(updater: Updater, flat: Flat) -> None:
@@ -28,8 +28,8 @@ def step(
     scale: float,
     memory: GradMemory,
     groups: Groups,
+    shards: Shards,
     publish: Callable[[Flat], None],
-    store: Callable[[Flat], None] = Flat.store_param_shard,
 ) -> None:
     """Update trained flats, one by one, with gradients that are multiplied by `scale`; `publish` each one.
 
@@ -38,15 +38,15 @@ def step(
     """
     trained = [flat for flat in flats if flat.spec.is_trained]
     updater.make_states(trained)
-    for together in tiles(updater.groups(trained)):
+    for together in shards.step.tiles(updater.groups(trained)):
         device, waiting = together[0].device, []
-        with device.at(place_of(together)):  # on the host, where the states lie there
+        with device.at(shards.step.place):  # on the host, where the CPU steps
             if memory.upcast:
                 upcast(together, updater.upcasts if memory.keep_upcast else {}, is_first=together[0] is trained[0])
             with updater.temporaries(together):
                 for flat in in_turn(together):
                     updater.update(flat, scale, partial(_add, groups, flat))
-                    store(flat)  # fp32 master -> own slice, no traffic between ranks
+                    shards.step.store(flat)  # fp32 master -> own slice, no traffic between ranks
                     flat.drop_grads()
                     if isinstance(flat.held.rows["optim"].partition, WholeUnits):
                         waiting.append(flat)

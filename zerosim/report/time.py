@@ -50,7 +50,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
         f"per GPU, {values['hardware_tflops']:.1f} with recompute. Times of kernels: {cluster.source}. "
         f"Of collectives inside a node: {cluster.collectives_source}."
     )
-    if result.config.offload.is_on:
+    if result.config.offload.cpu_steps:
         note += f" Of CPUs in the optimizer step: {cluster.cpu_rate / 1e9:.4g} GB/s of a node, {cluster.cpu_source}."
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
 

@@ -25,7 +25,6 @@ from zerosim.placement.rows import Held, Row
 from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
 from zerosim.tensor.collector import Collector
 from zerosim.tensor.dummy_grads import DummyGrads
-from zerosim.tensor.offloaded import Outgoing
 from zerosim.tensor.sums import GradProbe, accumulate, added
 
 
@@ -45,7 +44,6 @@ class GradAccumulator:
         self.collector = Collector(grad_dtype)
         self.grad_whole: Buffer | None = None
         self.grad_shard: Buffer | None = None
-        self.outgoing: Outgoing | None = None  # brings the reduced gradient's local slice to its memory
 
     @cached_property
     def spec(self) -> FlatSpec:
@@ -94,7 +92,6 @@ class GradAccumulator:
         *,
         probes: bool,
         dummies: DummyGrads | None = None,
-        out: Outgoing | None = None,
     ) -> None:
         """Set how gradients are stored, before the first step: a permanent buffer if they have one, and whether a
         GradProbe checks them. `dummies`: the rank's, into which a block computes its linear maps' gradients."""
@@ -105,7 +102,6 @@ class GradAccumulator:
             dummies=dummies if uses_dummies else None,
             probe=GradProbe(self.device) if probes else None,
         )
-        self.outgoing = out
         if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
             if not row.is_whole:
@@ -215,22 +211,10 @@ class GradAccumulator:
         own = self.own
         return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
-    def stand_own(self, own: Buffer | None) -> None:
-        """Store the local shard of a gradient that is reduced in place, once a step, or send it to its memory."""
-        if not self._leaves(own):
-            self.grad_shard = own
-
     def add_grad_shard(self, grad: Buffer | None) -> None:
-        """Store the local shard of a reduced gradient (None: there is none), or send it to its memory."""
-        if grad is not None and not self._leaves(grad):
+        """Store the local shard of a reduced gradient (None: there is none)."""
+        if grad is not None:
             self.keep_grad_shard(grad)
-
-    def _leaves(self, own: Buffer | None) -> bool:
-        out = self.outgoing
-        if own is None or own.memory == self.held.memory("grad") or out is None or not out.as_it_goes:
-            return False
-        out.send(self, own)
-        return True
 
     def keep_grad_shard(self, grad: Buffer) -> None:
         """Store it in place; a later microbatch's is added."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.device.copies import Copying
+from zerosim.device.copies import put, write
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.device.events import COMPUTE
 from zerosim.dtypes import DType
 from zerosim.placement.formats import Format
 from zerosim.placement.memories import DEVICE, NVME
@@ -24,7 +23,6 @@ from zerosim.placement.rows import Row
 from zerosim.placement.spec import WeightSpec, unit_of
 from zerosim.placement.split import Split, Tile
 from zerosim.tensor.accumulation import GradAccumulator
-from zerosim.tensor.offloaded import Incoming, put, store_params, write
 from zerosim.tensor.stored import decoded, encoded
 from zerosim.tensor.tensor import Parameter
 from zerosim.tensor.turns import in_turn as in_turn
@@ -51,8 +49,6 @@ class Flat(GradAccumulator):
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
-        self.incoming: Incoming | None = None  # the local slice, on its way from another memory
-        self.leaving: Copying | None = None  # and on its way to a file there
         self.master: Buffer | None = None
         self.states: dict[str, Buffer] = {}
 
@@ -101,7 +97,7 @@ class Flat(GradAccumulator):
 
     def unshard(self, full: Buffer) -> None:
         """Set the whole buffer: `full` has padded_numel elements (numel suffice)."""
-        self.param, self.incoming = full, None
+        self.param = full
         self.was_unsharded = True
 
     def reshard(self) -> None:
@@ -135,26 +131,13 @@ class Flat(GradAccumulator):
         return self.shard() if self.master is None else self.master
 
     def store_param_shard(self) -> None:
-        """Round the updated master into the local slice of the parameters. No traffic."""
+        """Round the updated master into the local slice of the parameters, in the same memory. No traffic."""
         if self.master is not None and self.param_shard is not None:
-            store_params(self)
+            self.device.kernel(0, self.device.backend.copy, self.master.array, self.param_shard.array)
 
-    def fetch(self, kind: Kind = Kind.COMM, *, to: str = DEVICE) -> Incoming | None:
-        """Launch the next copy of the parameters' local slice towards the device; None if it is there."""
-        if self.param_shard is None or self.param_shard.memory == DEVICE:
-            return None
-        self.incoming = self.incoming or Incoming(self)
-        if to == DEVICE:
-            self.incoming.lift(kind)
-        else:
-            self.incoming.stage()
-        return self.incoming
-
-    def own_param(self, kind: Kind, *, by: str = COMPUTE) -> Buffer:
-        """Return the local slice of the parameters, to be sent. If the device has none, copy it there, or cast it from
-        the master into a buffer of `kind`. `by` waits for the copy."""
-        if (coming := self.fetch(kind)) is not None:
-            return coming.lift(kind).wait(by)
+    def own_param(self, kind: Kind) -> Buffer:
+        """Return the local slice of the parameters, to be sent. If there is none, cast it from the master into a buffer
+        of `kind`."""
         if self.param_shard is not None:
             return self.param_shard
         shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own_padding)

@@ -79,7 +79,8 @@ def build_rank(
     first = mesh.index(ctx.rank, *DATA) * config.data.accumulate
     model = build_model(config, ctx.device, made, first_micro_batch=first, only=only).cut(declared, chunks)
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
-    strategy.join(groups, layout if make_strategy is None else layout_of(config, declared, strategy), config.grads)
+    layout = layout if make_strategy is None else layout_of(config, declared, strategy)
+    strategy.join(groups, layout, config.grads, made.shards())
     return Built(model, strategy, pipeline_of(config, place, schedule))
 
 

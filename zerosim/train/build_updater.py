@@ -35,6 +35,7 @@ def build_updater(
         control,
         decay=optim.decay,
         sub_group=made.sub_group,
+        cpu_steps=made.cpu_steps,
         foreach=optim.foreach,
         lazy=optim.lazy_states,
         rounding=None if kind is None else Rounding(kind, config.data.seed),

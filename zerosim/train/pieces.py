@@ -11,6 +11,7 @@ from zerosim.optim.by_name import make_optimizer
 from zerosim.parallel import (
     activations,
     compression,
+    delayed,
     gathering,
     hybrid,
     offload,
@@ -25,6 +26,7 @@ from zerosim.parallel.gathers import AllGather
 from zerosim.parallel.pieces import Add, Pieces, Place
 from zerosim.parallel.published import Published
 from zerosim.parallel.reducer import AtOnce
+from zerosim.parallel.shards import HERE
 from zerosim.placement.zero import zero_rows
 
 ADDS: tuple[Add, ...] = (
@@ -34,6 +36,7 @@ ADDS: tuple[Add, ...] = (
     hybrid.add,
     zeropp.add,
     offload.add,
+    delayed.add,
     tensor.add,
     sequence.add,
     activations.add,
@@ -58,6 +61,8 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         tiles=1,
         repeats=True,
         optimizer=partial(make_optimizer, config.optim, config.tokens),
+        shards=lambda: HERE,
+        cpu_steps=False,
         sub_group=config.optim.sub_group,
     )
     return reduce(lambda made, add: add(made, config, place), ADDS, first)

@@ -81,5 +81,5 @@ def train_rank(
         if progress is not None:
             progress(ctx.rank, len(losses) - 1, losses[-1])
     if isinstance(strategy, Stage):
-        strategy.delayed.finish(strategy.publish_params, inputs.steps)
+        strategy.finish(inputs.steps)
     return Trained(model, strategy, pipeline, losses, updater.control.reports)

@@ -22,14 +22,15 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     sizes, memories = (*itemsizes(config), kept), config.offload.by_state
     is_read_ahead = memories["param"] == NVME and config.mesh.pp > 1  # a read may serve the next use too
     frozen, times = frozen_of(config) is not None, reductions(config) if is_alone else 1
-    for way, form in formulas.offloaded(memories, sent.fetched, sizes, times, frozen=frozen):
+    steps = config.offload.cpu_steps
+    for way, form in formulas.offloaded(memories, sent.fetched, sizes, times, cpu_steps=steps, frozen=frozen):
         if not (is_read_ahead and way == f"{NVME} to {HOST}"):
             yield Key("copied", way), form
 
 
 def _kept(config: RunConfig, kept: Kept) -> Kept:
     """The CPU steps an fp32 copy of the parameters."""
-    return kept if is_here(config, "optimizer") else kept._replace(masters=True)
+    return kept._replace(masters=True) if config.offload.cpu_steps else kept
 
 
 def _beside(config: RunConfig, cost: BytesPerParameter, step: Step) -> Iterator[Beside]:

@@ -16,7 +16,13 @@ DEVICE, HOST, NVME = "device", "host", "nvme"
 
 
 def offloaded(
-    memories: Mapping[str, str], gathers: Form, sizes: tuple[int, int, int], reductions: int, *, frozen: bool = False
+    memories: Mapping[str, str],
+    gathers: Form,
+    sizes: tuple[int, int, int],
+    reductions: int,
+    *,
+    cpu_steps: bool,
+    frozen: bool = False,
 ) -> Iterator[tuple[str, Form]]:
     """Yield the bytes that a rank copies in a step, by direction ('device to host'), in the order of their first copy.
 
@@ -24,19 +30,20 @@ def offloaded(
     gathers      bytes that all gathers of a step bring together, of which each rank holds its own shard
     sizes        bytes of a parameter, of its gradient, and of its master and states
     reductions   how often a reduced gradient leaves the device in a step
+    cpu_steps    the CPU updates the states, and the device otherwise
     frozen       some parameters are not trained
 
     On NVMe gradients are read once for the norm and once for the step, and before each later microbatch's is added.
     """
     own, param, grad, optim = (TRAINED if frozen else PSI) / N, memories["param"], memories["grad"], memories["optim"]
     params, grads, states = (each * own for each in sizes)
-    up = gathers / N if param != DEVICE else params if optim != DEVICE else Form()
+    up = gathers / N if param != DEVICE else params if cpu_steps else Form()
     if param == NVME:
         yield f"{NVME} to {HOST}", up.by(ZERO_INFINITY)
     yield f"{HOST} to {DEVICE}", up.by(ZERO_OFFLOAD)
     if grad != DEVICE:
         yield f"{DEVICE} to {HOST}", (reductions * grads).by(ZERO_OFFLOAD)
-    if param != DEVICE and optim == DEVICE:
+    if param != DEVICE and not cpu_steps:
         yield f"{DEVICE} to {HOST}", params.by(ZERO_INFINITY)
     if grad == NVME:
         yield f"{HOST} to {NVME}", (reductions * grads).by(ZERO_INFINITY)

@@ -9,7 +9,6 @@ from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.offload import OffloadConfig
 from zerosim.config.parts.optim import OptimConfig
 from zerosim.errors import InputError, wrong
-from zerosim.placement.memories import DEVICE
 
 _READ = "the CPU still reads a gradient while the next step writes new ones"
 EXCLUSIONS = (
@@ -26,7 +25,7 @@ def steps_unlike(grads: GradMemory, optim: OptimConfig) -> int:
 
 def rules(grads: GradMemory, offload: OffloadConfig) -> Iterator[InputError]:
     """Yield a delay where the device takes the optimizer step."""
-    if (late := grads.late) and offload.memory_of("optimizer") == DEVICE:
+    if (late := grads.late) and not offload.cpu_steps:
         where = (
             f"offload {offload.where!r} leaves the optimizer step on the device"
             if offload.is_on

@@ -76,6 +76,10 @@ class GradMemory(Part):
         return self.buckets == "copies"
 
 
+PLAIN = GradMemory()
+"""The paper's gradient buffers."""
+
+
 def stage_of_states(grads: GradMemory, parallel: ParallelConfig, reduction: Reduction) -> int:
     """Return the ZeRO stage whose model states exist when backward ends."""
     stage = parallel.zero_stage

@@ -65,13 +65,13 @@ class OffloadConfig(Part):
     def _check(self) -> None:
         if self.nvme == "":
             raise wrong("nvme", " '': expected the name of an existing folder")
-        if self.is_on and self.memory_of("grads") != DEVICE and self.memory_of("optimizer") == DEVICE:
+        if self.memory_of("grads") != DEVICE and not self.cpu_steps:
             raise wrong(
                 "offload",
                 f" {self.where!r}: the device takes the optimizer step and needs its gradients; offload the "
                 "optimizer too",
             )
-        if self.memory_of("optimizer") != DEVICE and self.memory_of("grads") == DEVICE:
+        if self.cpu_steps and self.memory_of("grads") == DEVICE:
             raise wrong(
                 "offload", f" {self.where!r}: the CPU takes the optimizer step and needs the gradients; leave grads out"
             )
@@ -79,6 +79,11 @@ class OffloadConfig(Part):
     @property
     def is_on(self) -> bool:
         return any(self.memory_of(what) != DEVICE for what in STATES)
+
+    @property
+    def cpu_steps(self) -> bool:
+        """Whether the host's CPU takes the optimizer step."""
+        return self.memory_of("optimizer") != DEVICE
 
     @property
     def uses_nvme(self) -> bool:
@@ -129,7 +134,7 @@ def rules(
         yield refuse("backend cuda runs no kernels on the host; choose backend numpy, or use zerosim plan")
     if parallel.partition == "owner" and offload.memory_of("optimizer") == NVME:
         yield refuse("NVMe stores slices in tiles, not whole units; choose partition slices, or optimizer=host")
-    if offload.memory_of("optimizer") == DEVICE:
+    if not offload.cpu_steps:
         if not precision.has_masters and offload.memory_of("params") != DEVICE:
             kind = precision.param_dtype
             yield refuse(f"the device updates {kind} parameters in place; offload the optimizer too, or choose bf16")
