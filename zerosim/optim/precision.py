@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from zerosim.backends.kernels import Array
@@ -18,6 +18,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
+from zerosim.placement.spec import WeightSpec
 from zerosim.tensor.flat import Flat, in_turn, slice_size
 from zerosim.tensor.offloaded import grad_on_hand
 
@@ -81,12 +82,11 @@ class LossScaler:
 
 
 class NormRow(NamedTuple):
-    """The place of a flat buffer's sum of squares: in `row`, by `member` of the `members` that cut its weights, slice
-    by slice over its `ranks` (0: all of them). Several buffers may share a row."""
+    """The place of a flat buffer's sum of squares: in `row`, of the weights that this rank counts (None: all), slice by
+    slice over its `ranks` (0: all of them). Several buffers may share a row."""
 
     row: int
-    member: int = 0
-    members: int = 1
+    counts: Callable[[WeightSpec], bool] | None = None
     ranks: int = 0
 
 
@@ -110,7 +110,7 @@ def norm_partials(
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for flat, place in zip(in_turn(flats), rows, strict=True):
         if place is not None:  # a separate call: one gradient from NVMe is on the host at a time
-            alone = place.members == 1 and buffers[place.row] == 1
+            alone = place.counts is None and buffers[place.row] == 1
             _add_squares(device, flat, place, partials.array[place.row], place.ranks or world_size, alone=alone)
     return partials
 
@@ -130,7 +130,7 @@ def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: 
         return
     one = device.alloc((1,), fp64, Kind.TEMP)
     work = work_of("add", 1, (one.array,) * 3)._replace(name=ADD_NORM)
-    for begin, end in _counted(flat, place.member, place.members):
+    for begin, end in _counted(flat, place.counts):
         for at in range(begin // size, -(-end // size)):
             part = grad[max(begin, at * size) - start : min(end, at * size + size) - start]
             device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
@@ -138,12 +138,12 @@ def _add_squares(device: Device, flat: Flat, place: NormRow, row: Array, ranks: 
             device.kernels((work,), device.backend.add, total, one.array, total)
 
 
-def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:
-    """Yield the local slice's weights that tensor-parallel rank `index` counts, as [start, end) of the flat."""
+def _counted(flat: Flat, counts: Callable[[WeightSpec], bool] | None) -> list[tuple[int, int]]:
+    """Yield the local slice's weights that this rank counts, as [start, end) of the flat."""
     return [
         (flat.own.start + mine.at, flat.own.start + mine.at + mine.numel)
         for mine in flat.spec.within(flat.own)
-        if mine.weight.counts(index, size)
+        if counts is None or counts(mine.weight)
     ]
 
 

@@ -7,23 +7,24 @@ data-parallel ranks, except for padding at the end of a buffer in blocks. They n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerosim.placement.block import Role
+from zerosim.placement.mesh import CUTS, Mesh
 from zerosim.placement.nf4 import nf4_parts
 from zerosim.placement.partition import Slice
-from zerosim.placement.split import Split, Tile, own_suffix
+from zerosim.placement.split import Cut, Splits, Tile, own_suffix
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     """One parameter as a rank holds it. `std` belongs to its initial normals; without it, `fill` is its value.
 
-    split      its cut over the group along a mesh axis; without one, every member holds all of it
-    summed     members compute shares of its gradient, which must be added (sequence parallelism)
+    splits     its cuts over the groups along mesh axes, in order; members along other axes hold copies
+    summed     axes whose members compute shares of its gradient, which must be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
     stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
     tile       the tile of the weight of this name that it is; None: it is the weight
@@ -35,8 +36,8 @@ class WeightSpec:
     shape: tuple[int, ...]
     std: float | None = None
     fill: float = 0.0
-    split: Split | None = None
-    summed: bool = False
+    splits: Splits = ()
+    summed: tuple[str, ...] = ()
     embedding: bool = False
     stored: str = ""
     tile: Tile | None = None
@@ -51,34 +52,37 @@ class WeightSpec:
     @property
     def own_name(self) -> str:
         """The name; of a tile, with its number; of a run of parts that is cut separately, with where it begins."""
-        return self.name + own_suffix(self.split, self.tile)
+        return self.name + own_suffix(self.splits, self.tile)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        split = self.split if self.tile is None else self.tile.split
-        return self.shape if split is None else split.shape
+        first = next(iter(self.splits), self.tile and self.tile.split)
+        return self.shape if first is None else first.shape
 
-    def take(self, whole: Any, index: int, size: int) -> Any:
-        """Cut out of the whole host array what member `index` of `size` holds of it."""
-        if self.tile is not None:
-            return self.tile.split.take(whole, self.tile.number, self.tile.split.pieces)
-        return whole if self.split is None else self.split.take(whole, index, size)
+    def cuts(self, mesh: Mesh, rank: int) -> list[Cut]:
+        """Return the cuts from the whole weight to what a rank holds; a tile's number takes the member's place."""
+        found = [Cut(split, mesh.index(rank, split.axis), mesh.size(split.axis)) for split in self.splits]
+        return found if self.tile is None else [*found, Cut(*self.tile, self.tile.split.pieces)]
 
     @property
     def in_block(self) -> bool:
         """Whether it belongs to a block, not to the table, the positions, the last norm or the head."""
         return is_block(unit_of(self.name))
 
-    def counts(self, index: int, size: int) -> bool:
-        """Return whether member `index` of `size` that cut weights counts it: the first of several copies counts."""
-        copies = size if self.split is None else self.split.copies(size)
-        return index % copies == 0
+    def copies(self, mesh: Mesh, axis: str) -> int:
+        """Return how many neighbours along an axis hold the same piece."""
+        size = mesh.size(axis)
+        return next((split.copies(size) for split in self.splits if split.axis == axis), size)
 
-    def sharers(self, size: int) -> int:
-        """Return how many neighbours of such a group hold shares of the same gradient; 1: it is whole."""
-        if self.summed:
-            return size
-        return 1 if self.split is None else self.split.copies(size)
+    def counts(self, mesh: Mesh, rank: int, axes: Sequence[str]) -> bool:
+        """Return whether a rank of a group along `axes` counts it: the first of several copies counts."""
+        return all(mesh.index(rank, axis) % self.copies(mesh, axis) == 0 for axis in axes)
+
+    def shared_over(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
+        """Return each axis along which neighbours hold shares of its gradient, with their number."""
+        sharers = {split.axis: split.copies(mesh.size(split.axis)) for split in self.splits}
+        sharers |= {axis: mesh.size(axis) for axis in self.summed}
+        return tuple([(axis, count) for axis, count in sharers.items() if count > 1])
 
 
 class Overlap(NamedTuple):
@@ -151,9 +155,9 @@ class FlatSpec:
         return unit_of(self.module)
 
     @property
-    def axis(self) -> str:
-        """The mesh axis that cuts its weights; tp if none is cut."""
-        return next((weight.split.axis for weight in self.weights if weight.split is not None), "tp")
+    def cut_axes(self) -> tuple[str, ...]:
+        """The mesh axes that cut the work of its layers, and any others that cut its weights."""
+        return tuple(dict.fromkeys([*CUTS, *[split.axis for weight in self.weights for split in weight.splits]]))
 
     @property
     def num_parameters(self) -> int:

@@ -1,7 +1,8 @@
-"""How a weight is cut: over a group that divides its layers' work, or into tiles."""
+"""How a weight is cut: over groups that divide its layers' work, or into tiles."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from zerosim.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The cut of a weight of this whole `shape` along `dim` by the group along a mesh `axis`.
+    """The cut of a weight of this whole `shape` along `dim` by the group along a mesh `axis` (of a tile: by none).
 
     `parts` equal parts of the dim, such as q|k|v side by side, are cut separately, each into `pieces` equal pieces.
     With fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the
@@ -26,7 +27,7 @@ class Split:
     pieces: int
     parts: int = 1
     padding: int = 0
-    axis: str = "tp"
+    axis: str = ""
     lengths: tuple[int, ...] = ()
     around: tuple[int, int] = (0, 0)
 
@@ -36,7 +37,7 @@ class Split:
         if any(length % self.pieces for length in self.lengths):
             raise InputError(
                 f"a fused weight's parts of {self.lengths} cannot each be cut over {self.pieces} ranks: "
-                "choose a --tp that divides them"
+                f"choose a --{self.axis} that divides them"
             )
 
     @property
@@ -101,8 +102,41 @@ class Tile(NamedTuple):
     number: int
 
 
-def own_suffix(split: Split | None, tile: Tile | None) -> str:
+Splits = tuple[Split, ...]
+"""A weight's cuts, along an axis each. Each one cuts what the one before it leaves of the weight."""
+
+
+class Cut(NamedTuple):
+    """A split, and whose piece it is: member number `member` of `members`."""
+
+    split: Split
+    member: int
+    members: int
+
+    @property
+    def piece(self) -> tuple[int, tuple[int, int]]:
+        """What distinguishes the member's piece from others of the weight. Copies are equal."""
+        return self.split.piece(self.member, self.members), self.split.around
+
+
+def take(whole: Any, cuts: Sequence[Cut]) -> Any:
+    """Take out of a whole host array what is left of it after these cuts."""
+    for split, member, members in cuts:
+        whole = split.take(whole, member, members)
+    return whole
+
+
+def put(local: Any, whole: Any, cuts: Sequence[Cut]) -> None:
+    """Store what is left after these cuts in the whole host array."""
+    *outer, (split, member, members) = cuts
+    around = take(whole, outer)
+    split.put(local, around, member, members)
+    if outer:
+        put(around, whole, outer)
+
+
+def own_suffix(splits: Splits, tile: Tile | None) -> str:
     """Return what distinguishes weights of one name: tiles, and runs of parts."""
     if tile is not None:
         return f".tile{tile.number}"
-    return f".from{split.around[0]}" if split is not None and any(split.around) else ""
+    return "".join([f".from{split.around[0]}" for split in splits if any(split.around)])

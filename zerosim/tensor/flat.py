@@ -21,7 +21,7 @@ from zerosim.placement.partition import slice_of as slice_of
 from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
 from zerosim.placement.spec import WeightSpec
-from zerosim.placement.split import Split, Tile
+from zerosim.placement.split import Splits, Tile
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.offloaded import Incoming, put, store_params, write
 from zerosim.tensor.stored import dequantized, quantized
@@ -57,12 +57,12 @@ class Flat(GradAccumulator):
         self.states: dict[str, Buffer] = {}
 
     def declare(
-        self, name: str, shape: tuple[int, ...], *, split: Split | None = None, tile: Tile | None = None, **how: Any
+        self, name: str, shape: tuple[int, ...], *, splits: Splits = (), tile: Tile | None = None, **how: Any
     ) -> Parameter:
         """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
-        cut = split if tile is None else tile.split
-        shape = shape if cut is None else cut.local_shape
-        self._declared.append(WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how))
+        cuts = splits if tile is None else (*splits, tile.split)
+        shape = cuts[-1].local_shape if cuts else shape
+        self._declared.append(WeightSpec(name, shape, splits=splits, stored=self.stored, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
         return Parameter(self, len(self._declared) - 1, name, shape)
 
