@@ -159,13 +159,13 @@ def extra_of(placed: Placed, stage: int) -> Extra:
     replicated, copied, padding = 0, 0, 0
     for name in share_of(placed, stage).numels:
         for weight in placed.layout.flats[name].weights:
-            numel, pieces = math.prod(weight.shape), math.prod(split.pieces for split in weight.splits)
+            numel = math.prod(weight.shape)
             if not weight.splits:
                 replicated += numel
-            elif math.prod(weight.copies(mesh, axis) for axis in CUTS) > 1:
+            elif math.prod([weight.copies(mesh, axis) for axis in CUTS]) > 1:
                 copied += numel
             elif any(split.padding for split in weight.splits):
-                padding += numel * pieces - math.prod(weight.whole_shape)
+                padding += numel * mesh.size(*CUTS) - math.prod(weight.whole_shape)
     return Extra(replicated, copied, padding)
 
 
@@ -174,6 +174,9 @@ def shared_grads(flats: Iterable[FlatSpec], mesh: Mesh) -> dict[int, int]:
     found: dict[int, int] = {}
     for flat in flats:
         for weight in flat.weights:
-            if (sharers := math.prod(count for _, count in weight.shared_over(mesh))) > 1:
+            sharers = 1
+            for _, count in weight.shared_over(mesh):
+                sharers *= count
+            if sharers > 1:
                 found[sharers] = found.get(sharers, 0) + weight.numel
     return found

@@ -86,7 +86,7 @@ def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
     """Compare the elements with shared gradients, for each kind of buffer."""
     seen = set[Hashable]()
     for flat, axes, is_sliced in _cut(layout, stage):
-        runs = tuple((weight.numel, weight.shared_over(layout.mesh)) for weight in flat.weights)
+        runs = tuple((weight.numel, tuple(weight.shared_over(layout.mesh))) for weight in flat.weights)
         if (axes, runs) in seen or not any(sharers for _, sharers in runs):
             continue
         if is_sliced:  # equal buffers are cut alike

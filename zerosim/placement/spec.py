@@ -7,27 +7,24 @@ data-parallel ranks, except for padding at the end of a buffer in blocks. They n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
 from zerosim.placement.block import Role
-from zerosim.placement.mesh import CUTS, Mesh
+from zerosim.placement.mesh import CUTS
 from zerosim.placement.nf4 import nf4_parts
 from zerosim.placement.partition import Slice
-from zerosim.placement.split import Cut, Splits, Tile, own_suffix
+from zerosim.placement.split import CutSpec, own_suffix
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSpec:
+class WeightSpec(CutSpec):
     """One parameter as a rank holds it. `std` belongs to its initial normals; without it, `fill` is its value.
 
-    splits     its cuts over the groups along mesh axes, in order; members along other axes hold copies
-    summed     axes whose members compute shares of its gradient, which must be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
     stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
-    tile       the tile of the weight of this name that it is; None: it is the weight
     role       what it is to its block; `reads_input`: its gradient reads its map's input (no bias's, no adapter's B)
     numel      its elements in the flat buffer
     """
@@ -36,11 +33,8 @@ class WeightSpec:
     shape: tuple[int, ...]
     std: float | None = None
     fill: float = 0.0
-    splits: Splits = ()
-    summed: tuple[str, ...] = ()
     embedding: bool = False
     stored: str = ""
-    tile: Tile | None = None
     role: Role | None = None
     reads_input: bool = True
     numel: int = field(init=False)
@@ -56,33 +50,13 @@ class WeightSpec:
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        first = next(iter(self.splits), self.tile and self.tile.split)
-        return self.shape if first is None else first.shape
-
-    def cuts(self, mesh: Mesh, rank: int) -> list[Cut]:
-        """Return the cuts from the whole weight to what a rank holds; a tile's number takes the member's place."""
-        found = [Cut(split, mesh.index(rank, split.axis), mesh.size(split.axis)) for split in self.splits]
-        return found if self.tile is None else [*found, Cut(*self.tile, self.tile.split.pieces)]
+        splits = self.splits or (() if self.tile is None else (self.tile.split,))
+        return splits[0].shape if splits else self.shape
 
     @property
     def in_block(self) -> bool:
         """Whether it belongs to a block, not to the table, the positions, the last norm or the head."""
         return is_block(unit_of(self.name))
-
-    def copies(self, mesh: Mesh, axis: str) -> int:
-        """Return how many neighbours along an axis hold the same piece."""
-        size = mesh.size(axis)
-        return next((split.copies(size) for split in self.splits if split.axis == axis), size)
-
-    def counts(self, mesh: Mesh, rank: int, axes: Sequence[str]) -> bool:
-        """Return whether a rank of a group along `axes` counts it: the first of several copies counts."""
-        return all(mesh.index(rank, axis) % self.copies(mesh, axis) == 0 for axis in axes)
-
-    def shared_over(self, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-        """Return each axis along which neighbours hold shares of its gradient, with their number."""
-        sharers = {split.axis: split.copies(mesh.size(split.axis)) for split in self.splits}
-        sharers |= {axis: mesh.size(axis) for axis in self.summed}
-        return tuple([(axis, count) for axis, count in sharers.items() if count > 1])
 
 
 class Overlap(NamedTuple):

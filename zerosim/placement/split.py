@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.placement.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,44 @@ class Cut(NamedTuple):
     def piece(self) -> tuple[int, tuple[int, int]]:
         """What distinguishes the member's piece from others of the weight. Copies are equal."""
         return self.split.piece(self.member, self.members), self.split.around
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutSpec:
+    """What a parameter is cut along.
+
+    splits  its cuts over the groups along mesh axes, in order; members along other axes hold copies
+    summed  axes whose members compute shares of its gradient, which must be added (sequence parallelism)
+    tile    the tile of the weight of this name that it is; None: it is the weight
+    """
+
+    splits: Splits = ()
+    summed: tuple[str, ...] = ()
+    tile: Tile | None = None
+
+    def cuts(self, mesh: Mesh, rank: int) -> list[Cut]:
+        """Return the cuts from the whole weight to what a rank holds; a tile's number takes the member's place."""
+        found = [Cut(split, mesh.index(rank, split.axis), mesh.size(split.axis)) for split in self.splits]
+        return found if self.tile is None else [*found, Cut(*self.tile, self.tile.split.pieces)]
+
+    def copies(self, mesh: Mesh, axis: str) -> int:
+        """Return how many neighbours along an axis hold the same piece."""
+        for split in self.splits:
+            if split.axis == axis:
+                return split.copies(mesh.size(axis))
+        return mesh.size(axis)
+
+    def counts(self, mesh: Mesh, rank: int, axes: Sequence[str]) -> bool:
+        """Return whether a rank of a group along `axes` counts it: the first of several copies counts."""
+        return sum([mesh.index(rank, axis) % self.copies(mesh, axis) for axis in axes]) == 0
+
+    def shared_over(self, mesh: Mesh) -> Iterator[tuple[str, int]]:
+        """Yield each axis along which neighbours hold shares of its gradient, with their number."""
+        for axis in self.summed:
+            yield axis, mesh.size(axis)
+        for split in self.splits:
+            if split.pieces < (size := mesh.size(split.axis)) and split.axis not in self.summed:
+                yield split.axis, split.copies(size)
 
 
 def take(whole: Any, cuts: Sequence[Cut]) -> Any:
