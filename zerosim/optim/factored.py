@@ -25,8 +25,9 @@ from zerosim.backends.kernels import Array, Backend, Rule
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, fp64
-from zerosim.optim.optimizer import Add, StateArray, Step
-from zerosim.optim.pieces import LocalPiece, local_pieces, rectangles, sums_of
+from zerosim.optim.optimizer import Add, Step
+from zerosim.optim.pieces import LocalPiece, is_matrix, is_no_matrix, local_pieces, rectangles, sums_of
+from zerosim.optim.states import StateArray, sized
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.flat import Flat
@@ -89,15 +90,14 @@ class Factored:
 
     # -- its states -------------------------------------------------------------------------------
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
-        held = local_pieces(spec, own)
-        matrices = [one.weight.shape for one in held if one.is_matrix]
-        sizes = {
-            self.of_rows: sum(rows for rows, _ in matrices),
-            self.of_columns: sum(columns for _, columns in matrices),
-            self.of_numbers: sum(one.numel for one in held if not one.is_matrix),
-        }
-        kept = [StateArray(name, numel, dtype) for name, numel in sizes.items() if numel]
-        return kept + [StateArray(name, own.size, dtype, own.padding) for name in self.moments if own.size]
+        factors = (
+            StateArray(self.of_rows, 0, dtype, 0, "rows", is_matrix),
+            StateArray(self.of_columns, 0, dtype, 0, "columns", is_matrix),
+            StateArray(self.of_numbers, 0, dtype, of=is_no_matrix),
+        )
+        kept = sized(factors, spec, own)
+        kept += [StateArray(name, own.size, dtype, own.padding) for name in self.moments]
+        return [array for array in kept if array.numel]
 
     # -- a step ---------------------------------------------------------------------------------------
     def step(self, flat: Flat, now: Step, add: Add) -> None:

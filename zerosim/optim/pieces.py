@@ -13,6 +13,16 @@ from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
+def is_matrix(weight: WeightSpec) -> bool:
+    """Return whether a tensor has numbers for its rows and columns."""
+    return len(weight.shape) == 2
+
+
+def is_no_matrix(weight: WeightSpec) -> bool:
+    """Return whether it has a number for each of its elements."""
+    return not is_matrix(weight)
+
+
 class LocalPiece(NamedTuple):
     """A tensor whose elements [start, stop) are in the local slice, at `at`.
 

@@ -178,4 +178,7 @@ def own_suffix(splits: Splits, tile: Tile | None) -> str:
     """Return what distinguishes weights of one name: tiles, and runs of parts."""
     if tile is not None:
         return f".tile{tile.number}"
-    return "".join([f".from{split.around[0]}" for split in splits if any(split.around)])
+    for split in splits:
+        if split.around != (0, 0):
+            return f".from{split.around[0]}"
+    return ""
