@@ -136,7 +136,7 @@ class Group:
     maps        linear maps and the vocabulary: whole, or cut over `tp`
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
-    mesh        the ranks, whose axes cut weights
+    mesh        the ranks, where its axes cut weights
     """
 
     maps: WholeMaps = WHOLE_MAPS

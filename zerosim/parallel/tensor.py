@@ -273,7 +273,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     index, comm = mesh.index(place.rank, "tp"), None if place.groups is None else place.groups("tp")
     pads = config.parallel.pad_vocab
     maps = TensorParallel(mesh.tp, index, comm, Borders(), keeps_gathered=True, pads_vocab=pads)
-    return made._replace(group=replace(made.group, maps=maps))
+    return made._replace(group=replace(made.group, maps=maps, mesh=mesh))
 
 
 def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:

@@ -6,7 +6,7 @@ from functools import partial, reduce
 
 from zerosim.config import RunConfig
 from zerosim.functional.policy import DEFAULT
-from zerosim.nn.group import Group
+from zerosim.nn.group import ONE_RANK
 from zerosim.optim.by_name import make_optimizer
 from zerosim.parallel import (
     activations,
@@ -51,7 +51,7 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         published=Published,
         rows=zero_rows,
         beside=lambda flat: {},
-        group=Group(mesh=config.mesh.axes),
+        group=ONE_RANK,
         policy=DEFAULT,
         wrap=lambda number, unit: unit,
         by_module=False,
