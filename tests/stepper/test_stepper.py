@@ -370,7 +370,7 @@ def test_the_map_of_owners_holds_every_element_once_for_each_copy(mesh: dict[str
         ]
     tp, groups = config.mesh.tp, config.mesh.pp * config.mesh.tp
     for name, rows in owned.buffers().items():
-        cut = any(weight.split for weight in layout.flats[rows[0].unit].weights)
+        cut = any(weight.splits for weight in layout.flats[rows[0].unit].weights)
         stages = {layout.mesh.index(row.rank, "pp") for row in rows}
         copies = (
             len(stages) * (1 if cut else tp) * (config.mesh.ranks // groups if config.parallel.zero_stage == 0 else 1)

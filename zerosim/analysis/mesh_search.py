@@ -39,6 +39,7 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
+from zerosim.placement.mesh import CUTS
 from zerosim.train.build_model import build_model
 from zerosim.train.check_model import check_model
 from zerosim.train.plan import Figures, plan
@@ -347,4 +348,4 @@ def _in_all(kernel: Kernel) -> bool:
 
 def _blocks(launch: Launch) -> bool:
     """Return whether compute waits for a collective right after its launch."""
-    return launch.axis == "tp" and launch.scope.phase in (Phase.FORWARD, Phase.BACKWARD)
+    return launch.axis in CUTS and launch.scope.phase in (Phase.FORWARD, Phase.BACKWARD)

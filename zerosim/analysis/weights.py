@@ -20,6 +20,7 @@ from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.dtypes import compute_dtype, dtype
+from zerosim.placement.mesh import CUTS
 from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
 
@@ -93,8 +94,8 @@ def of_weights(
     held = sum(share.numels[name] for name in stored)
     numels = dict(instead) if instead else numels_of(placed, share, padded=padded)
     trained = [name for name in share.numels if placed.layout.is_trained(name)]
-    sharers = shared_grads((flats[name] for name in trained), config.mesh.tp)
-    of_all = sharers.pop(config.mesh.tp, 0)
+    sharers = shared_grads((flats[name] for name in trained), placed.layout.mesh)
+    of_all = sharers.pop(placed.layout.mesh.size(*CUTS), 0)
     return {
         "Ψ": sum(numel for name, numel in numels.items() if name not in codes) + held,
         "Ψ_q": held,

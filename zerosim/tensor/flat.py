@@ -21,7 +21,7 @@ from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
 from zerosim.placement.rows import Row
 from zerosim.placement.spec import WeightSpec, unit_of
-from zerosim.placement.split import Split, Tile
+from zerosim.placement.split import Splits, Tile
 from zerosim.tensor.accumulation import GradAccumulator
 from zerosim.tensor.stored import decoded, encoded
 from zerosim.tensor.tensor import Parameter
@@ -53,12 +53,12 @@ class Flat(GradAccumulator):
         self.states: dict[str, Buffer] = {}
 
     def declare(
-        self, name: str, shape: tuple[int, ...], *, split: Split | None = None, tile: Tile | None = None, **how: Any
+        self, name: str, shape: tuple[int, ...], *, splits: Splits = (), tile: Tile | None = None, **how: Any
     ) -> Parameter:
         """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
-        cut = split if tile is None else tile.split
-        shape = shape if cut is None else cut.local_shape
-        self._declared.append(WeightSpec(name, shape, split=split, format=self.format, tile=tile, **how))
+        cuts = splits if tile is None else (*splits, tile.split)
+        shape = cuts[-1].local_shape if cuts else shape
+        self._declared.append(WeightSpec(name, shape, splits=splits, format=self.format, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
         layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
         return Parameter(self, len(self._declared) - 1, name, layer, shape)

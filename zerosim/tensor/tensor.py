@@ -23,6 +23,7 @@ from zerosim.device.recorder import Recorder
 from zerosim.dtypes import DType
 from zerosim.dtypes import dtype as dtype_of
 from zerosim.errors import InputError
+from zerosim.placement.formats import Format
 from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.autograd import Gradient, Node, Rule, Sink, add_gradients, backward
 from zerosim.tensor.collector import Collector
@@ -225,7 +226,7 @@ class Holder(Protocol):
 
     device: Device
     collector: Collector
-    stored: str
+    format: Format | None
     value_dtype: DType
 
     @property
