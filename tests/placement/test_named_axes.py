@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from zerosim.placement.assemble import Piece, assemble, cut
 from zerosim.placement.classes import classes, reasons
+from zerosim.placement.formats import NF4
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import STATES, Mesh, without
 from zerosim.placement.partition import EvenSlices, Whole, WholeUnits
@@ -179,7 +180,7 @@ def test_tiles_and_codes_are_cut_and_assembled() -> None:
     whole = {"t": random.random((6, 4), np.float32), "q": random.standard_normal((16, 8)).astype(np.float32)}
     tile = Split((6, 4), 1, 2)
     flats = [FlatSpec(f"t.{i}", (WeightSpec("t", (6, 2), tile=Tile(tile, i)),)) for i in range(2)]
-    flats.append(FlatSpec("q", (WeightSpec("q", (16, 8), stored="nf4"),)))
+    flats.append(FlatSpec("q", (WeightSpec("q", (16, 8), format=NF4),)))
     codes = {"q": values_of(flats[2].weights[0], encode_nf4(whole["q"])).reshape(16, 8)}
     for rule in EvenSlices(), WholeUnits(), Whole():
         layout = Layout(Mesh(dp_shard=3), flats, zero_rows(3, rule))
