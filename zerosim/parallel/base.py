@@ -96,7 +96,7 @@ class Strategy:
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Allocate one flat after the other, and `write` each one's weights before the next is allocated."""
-        self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
+        self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite and self.shards.step.decides
         dummies = DummyGrads(self.device) if self.memory.fused else None
         for flat in in_turn(flats):
             with self.device.scope(unit=flat.spec.module):

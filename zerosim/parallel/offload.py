@@ -19,6 +19,7 @@ from zerosim.config.parts.offload import OffloadConfig
 from zerosim.device.away import Away, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import COMPUTE, CPU
+from zerosim.optim.updater import Updater
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.shards import Gradients, Parameters, Shards, Step
 from zerosim.placement.memories import DEVICE, HOST, NVME
@@ -224,7 +225,10 @@ class _Tile:
 
 
 def shards_of(
-    offload: OffloadConfig, place: Place, make_step: Callable[[Parameters, str], OffloadedStep] | None = None
+    offload: OffloadConfig,
+    place: Place,
+    updater: Updater,
+    make_step: Callable[[Parameters, str], OffloadedStep] | None = None,
 ) -> Shards:
     """Return the local shards of the rank at a place, in the memories of --offload."""
     assert place.groups is not None

@@ -54,9 +54,11 @@ class Parameters:
 
 
 class Step:
-    """An update on the device, when backward has ended. `place`: where it computes."""
+    """An update on the device, when backward has ended. `place`: where it computes; `decides`: by the norm of all
+    gradients."""
 
     place = DEVICE
+    decides = True
 
     def tiles(self, groups: Iterable[list[Flat]]) -> Iterator[list[Flat]]:
         """Yield groups of flats that are updated together, each with its states at hand."""
@@ -77,7 +79,7 @@ class Step:
         """Begin a step. Return the flats to update with gradients that were held back, and their factor."""
         return None
 
-    def renew(self, publish: Callable[[Flat], None]) -> None:
+    def renew(self, flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
         """Replace parameters by new ones that wait, and `publish` them. Called when backward has ended."""
 
 
