@@ -1,0 +1,22 @@
+"""The optimizer in backward: no gradient outlives it."""
+
+from __future__ import annotations
+
+from zerosim.analysis.capability import Capability, Kept, when
+from zerosim.config import RunConfig
+
+FREED = (
+    "The optimizer updates each flat buffer inside backward and frees its gradient (arXiv 2306.09782): a rank holds the "
+    "gradients of one, or of one bucket. There is no norm, so nothing is clipped or skipped, and no accumulation."
+)
+
+
+def _kept(config: RunConfig, kept: Kept) -> Kept:
+    return kept._replace(grads=not config.grads.in_backward)
+
+
+CAPABILITY = Capability(
+    kept=_kept,
+    notes={"model_states": lambda c: when(c.grads.in_backward, FREED)},
+    measured=lambda config: not config.grads.in_backward,
+)
