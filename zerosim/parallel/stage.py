@@ -93,8 +93,7 @@ class Stage(Strategy):
                     flat.keep_own_grad()
 
     def reduce_grad_norm(self) -> float | None:
-        step = self.shards.step
-        step.renew(self.flats, self.publish_params)
+        (step := self.shards.step).renew(self.flats, self.publish_params)
         return step.hold(self.flats, super().reduce_grad_norm()) if step.decides else None
 
     def update_late(self, uses: Sequence[Use] = ()) -> None:

@@ -6,8 +6,8 @@ from zerosim.analysis.capability import Capability, Kept, when
 from zerosim.config import RunConfig
 
 FREED = (
-    "The optimizer updates each flat buffer inside backward and frees its gradient (arXiv 2306.09782): a rank holds the "
-    "gradients of one, or of one bucket. There is no norm, so nothing is clipped or skipped, and no accumulation."
+    "The optimizer updates each flat buffer inside backward and frees its gradient (arXiv 2306.09782). A rank holds "
+    "gradients of one buffer, or of one bucket. There is no norm, so nothing is clipped or skipped, and no accumulation."
 )
 
 
