@@ -7,7 +7,7 @@ from zerosim.config import RunConfig
 
 FREED = (
     "The optimizer updates each flat buffer inside backward and frees its gradient (arXiv 2306.09782). A rank holds "
-    "gradients of one buffer, or of one bucket. There is no norm, so nothing is clipped or skipped, and no accumulation."
+    "gradients of one buffer, or of one bucket. Nothing is clipped, skipped or accumulated."
 )
 
 

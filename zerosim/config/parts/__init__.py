@@ -113,7 +113,6 @@ CAPABILITIES = (
     Capability(lambda c: delayed.rules(c.grads, c.offload), delayed.EXCLUSIONS),
     Capability(
         lambda c: in_backward.rules(c.grads, c.data, c.mesh, c.offload, c.optim, c.precision), in_backward.EXCLUSIONS,
-        in_backward.WORDS,
     ),
     Capability(exclusions=grads.EXCLUSIONS, settles=grads.settles),
     Capability(exclusions=memory.EXCLUSIONS),

@@ -68,7 +68,7 @@ class GradMemory(Part):
     in_backward: bool = option(
         False, "update each flat buffer inside backward, as soon as its gradient is reduced, and free the gradient. "
         "Nothing is accumulated or clipped (LOMO; torchtune's optimizer_in_bwd)", flat="optimizer_in_backward",
-        after="upcast_grads", switches={"optimizer_in_bwd": True},
+        after="upcast_grads", switches={"optimizer_in_bwd": True, "optimizer.early_step_in_backward": True},
     )  # fmt: skip
 
     @property

@@ -49,6 +49,3 @@ def rules(
         yield wrong(_NAME, f": grad_buckets 'views' hold gradients for the whole run, but {_LIVES}; choose copies")
     if OPTIMIZERS[optim.optimizer].estimates_every:
         yield wrong(_NAME, f": {optim.optimizer} estimates from a second backward, which moves no weight; choose adamw")
-
-
-WORDS = (("lomo adalomo", "--optimizer-in-backward, with --optimizer sgd for LOMO and adafactor for AdaLomo"),)
