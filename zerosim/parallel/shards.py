@@ -30,6 +30,9 @@ class Gradients:
         """Store the local shard of a gradient that is reduced in place, once a step."""
         flat.grad_shard = own
 
+    def close_backward(self) -> None:
+        """End a microbatch's backward."""
+
     def end_backward(self, flats: Sequence[Flat]) -> None:
         """End a step's backward. Every local shard is complete."""
 

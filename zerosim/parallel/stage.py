@@ -84,6 +84,7 @@ class Stage(Strategy):
 
     def close_backward(self) -> None:
         self.reducer.close()
+        self.shards.gradients.close_backward()
 
     def end_backward(self) -> None:
         self.reducer.finish()
