@@ -27,6 +27,7 @@ IN_SHARED_PARTS = {
     "compression": "reduction.compress reduction.block reduction.ratio reduction.rank reduction.warmup "
     "reduction.is_encoded reduction.is_exact",
     "delayed": "grads.late",
+    "in_backward": "grads.in_backward",
     "tiles": "gathering.tiles",
     "hybrid": "parallel.replica_reduction",
     "tensor": "parallel.pad_vocab",

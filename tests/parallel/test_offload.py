@@ -13,8 +13,8 @@ import pytest
 import zerosim
 from zerosim.analysis.checks import checks
 from zerosim.config import RunConfig, plan_config
-from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Kernel, Wait
-from zerosim.errors import OutOfMemory
+from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Event, Free, Kernel, Wait
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.report.plots.by_stage import memory_bars
 from zerosim.train.plan import plan
@@ -35,6 +35,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("optimizer=nvme", dict(stage=2)),
     (INFINITY, dict(stage=3, recipe="deepspeed")),
     (INFINITY, dict(stage=3, recipe="fsdp2")),
+    ("optimizer=host,params=host", dict(stage=3, recipe="fsdp2")),
+    ("optimizer=host,params=host", dict(stage=3, recipe="fsdp2", precision="fp16", accumulate=1, clip_norm=0.1)),
     (INFINITY, dict(stage=3, gather="module")),
     (INFINITY, dict(stage=3, lora_rank=4)),
     ("optimizer=host", dict(stage=1, recipe="megatron")),
@@ -279,3 +281,42 @@ def test_a_node_has_room_for_a_run_where_it_has_room_for_its_plan(more: dict[str
         end(config.replace(host_memory=sum(held)))
         with pytest.raises(OutOfMemory, match="out of host memory"):
             end(config.replace(host_memory=sum(held) - 1))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_cpu_offload_policy_waits_when_backward_ends(times: int) -> None:
+    """A first copy is waited for after the last kernel of a microbatch's backward, and its source is free at once. A
+    copy that is added to a sum is waited for before the next kernel."""
+    fields = SMALL | dict(stage=3, accumulate=times, offload="optimizer=host,params=host", tie_embeddings=False)
+    one, all_ = (run(RunConfig(**fields, offload_policy=how), keep_events=True) for how in ("deepspeed", "fsdp2"))
+    assert_alike(one, all_)
+    assert_forms(all_)
+    events = [event for event in all_.events[0] if event.scope.step == 1 and event.scope.phase == "backward"]
+    ends = {slot: at for slot in range(times) for at, event in enumerate(events) if is_kernel(event, slot)}
+    copies = [(at, event) for at, event in enumerate(events) if isinstance(event, Copy) and event.target == HOST]
+    assert len(copies) == times * len(all_.layout.flats)
+    for at, copy in copies:
+        waits = {
+            event.by: place for place, event in enumerate(events) if isinstance(event, Wait) and event.work == copy.work
+        }
+        if copy.scope.slot == 0:
+            assert min(waits[by] for by in (CPU, COMPUTE)) > ends[0]
+            assert isinstance(events[at + 1], Free)
+        else:
+            assert not any(is_kernel(event, 1) for event in events[at : waits[COMPUTE]])
+
+
+def is_kernel(event: Event, slot: int) -> bool:
+    return isinstance(event, Kernel) and event.place == DEVICE and event.scope.slot == slot
+
+
+def test_cpu_offload_policy_moves_all_states() -> None:
+    fields: dict[str, Any] = SMALL | dict(stage=3)
+    for offload in ("", "optimizer=host", "optimizer=nvme,params=host"):
+        with pytest.raises(InputError, match="pass --offload optimizer=host,params=host"):
+            RunConfig(**fields, offload=offload, nvme="/tmp", offload_policy="fsdp2")
+        assert RunConfig(**fields, offload=offload, recipe="fsdp2", nvme="/tmp").offload.policy == "deepspeed"
+    both = RunConfig(**fields, offload="optimizer=host,params=host", recipe="fsdp2")
+    assert both.offload.policy == "fsdp2"
+    with pytest.raises(InputError, match="buffer of its own"):
+        both.replace(persistent_grads=True)

@@ -30,6 +30,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "params=host": dict(offload="params=host"),
     "params=nvme": dict(offload="params=nvme"),
     "delayed update": dict(delayed_update=2),
+    "optimizer in backward": dict(optimizer_in_backward=True, accumulate=1),
     "step in groups": dict(sub_group=500),
     "activations": SAVES,
     "activations in a window": SAVES | dict(stash_window=2),
@@ -58,7 +59,7 @@ def joined(one: str, other: str, place: Path) -> RunConfig:
 
 @cache
 def on_the_device(**fields: Any) -> RunResult:
-    return run(RunConfig(**SIZES, **fields))
+    return run(RunConfig(**SIZES | fields))
 
 
 def test_the_page_names_only_policies() -> None:
@@ -77,7 +78,8 @@ def test_a_pair_runs_or_a_rule_refuses_it(one: str, other: str, tmp_path: Path) 
         return
     config = joined(one, other, tmp_path)
     result, is_late = run(config, keep_events=True), config.grads.late > 0
-    assert_same_bits(result, on_the_device(**(dict(delayed_update=2, offload="optimizer=host") if is_late else {})))
+    late = dict(delayed_update=2, offload="optimizer=host") if is_late else {}
+    assert_same_bits(result, on_the_device(accumulate=config.data.accumulate, **late))
     assert result.live_bytes_after == [0] * config.mesh.ranks
     assert not list(tmp_path.iterdir())
     assert_same_record(config)

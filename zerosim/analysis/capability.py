@@ -69,11 +69,13 @@ class Beside(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What is kept of a parameter: its optimizer's momentum, an fp32 master; `casts`: no shard beside the master."""
+    """What is kept of a parameter: its optimizer's momentum, an fp32 master; `casts`: no shard beside the master;
+    `grads`: its gradient is there when backward ends."""
 
     momentum: float
     masters: bool
     casts: bool = False
+    grads: bool = True
 
 
 class Asked(NamedTuple):

@@ -24,6 +24,8 @@ def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
     cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=kept.casts, masters=masters)
     if kept.masters and not masters:
         cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
+    if not kept.grads:
+        cost = replace(cost, grad=0)
     if config.optim.optimizer in formulas.UNIFORM:
         return cost
     names = layout.flats if stage is None else layout.stages[stage]

@@ -74,6 +74,11 @@ class Away:
             copy.wait(by)
         self._flight.clear()
 
+    def release(self) -> None:
+        """Let go of the sources of copies in flight. Whatever takes their bytes must follow the copy in its stream."""
+        for copy in self._flight:
+            copy.release()
+
     def take(self) -> Buffer:
         """Make compute wait for the bytes, and hand over their buffer. Nothing is held here any more."""
         self.settle()

@@ -30,8 +30,12 @@ class Copying:
         """Let compute, the host's CPU or a stream wait for the copy, and return the filled buffer."""
         self.device.recorder.add(Wait(self.device.where, self.id, by))
         if by in (COMPUTE, CPU):
-            self._held = None
+            self.release()
         return self.target
+
+    def release(self) -> None:
+        """Let go of the source."""
+        self._held = None
 
 
 def launch_copy(source: Buffer, target: Buffer, *, after: str = COMPUTE, purpose: str = OFFLOAD) -> Copying:

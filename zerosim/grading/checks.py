@@ -53,7 +53,10 @@ def weights(run: Comparison) -> Check:
 
 def norm(run: Comparison) -> Check:
     """Check that the gradient's norm of every step is DDP's."""
-    ours, theirs = ([report.grad_norm for report in result_of(trial).steps] for trial in (run.mine, run.ddp))
+    ours, theirs = (
+        [report.grad_norm for report in result_of(trial).steps if report.grad_norm is not None]
+        for trial in (run.mine, run.ddp)
+    )
     hint = "" if ours == theirs else "whose squares are in this rank's sum? Squares add up over ranks, norms do not"
     return Check("norm", ours == theirs, f"norms {_floats(theirs)}, as DDP's", _floats(ours), hint=hint)
 

@@ -12,10 +12,10 @@ from zerosim.optim.precision import LossScaler
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step's decisions. `grad_norm` is unscaled and before clipping; `loss_scale` is the scale used; `estimated`: a
-    second forward and backward followed, for an estimate of curvature."""
+    """A step's decisions. `grad_norm` is unscaled and before clipping (None: no norm was computed); `loss_scale` is
+    the scale used; `estimated`: a second forward and backward followed, for an estimate of curvature."""
 
-    grad_norm: float
+    grad_norm: float | None
     loss_scale: float
     skipped: bool
     lr: float
@@ -76,6 +76,12 @@ class StepControl:
         clip = min(1.0, self.clip_norm / (norm + 1e-6)) if self.clip_norm is not None else 1.0
         self.updates += 1
         return clip / scale
+
+    def decide_unseen(self) -> float:
+        """Decide before there are gradients: nothing is clipped, and no step is skipped. Return their factor."""
+        self.reports.append(StepReport(None, self.loss_scale, False, self.schedule(self.updates)))
+        self.updates += 1
+        return 1.0 / self.loss_scale
 
     def is_due(self, every: int) -> bool:
         """Return whether an estimate follows the last decided step. Skipped steps count too."""

@@ -96,11 +96,11 @@ class Strategy:
 
     def place(self, flats: Sequence[Flat], write: Callable[[Flat], None]) -> None:
         """Allocate one flat after the other, and `write` each one's weights before the next is allocated."""
-        self.flats, layout, probes = list(flats), self.layout, self.updater.control.stops_at_nonfinite
+        self.flats, probes = list(flats), self.shards.step.decides and self.updater.control.stops_at_nonfinite
         dummies = DummyGrads(self.device) if self.memory.fused else None
         for flat in in_turn(flats):
             with self.device.scope(unit=flat.spec.module):
-                flat.held = layout.held(flat.name, self.owned(flat), self.padded(flat))
+                flat.held = self.layout.held(flat.name, self.owned(flat), self.padded(flat))
                 for state, row in flat.held.rows.items():
                     if state == "grad":
                         flat.place_grads(row, self.memory, flat.dtype, probes=probes, dummies=dummies)

@@ -85,7 +85,7 @@ class Delayed(OffloadedStep):
             new.launch(shard)
         return new
 
-    def renew(self, publish: Callable[[Flat], None]) -> None:
+    def renew(self, flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
         for flat in self._flats:
             if flat.name in self._new:
                 with flat.device.scope(unit=flat.spec.module):

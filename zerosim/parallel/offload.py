@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from zerosim.config import RunConfig
-from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.offload import FSDP2, OffloadConfig
 from zerosim.device.away import Away, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import COMPUTE, CPU
+from zerosim.optim.updater import Updater
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.shards import Gradients, Parameters, Shards, Step
 from zerosim.placement.memories import DEVICE, HOST, NVME
@@ -89,6 +90,42 @@ class OffloadedGradients(Gradients):
         there = Away(grad, padding=flat.own_padding)
         there.fetch(Kind.GRAD, HOST)
         return there.wait(CPU)
+
+
+class UnwaitedGradients(OffloadedGradients):
+    """Gradients on the host as PyTorch's CPUOffloadPolicy sends them: compute and the CPU wait when a microbatch's
+    backward ends.
+
+    The device's buffer is freed when its copy is launched: PyTorch's allocator gives those bytes to later work of the
+    same stream. A later microbatch's copy is waited for at once, because the CPU adds it to the sum. Source: PyTorch
+    2.13, _fsdp_collectives.py (foreach_reduce), _fsdp_param_group.py (finalize_backward).
+    """
+
+    def __init__(self, home: str, left: Callable[[Flat], None], *, as_it_goes: bool) -> None:
+        super().__init__(home, left, as_it_goes=as_it_goes)
+        self._unwaited: list[Away] = []
+
+    def send(self, flat: Flat, grad: Buffer) -> None:
+        if flat.grad_shard is not None:
+            super().send(flat, grad)
+            self._leaving.settle()
+            return
+        out = Away(grad, padding=flat.own_padding)
+        out.leave(Kind.GRAD)
+        out.release()
+        flat.keep_grad_shard(out.buffer)
+        self._unwaited.append(out)
+        self.left(flat)
+
+    def end_backward(self, flats: Sequence[Flat]) -> None:
+        super().end_backward(flats)
+        self.close_backward()
+
+    def close_backward(self) -> None:
+        for out in self._unwaited:
+            out.wait(CPU)
+            out.settle()
+        self._unwaited.clear()
 
 
 class OffloadedParameters(Parameters):
@@ -224,7 +261,10 @@ class _Tile:
 
 
 def shards_of(
-    offload: OffloadConfig, place: Place, make_step: Callable[[Parameters, str], OffloadedStep] | None = None
+    offload: OffloadConfig,
+    place: Place,
+    updater: Updater,
+    make_step: Callable[[Parameters, str], OffloadedStep] | None = None,
 ) -> Shards:
     """Return the local shards of the rank at a place, in the memories of --offload."""
     assert place.groups is not None
@@ -234,7 +274,8 @@ def shards_of(
     gradients, home = Gradients(), offload.memory_of("grads")
     if home != DEVICE:
         alone = place.groups.mesh.size("dp_replicate", *MODEL) == 1
-        gradients = OffloadedGradients(home, step.left, as_it_goes=alone)
+        make = UnwaitedGradients if offload.policy == FSDP2 else OffloadedGradients
+        gradients = make(home, step.left, as_it_goes=alone)
     return Shards(gradients, parameters, step)
 
 

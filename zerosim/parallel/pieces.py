@@ -46,7 +46,7 @@ class Pieces(NamedTuple):
     tiles       the number of tiles of each linear map of a block, by module
     repeats     whether a plan may repeat the record of one block for another
     optimizer   makes the optimizer
-    shards      makes the rank's local shards between their uses
+    shards      makes the rank's local shards between their uses, given its updater
     cpu_steps   whether the host's CPU takes the optimizer step
     sub_group   flats are stepped together until they have this number of the rank's elements; 0: all of them
     """

@@ -30,6 +30,9 @@ class Gradients:
         """Store the local shard of a gradient that is reduced in place, once a step."""
         flat.grad_shard = own
 
+    def close_backward(self) -> None:
+        """End a microbatch's backward."""
+
     def end_backward(self, flats: Sequence[Flat]) -> None:
         """End a step's backward. Every local shard is complete."""
 
@@ -54,9 +57,11 @@ class Parameters:
 
 
 class Step:
-    """An update on the device, when backward has ended. `place`: where it computes."""
+    """An update on the device, when backward has ended. `place`: where it computes; `decides`: by the norm of all
+    gradients."""
 
     place = DEVICE
+    decides = True
 
     def tiles(self, groups: Iterable[list[Flat]]) -> Iterator[list[Flat]]:
         """Yield groups of flats that are updated together, each with its states at hand."""
@@ -77,7 +82,7 @@ class Step:
         """Begin a step. Return the flats to update with gradients that were held back, and their factor."""
         return None
 
-    def renew(self, publish: Callable[[Flat], None]) -> None:
+    def renew(self, flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
         """Replace parameters by new ones that wait, and `publish` them. Called when backward has ended."""
 
 

@@ -84,6 +84,7 @@ class Stage(Strategy):
 
     def close_backward(self) -> None:
         self.reducer.close()
+        self.shards.gradients.close_backward()
 
     def end_backward(self) -> None:
         self.reducer.finish()
@@ -93,8 +94,8 @@ class Stage(Strategy):
                     flat.keep_own_grad()
 
     def reduce_grad_norm(self) -> float | None:
-        self.shards.step.renew(self.publish_params)
-        return self.shards.step.hold(self.flats, super().reduce_grad_norm())
+        (step := self.shards.step).renew(self.flats, self.publish_params)
+        return step.hold(self.flats, super().reduce_grad_norm()) if step.decides else None
 
     def update_late(self, uses: Sequence[Use] = ()) -> None:
         """Start the update with gradients that were held back in the last step, if any were."""
@@ -106,4 +107,4 @@ class Stage(Strategy):
         """Update with gradients that the last step held back, recorded as `step`."""
         with self.device.scope(step=step, phase=Phase.OPTIMIZER):
             self.update_late()
-            self.shards.step.renew(self.publish_params)
+            self.shards.step.renew(self.flats, self.publish_params)

@@ -80,7 +80,7 @@ def build_rank(
     model = build_model(config, ctx.device, made, first_micro_batch=first, only=only).cut(declared, chunks)
     strategy = (make_strategy or build_strategy)(config, model, groups(*STATES), ctx.device, updater)
     layout = layout if make_strategy is None else layout_of(config, declared, strategy)
-    strategy.join(groups, layout, config.grads, made.shards())
+    strategy.join(groups, layout, config.grads, made.shards(updater))
     return Built(model, strategy, pipeline_of(config, place, schedule))
 
 

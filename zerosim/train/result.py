@@ -226,5 +226,5 @@ def _rows(rows: Sequence[TrafficRow]) -> list[dict[str, Any]]:
     return [row._asdict() for row in rows]
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -10,6 +10,7 @@ from zerosim.analysis.facts import frozen_of, is_owned, reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form
 from zerosim.analysis.shares import itemsizes
 from zerosim.config import RunConfig
+from zerosim.config.parts.offload import FSDP2
 from zerosim.placement.memories import DEVICE, HOST, NVME
 
 
@@ -76,7 +77,11 @@ def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]
             yield Key("lies", kind, at), found[at]
 
 
-NOTES: Mapping[str, Note] = {"moved": lambda c: when(c.offload.is_on, "model states")}
+UNWAITED = "As in PyTorch's CPUOffloadPolicy, nobody waits for a gradient's copy until backward ends."
+NOTES: Mapping[str, Note] = {
+    "moved": lambda c: when(c.offload.is_on, "model states"),
+    "memories": lambda c: when(c.offload.policy == FSDP2, UNWAITED),
+}
 CAPABILITY = Capability(
     forms=_forms, kept=_kept, beside=_beside, lies=_lies, notes=NOTES, measured=lambda config: not config.offload.is_on
 )

@@ -111,9 +111,9 @@ def optimizer_step_states(
     DeepSpeed casts the reduced 2-byte gradients of a rank's partition to fp32 before the step. With both
     alive stage 2 is 2Psi + 18Psi/N, which is what its estimator counts (stage_1_and_2.py, edaa722: 2 grads
     16-bit + 4 grads 32-bit + 4 + 8), and stage 3 is 20Psi/N. Its stage 3 estimator says 18Psi/N: the same
-    without the 2-byte gradients. Gradients of 4 bytes or more need no copy.
+    without the 2-byte gradients. Gradients of 4 bytes or more need no copy, nor do those that no step finds.
     """
-    each = MASTER_BYTES if upcast_grads and cost.grad < MASTER_BYTES else 0
+    each = MASTER_BYTES if upcast_grads and 0 < cost.grad < MASTER_BYTES else 0
     own = (PSI if frozen is None else TRAINED) / (N if stage >= 1 else 1)
     copies = each * (group("least", own, form(sub_group)) if sub_group else own)
     return {**model_states(stage, cost, frozen), "upcast": copies.by("DeepSpeed edaa722, stage_1_and_2.py, stage3.py")}

@@ -21,6 +21,7 @@ from zerosim.config.parts import (
     delayed,
     gathering,
     grads,
+    in_backward,
     kept_inputs,
     memory,
     mesh,
@@ -110,6 +111,9 @@ CAPABILITIES = (
     Capability(exclusions=buckets.EXCLUSIONS),
     Capability(exclusions=gathering.EXCLUSIONS, words=gathering.WORDS),
     Capability(lambda c: delayed.rules(c.grads, c.offload), delayed.EXCLUSIONS),
+    Capability(
+        lambda c: in_backward.rules(c.grads, c.data, c.mesh, c.offload, c.optim, c.precision), in_backward.EXCLUSIONS,
+    ),
     Capability(exclusions=grads.EXCLUSIONS, settles=grads.settles),
     Capability(exclusions=memory.EXCLUSIONS),
     Capability(exclusions=grads.OF_STAGE_1),

@@ -65,6 +65,12 @@ class GradMemory(Part):
         group="offload", after="offload",
     )  # fmt: skip
 
+    in_backward: bool = option(
+        False, "update each flat buffer inside backward, as soon as its gradient is reduced, and free the gradient. "
+        "Nothing is accumulated or clipped (LOMO; torchtune's optimizer_in_bwd)", flat="optimizer_in_backward",
+        after="upcast_grads", switches={"optimizer_in_bwd": True, "optimizer.early_step_in_backward": True},
+    )  # fmt: skip
+
     @property
     def lasts(self) -> bool:
         """Whether the buffer of stored gradients exists from start to end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import Draft, Exclusion, Part, option
+from zerosim.config.option import OF_RECIPE, Draft, Exclusion, Part, option
 from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.optim import OptimConfig
 from zerosim.config.parts.parallel import ParallelConfig
@@ -19,6 +19,8 @@ from zerosim.units import MOST_BYTES, parse_bytes
 
 STATES: Mapping[str, str] = {"optimizer": "optim", "params": "param", "grads": "grad"}
 """The model states that can be offloaded, and their rows in a layout."""
+FSDP2 = "fsdp2"
+"""The policy of PyTorch's CPUOffloadPolicy."""
 FORM = "optimizer|params|grads=host|nvme,..."
 _SAID = {"cpu": HOST, "gpu": DEVICE, "parameters": "params", "param": "params", "gradients": "grads", "none": DEVICE}
 
@@ -53,6 +55,11 @@ class OffloadConfig(Part):
         "them (ZeRO-Offload). Gradients follow them. Stage 3: parameters too (ZeRO-Infinity)", flat="offload",
         metavar=FORM, parse=read_offload, stages=(1, 2, 3), shown="all on the device",
     )  # fmt: skip
+    policy: str = option(
+        "deepspeed", "stage 3: deepspeed has one gradient on its way to the host at a time. fsdp2 waits for none until "
+        "backward ends (PyTorch's CPUOffloadPolicy), and needs --offload optimizer=host,params=host",
+        flat="offload_policy", choices=("deepspeed", FSDP2), stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
         "end", metavar="DIR", shown="none",
@@ -86,6 +93,10 @@ class OffloadConfig(Part):
         return self.memory_of("optimizer") != DEVICE
 
     @property
+    def is_all_host(self) -> bool:
+        return all(self.memory_of(what) == HOST for what in STATES)
+
+    @property
     def uses_nvme(self) -> bool:
         return any(self.memory_of(what) == NVME for what in STATES)
 
@@ -102,11 +113,14 @@ class OffloadConfig(Part):
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
-    """Take out a recipe's gradient buffer that stays on the device, if gradients lie on NVMe."""
-    name, offload = "persistent_grads", OffloadConfig(where=draft.given.get("offload", ""))
-    if offload.memory_of("grads") != NVME or not draft.values.get(name):
-        return {}
-    return draft.without(name, f"not with offload {offload.where!r}: gradients on NVMe have no permanent buffer")
+    """Take out a recipe's gradient buffer that stays on the device, if gradients lie on NVMe, and its policy, if
+    not all states lie on the host."""
+    name, offload, found = "persistent_grads", OffloadConfig(where=draft.given.get("offload", "")), dict[str, str]()
+    if not offload.is_all_host:
+        found = draft.without("offload_policy", f"not with offload {offload.where!r}: that policy moves all states")
+    if offload.memory_of("grads") == NVME and draft.values.get(name):
+        found |= draft.without(name, f"not with offload {offload.where!r}: gradients on NVMe have no permanent buffer")
+    return found if offload.is_on else {}
 
 
 EXCLUSIONS = (Exclusion("cast_shards", "offload", "the masters are not on the device"),)
@@ -117,6 +131,14 @@ def rules(
     reduction: Reduction, grads: GradMemory, world: WorldConfig,
 ) -> Iterator[InputError]:  # fmt: skip
     """Yield what offloading refuses of ZeRO stage, optimizer, formats and backend."""
+    if offload.policy == FSDP2 and not offload.is_all_host:
+        yield wrong(
+            "offload_policy",
+            f" {FSDP2!r}: PyTorch's CPUOffloadPolicy moves all states to the host; pass --offload "
+            "optimizer=host,params=host",
+        )
+    if offload.policy == FSDP2 and grads.lasts:
+        yield wrong("persistent_grads", f": with offload_policy {FSDP2!r} each gradient's copy is a buffer of its own")
     if not offload.is_on:
         return
 

@@ -188,7 +188,12 @@ _DEEPSPEED_3 = {
 _DEEPSPEED_FROM_1 = ({**_DEEPSPEED_2, "own_grads_only": True}, _DEEPSPEED_2, _DEEPSPEED_3)
 _FOREACH = {**_TORCH, "foreach": True}
 _LATE = {**_FOREACH, "overlap_reduction": True}
-_FSDP2 = (_FOREACH, _FOREACH, _LATE, {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1})
+_FSDP2 = (
+    _FOREACH,
+    _FOREACH,
+    _LATE,
+    {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"},
+)
 _FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
 _TRANSFORMER_ENGINE = {"transformer_engine": True, "gradient_accumulation_fusion": True}
 _WITHOUT_IT = {"fp32_softmax": True}
