@@ -15,6 +15,7 @@ from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.formulas import STATES
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.errors import OutOfMemory
@@ -82,7 +83,7 @@ def plan_report(
             close=True,
         ),
         parts_table(result, limit),
-        None if refusal is None else prose("These are exact bytes. An allocator takes more."),
+        None if refusal is None else prose(_without_limit(config)),
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,
@@ -99,6 +100,15 @@ def plan_report(
     if not has_agreed:
         page += beside_formulas(found)
     return Stack(*page, prose(MORE, "dim"))
+
+
+def _without_limit(config: RunConfig) -> str:
+    """Return whose bytes are shown where a limit was too small."""
+    if is_exact(config.memory):
+        return (
+            "These are the bytes of a device that has room for all. A full one moved paged states out before this end."
+        )
+    return "These are exact bytes. An allocator takes more."
 
 
 def _first_step(result: RunResult) -> str:

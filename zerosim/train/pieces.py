@@ -8,6 +8,7 @@ from zerosim.config import RunConfig
 from zerosim.functional.policy import DEFAULT
 from zerosim.nn.group import ONE_RANK
 from zerosim.optim.by_name import make_optimizer
+from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
     compression,
@@ -15,6 +16,7 @@ from zerosim.parallel import (
     gathering,
     hybrid,
     offload,
+    paging,
     pipeline,
     reductions,
     sequence,
@@ -37,6 +39,7 @@ ADDS: tuple[Add, ...] = (
     zeropp.add,
     offload.add,
     delayed.add,
+    paging.add,
     tensor.add,
     sequence.add,
     activations.add,
@@ -64,5 +67,6 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         shards=lambda: HERE,
         cpu_steps=False,
         sub_group=config.optim.sub_group,
+        updater=Updater,
     )
     return reduce(lambda made, add: add(made, config, place), ADDS, first)
