@@ -21,6 +21,7 @@ from zerosim.config.presets.kernel_tables import EFFICIENT
 from zerosim.config.presets.nodes import Node, find_node
 from zerosim.config.presets.recipes import USUAL
 from zerosim.errors import InputError, OutOfMemory
+from zerosim.placement.memories import DEVICE
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
@@ -252,6 +253,8 @@ def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, 
     try:
         return Planned(plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster))
     except OutOfMemory as error:
+        if error.memory != DEVICE:
+            raise
         exact = plan(config.replace(allocator="exact", allocator_conf=None), every_rank=every_rank, cluster=cluster)
         return Planned(replace(exact, config=config), error)
 
