@@ -88,14 +88,14 @@ def test_the_least_recently_used_leave_and_a_use_brings_them_back() -> None:
     device, pages = Device(0, NumpyBackend(), allocator=Exact(400)), Pages()
     a, b, c, d = (filled(device, pages, value) for value in range(4))
     pages.use([a])
-    pages.done()
+    pages.use([])
     held = device.alloc((30,), fp32, Kind.TEMP)
     assert [one.memory for one in (a, b, c, d)] == ["device", "host", "host", "device"]
     pages.use([b, c])
     assert [one.memory for one in (a, b, c, d)] == ["host", "device", "device", "host"]
     with pytest.raises(OutOfMemory, match=r"200 B of 400 B paged states are in host memory"):
         device.alloc((30,), fp32, Kind.TEMP)
-    pages.done()
+    pages.use([])
     del held
     pages.use([d])
     assert [one.memory for one in (a, b, c, d)] == ["host", "device", "device", "device"]

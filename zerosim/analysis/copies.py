@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.analysis import forms, formulas
-from zerosim.analysis.capabilities import offload, paging, pipeline, recompute
+from zerosim.analysis.capabilities import offload, pipeline, recompute
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.traffic import Expected, expect
 from zerosim.analysis.weights import passes_of, shown
+from zerosim.config.parts.paging import moves_pages
 from zerosim.device.copies import OFFLOAD, PAGES, SAVES
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.memories import DEVICE, HOST, NVME
@@ -43,7 +44,7 @@ def check_copies(of: Compared) -> list[Check]:
     if forms.of(of.forms, "lies") or not (recompute.keeps_on_host(config) or saves or pages):
         return checks
     peaks = tuple(result.memory[rank].host_peak_bytes for rank in of.ranks)
-    live = None if saves or paging.is_uncounted(config) else pipeline.live_inputs(config, share.stage, of.held)
+    live = None if saves or moves_pages(config.memory) else pipeline.live_inputs(config, share.stage, of.held)
     if live is None:
         return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]
     form = of.forms[Key("copied", "device to host")] / passes_of(result, of.step or 0)
@@ -69,7 +70,7 @@ def check_memories(of: Compared) -> list[Check]:
     for (kind, memory), form in forms.of(of.forms, "lies").items():
         counted = tuple(_lies(result.memory[rank], kind, memory) for rank in of.ranks)
         uneven = kind == "optim" and config.optim.optimizer not in formulas.UNIFORM
-        uneven = uneven or (kind == "optim" and paging.is_uncounted(config))
+        uneven = uneven or (kind == "optim" and moves_pages(config.memory))
         number = None if uneven or is_owned(config) else form.at(of.padded)
         key = Key("lies", kind, memory or DEVICE)
         checks.append(Check(key, counted, of.shown(form), number, () if number is None else (number,)))

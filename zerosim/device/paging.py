@@ -21,38 +21,30 @@ from zerosim.units import format_bytes
 
 
 class _Paged(NamedTuple):
-    """A paged buffer, while somebody holds it. As with a pointer to unified memory the handle stays, and its storage is
-    another one after a move. `unit` and `padding` are recorded with each move."""
+    """A paged buffer, while somebody holds it. As with a pointer to unified memory the handle stays, and has another
+    storage after a move. `unit` and `padding` are recorded with each move."""
 
     handle: ref[Buffer]
     unit: str
     padding: int
 
-    def is_in(self, memory: str) -> bool:
+    def move(self, memory: str) -> bool:
+        """Copy the bytes to that memory. Return False if they are there. Raises: OutOfMemory, Aborted."""
         buffer = self.handle()
-        return buffer is not None and buffer.memory == memory
-
-    @property
-    def nbytes(self) -> int:
-        buffer = self.handle()
-        return 0 if buffer is None else buffer.nbytes
-
-    def move(self, memory: str) -> None:
-        """Copy the bytes to that memory. Raises: OutOfMemory, Aborted."""
-        buffer = self.handle()
-        assert buffer is not None
-        device = buffer.device
+        if buffer is None or buffer.memory == memory:
+            return False
+        device, paged = buffer.device, memory == DEVICE
         with device.scope(unit=self.unit):
-            new = device.alloc(
-                buffer.shape, buffer.dtype, Kind.OPTIM, padding=self.padding, memory=memory, paged=memory == DEVICE
-            )
+            how = (buffer.shape, buffer.dtype, Kind.OPTIM)
+            new = device.alloc(*how, padding=self.padding, memory=memory, paged=paged)
             launch_copy(buffer, new, purpose=PAGES).wait()
             buffer.storage, buffer.array = new.storage, new.array
             device.recorder.settle()
+        return True
 
 
 class Pages:
-    """One device's paged buffers. Those in use stay on the device until `done`; views of others must not be held."""
+    """One device's paged buffers. Those in use stay on the device. Nobody may hold views of others."""
 
     def __init__(self) -> None:
         self._all: list[_Paged] = []  # the least recently used first
@@ -60,32 +52,24 @@ class Pages:
 
     def add(self, buffer: Buffer, padding: int = 0) -> None:
         """Add a buffer of the device, which may move from now on."""
-        device = buffer.device
-        device.share(self)
-        self._all.append(_Paged(ref(buffer), device.where.unit, padding))
+        buffer.device.share(self)
+        self._all.append(_Paged(ref(buffer), buffer.device.where.unit, padding))
 
     def use(self, buffers: Collection[Buffer]) -> None:
-        """Bring the paged ones of these buffers to the device. Raises: OutOfMemory if there is no room."""
-        used = [one for one in self._all if one.handle() in buffers]
-        self._all = [one for one in self._all if one not in used] + used
-        self._in_use = len(used)
-        for one in used:
-            if not one.is_in(DEVICE):
-                one.move(DEVICE)
+        """Bring the paged ones of these buffers to the device, where they stay until the next call.
 
-    def done(self) -> None:
-        """Let the buffers in use move again."""
-        self._in_use = 0
+        Raises: OutOfMemory if there is no room.
+        """
+        used = [one for one in self._all if one.handle() in buffers]
+        self._all, self._in_use = [one for one in self._all if one not in used] + used, len(used)
+        for one in used:
+            one.move(DEVICE)
 
     def move_out(self) -> bool:
         """Move the least recently used buffer to the host. Return False if no buffer can move."""
-        for one in self._all[: len(self._all) - self._in_use]:
-            if one.is_in(DEVICE):
-                one.move(HOST)
-                return True
-        return False
+        return any(one.move(HOST) for one in self._all[: len(self._all) - self._in_use])
 
     def __str__(self) -> str:
-        out = sum(one.nbytes for one in self._all if one.is_in(HOST))
-        total = sum(one.nbytes for one in self._all)
-        return f"{format_bytes(out)} of {format_bytes(total)} paged states are in host memory"
+        held = [buffer for one in self._all if (buffer := one.handle()) is not None]
+        out = sum(buffer.nbytes for buffer in held if buffer.memory == HOST)
+        return f"{format_bytes(out)} of {format_bytes(sum(b.nbytes for b in held))} paged states are in host memory"

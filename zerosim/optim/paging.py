@@ -6,8 +6,7 @@ Source: bitsandbytes 0.50, optim/optimizer.py. There a tensor's states are paged
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from zerosim.device.device import Buffer
@@ -34,18 +33,14 @@ class PagedUpdater(Updater):
         self.pages = Pages()
 
     def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
-        with self._at_hand(flat):
-            super().update(flat, grad_scale, add)
+        self.pages.use(flat.states.values())
+        super().update(flat, grad_scale, add)
+        self.pages.use(())
 
     def estimate(self, flat: Flat, grad_scale: float) -> None:
-        with self._at_hand(flat):
-            super().estimate(flat, grad_scale)
-
-    @contextmanager
-    def _at_hand(self, flat: Flat) -> Iterator[None]:
         self.pages.use(flat.states.values())
-        yield
-        self.pages.done()
+        super().estimate(flat, grad_scale)
+        self.pages.use(())
 
     def _zeroed(self, flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
         arrays = [one._replace(paged=is_paged(one)) for one in arrays]

@@ -38,6 +38,8 @@ BAR = 16
 SMALL = 0.01
 """Parts with less than this share of the program's bytes are joined."""
 MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (formulas with numbers)."
+UNMOVED = "These are the bytes of a device with room for all. A full one moved paged states out before this end."
+TAKES_MORE = "These are exact bytes. An allocator takes more."
 _CAME = {"unsharded_param": "gathered", "prefetched_param": "prefetched"}
 _BY_UNIT = (*_CAME, "unsharded_grad")
 """Kinds of temporary whole buffers, which are named by the units that hold them."""
@@ -83,7 +85,7 @@ def plan_report(
             close=True,
         ),
         parts_table(result, limit),
-        None if refusal is None else prose(_without_limit(config)),
+        None if refusal is None else prose(UNMOVED if is_exact(config.memory) else TAKES_MORE),
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,
@@ -100,15 +102,6 @@ def plan_report(
     if not has_agreed:
         page += beside_formulas(found)
     return Stack(*page, prose(MORE, "dim"))
-
-
-def _without_limit(config: RunConfig) -> str:
-    """Return whose bytes are shown where a limit was too small."""
-    if is_exact(config.memory):
-        return (
-            "These are the bytes of a device that has room for all. A full one moved paged states out before this end."
-        )
-    return "These are exact bytes. An allocator takes more."
 
 
 def _first_step(result: RunResult) -> str:

@@ -13,11 +13,6 @@ def is_on(config: RunConfig) -> bool:
     return config.memory.paged_states
 
 
-def is_uncounted(config: RunConfig) -> bool:
-    """Return whether states may move, as no closed form says."""
-    return moves_pages(config.memory)
-
-
 PAGED = (
     "States of 100,000 elements or more are paged. A full device moves the least recently used to host memory; the "
     "optimizer's step brings each flat buffer's states back."
@@ -25,7 +20,7 @@ PAGED = (
 CAPABILITY = Capability(
     notes={
         "model_states": lambda c: when(is_on(c), PAGED),
-        "moved": lambda c: when(is_uncounted(c), "paged states"),
+        "moved": lambda c: when(moves_pages(c.memory), "paged states"),
         "assumed": lambda c: when(is_on(c), "paged states"),
     },
     measured=lambda config: not is_on(config),
