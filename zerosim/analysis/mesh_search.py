@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
-from zerosim.analysis.capabilities import offload, pipeline, tensor
+from zerosim.analysis.capabilities import offload, paging, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
 from zerosim.analysis.recompute import period_of
@@ -235,6 +235,7 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
     def least(asked: RunConfig) -> float:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
         has_params, has_states = (offload.is_here(asked, what) for what in ("params", "optimizer"))
+        has_states = has_states and not paging.is_on(asked)
         each = has_params * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
         if asked.optim.optimizer in ("adam", "adamw") and has_states:
             each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)

@@ -27,6 +27,7 @@ class StateArray(NamedTuple):
     follows  what a weight has a number for: its elements, its quantisation blocks, its rows or its columns. A rank with
              any piece of a matrix has the numbers of all its rows and columns
     of       returns whether a weight has numbers here. Without it all have, where the slice has their elements
+    paged    whether it is in pages of the driver (`device/paging.py`)
     """
 
     name: str
@@ -35,6 +36,7 @@ class StateArray(NamedTuple):
     padding: int = 0
     follows: Follows = "elements"
     of: Of | None = None
+    paged: bool = False
 
     def numbers(self, mine: Overlap) -> tuple[int, int]:
         """Return which of a weight's numbers belong to a slice of it, as [start, stop)."""
