@@ -157,6 +157,13 @@ def test_declaring_takes_no_memory(device: Device, live: Callable[[], int]) -> N
     assert live() == 0
 
 
+def test_a_local_slice_in_another_memory_is_not_sent_from_there(device: Device) -> None:
+    flat = Flat("h.0", device, fp64, fp64)
+    flat.param_shard = device.alloc((4,), fp64, Kind.PARAM, memory="host")
+    with pytest.raises(RuntimeError, match=r"h\.0: its local slice is in host memory; copy it to the device"):
+        flat.own_param(Kind.COMM)
+
+
 def test_a_flat_has_few_attributes() -> None:
     """Those that exist once its weights are declared, without its copies on their way between memories."""
     flat, moving = declared([(2,)]), {"incoming", "leaving", "outgoing"}

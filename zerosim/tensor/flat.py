@@ -138,8 +138,10 @@ class Flat(GradAccumulator):
     def own_param(self, kind: Kind) -> Buffer:
         """Return the local slice of the parameters, to be sent. If there is none, cast it from the master into a buffer
         of `kind`."""
-        if self.param_shard is not None:
-            return self.param_shard
+        if (stored := self.param_shard) is not None:
+            if stored.storage.memory != DEVICE:
+                raise RuntimeError(f"{self.name}: its local slice is in {stored.memory} memory; copy it to the device")
+            return stored
         shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own_padding)
         self.cast_into(shard)
         return shard
