@@ -195,6 +195,8 @@ TOGETHER: Sequence[Mapping[str, Any]] = (
     {"offload": "params=host", "stage": 3, "gather": "module", "prefetch": 2},
     {"offload": "optimizer=host,params=host", "stage": 3, "delayed_update": 1, "steps": 2},
     {"offload": "optimizer=host", "stage": 3, "reduce_bucket": 700, "overlap_comm": True},
+    {"offload": "optimizer=host,params=host", "stage": 3, "offload_policy": "fsdp2", "prefetch": 2},
+    {"optimizer_in_backward": True, "accumulate": 1, "tp": 1, "pp": 1, "dp_replicate": 1},
     {"stage": 3, "prefetch_elements": 300, "max_live": 700},
     {"stage": 3, "prefetch_elements": 20, "gather": "module"},
     {"stage": 3, "gather": "module", "tiles": 2},
