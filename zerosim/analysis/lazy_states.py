@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from zerosim.analysis.capabilities import in_backward
 from zerosim.analysis.cost import cost_of, master_bytes
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.train.result import RunResult
@@ -18,4 +19,6 @@ def held_cost(result: RunResult, stage: int) -> BytesPerParameter:
 
 def has_states(result: RunResult) -> bool:
     """Return whether there are optimizer states when backward ends."""
-    return not result.config.optim.lazy_states or any(not step.skipped for step in result.steps[:-1])
+    config, steps = result.config, result.steps
+    made_by = steps if in_backward.is_on(config) else steps[:-1]
+    return not config.optim.lazy_states or any(not step.skipped for step in made_by)

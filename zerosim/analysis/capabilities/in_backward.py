@@ -11,12 +11,17 @@ FREED = (
 )
 
 
+def is_on(config: RunConfig) -> bool:
+    """Return whether a flat is updated inside backward."""
+    return config.grads.in_backward
+
+
 def _kept(config: RunConfig, kept: Kept) -> Kept:
-    return kept._replace(grads=not config.grads.in_backward)
+    return kept._replace(grads=not is_on(config))
 
 
 CAPABILITY = Capability(
     kept=_kept,
-    notes={"model_states": lambda c: when(c.grads.in_backward, FREED)},
-    measured=lambda config: not config.grads.in_backward,
+    notes={"model_states": lambda c: when(is_on(c), FREED)},
+    measured=lambda config: not is_on(config),
 )
