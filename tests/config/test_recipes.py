@@ -73,7 +73,11 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True, "overlap_comm": True},
         ),
         ("fsdp2", 2, {**LATE, **FP32}),
-        ("fsdp2", 3, {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1}),
+        (
+            "fsdp2",
+            3,
+            {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"},
+        ),
         ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),
         ("megatron", 2, MEGATRON),
     ],
@@ -81,7 +85,8 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:
     """Where a recipe says nothing it does as the paper does."""
     assert find_recipe(name).row(stage) == row
-    assert RunConfig(recipe=name, stage=stage) == RunConfig(stage=stage, **row).replace(recipe=name)
+    without = {flat: value for flat, value in row.items() if flat != "offload_policy"}  # nothing is offloaded
+    assert RunConfig(recipe=name, stage=stage) == RunConfig(stage=stage, **without).replace(recipe=name)
 
 
 @pytest.mark.parametrize("name", NAMES)
