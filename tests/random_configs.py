@@ -47,9 +47,11 @@ NOT_DRAWN = (
         "rope_base",
         "loss_scale_window",
         "min_loss_scale",
+        "paged_states",
     ),
 )
-"""Other machines, files, text, what `crosses.of_family` gives, and numbers on which no byte depends."""
+"""Other machines, files, text, what `crosses.of_family` gives, numbers on which no byte depends, and an option
+for larger models (`optim/test_paging.py`)."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),

@@ -40,6 +40,7 @@ IN_SHARED_PARTS = {
     "memory.stash_window",
     "allocators": "memory.allocator memory.allocator_conf",
     "lazy": "optim.lazy_states",
+    "paging": "memory.paged_states",
     "zero": "parallel.partition parallel.overlap",
 }
 """By capability, its options in a part with others'. A part that is not listed here is a capability of its own."""

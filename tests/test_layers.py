@@ -127,6 +127,13 @@ def test_every_room_has_its_floor_and_few_modules_are_loose() -> None:
     assert len([path for path in modules() if path.parent == ROOT]) <= 7
 
 
+def test_tensors_know_neither_mesh_nor_layout() -> None:
+    """`offloaded.py` still does."""
+    rooms = {f"zerosim.{name}" for name in ("placement.mesh", "placement.layout", "placement.zero")}
+    for path in sorted((ROOT / "tensor").glob("*.py")):
+        assert path.name == "offloaded.py" or not imports(path) & rooms, path
+
+
 def test_readers_read_records_only() -> None:
     for reader in ("memory.py", "traffic.py", "activations.py", "pools.py"):
         used = {name for name in imports(ROOT / "ledger" / reader) if name.startswith("zerosim.device")}

@@ -550,7 +550,7 @@ def test_weights_stored_in_bf16_have_numpys_bits(rule: Elementwise, kind: str) -
 @pytest.mark.parametrize("dtype", [fp32, fp64], ids=str)
 def test_a_part_of_a_matrix_has_numpys_bits(dtype: DType) -> None:
     """Adafactor's rules and products; sums of rows and columns are added in another order."""
-    part = LocalPiece(0, WeightSpec("w", (9, 20)), 13, 171, 0, 0, 0, 0, 0)
+    part = LocalPiece(0, WeightSpec("w", (9, 20)), 13, 171, 0, 0, {})
     for o in (Adafactor(0.1), AdafactorHF(0.1, beta1=0.9)):
         results, sums = [], []
         for backend in (CUDA, NUMPY):

@@ -68,6 +68,23 @@ REFUSED: list[tuple[str, ...]] = [
     ("--optimizer muon --reduce-bucket 5 --stage 1", "--reduce-bucket 5: not with partition 'owner', which muon sets"),
     ("--optimizer muon --pp 2 --accumulate 2", "pass --no-tie-embeddings"),
     ("--aux-lr 1", "--aux-lr 1.0: adam has no aux_lr, only lr; leave it out, or choose"),
+    ("--paged-states --optimizer sgd", "--paged-states: sgd without momentum has no states; choose adamw, or leave it"),
+    (
+        "--paged-states --stage 1 --offload optimizer=host",
+        "--paged-states: offload 'optimizer=host' keeps all states off",
+    ),
+    (
+        "--paged-states --stage 3 --offload optimizer=nvme",
+        "--paged-states: offload 'optimizer=nvme' keeps all states off",
+    ),
+    (
+        "--paged-states --backend cuda",
+        "--paged-states: backend cuda has no unified memory; choose numpy, or use zerosim",
+    ),
+    (
+        "--paged-states --optimizer adam --compress onebit-adam --compress-warmup 1 --stage 0 --grad-dtype fp32",
+        "--paged-states: compress 'onebit-adam' sends exp_avg during backward; leave one of them out",
+    ),
     # -- precisions
     ("--precision fp8", "--precision 'fp8': expected one of fp32"),
     ("--loss-scale maybe", "--loss-scale: 'maybe': expected 'dynamic' or a number"),

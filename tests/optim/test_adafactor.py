@@ -22,7 +22,7 @@ from zerosim.optim.adafactor import Adafactor, AdafactorHF
 from zerosim.optim.control import StepControl
 from zerosim.optim.factored import Factored
 from zerosim.optim.lr_schedule import LRSchedule
-from zerosim.optim.pieces import LocalPiece, local_pieces, rectangles
+from zerosim.optim.pieces import LocalPiece, rectangles
 from zerosim.optim.updater import Updater
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.zero2 import Zero2
@@ -129,7 +129,7 @@ def test_rectangles_are_the_part() -> None:
         for stop in range(start + 1, 21):
             part = np.arange(start, stop)
             seen = np.zeros((5, 4), int)
-            found = rectangles(LocalPiece(0, weight, start, stop, 0, 0, 0, 0, 0))
+            found = rectangles(LocalPiece(0, weight, start, stop, 0, 0, {}))
             assert all(each.rows == 1 for each in found[1:])
             for row in found:
                 window = np.s_[row.row : row.row + row.rows, row.column : row.column + row.columns]
@@ -141,7 +141,7 @@ def test_rectangles_are_the_part() -> None:
 def test_tensors_of_three_dimensions_are_refused() -> None:
     spec = FlatSpec("h", (WeightSpec("conv", (2, 3, 4)),))
     with pytest.raises(InputError, match="conv"):
-        local_pieces(spec, slice_of(24, 0, 1))
+        Adafactor(0.0).arrays(spec, slice_of(24, 0, 1), fp32)
 
 
 TRAINED: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, vocab=256, micro_batch=1, steps=2, parallel=1)

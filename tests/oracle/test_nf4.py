@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from zerosim.backends.numpy.nf4 import NF4, decode_nf4, encode_nf4
-from zerosim.placement.nf4 import nf4_parts
+from zerosim.placement import formats
 
 bnb = pytest.importorskip("bitsandbytes.functional")
 
@@ -24,11 +24,12 @@ def test_codes_scales_and_values_are_bitsandbytes(numel: int, dtype: torch.dtype
     values = (torch.randn(numel, generator=torch.Generator().manual_seed(numel)) * 0.02).to(dtype)
     values[64:128] = 0
     codes, state = bnb.quantize_4bit(values, blocksize=64, compress_statistics=True, quant_type="nf4")
-    stored, parts = encode_nf4(values.float().numpy(), float(state.offset)), nf4_parts(numel)
-    np.testing.assert_array_equal(stored[parts.codes : parts.codes + -(-numel // 2)], codes.numpy().reshape(-1))
-    np.testing.assert_array_equal(stored[parts.absmax : parts.codes], state.absmax.numpy())
-    np.testing.assert_array_equal(stored[: parts.mean].view(np.float32), state.state2.absmax.numpy())
+    stored, places = encode_nf4(values.float().numpy(), float(state.offset)), formats.NF4.places(numel)
+    ours = [stored[place] for place in places]
+    np.testing.assert_array_equal(ours[0], codes.numpy().reshape(-1))
+    np.testing.assert_array_equal(ours[1], state.absmax.numpy())
+    np.testing.assert_array_equal(ours[3].view(np.float32), state.state2.absmax.numpy())
     theirs = bnb.dequantize_4bit(codes, state).float().numpy().reshape(-1)
     np.testing.assert_array_equal(torch.from_numpy(decode_nf4(stored, numel)).to(dtype).float().numpy(), theirs)
-    mean = encode_nf4(values.float().numpy())[parts.mean : parts.absmax].view(np.float32)
+    mean = encode_nf4(values.float().numpy())[places[2]].view(np.float32)
     np.testing.assert_allclose(mean, float(state.offset), rtol=1e-6)

@@ -17,10 +17,10 @@ def poisoned(
         def post_backward(self, of: Unit) -> None:
             where = self.device.where
             if (self.device.rank, of.name, where.step, where.slot) == (rank, unit, 1, slot):
-                assert of.flat.grad is not None
+                assert of.flat.collector.grad is not None
                 starts = zip(of.flat.spec.weights, of.flat.spec.offsets, strict=True)
                 at = next(offset for each, offset in starts if weight in ("", each.name))
-                of.flat.grad.array[at + 7] = value
+                of.flat.collector.grad.array[at + 7] = value
             super().post_backward(of)
 
     return Poisoned

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from zerosim.config import RunConfig
+from zerosim.config import RunConfig, plan_config
 from zerosim.device.away import At, Away, Window
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Alloc, Copy, Event, Free, Wait
@@ -49,6 +50,29 @@ def test_no_buffer_that_came_back_outlives_its_blocks_backward(policy: str) -> N
     each = len(units) // (fields["steps"] * fields["accumulate"] * fields["layers"])
     blocks = [f"h.{block}" for block in reversed(range(fields["layers"])) for _ in range(each)]
     assert units == blocks * (fields["steps"] * fields["accumulate"])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("memory", ["host", "nvme"])
+def test_no_parameters_that_came_back_outlive_their_units_use(memory: str, prefetch: int) -> None:
+    offload = f"optimizer={memory},params={memory}"
+    config = plan_config(**SIZES | dict(stage=3), prefetch=prefetch, offload=offload)
+    events = [e for e in plan(config, keep_events=True).events[0] if e.scope.phase in ("forward", "backward")]
+    came = list(returns(events))
+    uses = Counter(begin.scope.unit for begin, _ in came)
+    assert [uses[f"h.{block}"] for block in range(4)] == [2 * 2 * 2] * 4  # in steps, microbatches, directions
+    assert [end.scope for _, end in came] == [begin.scope for begin, _ in came]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("memory", ["host", "nvme"])
+def test_no_gradient_that_left_outlives_backward(memory: str, stage: int) -> None:
+    config = plan_config(**SIZES | dict(stage=stage), offload=f"optimizer={memory}")
+    events = plan(config, keep_events=True).events[0]
+    grads = {e.id for e in events if isinstance(e, Alloc) and (e.kind, e.memory) == ("grad", "device")}
+    ends = [event.scope.phase for event in events if isinstance(event, Free) and event.id in grads]
+    assert len(ends) == len(grads) > 0
+    assert set(ends) == ({"backward"} if stage > 1 else {"optimizer"})  # stage 1 stores the whole until the step
 
 
 # -- the state machine --------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import pytest
 from zerosim.analysis.checks import checks
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
-from zerosim.parallel.compression.codecs import Blocks, Codec, Signs, TopK
+from zerosim.parallel.compression.codecs import SIGNS, Blocks, Codec, Signs, TopK, mean_of
 from zerosim.parallel.compression.dgc import ratio_at
 from zerosim.parallel.compression.powersgd import orthogonalize
+from zerosim.placement.formats import blocks
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -71,7 +72,7 @@ def sent(codec: Codec, values: Any) -> list[Any]:
     return buffers
 
 
-@pytest.mark.parametrize("codec", [TopK(0.1), TopK(1.0), Signs()], ids=str)
+@pytest.mark.parametrize("codec", [TopK(0.1), TopK(1.0), SIGNS], ids=str)
 @pytest.mark.parametrize("numel", [1, 7, 64, 1000])
 def test_decoded_plus_residual_is_the_sum_of_gradients(codec: Codec, numel: int) -> None:
     """Error feedback over 20 steps, in float64."""
@@ -81,7 +82,7 @@ def test_decoded_plus_residual_is_the_sum_of_gradients(codec: Codec, numel: int)
         total += grad
         residual += grad
         out = np.empty(numel)
-        codec.decode(np, out, *sent(codec, residual))
+        mean_of(codec)(np, out, *sent(codec, residual))
         received += out
         np.testing.assert_allclose(received + residual[0], total, atol=1e-5 if isinstance(codec, Signs) else 1e-12)
 
@@ -89,9 +90,9 @@ def test_decoded_plus_residual_is_the_sum_of_gradients(codec: Codec, numel: int)
 @pytest.mark.parametrize(("bits", "block", "numel"), [(8, 32, 100), (4, 16, 101), (4, 64, 1), (8, 256, 1024)])
 def test_blocks_are_whole_steps_of_their_largest_magnitude(bits: int, block: int, numel: int) -> None:
     values = np.random.default_rng(1).standard_normal((3, numel)).astype(np.float32)
-    codec, most = Blocks(bits, block), 2 ** (bits - 1) - 1
+    codec, most = Blocks(blocks(bits, block)), 2 ** (bits - 1) - 1
     out, arrived = np.empty(numel, np.float32), sent(codec, values.copy())
-    codec.decode(np, out, *arrived)
+    mean_of(codec)(np, out, *arrived)
     assert arrived[0].nbytes == 3 * -(-numel * bits // 8)
     each = np.zeros((3, numel))
     for row, start in ((row, start) for row in range(3) for start in range(0, numel, block)):
@@ -99,7 +100,7 @@ def test_blocks_are_whole_steps_of_their_largest_magnitude(bits: int, block: int
         step = np.float64(np.float32(np.abs(part).max() / most))
         each[row, start : start + block] = np.rint(part / step) * step
     np.testing.assert_allclose(out, each.mean(0), rtol=1e-5, atol=1e-6)
-    codec.decode(np, out, *sent(codec, np.zeros((2, numel), np.float32)))
+    mean_of(codec)(np, out, *sent(codec, np.zeros((2, numel), np.float32)))
     assert not out.any()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,32 @@ def test_a_gather_brings_its_parameters_once(prefetch: int) -> None:
     assert set(times.values()) == {2 * (len(result.layout.flats) + 1)}  # the tied table is used twice
 
 
-def test_with_prefetch_the_next_comes_to_the_device_and_the_one_after_to_the_host() -> None:
+@pytest.mark.parametrize("recipe", ["paper", "fsdp2", "deepspeed"])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("offload", ["optimizer=host,params=host", INFINITY])
+def test_a_shard_is_copied_into_its_place_in_the_gathered_buffer(offload: str, ranks: int, recipe: str) -> None:
+    """Nothing waits beside the gathered and prefetched units (DeepSpeed 0.19, PyTorch 2.13)."""
+    fields = SMALL | dict(stage=3, steps=1, layers=6, ranks=ranks, recipe=recipe, persistent_numel=0)
+    events = plan(plan_config(**fields, prefetch=3, prefetch_elements=0, offload=offload), keep_events=True).events[0]
+    beside = {e.kind for e in events if isinstance(e, Alloc) and e.memory == DEVICE and e.scope.phase == "forward"}
+    assert {"prefetched_param"} <= beside
+    assert "comm" not in beside
+
+
+def test_a_shard_that_is_sent_as_codes_is_on_the_device_while_they_are_made() -> None:
+    fields = SMALL | dict(stage=3, steps=1, layers=6, ranks=2, accumulate=1, prefetch=3, quantized_weights=True)
+    result = plan(plan_config(**fields, offload="params=host,optimizer=host"), keep_events=True)
+    live, most, events = set[int](), 0, [e for e in result.events[0] if e.scope.phase in ("forward", "backward")]
+    for event, then in pairwise(events):
+        if isinstance(event, Alloc) and isinstance(then, Copy) and then.target == DEVICE:
+            live.add(event.id)
+        elif isinstance(event, Free):
+            live.discard(event.id)
+        most = max(most, len(live))
+    assert most == 1
+
+
+def test_with_prefetch_the_next_two_shards_are_read_from_the_drive() -> None:
     fields = SMALL | dict(stage=3, steps=1, layers=6, accumulate=1, prefetch=1)
     result = plan(plan_config(**fields, offload=INFINITY), keep_events=True)
     events = result.events[0]

@@ -313,9 +313,9 @@ def test_of_several_bad_gradients_the_one_that_backward_met_first_is_named() -> 
     device, flats = cpu(), list[Flat]()
     for name, value in (("first", np.nan), ("middle", np.nan), ("last", 0.0)):
         flat = Flat(name, device, fp32, fp32)
-        flat.probe = GradProbe(device)
-        flat.probe.flag = device.alloc((1,), fp64, Kind.TEMP)
-        flat.probe.flag.array[...] = value
+        flat.collector.probe = probe = GradProbe(device)
+        probe.flag = device.alloc((1,), fp64, Kind.TEMP)
+        probe.flag.array[...] = value
         flats.append(flat)
     comm = Comm(device, FakeTransport(), (0,))
     assert "rank 0's gradient of middle is not finite" in str(blame(comm, flats, ["first", "middle", "last"]))

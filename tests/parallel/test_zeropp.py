@@ -26,7 +26,8 @@ from zerosim.device.device import Kind
 from zerosim.device.events import Kernel, Launch, Message
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
-from zerosim.parallel.compression.groups import decode, encode, grad_groups, weight_groups
+from zerosim.parallel.compression.groups import Groups, grad_groups, weight_groups
+from zerosim.placement.formats import blocks
 from zerosim.placement.neighbours import NeighbouringSlices
 from zerosim.placement.partition import EvenSlices
 from zerosim.train.build import build_rank, place_rank
@@ -191,17 +192,18 @@ def test_codes_are_deepspeeds(bits: int) -> None:
     values[48], values[97] = np.float16(65504), np.float16(6e-8)
     groups = 10
     codes, scales = np.empty(480 * bits // 8, np.uint8), np.empty(groups, np.float32)
-    encode(np, bits, values, codes, scales)
+    codec = Groups(blocks(bits, 480 // groups))
+    codec.encode(np, values, codes, scales)
     expected, expected_scales = quantize_all(values, groups, bits)
     assert codes.tobytes() == packed([code for group in expected for code in group], bits)
     assert scales.tolist() == expected_scales
     back = [dequantize(group, scale) for group, scale in zip(expected, expected_scales, strict=True)]
-    assert decode(np, bits, codes, scales).tobytes() == np.concatenate(back).tobytes()
+    assert codec.decode(np, codes, scales).tobytes() == np.concatenate(back).tobytes()
     # The positive maximum of a group returns as 127/128 or 7/8 of itself.
     top = np.array([1.0, *[0.25] * 7], np.float16)
     codes, scales = np.empty(bits, np.uint8), np.empty(1, np.float32)
-    encode(np, bits, top, codes, scales)
-    assert decode(np, bits, codes, scales)[0] == {8: 127 / 128, 4: 7 / 8}[bits]
+    codec.encode(np, top, codes, scales)
+    assert codec.decode(np, codes, scales)[0] == {8: 127 / 128, 4: 7 / 8}[bits]
 
 
 def two_hops(grads: Sequence[Any], nodes: int, node: int, groups: int) -> list[Any]:
@@ -248,7 +250,9 @@ def test_gradients_arrive_as_two_hops_leave_them(nodes: int, node: int, format: 
         grads[ctx.rank] = ctx.device.backend.to_host(grad.array)
         [arrived] = exchange.launch_reduce([flat], [grad]).wait()
         own = exchange.own_part(flat, arrived)
-        return ctx.device.backend.to_host(own.array), exchange.groups_of(flat)
+        codec = exchange.codec_of(flat)
+        groups = 0 if codec is None else codec.format.blocks(flat.padded_numel)
+        return ctx.device.backend.to_host(own.array), groups
 
     results = launch(reduce_one, world_of(config))
     groups = results[0][1]
@@ -272,8 +276,9 @@ def test_gathered_weights_are_within_half_a_step() -> None:
     values = rng.standard_normal(16_000).astype(np.float16)
     groups = weight_groups(values.size)
     codes, scales = np.empty(values.size, np.uint8), np.empty(groups, np.float32)
-    encode(np, 8, values, codes, scales)
-    away = np.abs(decode(np, 8, codes, scales).astype(np.float64) - values).reshape(groups, -1)
+    codec = Groups(blocks(8, values.size // groups))
+    codec.encode(np, values, codes, scales)
+    away = np.abs(codec.decode(np, codes, scales).astype(np.float64) - values).reshape(groups, -1)
     steps = scales.astype(np.float64)[:, None]
     assert (away <= np.where(values.reshape(groups, -1) > 127 * steps, 1.07, 0.57) * steps).all()
 

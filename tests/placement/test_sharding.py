@@ -157,6 +157,21 @@ def test_declaring_takes_no_memory(device: Device, live: Callable[[], int]) -> N
     assert live() == 0
 
 
+def test_a_local_slice_in_another_memory_is_not_sent_from_there(device: Device) -> None:
+    flat = Flat("h.0", device, fp64, fp64)
+    flat.param_shard = device.alloc((4,), fp64, Kind.PARAM, memory="host")
+    with pytest.raises(RuntimeError, match=r"h\.0: its local slice is in host memory; copy it to the device"):
+        flat.own_param(Kind.COMM)
+
+
+def test_a_flat_has_few_attributes() -> None:
+    """Those that exist once its weights are declared, without its copies on their way between memories."""
+    flat, moving = declared([(2,)]), {"incoming", "leaving", "outgoing"}
+    assert flat.numel == 2
+    slots = {name for one in type(flat).mro() for name in vars(one).get("__slots__", ())}
+    assert len((vars(flat).keys() | slots) - moving) <= 18
+
+
 # -- gradients ---------------------------------------------------------------------------------------------
 def test_a_gradient_is_padded_with_zeros_and_named(device: Device, live: Callable[[], int]) -> None:
     flat = declared([(2, 2), (3,)], fp16, device)
@@ -186,7 +201,7 @@ def test_micro_batches_add_onto_what_is_kept(device: Device) -> None:
 def test_the_first_kept_gradient_is_not_copied(device: Device, ledger: MemoryLedger) -> None:
     """DDP and ZeRO-1 add into, reduce in and update from one buffer, that of the first microbatch; later ones pass."""
     flat = declared([(4,)], fp32, device)
-    flat.held, flat.keeps_whole_grad = Held(whole(4), 4), True
+    flat.held, flat.collector.stays_whole = Held(whole(4), 4), True
     for later in (False, True, True):
         flat.collect_grad(0, _full(device, 1.0, (4,)))
         device.recorder.drain()
@@ -216,7 +231,7 @@ def test_a_parameter_that_is_used_twice_gets_one_window_and_the_sum(device: Devi
 def test_a_bad_gradient_is_remembered_over_later_micro_batches(device: Device) -> None:
     flat = declared([(2,)], fp32, device)
     flat.held, probe = Held(whole(2), 2), GradProbe(device)
-    flat.probe = probe
+    flat.collector.probe = probe
     seen = []
     for value in (1.0, np.inf, 1.0):
         flat.collect_grad(0, _full(device, value, (2,)))

@@ -19,7 +19,7 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Kind
 from zerosim.dtypes import fp32
 from zerosim.errors import InputError, PlacementError
-from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.assemble import Piece, assemble, cut
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
@@ -45,7 +45,7 @@ def splits(draw: Callable[[Any], Any], sizes: Any = SIZES) -> tuple[Split, int]:
     lengths = tuple(draw(st.lists(st.integers(1, 3).map(lambda n: n * pieces), max_size=3)))
     if lengths:
         shape[dim], parts, padding = sum(lengths), 1, 0
-    return Split(tuple(shape), dim, pieces, parts, padding, lengths=lengths), size
+    return Split(tuple(shape), dim, pieces, parts, padding, "tp", lengths), size
 
 
 def numbered(split: Split) -> Any:
@@ -92,12 +92,12 @@ def test_what_members_take_gives_the_whole_back(case: tuple[Split, int]) -> None
 @given(splits())
 def test_a_weight_is_counted_once(case: tuple[Split, int]) -> None:
     split, size = case
-    cut, whole = WeightSpec("w", split.local_shape, split=split), WeightSpec("w", (3,))
-    rows = WeightSpec("w", (3,), summed=True)
-    assert sum(cut.counts(index, size) for index in range(size)) == split.pieces
-    assert sum(whole.counts(index, size) for index in range(size)) == 1
-    assert sum(rows.counts(index, size) for index in range(size)) == 1
-    assert (cut.sharers(size), whole.sharers(size), rows.sharers(size)) == (split.copies(size), 1, size)
+    cut, whole = WeightSpec("w", split.local_shape, splits=(split,)), WeightSpec("w", (3,))
+    rows, mesh = WeightSpec("w", (3,), summed=("tp",)), Mesh(tp=size)
+    for weight, count in (cut, split.pieces), (whole, 1), (rows, 1):
+        assert sum(weight.counts(mesh, rank, ("tp",)) for rank in range(size)) == count
+    sharers = [dict(weight.shared_over(mesh)).get("tp", 1) for weight in (cut, whole, rows)]
+    assert sharers == [split.copies(size), 1, size]
     assert cut.whole_shape == split.shape
 
 
@@ -175,15 +175,15 @@ def layouts(draw: Callable[[Any], Any]) -> Layout:
         for j in range(draw(st.integers(1, 3))):
             axis = "node" if node > 1 and i == 1 else "tp"  # of one buffer the neighbours in a node have parts
             cut = draw(splits(st.just(node if axis == "node" else tp)))[0] if draw(st.booleans()) or not j else None
-            split = None if cut is None else replace(cut, axis=axis)
-            shape = split.local_shape if split else (draw(st.integers(1, 5)),)
-            weights.append(WeightSpec(f"f{i}.{j}", shape, split=split))
+            found = () if cut is None else (replace(cut, axis=axis),)
+            shape = found[0].local_shape if found else (draw(st.integers(1, 5)),)
+            weights.append(WeightSpec(f"f{i}.{j}", shape, splits=found))
         flats.append(FlatSpec(f"f{i}", tuple(weights)))
     rule = draw(st.sampled_from(RULES))
     mesh = Mesh(dp_replicate=draw(st.integers(1, 2)), dp_shard=draw(st.integers(1, 2)) * node, tp=tp, node=node)
     rows = zero_rows(3, rule)
     of_node = {state: replace(row, axes=("nodes",)) for state, row in rows.items()}
-    return Layout(mesh, flats, lambda flat: of_node if flat.axis == "node" else rows)
+    return Layout(mesh, flats, lambda flat: of_node if "node" in flat.cut_axes else rows)
 
 
 def drawn(layout: Layout) -> dict[str, Any]:
@@ -195,15 +195,7 @@ def drawn(layout: Layout) -> dict[str, Any]:
 def pieces_of(layout: Layout, weights: dict[str, Any]) -> Iterator[Piece]:
     """What each rank holds: its part of each weight that is cut, of that its slice."""
     for rank in range(layout.mesh.world_size):
-        for flat in layout.flats.values():
-            index, size = layout.mesh.index(rank, flat.axis), layout.mesh.size(flat.axis)
-            part = layout.own(rank, flat.name)
-            values = np.full(part.size, np.nan, np.float32)
-            for mine in flat.within(part):
-                whole, split = weights[mine.weight.name], mine.weight.split
-                local = (whole if split is None else split.take(whole, index, size)).reshape(-1)
-                values[mine.at : mine.at + mine.numel] = local[mine.start : mine.stop]
-            yield Piece(rank, flat.name, part, values)
+        yield from cut(layout, weights, rank)
 
 
 @pytest.mark.slow
@@ -226,13 +218,13 @@ def test_copies_that_differ_are_refused_with_rank_and_tensor(layout: Layout, ran
     at = random.randrange(changed.part.size - changed.part.padding)
     flat = layout.flats[changed.flat]
     [mine] = [m for m in flat.within(changed.part) if m.at <= at < m.at + m.numel]
-    index, size = layout.mesh.index(changed.rank, flat.axis), layout.mesh.size(flat.axis)
-    copies = size if mine.weight.split is None else mine.weight.split.copies(size)
+    axis = flat.cut_axes[-1]
+    copies = mine.weight.copies(layout.mesh, axis)
     holders = {
         piece.rank
         for piece in pieces
         if piece.flat == changed.flat
-        and layout.mesh.index(piece.rank, flat.axis) // copies == index // copies
+        and layout.mesh.index(piece.rank, axis) // copies == layout.mesh.index(changed.rank, axis) // copies
         and piece.part.start <= changed.part.start + at < piece.part.stop
     }
     changed.values[at] = -changed.values[at] if changed.values[at] else 1.0
@@ -248,8 +240,8 @@ def test_copies_that_differ_are_refused_with_rank_and_tensor(layout: Layout, ran
 
 
 def test_a_group_of_which_a_member_says_nothing_is_refused() -> None:
-    split = Split((4, 2), 0, 2)
-    flat = FlatSpec("f", (WeightSpec("f.w", split.local_shape, split=split),))
+    split = Split((4, 2), 0, 2, axis="tp")
+    flat = FlatSpec("f", (WeightSpec("f.w", split.local_shape, splits=(split,)),))
     layout = Layout(Mesh(dp_shard=2, tp=2), [flat], zero_rows(3))
     pieces = list(pieces_of(layout, drawn(layout)))
     with pytest.raises(PlacementError, match=r"no rank holds element 0 of f\.w"):
@@ -284,6 +276,6 @@ def test_unequal_parts_are_each_cut(dim: int) -> None:
 
 def test_unequal_parts_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(InputError, match=r"parts of \(12, 6, 6\) cannot each be cut over 4 ranks: choose a --tp that"):
-        Split((24, 5), 0, 4, lengths=(12, 6, 6))
+        Split((24, 5), 0, 4, axis="tp", lengths=(12, 6, 6))
     with pytest.raises(InputError, match=r"parts of \(12, 6\) do not fill its 24"):
         Split((24, 5), 0, 2, lengths=(12, 6))

@@ -49,7 +49,7 @@ def state(world: DebugWorld) -> list[Any]:
             values = None if parameter.state in ("elsewhere", "freed", "unplaced") else parameter.values().tobytes()
             seen += [name, repr(parameter), values]
         for flat in view.model.flats:
-            for held in (flat.master, *flat.states.values(), flat.grad, flat.grad_whole, flat.grad_shard):
+            for held in (flat.master, *flat.states.values(), flat.collector.grad, flat.grad_whole, flat.grad_shard):
                 seen.append(None if held is None else flat.device.backend.to_host(held.array).tobytes())
         updater = view.strategy.updater
         seen += [updater.control.updates, list(updater.control.reports), updater.control.loss_scale]
@@ -370,7 +370,7 @@ def test_the_map_of_owners_holds_every_element_once_for_each_copy(mesh: dict[str
         ]
     tp, groups = config.mesh.tp, config.mesh.pp * config.mesh.tp
     for name, rows in owned.buffers().items():
-        cut = any(weight.split for weight in layout.flats[rows[0].unit].weights)
+        cut = any(weight.splits for weight in layout.flats[rows[0].unit].weights)
         stages = {layout.mesh.index(row.rank, "pp") for row in rows}
         copies = (
             len(stages) * (1 if cut else tp) * (config.mesh.ranks // groups if config.parallel.zero_stage == 0 else 1)

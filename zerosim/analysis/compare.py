@@ -120,7 +120,7 @@ def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
     """Return the letters of model states for these flat buffers, padding included."""
     layout, share = of.result.layout, of.share
     trained = [name for name in names if layout.is_trained(name)]
-    codes = [name for name in names if layout.flats[name].weights[0].stored]
+    codes = [name for name in names if layout.flats[name].weights[0].format]
     held = {name: share.numels[name] if name in codes else share.whole[name] for name in names}
     return {
         "Ψ": sum(held.values()),

@@ -1,8 +1,8 @@
 """Compare counted copies between a rank's memories, and the contents of each memory, with the closed forms.
 
 Checkpointed inputs of recomputed blocks are in the host's memory with `--cpu-checkpointing`, other saved buffers with
-`--offload-activations` (counted, without a form). Model states are there or
-on NVMe with `--offload`. Staging buffers of messages do not count.
+`--offload-activations` (counted, without a form). Model states are there or on NVMe with `--offload`, and optimizer
+states with `--paged-states` (counted, without a form). Staging buffers of messages do not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from zerosim.analysis.compare import MARK
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.traffic import Expected, expect
 from zerosim.analysis.weights import passes_of, shown
-from zerosim.device.copies import OFFLOAD, SAVES
+from zerosim.config.parts.paging import moves_pages
+from zerosim.device.copies import OFFLOAD, PAGES, SAVES
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.train.memory import RankMemory
@@ -36,13 +37,14 @@ def check_copies(of: Compared) -> list[Check]:
         _of_rows(of, way, [(rank, row) for rank, row in rows if row.op == way], expected.get(way))
         for way in dict.fromkeys((*expected, *(row.op for _, row in rows)))
     ]
-    saves = of.rows(SAVES)
-    for way in dict.fromkeys(row.op for _, row in saves):
-        checks.append(_of_rows(of, f"saved, {way}", [(rank, row) for rank, row in saves if row.op == way], None))
-    if forms.of(of.forms, "lies") or not (recompute.keeps_on_host(config) or saves):
+    saves, pages = of.rows(SAVES), of.rows(PAGES)
+    for what, moved in (("saved", saves), ("paged", pages)):
+        for way in dict.fromkeys(row.op for _, row in moved):
+            checks.append(_of_rows(of, f"{what}, {way}", [(rank, row) for rank, row in moved if row.op == way], None))
+    if forms.of(of.forms, "lies") or not (recompute.keeps_on_host(config) or saves or pages):
         return checks
     peaks = tuple(result.memory[rank].host_peak_bytes for rank in of.ranks)
-    live = None if saves else pipeline.live_inputs(config, share.stage, of.held)
+    live = None if saves or moves_pages(config.memory) else pipeline.live_inputs(config, share.stage, of.held)
     if live is None:
         return [*checks, Check(Key("copied", "on the host"), peaks, None, None, ())]
     form = of.forms[Key("copied", "device to host")] / passes_of(result, of.step or 0)
@@ -68,6 +70,7 @@ def check_memories(of: Compared) -> list[Check]:
     for (kind, memory), form in forms.of(of.forms, "lies").items():
         counted = tuple(_lies(result.memory[rank], kind, memory) for rank in of.ranks)
         uneven = kind == "optim" and config.optim.optimizer not in formulas.UNIFORM
+        uneven = uneven or (kind == "optim" and moves_pages(config.memory))
         number = None if uneven or is_owned(config) else form.at(of.padded)
         key = Key("lies", kind, memory or DEVICE)
         checks.append(Check(key, counted, of.shown(form), number, () if number is None else (number,)))

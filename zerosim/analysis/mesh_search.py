@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
-from zerosim.analysis.capabilities import offload, pipeline, tensor
+from zerosim.analysis.capabilities import offload, paging, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladders, mesh_values
 from zerosim.analysis.recompute import period_of
@@ -39,6 +39,7 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.costs_of import costs_of
+from zerosim.placement.mesh import CUTS
 from zerosim.train.build_model import build_model
 from zerosim.train.check_model import check_model
 from zerosim.train.plan import Figures, plan
@@ -234,6 +235,7 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
     def least(asked: RunConfig) -> float:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
         has_params, has_states = (offload.is_here(asked, what) for what in ("params", "optimizer"))
+        has_states = has_states and not paging.is_on(asked)
         each = has_params * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
         if asked.optim.optimizer in ("adam", "adamw") and has_states:
             each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
@@ -347,4 +349,4 @@ def _in_all(kernel: Kernel) -> bool:
 
 def _blocks(launch: Launch) -> bool:
     """Return whether compute waits for a collective right after its launch."""
-    return launch.axis == "tp" and launch.scope.phase in (Phase.FORWARD, Phase.BACKWARD)
+    return launch.axis in CUTS and launch.scope.phase in (Phase.FORWARD, Phase.BACKWARD)

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
@@ -96,7 +96,7 @@ def planned_way(
     free, room = cluster and cluster.without_limits(), capacity - reserve
     asked = candidate(config, host_memory=None).sure()
     try:
-        result = plan(judged(asked, None if is_exact(config.memory) else room), cluster=free)
+        result = plan(judged(asked, room if feels_limit(config.memory) else None), cluster=free)
         peak = max(memory.reserved_bytes for memory in result.memory)
     except OutOfMemory:  # an allocator refused: how much it takes is known, and what exact bytes are elsewhere
         exact = candidate(asked, allocator="exact", allocator_conf=None).sure()

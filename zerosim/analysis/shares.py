@@ -18,6 +18,7 @@ from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import CUTS, Mesh
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import declare
@@ -152,28 +153,30 @@ class Extra(NamedTuple):
 
 def extra_of(placed: Placed, stage: int) -> Extra:
     """Return the elements of a pipeline stage's share that other tensor-parallel ranks hold too."""
-    size = placed.layout.mesh.tp
-    if size == 1:
+    mesh = placed.layout.mesh
+    if mesh.size(*CUTS) == 1:
         return Extra(0, 0, 0)
     replicated, copied, padding = 0, 0, 0
     for name in share_of(placed, stage).numels:
         for weight in placed.layout.flats[name].weights:
-            if weight.split is None:
-                replicated += math.prod(weight.shape)
-            elif weight.split.copies(size) > 1:
-                copied += math.prod(weight.shape)
-            elif weight.split.padding:
-                rest = math.prod(weight.shape) // weight.split.local_shape[weight.split.dim]
-                padding += weight.split.padding * rest
+            numel = math.prod(weight.shape)
+            if not weight.splits:
+                replicated += numel
+            elif math.prod([weight.copies(mesh, axis) for axis in CUTS]) > 1:
+                copied += numel
+            elif any(split.padding for split in weight.splits):
+                padding += numel * mesh.size(*CUTS) - math.prod(weight.whole_shape)
     return Extra(replicated, copied, padding)
 
 
-def shared_grads(flats: Iterable[FlatSpec], size: int) -> dict[int, int]:
-    """Return a rank's elements by the number of tensor-parallel ranks (of `size`) that hold shares of their
-    gradient."""
+def shared_grads(flats: Iterable[FlatSpec], mesh: Mesh) -> dict[int, int]:
+    """Return a rank's elements by the number of ranks that hold shares of their gradient."""
     found: dict[int, int] = {}
     for flat in flats:
         for weight in flat.weights:
-            if (sharers := weight.sharers(size)) > 1:
+            sharers = 1
+            for _, count in weight.shared_over(mesh):
+                sharers *= count
+            if sharers > 1:
                 found[sharers] = found.get(sharers, 0) + weight.numel
     return found

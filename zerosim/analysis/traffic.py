@@ -19,7 +19,7 @@ from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.placement.mesh import DATA, STATES, what_for
+from zerosim.placement.mesh import CUTS, DATA, STATES, what_for
 
 
 def check_traffic(of: Compared) -> list[Check]:
@@ -65,7 +65,7 @@ def check_exchanges(of: Compared) -> list[Check]:
             Key("exchanged", op, axis),
             [(rank, row) for rank, row in sent if (row.op, row.axis) == (op, axis)],
             one,
-            even=axis != "tp" or _divides(of.result.config),
+            even=axis not in CUTS or _divides(of.result.config),
         )
         for (op, axis), one in expected.items()
     ]

@@ -20,6 +20,7 @@ from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.dtypes import compute_dtype, dtype
+from zerosim.placement.mesh import CUTS
 from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
 
@@ -88,13 +89,13 @@ def of_weights(
     """Return the letters of the pipeline stage's weights, in elements; or, `instead` of elements, in another number of
     each buffer."""
     config, flats = placed.config, placed.layout.flats
-    freed, stored = freed_of(config, share), [name for name in share.numels if flats[name].weights[0].stored]
+    freed, stored = freed_of(config, share), [name for name in share.numels if flats[name].weights[0].format]
     codes = {name: share.whole[name] if padded else flats[name].numel for name in stored}
     held = sum(share.numels[name] for name in stored)
     numels = dict(instead) if instead else numels_of(placed, share, padded=padded)
     trained = [name for name in share.numels if placed.layout.is_trained(name)]
-    sharers = shared_grads((flats[name] for name in trained), config.mesh.tp)
-    of_all = sharers.pop(config.mesh.tp, 0)
+    sharers = shared_grads((flats[name] for name in trained), placed.layout.mesh)
+    of_all = sharers.pop(placed.layout.mesh.size(*CUTS), 0)
     return {
         "Ψ": sum(numel for name, numel in numels.items() if name not in codes) + held,
         "Ψ_q": held,
@@ -117,7 +118,7 @@ def numels_of(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
     bytes, a Fraction if that is no whole number."""
     flats, numels = placed.layout.flats, dict(share.whole if padded else share.numels)
     for name in numels:
-        if flats[name].weights[0].stored:
+        if flats[name].weights[0].format:
             codes = share.whole[name] if padded else flats[name].numel
             numels[name] = cast(int, Fraction(codes, itemsizes(placed.config)[0]))
     return numels

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from zerosim.backends.forms import PLAIN, SCORES, Buckets, LogitForm, Rope, Scores
 from zerosim.dtypes import DType
+from zerosim.placement.formats import DYNAMIC8
 
 T = TypeVar("T")
 Array = Any
 """A backend's own array: has shape, size, nbytes, reshape, basic slicing (views), transpose."""
 
-QUANT_BLOCK = 256
+QUANT_BLOCK = DYNAMIC8.block
 """Elements of a tensor that share one scale, where states are quantised."""
 
 Splits = tuple[Sequence[int], Sequence[int]]
@@ -500,7 +501,7 @@ class Backend(Protocol):
         """
 
     def dequantize_nf4(self, stored: Array, out: Array) -> None:
-        """out = the values of a weight in NF4; `placement/nf4.py` gives the layout of its bytes (uint8).
+        """out = the values of a weight in NF4; `placement/formats.py` gives the layout of its bytes (uint8).
 
         Each value is an fp32 product, an entry of the table times its block's absmax, rounded to out's dtype.
         """

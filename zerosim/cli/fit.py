@@ -202,7 +202,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     if args.global_batch is not None and args.global_batch < 1:
         raise InputError(f"--global-batch {args.global_batch}: expected at least 1 row")
     search, figures = search_of(args, config)
-    from zerosim.analysis.capabilities import notes_of
+    from zerosim.analysis.capabilities import notes_of, paging
     from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, Trials, best_meshes, least_seconds
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
@@ -224,9 +224,9 @@ def find_meshes(args: argparse.Namespace) -> int:
     free = cluster and cluster.without_limits()
 
     def unlimited(tried: RunConfig) -> Figures:
-        figures = figures_within(candidate(tried, host_memory=None).sure(), MOST_BYTES, free)
+        figures = figures_within(candidate(tried, host_memory=None, paged_states=None).sure(), MOST_BYTES, free)
         assert figures is not None
-        return figures
+        return figures._replace(peak_bytes=0) if paging.is_on(tried) else figures  # only its limit tells
 
     trials = Trials(
         (lambda tried: 0.0) if cluster is None else least_seconds(cluster),

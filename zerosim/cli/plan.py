@@ -13,7 +13,7 @@ from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_va
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
-from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import Hardware, find_hardware
@@ -21,6 +21,7 @@ from zerosim.config.presets.kernel_tables import EFFICIENT
 from zerosim.config.presets.nodes import Node, find_node
 from zerosim.config.presets.recipes import USUAL
 from zerosim.errors import InputError, OutOfMemory
+from zerosim.placement.memories import DEVICE
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
@@ -241,16 +242,19 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
 
 
 def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, every_rank: bool = False) -> Planned:
-    """Plan the configuration on devices without a limit. With an allocator the limit applies, and it may refuse."""
+    """Plan the configuration on devices without a limit. With an allocator or paged states the limit applies, and the
+    device may refuse."""
     from zerosim.report.verdict import Planned
     from zerosim.train.plan import plan
 
-    if is_exact(config.memory):
+    if not feels_limit(config.memory):
         return Planned(plan(config, every_rank=every_rank, cluster=cluster))
     room = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     try:
         return Planned(plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster))
     except OutOfMemory as error:
+        if error.memory != DEVICE:
+            raise
         exact = plan(config.replace(allocator="exact", allocator_conf=None), every_rank=every_rank, cluster=cluster)
         return Planned(replace(exact, config=config), error)
 

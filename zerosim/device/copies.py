@@ -14,7 +14,7 @@ from zerosim.device.device import Buffer, Device, Kind, Storage
 from zerosim.device.events import COMPUTE, CPU, Alloc, Copy, Wait
 from zerosim.placement.memories import HOST
 
-OFFLOAD, SAVES, CONTROL = "offload", "saves", "control"
+OFFLOAD, SAVES, PAGES, CONTROL = "offload", "saves", "pages", "control"
 
 
 class Copying:

@@ -17,7 +17,7 @@ from weakref import ref
 
 from zerosim.backends.kernels import Array, Backend, Stream
 from zerosim.device.events import Alloc, Kernel, Mark, Pool, Refusal, Retag, Scope, Turn
-from zerosim.device.memory import Allocator, Exact, Memories
+from zerosim.device.memory import Allocator, BesidePages, Exact, Memories, MovesOut
 from zerosim.device.node import CALLED, Share, out_of_node
 from zerosim.device.recorder import Recorder
 from zerosim.device.work import KernelWork, work_of
@@ -171,6 +171,7 @@ class Device:
         self.place = DEVICE  # the place of kernels, and of buffers without another memory
         self.grad_enabled = True
         self.on_save: Callable[[Iterable[object]], None] | None = None  # takes what ops save for backward
+        self.pages: MovesOut | None = None  # what may leave a full device
         self.takes_turns = False
         self._last_id = 0
         self.ticks = 0  # grows with every kernel, so that a watcher can distinguish a slow rank from a stuck one
@@ -195,14 +196,15 @@ class Device:
         padding: int = 0,
         name: str = "",
         memory: str | None = None,
+        paged: bool = False,
     ) -> Buffer:
         """Allocate a buffer with undefined contents. `padding` of its elements belong to no parameter; `name` is that
-        of an optimizer's state; `memory` defaults to the place of kernels (`at`).
+        of an optimizer's state; `memory` defaults to the place of kernels (`at`); `paged`: in pages of the driver.
 
         Raises: OutOfMemory when the memory's allocator refuses.
         """
         nbytes, memory = math.prod(shape) * dtype.itemsize, memory or self.place
-        id, reserved = self.reserve(nbytes, kind, memory)
+        id, reserved = self.reserve(nbytes, kind, memory, paged)
         try:
             array = self.memories.empty(memory, id, shape, dtype, self.backend)
         except BaseException:  # the host's own memory ran out
@@ -211,21 +213,31 @@ class Device:
         self.recorder.add(Alloc(self.where, id, nbytes, reserved, kind.value, padding * dtype.itemsize, name, memory))
         return Buffer(Storage(array, self, id, memory), array, dtype)
 
-    def reserve(self, nbytes: int, kind: Kind, memory: str = DEVICE) -> tuple[int, int]:
+    def reserve(self, nbytes: int, kind: Kind, memory: str = DEVICE, paged: bool = False) -> tuple[int, int]:
         """Reserve room for a new buffer. Return its id, and the bytes that the allocator takes. It is not recorded yet.
 
-        Raises: OutOfMemory when the allocator refuses.
+        Raises: OutOfMemory when the allocator refuses, and no pages are left to move out.
         """
         id = self.next_id()
         if self.recorder.dead:
             self.recorder.settle()
-        reserved = self.memories.allocators[memory].reserve(id, nbytes)
+        allocator = self.memories.allocators[memory]
+        take = allocator.reserve_pages if paged and isinstance(allocator, BesidePages) else allocator.reserve
+        while (reserved := take(id, nbytes)) is None:
+            if memory != DEVICE or self.pages is None or not self.pages.move_out():
+                break
         if self._allocator.changes:
             self._record_news()
         if reserved is None:
             self.recorder.add(Refusal(self.where, nbytes, kind.value, memory))
             raise self._out_of_memory(nbytes, kind, memory)
         return id, reserved
+
+    def share(self, pages: MovesOut) -> None:
+        """Let these pages move out where an allocation does not fit."""
+        self.pages = pages
+        if isinstance(self._allocator, BesidePages):
+            self._allocator.share(pages)
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -359,9 +371,10 @@ class Device:
             f": {format_bytes(room.free_bytes)} are free, the largest hole has {format_bytes(room.largest_hole)}, "
             f"{format_bytes(room.reserved_bytes)} are reserved"
         )
+        moved = f"; {self.pages}" if self.pages is not None and memory == DEVICE else ""
         return OutOfMemory(
             f"rank {self.rank} is out of {CALLED.get(memory, 'memory')} in {where}: {format_bytes(nbytes)} for {kind} "
-            f"do not fit into a capacity of {format_bytes(capacity)}{left or ''}",
+            f"do not fit into a capacity of {format_bytes(capacity)}{left or ''}{moved}",
             rank=self.rank,
             requested=nbytes,
             kind=kind.value,

@@ -149,8 +149,8 @@ class Copy(NamedTuple):
     """A copy of `nbytes` between a rank's own memories.
 
     `purpose` is 'staging', a message that passes through the host; 'offload', data in another memory until their use;
-    'saves', buffers saved for backward; or 'control', a norm's sums. With a `work` the copy was launched, after the
-    earlier work of its stream `after`; without one it had ended when the program continued.
+    'saves', buffers saved for backward; 'pages', paged states; or 'control', a norm's sums. With a `work` the copy was
+    launched, after the earlier work of its stream `after`; without one it had ended when the program continued.
     """
 
     scope: Scope

@@ -81,6 +81,24 @@ class HasArrays(Protocol):
         ...
 
 
+class MovesOut(Protocol):
+    """What a full device may move out of its memory (`paging.py`)."""
+
+    def move_out(self) -> bool:
+        """Move some bytes out. Return False if there are none left that can move."""
+
+
+@runtime_checkable
+class BesidePages(Protocol):
+    """An allocator that keeps freed memory, which the driver's pages cannot take."""
+
+    def share(self, pages: MovesOut) -> None:
+        """Let pages move out before the device has no memory for the allocator."""
+
+    def reserve_pages(self, id: int, nbytes: int) -> int | None:
+        """Reserve bytes of the driver for pages, as `reserve` does."""
+
+
 class Memories:
     """A rank's memories by name: the device's, with its `allocator`, and its rights to its node's host memory and
     drives (`node.py`), `Exact` without a limit unless `others` says otherwise."""

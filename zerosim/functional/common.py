@@ -19,7 +19,7 @@ def weight_grad(weight: Operand, make: Callable[[], Buffer], reads: Readable | O
     is recomputed now if it was discarded, because parameters are gathered for the input's gradient only."""
     if not weight.requires_grad:
         return None
-    if isinstance(weight, Parameter) and weight.flat.later is not None:
+    if isinstance(weight, Parameter) and weight.flat.collector.later is not None:
         if isinstance(reads, Discarded):
             reads.recompute()
         weight.flat.postpone(weight.index, make)
@@ -42,7 +42,7 @@ def map_grad(weight: Operand, packed: Sequence[Operand] = (), place: int = 0) ->
 def ready_map_grads(weights: Sequence[Operand]) -> None:
     """Allocate the persistent gradients of these packed maps in their first forward, so that all steps are alike."""
     for place, weight in enumerate(weights):
-        if isinstance(weight, Parameter) and weight.flat.dummies is not None:
+        if isinstance(weight, Parameter) and weight.flat.collector.dummies is not None:
             map_grad(weight, weights, place)
 
 

@@ -35,7 +35,7 @@ from zerosim.parallel.compression import powersgd
 from zerosim.parallel.compression.codecs import TopK
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathered import Elements, Gathered, Units
-from zerosim.parallel.offload import OffloadedGradients
+from zerosim.parallel.offload import OffloadedGradients, OffloadedStep
 from zerosim.parallel.reducer import Reducer
 from zerosim.parallel.secondary import Secondary
 from zerosim.parallel.tensor import Borders
@@ -111,7 +111,7 @@ def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
 
 def _collaborators() -> list[type[Any]]:
     """Return the helpers of zerosim's strategies, and of its grader."""
-    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices), OffloadedGradients, Book]
+    return [Gathered, Reducer, *_shipped(Reducer), Slices, *_shipped(Slices), OffloadedGradients, OffloadedStep, Book]
 
 
 def _shipped(base: type[Any]) -> Iterator[type[Any]]:

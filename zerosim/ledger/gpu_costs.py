@@ -28,6 +28,7 @@ from zerosim.device.work import LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
 from zerosim.placement.memories import DEVICE
+from zerosim.placement.mesh import CUTS
 
 US = 1e-6
 LAUNCH, WRAPPED, COMPILED, GRAPH = 7 * US, 27 * US, 6.8 * US, 44.3 * US
@@ -66,7 +67,7 @@ class GpuCosts:
 
     def call(self, event: Launch | Copy) -> float:
         """Return 0 for a call inside a graph: tensor parallelism's, between the kernels of a block."""
-        is_inside = self.graph and isinstance(event, Launch) and event.axis == "tp" and is_captured(event.scope)
+        is_inside = self.graph and isinstance(event, Launch) and event.axis in CUTS and is_captured(event.scope)
         return 0.0 if is_inside else WRAPPED * self.cluster.host
 
     def collective(self, launch: Launch) -> float:

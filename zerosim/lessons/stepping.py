@@ -67,7 +67,7 @@ def gradient(world: DebugWorld, rank: int, unit: str) -> Any:
     if unit not in flats:
         raise InputError(f"unknown buffer {unit!r}: expected one of {', '.join(flats)}")
     flat = flats[unit]
-    whole = flat.grad_whole if flat.grad_whole is not None else flat.grad
+    whole = flat.grad_whole if flat.grad_whole is not None else flat.collector.grad
     held = flat.grad_shard if whole is None else whole
     if held is None:
         raise InputError(f"rank {rank} holds no gradient of {unit} now: the rank is {world.ranks[rank].status}")

@@ -18,9 +18,10 @@ from zerosim.nn import Tensors, Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
-from zerosim.nn.halves import FROZEN, TRAINED, buffers_of
+from zerosim.nn.halves import TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
+from zerosim.placement.formats import WEIGHTS
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
@@ -65,10 +66,10 @@ class Builder:
 
     def buffer(self, name: str, module: str, kind: str) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
-        formats, stored = (self.device, self.dtype, self.grad_dtype), "" if kind == FROZEN else kind
+        dtypes = self.device, self.dtype, self.grad_dtype
         if kind != TRAINED:
-            return self.flat(name, *formats, module, stored, is_trained=False)
-        return self.flat(name, *formats, module, block=self.block, members=self.members)
+            return self.flat(name, *dtypes, module, WEIGHTS.get(kind), is_trained=False)
+        return self.flat(name, *dtypes, module, block=self.block, members=self.members)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's

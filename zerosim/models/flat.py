@@ -39,9 +39,9 @@ def build_flat(new: Builder) -> Model:
     for i in new.numbers("units", sizes.units):
         numel, name = each + (i < more), f"units.{i}"
         flat = buffers_of(name, new.buffer, new.tuning)
-        split = maps.split((numel,), 0, padding=-numel % maps.size)
-        weight = flat.declare(f"{name}.weight", (numel,), std=STD, split=split)
-        part = Part(0, numel) if split is None else Part(*split.span(maps.index, maps.size))
+        splits = maps.split((numel,), 0, padding=-numel % maps.size)
+        weight = flat.declare(f"{name}.weight", (numel,), std=STD, splits=splits)
+        part = Part(*splits[0].span(maps.index, maps.size)) if splits else Part(0, numel)
         scale = GAIN / max(1.0, sizes.params / sizes.vocab)
         function = partial(add_columns, weight=weight, vocab=sizes.vocab, scale=scale, part=part, maps=maps)
         units.append(Unit(name, flat, function))

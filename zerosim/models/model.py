@@ -23,7 +23,7 @@ from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
 from zerosim.placement.spec import WeightSpec
-from zerosim.placement.split import Split
+from zerosim.placement.split import Splits, take
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import LabelKeys, normal
 from zerosim.tensor.tensor import Tensor
@@ -155,12 +155,12 @@ class Model:
 
         The logits are taken out of the list, so that they can be freed.
         """
-        maps, split = self._of_logits
+        maps, splits = self._of_logits
 
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
-            return maps.cross_entropy_sum(own, targets, split, fused=self.loss_mode in FUSED, form=self.logit_form)
+            return maps.cross_entropy_sum(own, targets, splits, fused=self.loss_mode in FUSED, form=self.logit_form)
 
-        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(split), self.logit_form)
+        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form)
         return MODES[self.loss_mode](logits, sums, grad_of)
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
@@ -181,11 +181,12 @@ class Model:
         `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
         """
         assert self.head is not None
-        weights, (maps, split) = [one for one in (self.head.weight, self.head.bias) if one is not None], self._of_logits
+        weights = [one for one in (self.head.weight, self.head.bias) if one is not None]
+        maps, splits = self._of_logits
         loss = ChunkedLoss(
             weights,
-            lambda logits, ids: maps.cross_entropy_sum(logits, ids, split, form=self.logit_form),
-            LogitsGrad(targets, scale, count, *maps.vocabulary(split), self.logit_form),
+            lambda logits, ids: maps.cross_entropy_sum(logits, ids, splits, form=self.logit_form),
+            LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form),
             [],
             partial(self.draw_labels, of=targets.numel) if drawn else None,
         )
@@ -193,15 +194,15 @@ class Model:
 
     def whole_logits(self, logits: Tensor) -> Buffer:
         """Return all columns of logits (B, T, V), multiplied and capped as the model says; in place."""
-        maps, split = self._of_logits
-        whole = maps.whole_logits(logits, split)
+        maps, splits = self._of_logits
+        whole = maps.whole_logits(logits, splits)
         form_rows(whole, self.logit_form)
         return whole
 
     @property
-    def _of_logits(self) -> tuple[WholeMaps, Split | None]:
+    def _of_logits(self) -> tuple[WholeMaps, Splits]:
         """Return the maps for logits, and the cut of their columns. Without a head every rank has all columns."""
-        return (WHOLE_MAPS, None) if self.head is None else (self.group.maps, self.head.split)
+        return (WHOLE_MAPS, ()) if self.head is None else (self.group.maps, self.head.splits)
 
     @property
     def tied_numel(self) -> int:
@@ -251,7 +252,7 @@ def check_shapes(given: Shapes, expected: Shapes, whose: str = "the weights") ->
 def load_flat(flat: Flat, weights: Mapping[str, Any], group: Group = ONE_RANK, *, exact_master: bool) -> None:
     """Store whole host arrays by name in this rank's share of one flat; see `Flat.write`."""
     for index, weight in enumerate(flat.spec.weights):
-        flat.write(index, _own(weight, weights[weight.name], group), exact_master=exact_master)
+        flat.write(index, _own(weight, weights[weight.name], group, flat.device.rank), exact_master=exact_master)
 
 
 def draw_flat(
@@ -266,12 +267,12 @@ def draw_flat(
     are weights that are not drawn."""
     for index, weight in enumerate(flat.spec.weights):
         whole = given[weight.name] if weight.name in given else initial_values(weight, seed)
-        flat.write(index, _own(weight, whole, group), exact_master=exact_master)
+        flat.write(index, _own(weight, whole, group, flat.device.rank), exact_master=exact_master)
 
 
-def _own(weight: WeightSpec, whole: Any, group: Group) -> Any:
-    """Return this group member's share of a weight."""
-    return weight.take(whole, group.maps.index, group.maps.size)
+def _own(weight: WeightSpec, whole: Any, group: Group, rank: int) -> Any:
+    """Return a rank's share of a weight that a group cuts."""
+    return take(whole, weight.cuts(group.mesh, rank))
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:

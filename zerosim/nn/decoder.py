@@ -37,7 +37,7 @@ class Norm:
     """The row's norm of the last dim, `functional.layer_norm` or `rms_norm`, which changes nothing else at first."""
 
     def __init__(self, here: LayerContext) -> None:
-        shape, summed, kind = (here.sizes.hidden,), here.group.rows.is_cut, here.block.norm
+        shape, summed, kind = (here.sizes.hidden,), here.group.rows.axes, here.block.norm
         self.is_rms, self.plus_one = kind in ("rms", "rms + 1"), kind == "rms + 1"
         self.weight = here.declare("weight", shape, fill=0.0 if self.plus_one else 1.0, summed=summed)
         self.bias = here.declare("bias", shape, summed=summed) if kind == "layer" else None
@@ -217,7 +217,7 @@ class Transform:
     a group has the whole map."""
 
     def __init__(self, here: LayerContext) -> None:
-        row, summed, hidden = here.decoder.masked, here.group.rows.is_cut, here.sizes.hidden
+        row, summed, hidden = here.decoder.masked, here.group.rows.axes, here.sizes.hidden
         assert row is not None
         here = here.named(row.transform)
         dense = here / "dense"

@@ -17,7 +17,8 @@ from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
 from zerosim.nn.rows import ALL_ROWS, OwnRows
-from zerosim.placement.split import Split
+from zerosim.placement.mesh import Mesh
+from zerosim.placement.split import Splits
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, apply
@@ -28,17 +29,18 @@ class WholeMaps:
 
     size = 1
     index = 0
+    axes: tuple[str, ...] = ()  # the mesh axis that cuts them, if there is one
 
-    def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Split | None:
+    def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Splits:
         """Return how a weight of this whole shape is cut along `dim`; `how`: other fields of its `Split`, into as many
-        pieces as ranks unless it says otherwise. None: it is whole."""
-        return None
+        pieces as ranks unless it says otherwise."""
+        return ()
 
-    def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
+    def split_vocabulary(self, shape: tuple[int, ...]) -> Splits:
         """Return how a table of this whole shape is cut by its rows, one for each token."""
-        return None
+        return ()
 
-    def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
+    def embedding(self, ids: Buffer, table: Operand, splits: Splits) -> Tensor:
         """Look up rows of a token table that is cut by rows."""
         return F.embedding(ids, table)
 
@@ -103,7 +105,7 @@ class WholeMaps:
     def sum_over(self, buffer: Buffer) -> None:
         """Add up every rank's buffer, in place."""
 
-    def vocabulary(self, split: Split | None) -> tuple[int, int | None]:
+    def vocabulary(self, splits: Splits) -> tuple[int, int | None]:
         """Return, for a table cut by rows, this rank's first row and its number of rows without padding; None: all."""
         return 0, None
 
@@ -111,7 +113,7 @@ class WholeMaps:
         self,
         logits: Buffer,
         targets: Buffer,
-        split: Split | None,
+        splits: Splits,
         *,
         fused: bool = False,
         form: LogitForm = PLAIN,
@@ -119,7 +121,7 @@ class WholeMaps:
         """Compute `functional.cross_entropy_sum` for logits of a table cut by rows. `fused`: in fewer exchanges."""
         return F.cross_entropy_sum(logits, targets, form)
 
-    def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
+    def whole_logits(self, logits: Tensor, splits: Splits) -> Buffer:
         """Return all columns of logits (..., V), without padding."""
         return logits.buffer
 
@@ -134,11 +136,13 @@ class Group:
     maps        linear maps and the vocabulary: whole, or cut over `tp`
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
+    mesh        the ranks, where its axes cut weights
     """
 
     maps: WholeMaps = WHOLE_MAPS
     rows: OwnRows = ALL_ROWS
     attention: Callable[..., Tensor] = F.attention
+    mesh: Mesh = Mesh()  # noqa: RUF009  frozen
 
 
 ONE_RANK = Group()

@@ -1,8 +1,8 @@
 """A unit with trained and frozen parameters: one flat buffer of each kind, gathered in turn.
 
 A flat buffer's rows describe the states of the whole buffer. So frozen and trained parameters are in separate
-buffers, and parameters stored in NF4 in a third one. The first declared buffer has the unit's name, and the others add
-their kind.
+buffers, and parameters stored as codes in a third one. The first declared buffer has the unit's name, and the others
+add their kind.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ class HeadNorms:
         self.plus_one, self.eps = here.block.norm == "rms + 1", sizes.norm_eps
         self.group = maps if self.kind == "all" else None
         each = sizes.head_dim
-        fill, summed = 0.0 if self.plus_one else 1.0, self.kind == "head" and maps.size > 1
+        fill, summed = 0.0 if self.plus_one else 1.0, maps.axes if self.kind == "head" else ()
         self.weights = list[Parameter]()
         for name, heads in (("q_norm", sizes.heads), ("k_norm", sizes.kv_heads)):
             shape = {"head": (each,), "all": (heads * each,), "heads": (heads, each)}[self.kind]
-            split = None if self.kind == "head" else maps.split(shape, 0, pieces=min(heads, maps.size))
-            self.weights.append(here.beside(name).declare("weight", shape, fill=fill, split=split, summed=summed))
+            splits = () if self.kind == "head" else maps.split(shape, 0, pieces=min(heads, maps.size))
+            self.weights.append(here.beside(name).declare("weight", shape, fill=fill, splits=splits, summed=summed))
 
     def __call__(self, qkv: Tensor) -> Tensor:
         q, k = self.weights

@@ -55,16 +55,16 @@ class TokenTable:
     def __init__(self, here: LayerContext, *, embedding: bool = True) -> None:
         self.maps, sizes = here.group.maps, here.sizes
         shape = sizes.vocab, sizes.hidden
-        self.split = self.maps.split_vocabulary(shape)
-        self.weight = here.declare("weight", shape, std=here.std, split=self.split, embedding=embedding)
+        self.splits = self.maps.split_vocabulary(shape)
+        self.weight = here.declare("weight", shape, std=here.std, splits=self.splits, embedding=embedding)
         self.bias = None
         if here.decoder.head_bias and (not embedding or sizes.tie_embeddings):  # of a tied head beside its table
             at = here.named("lm_head")
-            self.bias = at.declare("bias", shape[:1], split=self.maps.split_vocabulary(shape[:1]))
+            self.bias = at.declare("bias", shape[:1], splits=self.maps.split_vocabulary(shape[:1]))
         self.scale = sizes.embed_scale
 
     def __call__(self, ids: Tensor) -> Tensor:
-        rows = self.maps.embedding(ids.buffer, self.weight, self.split)
+        rows = self.maps.embedding(ids.buffer, self.weight, self.splits)
         return rows if self.scale == 1.0 else F.scaled(rows, self.scale)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -79,13 +79,13 @@ class Positions:
     def __init__(self, here: LayerContext) -> None:
         self.rows, self.first = here.group.rows, here.decoder.first_position
         shape = self.first + here.sizes.positions, here.sizes.hidden
-        self.weight = here.declare("weight", shape, std=here.std, summed=self.rows.is_cut, embedding=True)
+        self.weight = here.declare("weight", shape, std=here.std, summed=self.rows.axes, embedding=True)
         self.types = self.dropout = None
         if (masked := here.decoder.masked) is None:
             self.dropout = Dropout(here, "embd")
         else:
             types = here.sizes.numbers.token_types, here.sizes.hidden
-            self.types = here.beside(masked.types).declare("weight", types, std=here.std, summed=self.rows.is_cut)
+            self.types = here.beside(masked.types).declare("weight", types, std=here.std, summed=self.rows.axes)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.rows.add_positions(x, self.weight, self.first)

@@ -58,7 +58,7 @@ class Tensors:
 
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in a new buffer with the parameter's name from the unit's name on."""
-        own = self._own(name) + own_suffix(how.get("split"), how.get("tile"))
+        own = self._own(name) + own_suffix(how.get("splits", ()), how.get("tile"))
         self.flats.append(self.make(own, self.name, kind_of(self.tuning, name, shape, how.get("role"))))
         return self.flats[-1].declare(name, shape, **how)
 

@@ -81,11 +81,12 @@ class Adapters:
                 f"over {maps.size} tensor-parallel ranks, which hold copies of its keys and values; choose q,k,v",
             )
         shape_a, shape_b = (tuning.lora_rank, one.inner), (one.wide, tuning.lora_rank)
-        split_a = maps.split(shape_a, 1) if by_rows else None
-        split_b = None if by_rows else maps.split(shape_b, 0, **one.cut)
-        std, is_cut = float((3 * one.inner) ** -0.5), maps.size > 1  # PEFT draws A uniformly, with this variance
-        a = at.declare("lora_A.weight", shape_a, std=std, split=split_a, summed=is_cut and not by_rows)
-        b = at.declare("lora_B.weight", shape_b, reads_input=False, split=split_b, summed=is_cut and by_rows)
+        splits_a = maps.split(shape_a, 1) if by_rows else ()
+        splits_b = () if by_rows else maps.split(shape_b, 0, **one.cut)
+        of_a, of_b = ((), maps.axes) if by_rows else (maps.axes, ())
+        std = float((3 * one.inner) ** -0.5)  # PEFT draws A uniformly, with this variance
+        a = at.declare("lora_A.weight", shape_a, std=std, splits=splits_a, summed=of_a)
+        b = at.declare("lora_B.weight", shape_b, reads_input=False, splits=splits_b, summed=of_b)
         return Adapter(a, b, one.first, tuning.scale)
 
     def __bool__(self) -> bool:

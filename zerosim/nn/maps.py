@@ -71,11 +71,11 @@ class ColumnMap:
     def _declare(self, at: LayerContext, wide: int, **cut: Any) -> None:
         hidden, dim = at.sizes.hidden, 1 if self.row.layout == "in_out" else 0
         shape = (hidden, wide) if dim else (wide, hidden)
-        split = self.maps.split(shape, dim, **cut)
-        self.weights.append(at.declare("weight", shape, outputs=dim, std=at.std, split=split))
+        splits = self.maps.split(shape, dim, **cut)
+        self.weights.append(at.declare("weight", shape, outputs=dim, std=at.std, splits=splits))
         if self.row.bias:
-            split = self.maps.split((wide,), 0, **cut)
-            self.biases.append(at.declare("bias", (wide,), outputs=0, reads_input=False, split=split))
+            splits = self.maps.split((wide,), 0, **cut)
+            self.biases.append(at.declare("bias", (wide,), outputs=0, reads_input=False, splits=splits))
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, biases, transposed = self.weights, self.biases, self.row.layout == "out_in"
@@ -100,11 +100,11 @@ class RowMap:
         self.maps, self.transposed = here.group.maps, row.layout == "out_in"
         hidden, cut = here.sizes.hidden, 1 if self.transposed else 0
         shape = (hidden, inner) if self.transposed else (inner, hidden)
-        split = self.maps.split(shape, cut)
-        self.weight = here.declare("weight", shape, outputs=1 - cut, std=here.std_out, split=split)
+        splits = self.maps.split(shape, cut)
+        self.weight = here.declare("weight", shape, outputs=1 - cut, std=here.std_out, splits=splits)
         self.bias = None
         if row.bias:
-            summed = here.group.rows.is_cut
+            summed = here.group.rows.axes
             self.bias = here.declare("bias", (hidden,), outputs=0, reads_input=False, summed=summed)
         own = Adaptable(here.name, inner, hidden, words=row.words)
         self.adapters = Adapters(here, [own], by_rows=True)

@@ -18,16 +18,14 @@ from zerosim.tensor.tensor import Operand, Tensor
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """Share `index` of `parts` equal shares of the rows. A rank holds its share as (B, T / parts, D)."""
+    """Share `index` of `parts` equal shares of the rows. A rank holds its share as (B, T / parts, D).
+
+    Along `axes` other ranks have other rows: each computes a share of the gradient of weights that work on rows.
+    """
 
     parts: int = 1
     index: int = 0
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether other ranks have other rows. Then this rank computes a share of the gradient of weights that work on
-        rows."""
-        return self.parts > 1
+    axes: tuple[str, ...] = ()
 
     def own(self, tokens: int) -> int:
         """Return the length of this rank's T dim, for T `tokens`."""
@@ -55,7 +53,7 @@ class OwnRows:
     def add_positions(self, x: Tensor, table: Operand, first: int = 0) -> Tensor:
         """Return x + each row's position, the first one being row `first` of the table. Shapes: x and result
         (B, T / parts, D), table (first + T or more, D)."""
-        if not self.is_cut:
+        if self.parts == 1:
             return F.add_rows(x, table, first)
         runs = self.positions(*x.shape[:2])
         return F.add_row_runs(x, table, [(here, slice(at.start + first, at.stop + first)) for here, at in runs])
@@ -69,7 +67,7 @@ class OwnRows:
     ) -> Tensor:
         """Apply `functional.dropout` with these rows' window of the whole's mask."""
         numel = x.buffer.numel
-        window = Window(self.index * numel, numel, 0) if self.is_cut else None
+        window = Window(self.index * numel, numel, 0) if self.parts > 1 else None
         return F.dropout(x, probability, key, op=op, window=window, keep_mask=keep_mask)
 
 

@@ -19,8 +19,8 @@ class ScoreBias:
         numbers, heads = here.sizes.numbers, here.sizes.heads
         self.beside, self.largest, self.causal = beside, numbers.bias_largest, here.block.causal
         shape = numbers.bias_buckets, heads
-        split = here.group.maps.split(shape, 1)
-        self.weight = here.named(name).declare("weight", shape, std=here.std, split=split, embedding=True)
+        splits = here.group.maps.split(shape, 1)
+        self.weight = here.named(name).declare("weight", shape, std=here.std, splits=splits, embedding=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         self.beside.put(F.relative_bias(self.weight, x.shape[1], largest=self.largest, causal=self.causal))

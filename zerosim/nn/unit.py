@@ -130,10 +130,10 @@ class Unit:
         if defers:
             self._later[slot] = deque()
         for flat in self.flats:
-            flat.later = self._later[slot] if defers else None
+            flat.collector.later = self._later[slot] if defers else None
         backward(node, grads)
         for flat in self.flats:
-            flat.later = None
+            flat.collector.later = None
 
     def backward_weights(self, slot: int = 0) -> None:
         """Compute and collect the parameters' gradients that backward deferred; each frees its inputs."""

@@ -23,12 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
-from zerosim.backends.kernels import QUANT_BLOCK, Coded
+from zerosim.backends.kernels import Coded
 from zerosim.dtypes import DType, fp32, uint8
 from zerosim.optim.adam import Adam
-from zerosim.optim.optimizer import Add, StateArray, Step
+from zerosim.optim.optimizer import Add, Step
+from zerosim.optim.states import StateArray, by_weight, sized
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.tensor.flat import Flat
@@ -39,6 +41,11 @@ MIN_8BIT_SIZE = 4096
 def has_8_bits(weight: WeightSpec) -> bool:
     """Return whether a tensor's states are codes."""
     return weight.numel >= MIN_8BIT_SIZE and not weight.embedding
+
+
+def has_no_8_bits(weight: WeightSpec) -> bool:
+    """Return whether a tensor's states are floats."""
+    return not has_8_bits(weight)
 
 
 @dataclass(frozen=True)
@@ -54,37 +61,32 @@ class Adam8bit(Adam):
         return 0
 
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
-        parts = list(spec.within(own))
-        coded = [mine.numel for mine in parts if has_8_bits(mine.weight)]
-        codes, blocks, floats = sum(coded), sum(map(_blocks, coded)), sum(mine.numel for mine in parts) - sum(coded)
-        return [
-            StateArray("exp_avg", codes, uint8),
-            StateArray("exp_avg_sq", codes, uint8),
-            StateArray("exp_avg_absmax", blocks, fp32),
-            StateArray("exp_avg_sq_absmax", blocks, fp32),
-            StateArray("exp_avg_float", floats, dtype),
-            StateArray("exp_avg_sq_float", floats, dtype),
-        ]
+        return sized(_states(dtype), spec, own)
 
     def step(self, flat: Flat, now: Step, add: Add) -> None:
         weights, grad, states = flat.weights(), flat.grad_shard, flat.states
         assert grad is not None, f"{flat.name} has no gradient"
-        device, codes, blocks, floats = flat.device, 0, 0, 0  # the start of the next tensor's
-        for mine in flat.spec.within(flat.own):
-            numel, here, decays = mine.numel, slice(mine.at, mine.at + mine.numel), now.decays(mine.weight)
-            if not has_8_bits(mine.weight):
-                own = slice(floats, floats + numel)
-                floats = own.stop
-                kept = {name: states[f"{name}_float"][own] for name in self.states}
+        device = flat.device
+        for mine, places in by_weight(_states(weights.dtype), flat.spec, flat.own):
+            here, decays = slice(mine.at, mine.at + mine.numel), now.decays(mine.weight)
+            own = {name: states[name][place] for name, place in places.items()}
+            if "exp_avg" not in own:
+                kept = {name: own[f"{name}_float"] for name in self.states}
                 self.update(weights[here], grad[here], kept, now, decays=decays)
                 continue
-            code, block = slice(codes, codes + numel), slice(blocks, blocks + _blocks(numel))
-            codes, blocks = code.stop, block.stop
-            m, v = (Coded(states[name][code].array, states[f"{name}_absmax"][block].array) for name in self.states)
+            m, v = (Coded(own[name].array, own[f"{name}_absmax"].array) for name in self.states)
             arrays = weights[here].array, grad[here].array, m, v
-            flops = (self.flops + 6) * numel  # for each state *, / and max
+            flops = (self.flops + 6) * mine.numel  # for each state *, / and max
             device.kernel(flops, device.backend.adam8bit, *arrays, self.numbers(now, decays=decays))
 
 
-def _blocks(numel: int) -> int:
-    return -(-numel // QUANT_BLOCK)
+@lru_cache(maxsize=4)
+def _states(dtype: DType) -> tuple[StateArray, ...]:
+    return (
+        StateArray("exp_avg", 0, uint8, of=has_8_bits),
+        StateArray("exp_avg_sq", 0, uint8, of=has_8_bits),
+        StateArray("exp_avg_absmax", 0, fp32, 0, "blocks", has_8_bits),
+        StateArray("exp_avg_sq_absmax", 0, fp32, 0, "blocks", has_8_bits),
+        StateArray("exp_avg_float", 0, dtype, of=has_no_8_bits),
+        StateArray("exp_avg_sq_float", 0, dtype, of=has_no_8_bits),
+    )

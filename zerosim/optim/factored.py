@@ -25,8 +25,9 @@ from zerosim.backends.kernels import Array, Backend, Rule
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, fp64
-from zerosim.optim.optimizer import Add, StateArray, Step
-from zerosim.optim.pieces import LocalPiece, local_pieces, rectangles, sums_of
+from zerosim.optim.optimizer import Add, Step
+from zerosim.optim.pieces import LocalPiece, is_matrix, is_no_matrix, local_pieces, rectangles, sums_of
+from zerosim.optim.states import StateArray, sized
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.flat import Flat
@@ -89,20 +90,21 @@ class Factored:
 
     # -- its states -------------------------------------------------------------------------------
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
-        held = local_pieces(spec, own)
-        matrices = [one.weight.shape for one in held if one.is_matrix]
-        sizes = {
-            self.of_rows: sum(rows for rows, _ in matrices),
-            self.of_columns: sum(columns for _, columns in matrices),
-            self.of_numbers: sum(one.numel for one in held if not one.is_matrix),
-        }
-        kept = [StateArray(name, numel, dtype) for name, numel in sizes.items() if numel]
-        return kept + [StateArray(name, own.size, dtype, own.padding) for name in self.moments if own.size]
+        kept = sized(self._factors(dtype), spec, own)
+        kept += [StateArray(name, own.size, dtype, own.padding) for name in self.moments]
+        return [array for array in kept if array.numel]
+
+    def _factors(self, dtype: DType) -> list[StateArray]:
+        return [
+            StateArray(self.of_rows, 0, dtype, 0, "rows", is_matrix),
+            StateArray(self.of_columns, 0, dtype, 0, "columns", is_matrix),
+            StateArray(self.of_numbers, 0, dtype, of=is_no_matrix),
+        ]
 
     # -- a step ---------------------------------------------------------------------------------------
     def step(self, flat: Flat, now: Step, add: Add) -> None:
         device, dtype, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
-        held, fresh = local_pieces(flat.spec, flat.own), float(now.number) ** -0.8
+        held, fresh = local_pieces(self._factors(dtype), flat.spec, flat.own), float(now.number) ** -0.8
         exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 for tensors on other ranks
         sums = _zeros(device, count + sum(map(sums_of, flat.spec.weights)), dtype)
         for one in held:
@@ -181,13 +183,7 @@ class Factored:
 
     def _own(self, flat: Flat, one: LocalPiece) -> list[Buffer]:
         """Return R and C of a matrix, or the single average of another tensor's slice."""
-        if not one.is_matrix:
-            return [flat.states[self.of_numbers][one.numbers : one.numbers + one.numel]]
-        rows, columns = one.weight.shape
-        return [
-            flat.states[self.of_rows][one.rows : one.rows + rows],
-            flat.states[self.of_columns][one.columns : one.columns + columns],
-        ]
+        return [flat.states[name][place] for name, place in one.places.items()]
 
     def _work(self, name: str, flops: int, read: int, written: int) -> list[KernelWork]:
         return [KernelWork(f"{type(self).__name__.lower()}_{name}", VECTOR, flops, read, written)]

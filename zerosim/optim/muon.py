@@ -18,7 +18,7 @@ q|k|v is one, which the author's code and Megatron may split. GPT-2's and the ML
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
@@ -28,9 +28,10 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import VECTOR, KernelWork
 from zerosim.dtypes import DType, bf16, fp64
 from zerosim.optim.adam import Adam
-from zerosim.optim.optimizer import Add, StateArray, States, Step
+from zerosim.optim.optimizer import Add, Step
+from zerosim.optim.states import StateArray, by_weight, sized
 from zerosim.placement.partition import Slice
-from zerosim.placement.spec import FlatSpec, Overlap, WeightSpec
+from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.tensor.flat import Flat
 
 STEPS = 5
@@ -52,24 +53,24 @@ class Muon:
     foreach_temporaries: ClassVar[int] = 0
 
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
-        numels = {True: 0, False: 0}
-        for mine in spec.within(own):
-            assert mine.numel == mine.weight.numel, f"{mine.weight.name} is cut"
-            numels[takes_muon(mine.weight)] += mine.numel
-        names = [("momentum_buffer", True), *((name, False) for name in self.aux.states)]
-        return [StateArray(name, numels[matrix], dtype) for name, matrix in names if numels[matrix]]
+        return [array for array in sized(self._states(dtype), spec, own) if array.numel]
+
+    def _states(self, dtype: DType) -> list[StateArray]:
+        momentum = StateArray("momentum_buffer", 0, dtype, of=takes_muon)
+        return [momentum, *[StateArray(name, 0, dtype, of=takes_adamw) for name in self.aux.states]]
 
     def step(self, flat: Flat, now: Step, add: Add) -> None:
         weights, grad = flat.weights(), flat.grad_shard
         assert grad is not None, f"{flat.name} has no gradient"
-        for mine, at in _placed(flat):
-            here, kept = slice(mine.at, mine.at + mine.numel), slice(at, at + mine.numel)
-            w, g, decays = weights[here], grad[here], now.decays(mine.weight)
-            if takes_muon(mine.weight):
-                momentum_buffer = flat.states["momentum_buffer"][kept]
+        for mine, places in by_weight(self._states(weights.dtype), flat.spec, flat.own):
+            assert mine.stop - mine.start == mine.weight.numel, f"{mine.weight.name} is cut"
+            here, decays = slice(mine.at, mine.at + mine.weight.numel), now.decays(mine.weight)
+            w, g = weights[here], grad[here]
+            if "momentum_buffer" in places:
+                momentum_buffer = flat.states["momentum_buffer"][places["momentum_buffer"]]
                 self.update(w, g, momentum_buffer, mine.weight.shape, now, decays=decays)
                 continue
-            states: States = {name: flat.states[name][kept] for name in self.aux.states}
+            states = {name: flat.states[name][at] for name, at in places.items()}
             self.aux.update(w, g, states, now._replace(lr=now.lr * self.aux_lr), decays=decays)
 
     def update(
@@ -94,13 +95,9 @@ def takes_muon(weight: WeightSpec) -> bool:
     return weight.in_block and is_map and len(weight.shape) == 2
 
 
-def _placed(flat: Flat) -> Iterator[tuple[Overlap, int]]:
-    """Yield the rank's own weights, each with the start of its states in the arrays of its kind."""
-    ends = {True: 0, False: 0}
-    for mine in flat.spec.within(flat.own):
-        matrix = takes_muon(mine.weight)
-        yield mine, ends[matrix]
-        ends[matrix] += mine.numel
+def takes_adamw(weight: WeightSpec) -> bool:
+    """Return whether a weight is one of the others."""
+    return not takes_muon(weight)
 
 
 # -- Newton and Schulz -------------------------------------------------------------------------------

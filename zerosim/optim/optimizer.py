@@ -8,18 +8,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from zerosim.backends.kernels import Storing
 from zerosim.device.device import Buffer
 from zerosim.dtypes import DType
+from zerosim.optim.states import StateArray as StateArray
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, Overlap, WeightSpec
 from zerosim.tensor.flat import Flat
-
-
-class StateArray(NamedTuple):
-    """One array of states, zeroed before step 1: its name (PyTorch's), its elements, and the padding among them."""
-
-    name: str
-    numel: int
-    dtype: DType
-    padding: int = 0
 
 
 class Step(NamedTuple):

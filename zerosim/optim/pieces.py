@@ -6,18 +6,32 @@ It has no arrays and no memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.optim.states import StateArray, by_weight
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, WeightSpec
+
+
+def is_matrix(weight: WeightSpec) -> bool:
+    """Return whether a tensor has numbers for rows and columns. Raises: InputError for three dimensions or more."""
+    if len(weight.shape) > 2:
+        raise InputError(f"{weight.name} {weight.shape}: Adafactor is for matrices and vectors; choose adamw")
+    return len(weight.shape) == 2
+
+
+def is_no_matrix(weight: WeightSpec) -> bool:
+    """Return whether it has a number for each of its elements."""
+    return not is_matrix(weight)
 
 
 class LocalPiece(NamedTuple):
     """A tensor whose elements [start, stop) are in the local slice, at `at`.
 
-    `sums` is the start of its rows' sums in the exchanged buffer; `rows`, `columns` and `numbers` are its starts
-    in the arrays of states.
+    `sums` is the start of its rows' sums in the exchanged buffer; `places` are those of its numbers in the arrays of
+    states.
     """
 
     which: int
@@ -26,9 +40,7 @@ class LocalPiece(NamedTuple):
     stop: int
     at: int
     sums: int
-    rows: int
-    columns: int
-    numbers: int
+    places: Mapping[str, slice]
 
     @property
     def numel(self) -> int:
@@ -68,23 +80,13 @@ def rectangles(one: LocalPiece) -> list[Rectangle]:
 
 
 def sums_of(weight: WeightSpec) -> int:
-    """Return the numbers of summed rows and columns. Raises: InputError for a tensor of three dimensions or more."""
-    if len(weight.shape) > 2:
-        raise InputError(f"{weight.name} {weight.shape}: Adafactor is for matrices and vectors; choose adamw")
-    return sum(weight.shape) if len(weight.shape) == 2 else 0
+    """Return the numbers of summed rows and columns."""
+    return sum(weight.shape) if is_matrix(weight) else 0
 
 
-def local_pieces(spec: FlatSpec, own: Slice) -> list[LocalPiece]:
-    """Return the tensors with elements in a slice."""
+def local_pieces(arrays: Sequence[StateArray], spec: FlatSpec, own: Slice) -> list[LocalPiece]:
+    """Return the tensors with elements in a slice, whose states are in these arrays."""
     begin = [len(spec.weights)]
     for weight in spec.weights:
         begin.append(begin[-1] + sums_of(weight))
-    found: list[LocalPiece] = []
-    rows = columns = numbers = 0
-    for which, weight, start, stop, at in spec.within(own):
-        found.append(LocalPiece(which, weight, start, stop, at, begin[which], rows, columns, numbers))
-        if found[-1].is_matrix:
-            rows, columns = rows + weight.shape[0], columns + weight.shape[1]
-        else:
-            numbers += stop - start
-    return found
+    return [LocalPiece(*mine, begin[mine.which], places) for mine, places in by_weight(arrays, spec, own)]

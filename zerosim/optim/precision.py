@@ -19,6 +19,7 @@ from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import ADD_NORM, work_of
 from zerosim.dtypes import fp64
 from zerosim.errors import LossScaleExhausted
+from zerosim.placement.spec import WeightSpec
 from zerosim.tensor.flat import Flat, in_turn, slice_size
 
 
@@ -81,12 +82,11 @@ class LossScaler:
 
 
 class NormRow(NamedTuple):
-    """The place of a flat buffer's sum of squares: in `row`, by `member` of the `members` that cut its weights, slice
-    by slice over its `ranks` (0: all of them). Several buffers may share a row."""
+    """The place of a flat buffer's sum of squares: in `row`, of the weights that this rank counts (None: all), slice by
+    slice over its `ranks` (0: all of them). Several buffers may share a row."""
 
     row: int
-    member: int = 0
-    members: int = 1
+    counts: Callable[[WeightSpec], bool] | None = None
     ranks: int = 0
 
 
@@ -113,7 +113,7 @@ def norm_partials(
     device.kernel(0, device.backend.fill, partials.array, 0.0)
     for flat, place in zip(in_turn(flats), rows, strict=True):
         if place is not None:  # a separate call: one gradient from NVMe is on the host at a time
-            alone = place.members == 1 and buffers[place.row] == 1
+            alone = place.counts is None and buffers[place.row] == 1
             _add_squares(
                 device, flat, read(flat), place, partials.array[place.row], place.ranks or world_size, alone=alone
             )
@@ -137,7 +137,7 @@ def _add_squares(
         return
     one = device.alloc((1,), fp64, Kind.TEMP)
     work = work_of("add", 1, (one.array,) * 3)._replace(name=ADD_NORM)
-    for begin, end in _counted(flat, place.member, place.members):
+    for begin, end in _counted(flat, place.counts):
         for at in range(begin // size, -(-end // size)):
             part = grad[max(begin, at * size) - start : min(end, at * size + size) - start]
             device.kernel(2 * part.numel, device.backend.sum_squares, part.array, part.numel, one.array)
@@ -145,12 +145,12 @@ def _add_squares(
             device.kernels((work,), device.backend.add, total, one.array, total)
 
 
-def _counted(flat: Flat, index: int, size: int) -> list[tuple[int, int]]:
-    """Yield the local slice's weights that tensor-parallel rank `index` counts, as [start, end) of the flat."""
+def _counted(flat: Flat, counts: Callable[[WeightSpec], bool] | None) -> list[tuple[int, int]]:
+    """Yield the local slice's weights that this rank counts, as [start, end) of the flat."""
     return [
         (flat.own.start + mine.at, flat.own.start + mine.at + mine.numel)
         for mine in flat.spec.within(flat.own)
-        if mine.weight.counts(index, size)
+        if counts is None or counts(mine.weight)
     ]
 
 

@@ -43,6 +43,7 @@ class Updater:
     ) -> None:
         self.optimizer = optimizer
         self.control = control
+        self.upcasts: dict[str, Buffer] = {}  # fp32 gradients that outlive their step, by flat
         self.decay = decay
         self.sub_group = sub_group
         self.cpu_steps = cpu_steps
@@ -60,7 +61,7 @@ class Updater:
         arrays = [] if self.lazy else self._arrays(flat)
         if self.rounding is None and (flat.dtype.is_half or self.cpu_steps):
             arrays.append(StateArray("master", flat.own.size, self._stored(flat), flat.own_padding))
-        flat.states = _zeroed(flat, arrays)
+        flat.states = self._zeroed(flat, arrays)
         flat.master = flat.states.pop("master", None)
 
     def make_states(self, flats: Sequence[Flat]) -> None:
@@ -68,7 +69,7 @@ class Updater:
         for flat in in_turn(flats):
             if self.lazy and not flat.states:
                 with flat.device.scope(unit=flat.spec.module):
-                    flat.states = _zeroed(flat, self._arrays(flat))
+                    flat.states = self._zeroed(flat, self._arrays(flat))
 
     def _arrays(self, flat: Flat) -> list[StateArray]:
         """Return the local slice's states, without the master."""
@@ -127,11 +128,13 @@ class Updater:
         if flat.grad_shard is not None and isinstance(self.optimizer, EstimatesCurvature):
             self.optimizer.estimate(flat, grad_scale)
 
-
-def _zeroed(flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
-    device, memory = flat.device, flat.held.memory_of("optim")
-    with device.at(memory):
-        states = {a.name: device.alloc((a.numel,), a.dtype, Kind.OPTIM, padding=a.padding, name=a.name) for a in arrays}
-        for state in states.values() if memory != NVME else ():  # a new file is all zeros
-            device.kernel(0, device.backend.fill, state.array, 0.0)
-    return states
+    def _zeroed(self, flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:
+        device, memory, kind = flat.device, flat.held.memory("optim"), Kind.OPTIM
+        with device.at(memory):
+            states = {
+                a.name: device.alloc((a.numel,), a.dtype, kind, padding=a.padding, name=a.name, paged=a.paged)
+                for a in arrays
+            }
+            for state in states.values() if memory != NVME else ():  # a new file is all zeros
+                device.kernel(0, device.backend.fill, state.array, 0.0)
+        return states

@@ -1,7 +1,7 @@
 """The other mesh axes' work on each rank's shard of gradients after backward.
 
 dp_replicate   hybrid sharding (HSDP, MiCS): the ranks that hold the same part average it
-tp             ranks that work out shares of one gradient add them up
+tp             ranks that compute shares of one gradient add them up
 pp             a table that is tied to the head of another stage is held by both: its gradients are added
 """
 
@@ -28,7 +28,7 @@ def reduce(groups: Groups, layout: Layout, flats: Sequence[Flat], shards: Shards
 def average_replicas(groups: Groups, flats: Sequence[Flat]) -> None:
     """Average local shards over the ranks that hold the same one. Source: FSDP2, set_requires_all_reduce."""
     for flat in in_turn(reversed(flats)):  # the order in which backward produced them
-        replicas = groups.replicas(*flat.held.axes, flat.spec.axis)
+        replicas = groups.replicas(*flat.held.axes, *flat.spec.cut_axes)
         if replicas is not None and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.spec.module):
                 replicas.all_reduce(flat.grad_shard)
@@ -44,14 +44,13 @@ def add_shares(groups: Groups, layout: Layout, flats: Sequence[Flat]) -> None:
         if ends is not None and ends.size > 1 and flat.grad_shard is not None:
             with flat.device.scope(unit=flat.spec.module):
                 ends.all_reduce(flat.grad_shard, op="sum")
-        axis = flat.spec.axis
-        if mesh.size(axis) == 1:
+        if mesh.size(*flat.spec.cut_axes) == 1:
             continue
-        shared: dict[int, list[Buffer]] = {}
+        shared: dict[tuple[str, int], list[Buffer]] = {}
         for mine in flat.spec.within(flat.own):
-            sharers = mine.weight.sharers(mesh.size(axis))
-            if sharers > 1 and flat.grad_shard is not None:
-                shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
+            for sharers in mine.weight.shared_over(mesh):
+                if flat.grad_shard is not None:
+                    shared.setdefault(sharers, []).append(flat.grad_shard[mine.at : mine.at + mine.numel])
         with flat.device.scope(unit=flat.spec.module):
             for sharers, windows in shared.items():
-                groups.neighbours(axis, sharers).all_reduce(windows, op="sum")
+                groups.neighbours(*sharers).all_reduce(windows, op="sum")

@@ -8,6 +8,7 @@ from zerosim.config import RunConfig
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn import OffloadsSaves, Recompute, SavesOnHost, StoredInputs, Unit
 from zerosim.parallel.pieces import Pieces, Place
+from zerosim.placement.mesh import CUTS
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
@@ -26,6 +27,6 @@ def _around(config: RunConfig, place: Place, policy: ActivationPolicy) -> Callab
     if memory.offload_activations:
         saves = SavesOnHost(memory.stash_window)
         return lambda number, unit: OffloadsSaves(unit, saves)
-    comm = place.groups("tp") if place.groups is not None and config.partitions_inputs else None
+    comm = place.groups(*CUTS) if place.groups is not None and config.partitions_inputs else None
     inputs = StoredInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
     return lambda number, unit: Recompute(unit, inputs) if policy.again.wraps(number) else unit

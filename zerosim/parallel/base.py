@@ -45,7 +45,7 @@ class Strategy:
         """Begin a step, in which units are used in this order (from `schedule.uses_of`)."""
         self.timetable.begin(uses)
         for flat in in_turn(self.flats):
-            flat.begin_step()
+            update.begin(self.updater, flat)
 
     def open_forward(self) -> None:
         """Prepare a microbatch's forward. In a pipeline its input has not been received yet."""

@@ -20,9 +20,10 @@ def blame(everyone: Comm, flats: Sequence[Flat], names: Sequence[str]) -> NonFin
     flags = device.alloc((everyone.size, len(names)), fp64, Kind.TEMP)
     device.kernel(0, backend.fill, flags.array, 0.0)
     for flat in flats:
-        if flat.probe is not None and flat.probe.flag is not None:
+        probe = flat.collector.probe
+        if probe is not None and probe.flag is not None:
             i = names.index(flat.name)
-            device.kernel(0, backend.copy, flat.probe.flag.array, flags.array[everyone.rank, i : i + 1])
+            device.kernel(0, backend.copy, probe.flag.array, flags.array[everyone.rank, i : i + 1])
     everyone.all_reduce(flags, op="sum", purpose="control")
     seen = backend.to_host(flags.array)
     for i in reversed(range(len(names))):  # backward's order: the first unit with a bad gradient

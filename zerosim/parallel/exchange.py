@@ -22,6 +22,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
+from zerosim.device.events import COMPUTE
 from zerosim.parallel.gathers import AllGather, Arriving
 from zerosim.parallel.shards import HERE, Shards
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
@@ -88,19 +89,25 @@ class Slices:
         """Gather the whole parameters, padding included, into a new buffer; `exactly`: by one all_gather of their
         values."""
         gathers = AllGather() if exactly else self.gathers
+        if gathers.in_place and self.shards.parameters.is_away(flat):
+            return self._launch_in_place(flat, Kind.UNSHARDED_PARAM, COMPUTE).wait()
         return gathers.gather(flat, self.group_of(flat), self.shards.parameters.param(flat, Kind.COMM))
 
     def launch_gather(self, flat: Flat) -> Arriving:
         """Launch the same gather. A slice that needs a cast is cast into its final place, so that no second buffer
         waits with it."""
-        comm = self.group_of(flat)
-        if flat.param_shard is not None or not self.gathers.in_place:
-            shard = self.shards.parameters.param(flat, Kind.COMM, by=comm.axis)
-            return self.gathers.launch(flat, comm, shard)
-        full = flat.device.alloc((flat.padded_numel,), flat.dtype, Kind.PREFETCHED_PARAM)
+        parameters = self.shards.parameters
+        if self.gathers.in_place and (flat.param_shard is None or parameters.is_away(flat)):
+            return self._launch_in_place(flat, Kind.PREFETCHED_PARAM, self.group_of(flat).axis)
+        return self.gathers.launch(flat, self.group_of(flat), parameters.param(flat, Kind.COMM))
+
+    def _launch_in_place(self, flat: Flat, kind: Kind, by: str) -> Work[Buffer]:
+        """Bring the local slice to its place in a new whole buffer, and gather the others around it. Compute or a
+        stream waits for the copy."""
+        full = flat.device.alloc((flat.padded_numel,), flat.dtype, kind)
         own = flat.own_window(full)
-        flat.cast_into(own)
-        return comm.launch_all_gather(own, out=full)
+        self.shards.parameters.bring(flat, own, by)
+        return self.group_of(flat).launch_all_gather(own, out=full)
 
     def launch_publish(self, flat: Flat) -> Work[Buffer]:
         """Launch the exchange that writes all ranks' new parameters over the old ones."""

@@ -20,7 +20,6 @@ from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import Arriving
 from zerosim.parallel.published import Published
 from zerosim.parallel.schedule import Timetable, Use
-from zerosim.placement.memories import DEVICE, HOST
 from zerosim.placement.spec import is_block, unit_of
 from zerosim.tensor.flat import Flat
 
@@ -139,9 +138,9 @@ class Gathered(Published):
     def launch_gather(self, flat: Flat) -> Arriving:
         return self.exchange.launch_gather(flat)
 
-    def fetch(self, flat: Flat, to: str) -> None:
-        """Bring an offloaded local shard nearer, for a later gather of this action."""
-        self.exchange.shards.parameters.fetch(flat, to)
+    def fetch(self, flat: Flat) -> None:
+        """Read a local shard on NVMe into the host's memory, for a later gather of this action."""
+        self.exchange.shards.parameters.fetch(flat)
 
     def is_absent(self, flat: Flat) -> bool:
         return flat.param is None and flat.name not in self._in_flight
@@ -190,8 +189,8 @@ class Units(Prefetch):
             for flat in filter(gathered.is_absent, unit.flats):
                 if place < self.count:
                     gathered.launch(unit, flat)
-                else:  # ZeRO-Infinity's next reads: to the device, and to the host
-                    gathered.fetch(flat, DEVICE if place == self.count else HOST)
+                else:  # ZeRO-Infinity's next reads
+                    gathered.fetch(flat)
 
 
 @dataclass

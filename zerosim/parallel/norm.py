@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from zerosim.comm.groups import Groups
 from zerosim.device.copies import copied_to
@@ -12,7 +13,8 @@ from zerosim.parallel.blame import blame
 from zerosim.parallel.shards import Shards
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import DATA, without
+from zerosim.placement.mesh import DATA, MODEL, without
+from zerosim.placement.spec import WeightSpec
 from zerosim.tensor.flat import Flat
 
 
@@ -39,12 +41,12 @@ def decided(
         rows = norm_rows(layout, comm.device.rank, trained)
         partials = norm_partials(comm.device, trained, comm.size, *rows, read=shards.gradients.grad)
     partials = copied_to(partials, DEVICE)
-    for along in (() if seen else (axes,)) + tuple((axis,) for axis in ("tp", "pp") if layout.mesh.size(axis) > 1):
+    for along in (() if seen else (axes,)) + tuple((one,) for one in reversed(MODEL) if layout.mesh.size(one) > 1):
         groups(*along).all_reduce(partials, op="sum", purpose="control")
     try:
         return decide(total_norm(comm.device, copied_to(partials, place)))
     except NonFiniteGradient:
-        raise blame(groups("pp", *DATA, "tp"), flats, list(layout.flats)) from None
+        raise blame(groups(*MODEL, *DATA), flats, list(layout.flats)) from None
 
 
 def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
@@ -52,14 +54,15 @@ def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[No
     each rank that its weights are cut over. Rows stand in the model's order, whichever pipeline stage holds them. A
     unit's leaf modules share its one row."""
     mesh = layout.mesh
-    stage, most = mesh.index(rank, "pp"), max(mesh.size(flat.axis) for flat in layout.flats.values())
+    stage, most = mesh.index(rank, "pp"), max([mesh.size(*flat.cut_axes) for flat in layout.flats.values()])
     units = dict.fromkeys(flat.unit for flat in layout.flats.values())
     places = {unit: place for place, unit in enumerate(units)}
     rows: list[NormRow | None] = []
     for flat in flats:
-        axis = flat.spec.axis
-        copies = without(layout.trained_axes, (*flat.held.axes, axis))
+        axes = flat.spec.cut_axes
+        copies = without(layout.trained_axes, (*flat.held.axes, *axes))
         counts = layout.is_counted(stage, flat.name) and not mesh.index(rank, *copies)
-        index, size, ranks = mesh.index(rank, axis), mesh.size(axis), mesh.size(*flat.held.axes)
-        rows.append(NormRow(places[flat.spec.unit] * most + index, index, size, ranks) if counts else None)
+        row, is_cut = places[flat.spec.unit] * most + mesh.index(rank, *axes), mesh.size(*axes) > 1
+        counted = partial(WeightSpec.counts, mesh=mesh, rank=rank, axes=axes) if is_cut else None
+        rows.append(NormRow(row, counted, mesh.size(*flat.held.axes)) if counts else None)
     return rows, len(places) * most

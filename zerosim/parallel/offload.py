@@ -129,30 +129,36 @@ class UnwaitedGradients(OffloadedGradients):
 
 
 class OffloadedParameters(Parameters):
-    """Parameters in another memory: ZeRO-Infinity's nc (NVMe to host) and cg (host to device)."""
+    """Parameters in another memory: ZeRO-Infinity's nc (NVMe to host) and cg (host to device, into the local shard's
+    place in the whole buffer)."""
 
     def __init__(self) -> None:
         self._coming: dict[str, Away] = {}  # by flat
 
-    def param(self, flat: Flat, kind: Kind, *, by: str = COMPUTE) -> Buffer:
-        coming = self._come(flat, DEVICE, kind)
-        return flat.own_param(kind) if coming is None else coming.wait(by)
+    def is_away(self, flat: Flat) -> bool:
+        return flat.param_shard is not None and flat.param_shard.memory != DEVICE
 
-    def fetch(self, flat: Flat, to: str) -> None:
-        self._come(flat, to, Kind.COMM)
+    def param(self, flat: Flat, kind: Kind) -> Buffer:
+        if not self.is_away(flat):
+            return flat.own_param(kind)
+        self.fetch(flat)
+        coming = self._coming.pop(flat.name)
+        coming.fetch(kind)
+        return coming.take()
 
-    def _come(self, flat: Flat, to: str, kind: Kind) -> Away | None:
-        shard = flat.param_shard
-        if shard is None or shard.memory == DEVICE:
-            return None
-        coming = self._coming.get(flat.name)
-        if coming is None:
-            coming = self._coming[flat.name] = Away(shard, padding=flat.own_padding)
-        if shard.memory == NVME:
+    def bring(self, flat: Flat, into: Buffer, by: str) -> None:
+        if not self.is_away(flat):
+            flat.cast_into(into)
+            return
+        self.fetch(flat)
+        self._coming[flat.name].launch(into)
+        self._coming[flat.name].wait(by)
+
+    def fetch(self, flat: Flat) -> None:
+        if self.is_away(flat):
+            if (coming := self._coming.get(flat.name)) is None:
+                coming = self._coming[flat.name] = Away(flat.shard(), padding=flat.own_padding)
             coming.fetch(Kind.COMM, HOST)
-        if to == DEVICE:
-            coming.fetch(kind)
-        return coming
 
     def drop(self, flat: Flat) -> None:
         self._coming.pop(flat.name, None)
@@ -227,7 +233,7 @@ class _Tile:
             with flat.device.scope(unit=flat.spec.module):
                 if (grad := flat.grad_shard) is not None and grad.memory == NVME:
                     flat.grad_shard = self._brought(grad, Kind.GRAD, flat.own_padding)
-                if flat.held.memory_of("optim") == NVME:
+                if flat.held.memory("optim") == NVME:
                     self._home.append((flat, dict(flat.states), flat.master))
                     flat.states = {name: self._brought(state) for name, state in flat.states.items()}
                     flat.master = None if flat.master is None else self._brought(flat.master)

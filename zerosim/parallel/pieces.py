@@ -14,6 +14,7 @@ from zerosim.config import RunConfig
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn import Group, Unit
 from zerosim.optim.optimizer import Optimizer
+from zerosim.optim.updater import Updater
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import AllGather
 from zerosim.parallel.published import Published
@@ -49,6 +50,7 @@ class Pieces(NamedTuple):
     shards      makes the rank's local shards between their uses, given its updater
     cpu_steps   whether the host's CPU takes the optimizer step
     sub_group   flats are stepped together until they have this number of the rank's elements; 0: all of them
+    updater     makes the optimizer's update of a rank's slices
     """
 
     exchange: Callable[[AllGather], Slices]
@@ -67,6 +69,7 @@ class Pieces(NamedTuple):
     shards: Callable[..., Shards]
     cpu_steps: bool
     sub_group: int
+    updater: Callable[..., Updater]
 
 
 Add = Callable[[Pieces, RunConfig, Place], Pieces]

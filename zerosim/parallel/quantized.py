@@ -27,12 +27,14 @@ from typing import Any, NamedTuple
 from zerosim.backends.kernels import Array
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
-from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import DType, fp16, fp32, uint8
-from zerosim.parallel.compression.encoded import code
-from zerosim.parallel.compression.groups import decode, decoded_sum, encode, grad_groups, weight_groups
+from zerosim.device.device import Buffer, Kind
+from zerosim.dtypes import DType, fp16
+from zerosim.parallel.compression.codecs import added
+from zerosim.parallel.compression.encoded import buffers_for, code
+from zerosim.parallel.compression.groups import Groups, grad_groups, weight_groups
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import NODE, NODES, AllGather, Arriving
+from zerosim.placement.formats import blocks
 from zerosim.tensor.flat import Flat
 
 WEIGHT_BITS, GRAD_BITS = 8, 4
@@ -48,21 +50,18 @@ class QuantizedGather(AllGather):
 
     def launch(self, flat: Flat, comm: Comm, shard: Buffer) -> Arriving:
         device, values = flat.device, as_fp16(shard)
-        codes = device.alloc((values.numel,), uint8, Kind.COMM)
-        scales = device.alloc((weight_groups(values.numel),), fp32, Kind.COMM)
-
-        def rule(xp: Any, values: Array, codes: Array, scales: Array) -> None:
-            encode(xp, WEIGHT_BITS, values, codes, scales)
-
-        code(device, "quantize", rule, 3 * values.numel, values.array, codes.array, scales.array)
-        works = [comm.launch_all_gather(one, kind=Kind.COMM) for one in (codes, scales)]
-        return Dequantized(works, flat.dtype)
+        codec = Groups(blocks(WEIGHT_BITS, values.numel // weight_groups(values.numel)))
+        sent = buffers_for(device, codec.format.arrays(values.numel))
+        arrays = (one.array for one in (values, *sent))
+        code(device, "quantize", codec.encode, 3 * values.numel, *arrays)
+        return Dequantized([comm.launch_all_gather(one, kind=Kind.COMM) for one in sent], codec, flat.dtype)
 
 
 class Dequantized(NamedTuple):
     """Codes of weights in flight."""
 
     works: Sequence[Work[Buffer]]
+    codec: Groups
     dtype: DType
 
     def wait(self) -> Buffer:
@@ -71,7 +70,7 @@ class Dequantized(NamedTuple):
         full = device.alloc((codes.numel,), fp16, Kind.UNSHARDED_PARAM)
 
         def rule(xp: Any, full: Array, codes: Array, scales: Array) -> None:
-            full[...] = decode(xp, WEIGHT_BITS, codes, scales)
+            full[...] = self.codec.decode(xp, codes, scales)
 
         code(device, "dequantize", rule, codes.numel, full.array, codes.array, scales.array)
         return cast(full, self.dtype, Kind.UNSHARDED_PARAM)
@@ -82,39 +81,40 @@ class QuantizedReduction(Slices):
 
     joins = False
 
-    def groups_of(self, flat: Flat) -> int:
-        """Return into how many groups a gradient is cut; 0: it is reduced exactly."""
+    def codec_of(self, flat: Flat) -> Groups | None:
+        """Return how a gradient is cut into groups; None: it is reduced exactly."""
         shapes = tuple(weight.shape for weight in flat.spec.weights)
-        return grad_groups(shapes, flat.padded_numel, self.group_of(flat).size)
+        groups = grad_groups(shapes, flat.padded_numel, self.group_of(flat).size)
+        return Groups(blocks(GRAD_BITS, flat.padded_numel // groups)) if groups else None
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Any:
         [flat] = flats
-        if not (groups := self.groups_of(flat)):
+        if (codec := self.codec_of(flat)) is None:
             return super().launch_reduce(flats, grads)
         node, nodes = self.groups(NODE), self.groups(NODES)
         with flat.device.scope(unit=flat.spec.module):
             values = as_fp16(grads.pop())
 
             def rule(xp: Any, values: Array, codes: Array, scales: Array) -> None:
-                by_place = values.reshape(nodes.size, node.size, -1).transpose(1, 0, 2)
-                encode(xp, GRAD_BITS, by_place, codes, scales)
+                codec.encode(xp, values.reshape(nodes.size, node.size, -1).transpose(1, 0, 2), codes, scales)
 
-            sent = _codes(flat.device, values.numel, groups)
+            sent = buffers_for(flat.device, codec.format.arrays(values.numel))
             code(flat.device, "quantize", rule, 3 * values.numel, values.array, *(one.array for one in sent))
-            return FirstHop([node.launch_all_to_all(one, kind=Kind.COMM) for one in sent], node, nodes, flat)
+            return FirstHop([node.launch_all_to_all(one, kind=Kind.COMM) for one in sent], node, nodes, flat, codec)
 
     def own_part(self, flat: Flat, reduced: Any) -> Buffer:
         if isinstance(reduced, Buffer):
             return reduced
+        codec, arrived = reduced
         ranks, nodes = self.group_of(flat).size, self.groups(NODES).size
         mean = flat.device.alloc((flat.own.size,), fp16, Kind.GRAD, padding=flat.own_padding)
 
         def rule(xp: Any, mean: Array, codes: Array, scales: Array) -> None:
-            mean[...] = decoded_sum(xp, GRAD_BITS, codes, scales) / xp.float16(ranks)
+            mean[...] = added(xp, codec, xp.zeros_like(mean), codes, scales) / xp.float16(ranks)
 
-        rows = [one.array.reshape(nodes, -1) for one in reduced]
+        rows = [one.array.reshape(nodes, -1) for one in arrived]
         code(flat.device, "dequantize", rule, nodes * mean.numel, mean.array, *rows)
-        del reduced, rows
+        del reduced, arrived, rows
         return cast(mean, flat.grad_dtype, Kind.GRAD, padding=flat.own_padding)
 
 
@@ -125,27 +125,23 @@ class FirstHop(NamedTuple):
     node: Comm
     nodes: Comm
     flat: Flat
+    codec: Groups
 
-    def wait(self) -> list[list[Buffer]]:
-        """Run the second hop, and return the one flat's reduced gradient."""
+    def wait(self) -> list[tuple[Groups, list[Buffer]]]:
+        """Run the second hop, and return the one flat's codec and the codes of its gradient, from every node."""
         device = self.flat.device
         with device.scope(unit=self.flat.spec.module):
             arrived = [work.wait() for work in self.works]
             rows = [one.array.reshape(self.node.size, -1) for one in arrived]
-            numel, groups = 2 * arrived[0].numel // self.node.size, arrived[1].numel // self.node.size
-            sent = _codes(device, numel, groups)
+            numel, codec = self.flat.padded_numel // self.node.size, self.codec
+            sent = buffers_for(device, codec.format.arrays(numel))
 
-            def rule(xp: Any, codes: Array, scales: Array, out: Array, out_scales: Array) -> None:
-                encode(xp, GRAD_BITS, decoded_sum(xp, GRAD_BITS, codes, scales), out, out_scales)
+            def rule(xp: Any, codes: Array, scales: Array, *out: Array) -> None:
+                codec.encode(xp, added(xp, codec, xp.zeros(numel, xp.float16), codes, scales), *out)
 
             code(device, "reduce", rule, (self.node.size + 3) * numel, *rows, *(one.array for one in sent))
             del arrived, rows
-            return [[self.nodes.all_to_all(one, kind=Kind.COMM) for one in sent]]
-
-
-def _codes(device: Device, numel: int, groups: int) -> list[Buffer]:
-    """Buffers for int4 codes, and for a scale of each group."""
-    return [device.alloc((numel // 2,), uint8, Kind.COMM), device.alloc((groups,), fp32, Kind.COMM)]
+            return [(codec, [self.nodes.all_to_all(one, kind=Kind.COMM) for one in sent])]
 
 
 def as_fp16(buffer: Buffer) -> Buffer:

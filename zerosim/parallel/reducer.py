@@ -104,7 +104,7 @@ class Reducer:
     def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> Work[Any] | None:
         if own is None:
             return None
-        replicas = self.groups.replicas(*flat.held.axes, flat.spec.axis) if averages else None
+        replicas = self.groups.replicas(*flat.held.axes, *flat.spec.cut_axes) if averages else None
         if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
         self.gradients.keep(flat, own)

@@ -65,9 +65,9 @@ class Secondary(Gathered):
             return super().launch_gather(flat)
         return self.exchange.gathers.launch(flat, self.exchange.groups(NODE), shard)
 
-    def fetch(self, flat: Flat, to: str) -> None:
+    def fetch(self, flat: Flat) -> None:
         if self._second(flat) is None:  # backward reads the second shard, which is on the device
-            super().fetch(flat, to)
+            super().fetch(flat)
 
     def _second(self, flat: Flat) -> Buffer | None:
         """Return the second shard if this use gathers from it: in backward."""

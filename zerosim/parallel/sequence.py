@@ -32,7 +32,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     if not config.parallel.sequence_parallel or not isinstance(maps, TensorParallel):
         return made
     maps = maps.bordered(RowBorders(), keeps_gathered=config.parallel.keep_gathered)
-    return made._replace(group=replace(made.group, maps=maps, rows=OwnRows(maps.size, maps.index)))
+    return made._replace(group=replace(made.group, maps=maps, rows=OwnRows(maps.size, maps.index, maps.axes)))
 
 
 class RowBorders(Borders):

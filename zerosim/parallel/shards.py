@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zerosim.device.device import Buffer, Kind
-from zerosim.device.events import COMPUTE
 from zerosim.parallel.schedule import Use
 from zerosim.placement.memories import DEVICE
 from zerosim.tensor.flat import Flat
@@ -44,13 +43,21 @@ class Gradients:
 class Parameters:
     """Parameters on the device."""
 
-    def param(self, flat: Flat, kind: Kind, *, by: str = COMPUTE) -> Buffer:
-        """Return the local shard on the device, to be sent. If it is made now, it is a buffer of `kind`, and `by` waits
-        for it."""
+    def is_away(self, flat: Flat) -> bool:
+        """Return whether the local shard is in another memory."""
+        return False
+
+    def param(self, flat: Flat, kind: Kind) -> Buffer:
+        """Return the local shard on the device, to be sent. If it is made now, it is a buffer of `kind`."""
         return flat.own_param(kind)
 
-    def fetch(self, flat: Flat, to: str) -> None:
-        """Launch the next copy of the local shard towards the device."""
+    def bring(self, flat: Flat, into: Buffer, by: str) -> None:
+        """Copy or cast the local shard into its place in the whole buffer. `by`, a stream or compute, waits for the
+        copy."""
+        flat.cast_into(into)
+
+    def fetch(self, flat: Flat) -> None:
+        """Read the local shard into the host's memory, for a later gather."""
 
     def drop(self, flat: Flat) -> None:
         """Drop copies of the local shard: the whole is resident, or a new shard has replaced it."""

@@ -36,7 +36,7 @@ from zerosim.functional.linear import Linear, PackedLinear, linear_result, packe
 from zerosim.functional.loss import form_rows
 from zerosim.nn.group import WholeMaps
 from zerosim.parallel.pieces import Pieces, Place
-from zerosim.placement.split import Split
+from zerosim.placement.split import Split, Splits
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Leaf, Operand, Outline, Saved, Tensor, apply, layer_of, outline
@@ -77,6 +77,8 @@ class TensorParallel(WholeMaps):
     pads_vocab       the token table is padded as Megatron's (`vocab_padding`)
     """
 
+    axes = ("tp",)
+
     def __init__(
         self, size: int, index: int, comm: Comm | None, borders: Borders, *, keeps_gathered: bool, pads_vocab: bool
     ) -> None:
@@ -97,10 +99,10 @@ class TensorParallel(WholeMaps):
         assert self._comm is not None, "a model that was built for its layout alone does not run"
         return self._comm
 
-    def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Split | None:
-        return Split(shape, dim, **{"pieces": self.size, **how})
+    def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Splits:
+        return (Split(shape, dim, **{"pieces": self.size, "axis": self.axes[0], **how}),)
 
-    def split_vocabulary(self, shape: tuple[int, ...]) -> Split | None:
+    def split_vocabulary(self, shape: tuple[int, ...]) -> Splits:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))
 
     def sum_over(self, buffer: Buffer) -> None:
@@ -204,8 +206,8 @@ class TensorParallel(WholeMaps):
         return apply(rule, out, *inputs, op=op, saved={"input": kept, **saved})
 
     # -- the vocabulary ------------------------------------------------------------------------------
-    def embedding(self, ids: Buffer, table: Operand, split: Split | None) -> Tensor:
-        first, _ = self.vocabulary(split)
+    def embedding(self, ids: Buffer, table: Operand, splits: Splits) -> Tensor:
+        first, _ = self.vocabulary(splits)
         out = self.borders.g_forward(self.comm, embedding_result(ids, table, first))
         saved: Saved = {"ids": ids, "weight": table}
         rule = G(Embedding(ids, table, first), None, self)
@@ -215,14 +217,14 @@ class TensorParallel(WholeMaps):
         self,
         logits: Buffer,
         targets: Buffer,
-        split: Split | None,
+        splits: Splits,
         *,
         fused: bool = False,
         form: LogitForm = PLAIN,
     ) -> tuple[Buffer, Buffer]:
         """Return the loss without moving logits: ranks exchange the maximum, the target's logit and the sum of
         exponentials of every row, `fused` the latter two together. Padding is outside of the softmax."""
-        (first, columns), device = self.vocabulary(split), logits.device
+        (first, columns), device = self.vocabulary(splits), logits.device
         k, stats, ids = device.backend, compute_dtype(logits.dtype), targets.array.reshape(-1)
         own = rows_of(logits.array)[:, :columns]
         rows = own.shape[0]
@@ -246,23 +248,21 @@ class TensorParallel(WholeMaps):
         device.kernel(rows, k.sum_to, sums.array, total.array)
         return total, lse
 
-    def whole_logits(self, logits: Tensor, split: Split | None) -> Buffer:
+    def whole_logits(self, logits: Tensor, splits: Splits) -> Buffer:
         """Gather each rank's columns of the logits; for generation, which needs one row of them."""
-        assert split is not None
         own, rows = rows_of(logits.array), logits.buffer.numel // logits.shape[-1]
         device = logits.device
         sent = device.alloc((logits.shape[-1], rows), logits.dtype, Kind.TEMP)  # columns first: gathered in order
         device.kernel(0, device.backend.copy, own.T, sent.array)
         flat = self.comm.all_gather(sent.reshape(-1), kind=Kind.TEMP, purpose=PURPOSE)
-        vocab = split.shape[0]
+        vocab = splits[0].shape[0]
         whole = device.alloc((*logits.shape[:-1], vocab), logits.dtype, Kind.TEMP)
         device.kernel(0, device.backend.copy, flat.array.reshape(-1, rows)[:vocab].T, rows_of(whole.array))
         return whole
 
-    def vocabulary(self, split: Split | None) -> tuple[int, int]:
+    def vocabulary(self, splits: Splits) -> tuple[int, int]:
         """Return this rank's first row of a table that is cut by rows, and its number of rows without padding."""
-        assert split is not None
-        return split.span(self.index, self.size)
+        return splits[0].span(self.index, self.size)
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
@@ -273,7 +273,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     index, comm = mesh.index(place.rank, "tp"), None if place.groups is None else place.groups("tp")
     pads = config.parallel.pad_vocab
     maps = TensorParallel(mesh.tp, index, comm, Borders(), keeps_gathered=True, pads_vocab=pads)
-    return made._replace(group=replace(made.group, maps=maps))
+    return made._replace(group=replace(made.group, maps=maps, mesh=mesh))
 
 
 def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:

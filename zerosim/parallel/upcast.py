@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import compute_dtype
 from zerosim.tensor.flat import Flat, in_turn
 
 
-def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None:
-    """Cast these flats' local slices to fp32, beside the half-type ones; then free those (DeepSpeed's order)."""
+def upcast(flats: Sequence[Flat], kept: dict[str, Buffer], *, is_first: bool) -> None:
+    """Cast these flats' local slices to fp32, beside the half-type ones; then free those (DeepSpeed's order). The
+    copies in `kept` outlive the step."""
     copies = [upcast_grad_shard(flat) for flat in in_turn(flats)]
     if is_first:  # of several groups, this is the first
         flats[0].device.mark("gradients_upcast")
@@ -19,8 +19,7 @@ def upcast(flats: Sequence[Flat], memory: GradMemory, *, is_first: bool) -> None
         if shard is not None:
             flat.drop_grads()
             flat.grad_shard = shard
-            if memory.keep_upcast:
-                flat.grad_upcast = shard
+            kept[flat.name] = shard
 
 
 def upcast_grad_shard(flat: Flat) -> Buffer | None:

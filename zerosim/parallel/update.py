@@ -16,6 +16,12 @@ from zerosim.placement.partition import EvenSlices, WholeUnits
 from zerosim.tensor.flat import Flat, in_turn
 
 
+def begin(updater: Updater, flat: Flat) -> None:
+    """Begin a step of one flat: free what outlived the last one, and begin a new sum of gradients."""
+    updater.upcasts.pop(flat.name, None)
+    flat.begin_step()
+
+
 def step(
     updater: Updater,
     flats: Sequence[Flat],
@@ -36,7 +42,7 @@ def step(
         device, waiting = together[0].device, []
         with device.at(shards.step.place):  # on the host, where the CPU steps
             if memory.upcast:
-                upcast(together, memory, is_first=together[0] is trained[0])
+                upcast(together, updater.upcasts if memory.keep_upcast else {}, is_first=together[0] is trained[0])
             with updater.temporaries(together):
                 for flat in in_turn(together):
                     updater.update(flat, scale, partial(_add, groups, flat))

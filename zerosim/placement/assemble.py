@@ -1,14 +1,15 @@
-"""Assemble whole weights from the ranks' pieces. Copies must be equal to the bit."""
+"""Assemble whole weights from the ranks' pieces, and cut them into pieces again. Copies must be equal to the bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zerosim.errors import PlacementError
 from zerosim.placement.layout import Layout
 from zerosim.placement.partition import Slice
 from zerosim.placement.spec import FlatSpec, WeightSpec
+from zerosim.placement.split import Cut, put, take
 
 
 class Piece(NamedTuple):
@@ -21,6 +22,7 @@ class Piece(NamedTuple):
 
 
 Decode = Callable[[WeightSpec, Any], Any]
+Encode = Callable[[WeightSpec, Any], Any]
 
 
 def assemble(layout: Layout, pieces: Iterable[Piece], decode: Decode | None = None) -> dict[str, Any]:
@@ -29,59 +31,75 @@ def assemble(layout: Layout, pieces: Iterable[Piece], decode: Decode | None = No
 
     Raises: PlacementError naming rank and tensor, if no rank holds an element, or two ranks hold it differently.
     """
-    mesh, axes = layout.mesh, {name: flat.axis for name, flat in layout.flats.items()}
+    mesh, axes = layout.mesh, {name: flat.cut_axes for name, flat in layout.flats.items()}
     found: dict[tuple[int, str, int], list[Piece]] = {
         (stage, name, index): []
         for stage, names in enumerate(layout.stages)
         for name in names
-        for index in range(mesh.size(axes[name]))
+        for index in range(mesh.size(*axes[name]))
     }
     for piece in pieces:
         if piece.part.size:
-            place = mesh.index(piece.rank, "pp"), piece.flat, mesh.index(piece.rank, axes[piece.flat])
+            place = mesh.index(piece.rank, "pp"), piece.flat, mesh.index(piece.rank, *axes[piece.flat])
             found[place].append(piece)
     whole = _Whole()
-    for (_, name, index), parts in found.items():
-        flat, size = layout.flats[name], mesh.size(axes[name])
+    for (_, name, _), parts in found.items():
+        flat = layout.flats[name]
         parts.sort(key=lambda piece: (piece.part.start, piece.rank))
         values = _joined(flat, parts)
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
             local = values[offset : offset + weight.numel]
-            if weight.stored and decode is not None:
+            if weight.format is not None and decode is not None:
                 local = decode(weight, local)
             local = local.reshape(weight.shape)
-            whole.put(weight, local, index, size, parts, offset)
+            whole.put(weight, local, weight.cuts(mesh, parts[0].rank), parts, offset)
     return {weight.name: whole.weights[weight.name] for flat in layout.flats.values() for weight in flat.weights}
 
 
+def cut(layout: Layout, whole: Mapping[str, Any], rank: int, encode: Encode | None = None) -> Iterator[Piece]:
+    """Yield a rank's pieces of whole weights, buffer by buffer: the inverse of `assemble`. Padding is zero. `encode`
+    returns the codes of a weight stored as codes."""
+    import numpy as np
+
+    for name in layout.stages[layout.mesh.index(rank, "pp")]:
+        flat, part = layout.flats[name], layout.own(rank, name)
+        found = dict[int, Any]()
+        for mine in flat.within(part):
+            local = take(whole[mine.weight.name], mine.weight.cuts(layout.mesh, rank))
+            if mine.weight.format is not None and encode is not None:
+                local = encode(mine.weight, local)
+            found[mine.at] = local.reshape(-1)[mine.start : mine.stop]
+        values = np.zeros(part.size, next(iter(found.values())).dtype if found else np.float32)
+        for at, local in found.items():
+            values[at : at + local.size] = local
+        yield Piece(rank, name, part, values)
+
+
 class _Whole:
-    """Whole weights, assembled from the pieces of tensor-parallel members, on every pipeline stage."""
+    """Whole weights, assembled from the pieces of ranks that cut them, on every pipeline stage."""
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
         # the owner of each piece of a weight
-        self._writers: dict[tuple[str, int, tuple[int, int]], tuple[list[Piece], int]] = {}
+        self._writers: dict[tuple[Hashable, ...], tuple[list[Piece], int]] = {}
 
-    def put(self, weight: WeightSpec, local: Any, index: int, size: int, parts: list[Piece], offset: int) -> None:
-        """Store the piece of one of `size` members, joined from `parts`, starting at `offset`.
+    def put(self, weight: WeightSpec, local: Any, cuts: list[Cut], parts: list[Piece], offset: int) -> None:
+        """Store what these cuts leave of a weight, joined from `parts`, starting at `offset`.
 
         Raises: PlacementError if another member's copy of it differed.
         """
         import numpy as np
 
-        split = weight.split
-        if weight.tile is not None:  # whose number takes the member's place
-            split, index, size = weight.tile.split, weight.tile.number, weight.tile.split.pieces
-        piece = (weight.name, 0, (0, 0)) if split is None else (weight.name, split.piece(index, size), split.around)
+        piece = (weight.name, *[cut.piece for cut in cuts])
         if piece not in self._writers:
             self._writers[piece] = parts, offset
-            if split is None:
+            if not cuts:
                 self.weights[weight.name] = local
             else:
                 whole = self.weights.setdefault(weight.name, np.zeros(weight.whole_shape, local.dtype))
-                split.put(local, whole, index, size)
+                put(local, whole, cuts)
             return
-        there = self.weights[weight.name] if split is None else split.take(self.weights[weight.name], index, size)
+        there = take(self.weights[weight.name], cuts)
         differing = np.flatnonzero(_bits(local) != _bits(there))
         if differing.size:
             at = int(differing[0])

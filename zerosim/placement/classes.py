@@ -86,13 +86,12 @@ def shared_gradients(layout: Layout, stage: int) -> Iterator[Column]:
     """Compare the elements with shared gradients, for each kind of buffer."""
     seen = set[Hashable]()
     for flat, axes, is_sliced in _cut(layout, stage):
-        size = layout.mesh.size(flat.axis)
-        runs = tuple((weight.numel, weight.sharers(size)) for weight in flat.weights)
-        if (axes, runs) in seen or all(sharers == 1 for _, sharers in runs):
+        runs = tuple((weight.numel, tuple(weight.shared_over(layout.mesh))) for weight in flat.weights)
+        if (axes, runs) in seen or not any(sharers for _, sharers in runs):
             continue
         if is_sliced:  # equal buffers are cut alike
             seen.add((axes, runs))
-        yield axes, [_shares_within(flat, part, size) for part in layout.parts(stage, flat.name)]
+        yield axes, [_shares_within(flat, part, runs) for part in layout.parts(stage, flat.name)]
 
 
 def tensors_held(layout: Layout, stage: int) -> Iterator[Column]:
@@ -115,6 +114,6 @@ def _cut(layout: Layout, stage: int) -> Iterator[tuple[FlatSpec, tuple[str, ...]
         yield layout.flats[name], row.axes, isinstance(row.partition, EvenSlices)
 
 
-def _shares_within(flat: FlatSpec, part: Slice, size: int) -> Hashable:
-    """Return elements by the number of ranks that share their gradient, in the order of the weights."""
-    return tuple((mine.weight.sharers(size), mine.numel) for mine in flat.within(part) if mine.weight.sharers(size) > 1)
+def _shares_within(flat: FlatSpec, part: Slice, runs: Sequence[tuple[int, Hashable]]) -> Hashable:
+    """Return elements by the ranks that share their gradient, in the order of the weights."""
+    return tuple((runs[mine.which][1], mine.numel) for mine in flat.within(part) if runs[mine.which][1])

@@ -31,9 +31,10 @@ SHARES = ("cp",)
 STATES = ("dp_shard", *SHARES)
 """The axes that cut model states: ZeRO's, and those of SHARES. Ranks along the other axes of DATA hold copies of the
 slices."""
-MODEL = ("pp", "tp")
+CUTS = ("tp",)  # the axes that cut weights: their ranks divide the work of one layer
+MODEL = ("pp", *CUTS)
 """The axes that cut the model itself: a rank has some of its layers, and pieces of their weights."""
-BLOCK = (*SHARES, "tp")
+BLOCK = (*SHARES, *CUTS)
 """The axes whose ranks work on the same block of the same rows."""
 FINER: Mapping[str, tuple[str, str]] = MappingProxyType({"dp_shard": ("nodes", "node")})
 """An axis made of two finer ones: `dp_shard` is the number of nodes times the neighbours in one node."""

@@ -52,8 +52,8 @@ class Held:
     rows: Rows = field(default_factory=dict)
     owner: int = 0
 
-    def memory_of(self, state: str) -> str:
-        """Return the memory of 'param', 'grad' or 'optim'."""
+    def memory(self, state: str) -> str:
+        """Return the memory of the local shard of a state; the device's if the buffer has none."""
         return self.rows[state].memory if state in self.rows else DEVICE
 
     @property

@@ -11,23 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerosim.placement.block import Role
-from zerosim.placement.nf4 import nf4_parts
+from zerosim.placement.formats import Format
+from zerosim.placement.mesh import CUTS
 from zerosim.placement.partition import Slice
-from zerosim.placement.split import Split, Tile, own_suffix
+from zerosim.placement.split import CutSpec, own_suffix
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSpec:
+class WeightSpec(CutSpec):
     """One parameter as a rank holds it. `std` belongs to its initial normals; without it, `fill` is its value.
 
-    split      its cut over the group along a mesh axis; without one, every member holds all of it
-    summed     members compute shares of its gradient, which must be added (sequence parallelism)
     embedding  its rows are looked up by number: tokens' or positions'
-    stored     its stored format: '' unchanged, 'nf4' as bytes (`nf4.py`)
-    tile       the tile of the weight of this name that it is; None: it is the weight
+    format     of its bytes, if it is stored as codes (`formats.py`); None: in the buffer's dtype
     role       what it is to its block; `reads_input`: its gradient reads its map's input (no bias's, no adapter's B)
     numel      its elements in the flat buffer
     """
@@ -36,50 +34,30 @@ class WeightSpec:
     shape: tuple[int, ...]
     std: float | None = None
     fill: float = 0.0
-    split: Split | None = None
-    summed: bool = False
     embedding: bool = False
-    stored: str = ""
-    tile: Tile | None = None
+    format: Format | None = None
     role: Role | None = None
     reads_input: bool = True
     numel: int = field(init=False)
 
     def __post_init__(self) -> None:
         numel = math.prod(self.shape)
-        object.__setattr__(self, "numel", nf4_parts(numel).nbytes if self.stored else numel)
+        object.__setattr__(self, "numel", numel if self.format is None else self.format.nbytes(numel))
 
     @property
     def own_name(self) -> str:
         """The name; of a tile, with its number; of a run of parts that is cut separately, with where it begins."""
-        return self.name + own_suffix(self.split, self.tile)
+        return self.name + own_suffix(self.splits, self.tile)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
-        split = self.split if self.tile is None else self.tile.split
-        return self.shape if split is None else split.shape
-
-    def take(self, whole: Any, index: int, size: int) -> Any:
-        """Cut out of the whole host array what member `index` of `size` holds of it."""
-        if self.tile is not None:
-            return self.tile.split.take(whole, self.tile.number, self.tile.split.pieces)
-        return whole if self.split is None else self.split.take(whole, index, size)
+        splits = self.splits or (() if self.tile is None else (self.tile.split,))
+        return splits[0].shape if splits else self.shape
 
     @property
     def in_block(self) -> bool:
         """Whether it belongs to a block, not to the table, the positions, the last norm or the head."""
         return is_block(unit_of(self.name))
-
-    def counts(self, index: int, size: int) -> bool:
-        """Return whether member `index` of `size` that cut weights counts it: the first of several copies counts."""
-        copies = size if self.split is None else self.split.copies(size)
-        return index % copies == 0
-
-    def sharers(self, size: int) -> int:
-        """Return how many neighbours of such a group hold shares of the same gradient; 1: it is whole."""
-        if self.summed:
-            return size
-        return 1 if self.split is None else self.split.copies(size)
 
 
 class Overlap(NamedTuple):
@@ -153,9 +131,9 @@ class FlatSpec:
         return unit_of(self.module)
 
     @property
-    def axis(self) -> str:
-        """The mesh axis that cuts its weights; tp if none is cut."""
-        return next((weight.split.axis for weight in self.weights if weight.split is not None), "tp")
+    def cut_axes(self) -> tuple[str, ...]:
+        """The mesh axes that cut the work of its layers, and any others that cut its weights."""
+        return tuple(dict.fromkeys([*CUTS, *[split.axis for weight in self.weights for split in weight.splits]]))
 
     @property
     def num_parameters(self) -> int:

@@ -1,16 +1,18 @@
-"""How a weight is cut: over a group that divides its layers' work, or into tiles."""
+"""How a weight is cut: over groups that divide its layers' work, or into tiles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zerosim.errors import InputError
+from zerosim.placement.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The cut of a weight of this whole `shape` along `dim` by the group along a mesh `axis`.
+    """The cut of a weight of this whole `shape` along `dim` by the group along a mesh `axis` (of a tile: by none).
 
     `parts` equal parts of the dim, such as q|k|v side by side, are cut separately, each into `pieces` equal pieces.
     With fewer pieces than ranks, neighbours hold copies of one (heads of keys and values). `padding` is added to the
@@ -26,7 +28,7 @@ class Split:
     pieces: int
     parts: int = 1
     padding: int = 0
-    axis: str = "tp"
+    axis: str = ""
     lengths: tuple[int, ...] = ()
     around: tuple[int, int] = (0, 0)
 
@@ -36,7 +38,7 @@ class Split:
         if any(length % self.pieces for length in self.lengths):
             raise InputError(
                 f"a fused weight's parts of {self.lengths} cannot each be cut over {self.pieces} ranks: "
-                "choose a --tp that divides them"
+                f"choose a --{self.axis} that divides them"
             )
 
     @property
@@ -101,8 +103,82 @@ class Tile(NamedTuple):
     number: int
 
 
-def own_suffix(split: Split | None, tile: Tile | None) -> str:
+Splits = tuple[Split, ...]
+"""A weight's cuts, along an axis each. Each one cuts what the one before it leaves of the weight."""
+
+
+class Cut(NamedTuple):
+    """A split, and whose piece it is: member number `member` of `members`."""
+
+    split: Split
+    member: int
+    members: int
+
+    @property
+    def piece(self) -> tuple[int, tuple[int, int]]:
+        """What distinguishes the member's piece from others of the weight. Copies are equal."""
+        return self.split.piece(self.member, self.members), self.split.around
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutSpec:
+    """What a parameter is cut along.
+
+    splits  its cuts over the groups along mesh axes, in order; members along other axes hold copies
+    summed  axes whose members compute shares of its gradient, which must be added (sequence parallelism)
+    tile    the tile of the weight of this name that it is; None: it is the weight
+    """
+
+    splits: Splits = ()
+    summed: tuple[str, ...] = ()
+    tile: Tile | None = None
+
+    def cuts(self, mesh: Mesh, rank: int) -> list[Cut]:
+        """Return the cuts from the whole weight to what a rank holds; a tile's number takes the member's place."""
+        found = [Cut(split, mesh.index(rank, split.axis), mesh.size(split.axis)) for split in self.splits]
+        return found if self.tile is None else [*found, Cut(*self.tile, self.tile.split.pieces)]
+
+    def copies(self, mesh: Mesh, axis: str) -> int:
+        """Return how many neighbours along an axis hold the same piece."""
+        for split in self.splits:
+            if split.axis == axis:
+                return split.copies(mesh.size(axis))
+        return mesh.size(axis)
+
+    def counts(self, mesh: Mesh, rank: int, axes: Sequence[str]) -> bool:
+        """Return whether a rank of a group along `axes` counts it: the first of several copies counts."""
+        return sum([mesh.index(rank, axis) % self.copies(mesh, axis) for axis in axes]) == 0
+
+    def shared_over(self, mesh: Mesh) -> Iterator[tuple[str, int]]:
+        """Yield each axis along which neighbours hold shares of its gradient, with their number."""
+        for axis in self.summed:
+            yield axis, mesh.size(axis)
+        for split in self.splits:
+            if split.pieces < (size := mesh.size(split.axis)) and split.axis not in self.summed:
+                yield split.axis, split.copies(size)
+
+
+def take(whole: Any, cuts: Sequence[Cut]) -> Any:
+    """Take out of a whole host array what is left of it after these cuts."""
+    for split, member, members in cuts:
+        whole = split.take(whole, member, members)
+    return whole
+
+
+def put(local: Any, whole: Any, cuts: Sequence[Cut]) -> None:
+    """Store what is left after these cuts in the whole host array."""
+    *outer, (split, member, members) = cuts
+    around = take(whole, outer)
+    split.put(local, around, member, members)
+    if outer:
+        put(around, whole, outer)
+
+
+def own_suffix(splits: Splits, tile: Tile | None) -> str:
     """Return what distinguishes weights of one name: tiles, and runs of parts."""
     if tile is not None:
         return f".tile{tile.number}"
-    return f".from{split.around[0]}" if split is not None and any(split.around) else ""
+    for split in splits:
+        if split.around != (0, 0):
+            return f".from{split.around[0]}"
+    return ""

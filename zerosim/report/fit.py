@@ -19,7 +19,7 @@ from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.runtime import make_backend
 from zerosim.config import OPTIONS, RunConfig
-from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.pipeline import schedule_given
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
@@ -157,7 +157,7 @@ def _answer(search: Search, found: Found) -> str:
     shown = with_value(config, field, best.value).sure()
     text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
     if beyond is not None:
-        least_of_it = "" if is_exact(config.memory) else "at least "  # the run ended at the refusal
+        least_of_it = "at least " if feels_limit(config.memory) else ""  # the run ended at the refusal
         short = f"{least_of_it}{format_bytes(beyond.taken_bytes - limit.nbytes)} short"
         need = TOO_SMALL[beyond.too_small]
         text += f" --{what} {beyond.value} does not fit: {f'needs {need} than the node has' if need else short}."

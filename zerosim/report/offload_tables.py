@@ -11,7 +11,7 @@ from zerosim.analysis.checks import Checks
 from zerosim.config.presets.cluster import Cluster
 from zerosim.placement.memories import HOST, NVME
 from zerosim.report.look import Adaptive, Grid, right, spread, titled
-from zerosim.train.offload import node_memories
+from zerosim.train.offload import moves_states, node_memories
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -42,7 +42,7 @@ def most_elsewhere(result: RunResult, cluster: Cluster | None) -> Sequence[str]:
     """Return the most that a node's ranks take of its host memory and its drives, together and each, and the memories'
     sizes."""
     config, lines = result.config, list[str]()
-    if not config.offload.is_on:
+    if not moves_states(config):
         return lines
     has, nodes = node_memories(config, cluster), result.nodes
     for memory, name in ((HOST, "Host memory"), (NVME, "NVMe")):

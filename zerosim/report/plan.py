@@ -15,6 +15,7 @@ from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.formulas import STATES
 from zerosim.config import RunConfig
+from zerosim.config.parts.allocators import is_exact
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
 from zerosim.errors import OutOfMemory
@@ -37,6 +38,8 @@ BAR = 16
 SMALL = 0.01
 """Parts with less than this share of the program's bytes are joined."""
 MORE = "More: --all (every table), --json FILE (every figure), zerosim explain (formulas with numbers)."
+UNMOVED = "These are the bytes of a device with room for all. A full one moved paged states out before this end."
+TAKES_MORE = "These are exact bytes. An allocator takes more."
 _CAME = {"unsharded_param": "gathered", "prefetched_param": "prefetched"}
 _BY_UNIT = (*_CAME, "unsharded_grad")
 """Kinds of temporary whole buffers, which are named by the units that hold them."""
@@ -82,7 +85,7 @@ def plan_report(
             close=True,
         ),
         parts_table(result, limit),
-        None if refusal is None else prose("These are exact bytes. An allocator takes more."),
+        None if refusal is None else prose(UNMOVED if is_exact(config.memory) else TAKES_MORE),
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,

@@ -286,7 +286,7 @@ def copies_table(found: Sequence[Checks]) -> RenderableType | None:
     """Return the bytes between a rank's memories in the last whole step, by pipeline stage; None if there are none."""
     config = found[0].of.result.config
     moved = [*notes_of(config, "moved")]
-    if not moved or found[0].of.step is None:
+    if not moved or found[0].of.step is None or not any(one.copied for one in found):
         return None
 
     def cells(check: Check) -> list[Cell]:
@@ -304,6 +304,8 @@ def copies_table(found: Sequence[Checks]) -> RenderableType | None:
             note += "On the host: the most at once. The device's bytes above do not include it. "
     if "saved buffers" in moved:
         note += "What blocks save for backward is counted, without a formula. "
+    if "paged states" in moved:
+        note += "A full device moves paged states, which is counted, without a formula. "
     note += f"Copies pass over PCIe{' or to the drives' * offloads}, and are no part of what ranks send."
     body = Adaptive(grid, grid.without("calls"), grid.without("calls", formula))
     return titled(f"Copies between {'memories' if offloads else 'device and host'} per rank and step", body, note)

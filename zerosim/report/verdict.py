@@ -13,7 +13,7 @@ from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.shares import is_mesh
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.allocators import feels_limit, is_exact
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.hardware import Hardware
 from zerosim.config.presets.kernel_tables import KernelTables
@@ -75,8 +75,10 @@ class Planned(NamedTuple):
 
     def total_bytes(self, limit: Limit | None) -> int:
         """Return the bytes compared with the device: the fullest rank's, at least, and the reserve."""
-        room = None if self.refusal is None else self.refusal.room
-        taken = max(self.fullest.reserved_bytes, 0 if room is None else room.needed_bytes)
+        error, taken = self.refusal, self.fullest.reserved_bytes
+        if error is not None:
+            needed = sum(error.live.values()) + error.requested
+            taken = needed if error.room is None else max(taken, error.room.needed_bytes)
         return taken + (0 if limit is None else limit.reserve(self.result.config))
 
 
@@ -97,6 +99,8 @@ def verdict(config: RunConfig, limit: Limit, taken: int) -> str:
     takes = "peak"
     if not is_exact(config.memory):  # a refused run did not go on
         takes = "the allocator takes" if room >= 0 else "the allocator needs at least"
+    elif feels_limit(config.memory) and room < 0:
+        takes = "needs at least"
     what = f"{takes} {need}"
     if reserve:
         of = " for CUDA" if limit.kept is None else ""

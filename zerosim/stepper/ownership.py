@@ -148,11 +148,11 @@ def ownership(session: Session) -> Ownership:
     """Return who updates what, as the ranks have placed it; before that, as the layout says."""
     layout, rows = session.experiment.layout, []
     for flat in layout.flats.values():
-        cut = any(weight.split is not None for weight in flat.weights)
-        for index in range(layout.mesh.size(flat.axis) if cut else 1):
-            part = f"{flat.axis} {index}" if cut else ""
+        mesh, axes = layout.mesh, flat.cut_axes if any(weight.splits for weight in flat.weights) else ()
+        for index, first in enumerate(mesh.first_ranks(*axes)):
+            part = ", ".join(f"{axis} {mesh.index(first, axis)}" for axis in axes)
             for rank in layout.holders(flat.name):
-                if cut and layout.mesh.index(rank, flat.axis) != index:
+                if mesh.index(rank, *axes) != index:
                     continue
                 placed = _placed(session.parts[rank], flat.name)
                 own = layout.own(rank, flat.name) if placed is None else placed.own

@@ -202,7 +202,7 @@ def _held(flat: Flat) -> list[tuple[str, Buffer | None]]:
         ("parameters", flat.param),
         ("gradient, own slice", flat.grad_shard),
         ("gradient", flat.grad_whole),
-        ("gradient of this microbatch", flat.grad),
+        ("gradient of this microbatch", flat.collector.grad),
         ("master", flat.master),
         *flat.states.items(),
     ]

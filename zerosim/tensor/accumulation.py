@@ -1,17 +1,16 @@
 """One unit's gradients on one rank: collected weight by weight in a microbatch, then stored, whole or as a slice.
 
-    grad         the whole gradient of the current microbatch
     grad_whole   gradients stored whole (DDP, ZeRO-1), summed over microbatches
-    grad_held    the same before the reduction, at ZeRO stages that store a slice (ZeRO-2 and 3 without sync)
+    collector    the gradient of the current microbatch and, at ZeRO stages that store a slice, the sum of those that
+                 are not reduced (ZeRO-2 and 3 without sync)
     grad_shard   the local slice of the reduced gradient (ZeRO-2 and 3: summed over microbatches)
 
-Backward writes each gradient into its window of `grad`; a strategy takes the finished buffer at `post_backward`,
-reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where frameworks do otherwise.
+Backward writes each gradient into its window of the collector's `grad`; a strategy takes the finished buffer at
+`post_backward`, reduces it, and stores what its ZeRO stage stores. A `GradMemory` says where frameworks do otherwise.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -24,6 +23,7 @@ from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.rows import Held, Row
 from zerosim.placement.spec import FlatSpec, WeightSpec, is_block
+from zerosim.tensor.collector import Collector
 from zerosim.tensor.dummy_grads import DummyGrads
 from zerosim.tensor.sums import GradProbe, accumulate, added
 
@@ -31,7 +31,7 @@ from zerosim.tensor.sums import GradProbe, accumulate, added
 class GradAccumulator:
     """The gradients of one flat buffer, in the layout of `spec`; `own` is the slice that this rank stores.
 
-    They are stored and sent in `grad_dtype`, and computed in `local_dtype`. `how`: other fields of its `FlatSpec`.
+    They are stored and sent in `grad_dtype`, and computed in the collector's. `how`: other fields of its `FlatSpec`.
     """
 
     def __init__(self, name: str, device: Device, grad_dtype: DType, module: str = "", **how: Any) -> None:
@@ -39,20 +39,11 @@ class GradAccumulator:
         self._declared: list[WeightSpec] = []
         self._how: dict[str, Any] = {"module": module, **how}
         self.device = device
-        self.grad_dtype = self.local_dtype = grad_dtype
+        self.grad_dtype = grad_dtype
         self.held = Held(nothing(0), 0)  # it has no place in a layout yet
-        self.keeps_whole_grad = False
-        self.probe: GradProbe | None = None
-        self.dummies: DummyGrads | None = None  # where gradients of linear maps in blocks are written, if anywhere
-        self.grad: Buffer | None = None
+        self.collector = Collector(grad_dtype)
         self.grad_whole: Buffer | None = None
-        self.grad_held: Buffer | None = None
         self.grad_shard: Buffer | None = None
-        self.grad_upcast: Buffer | None = None
-        self._lasting: Buffer | None = None  # a permanent gradient buffer, to which `grad_whole` or `grad_shard` points
-        self.later: deque[Callable[[], None]] | None = None  # collects weights' gradients for later
-        self._given: set[int] = set()
-        self._collected: set[int] = set()
 
     @cached_property
     def spec(self) -> FlatSpec:
@@ -91,7 +82,7 @@ class GradAccumulator:
     @property
     def adds_at_once(self) -> bool:
         """Whether each weight's gradient is added to a permanent whole buffer as soon as it is computed."""
-        return self.keeps_whole_grad and self._lasting is not None
+        return self.collector.stays_whole and self.collector.lasting is not None
 
     def place_grads(
         self,
@@ -104,26 +95,27 @@ class GradAccumulator:
     ) -> None:
         """Set how gradients are stored, before the first step: a permanent buffer if they have one, and whether a
         GradProbe checks them. `dummies`: the rank's, into which a block computes its linear maps' gradients."""
-        self.probe = GradProbe(self.device) if probes else None
         uses_dummies = is_block(self.spec.unit) and row.is_whole and row.lives == "always" and self.spec.is_trained
-        self.dummies = dummies if uses_dummies else None
-        self.keeps_whole_grad = row.is_whole
-        self.local_dtype = param_dtype if memory.param_dtype else self.grad_dtype
+        self.collector = Collector(
+            param_dtype if memory.param_dtype else self.grad_dtype,
+            stays_whole=row.is_whole,
+            dummies=dummies if uses_dummies else None,
+            probe=GradProbe(self.device) if probes else None,
+        )
         if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
             if not row.is_whole:
                 numel, padding = self.own.size, self.own_padding
             with self.device.at(DEVICE if row.is_whole else row.memory):
-                self._lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
-                self._zero(self._lasting.array)
+                self.collector.lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
+                self._zero(self.collector.lasting.array)
             if row.is_whole:
-                self.grad_whole = self._lasting
+                self.grad_whole = self.collector.lasting
 
     def begin_step(self) -> None:
-        """Drop what outlived the last step, and begin a new sum."""
-        self.grad_upcast = None
-        if self.adds_at_once and self._lasting is not None:
-            self._zero(self._lasting.array)
+        """Begin a new sum."""
+        if self.adds_at_once and self.collector.lasting is not None:
+            self._zero(self.collector.lasting.array)
 
     # -- one microbatch --------------------------------------------------------------------------
     def grad_window(self, index: int) -> Buffer:
@@ -132,54 +124,52 @@ class GradAccumulator:
         It is the window itself at its first use in a microbatch. After that, or if gradients are added at once or
         later, it is a buffer of its own.
         """
-        if index in self._given or self.adds_at_once or self.later is not None:
-            return self.device.alloc(self.spec.weights[index].shape, self.local_dtype, Kind.UNSHARDED_GRAD)
-        self._given.add(index)
+        into = self.collector
+        if index in into.given or self.adds_at_once or into.later is not None:
+            return self.device.alloc(self.spec.weights[index].shape, into.dtype, Kind.UNSHARDED_GRAD)
+        into.given.add(index)
         return self.window(self.open_grad(), index)
 
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
         """Return the same for a linear map's weight: a dummy if there are dummies. `packed` are the shapes of the
         weights that lie side by side, this one at `place`."""
-        if self.dummies is None:
+        dummies = self.collector.dummies
+        if dummies is None:
             return self.grad_window(index)
-        return self.dummies.window(packed, place, self.local_dtype)
+        return dummies.window(packed, place, self.collector.dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
         """Collect a complete gradient of parameter `index`: it is in its window already, or is added there."""
-        if self.later is not None:
+        if self.collector.later is not None:
             self.postpone(index, lambda: grad)
             return
         whole = self.open_grad()
         if grad.storage is not whole.storage:
             into, k = self.window(whole, index).array, self.device.backend
-            if index in self._collected or self.adds_at_once:
+            if index in self.collector.collected or self.adds_at_once:
                 accumulate(self.device, grad.numel, k.add, into, grad.array, into)
             else:
                 accumulate(self.device, 0, k.copy, grad.array, into)
-        self.note_collected(index)
-
-    def note_collected(self, index: int) -> None:
-        """Note that the gradient of parameter `index` was collected."""
-        self._given.add(index)
-        self._collected.add(index)
+        self.collector.note(index)
 
     def postpone(self, index: int, make: Callable[[], Buffer]) -> None:
         """Postpone a gradient of parameter `index`, which is computed and collected later."""
-        assert self.later is not None
-        self.later.append(lambda: self.collect_grad(index, make()))
+        assert self.collector.later is not None
+        self.collector.later.append(lambda: self.collect_grad(index, make()))
 
     def open_grad(self) -> Buffer:
         """Return the microbatch's gradient buffer, allocated when backward reaches this flat; or the permanent one."""
         if self.adds_at_once:
             return self.whole_grad()
-        if self.grad is None:
-            self.grad = self._new_whole(self.local_dtype)
+        grad = self.collector.grad
+        if grad is None:
+            grad = self.collector.grad = self._new_whole(self.collector.dtype)
             for start, stop in self.spec.gaps(Slice(0, self.padded_numel, self.numel)):
-                self._zero(self.grad[start:stop].array)
-        return self.grad
+                self._zero(grad[start:stop].array)
+        return grad
 
     def _new_whole(self, dtype: DType) -> Buffer:
-        keep = self.keeps_whole_grad and self.grad_whole is None and dtype == self.grad_dtype
+        keep = self.collector.stays_whole and self.grad_whole is None and dtype == self.grad_dtype
         kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
         return self.device.alloc(
             (self.padded_numel,), dtype, kind, padding=self.padded_numel - self.spec.num_parameters
@@ -191,28 +181,22 @@ class GradAccumulator:
         if whole.dtype != self.grad_dtype:
             local, whole = whole, self._new_whole(self.grad_dtype)
             self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
-        if self.probe is not None:
-            self.probe.look(whole)
-        return whole
+        return self.collector.look(whole)
 
     def hold_grad(self) -> None:
         """Add this microbatch's finished gradient to the earlier ones, whole and not reduced."""
-        if self.grad_held is None:
-            self.grad_held = self.take_grad()
-            return
-        added(self.grad_held, self._take_local())
-        if self.probe is not None:
-            self.probe.look(self.grad_held)
+        if self.collector.waiting is None:
+            self.collector.waiting = self.take_grad()
+        else:
+            self.collector.look(added(self.collector.waiting, self._take_local()))
 
     def _take_local(self) -> Buffer:
         """Take it in the dtype in which it was computed, without a cast."""
         whole = self.open_grad()
         for index in range(len(self.spec.weights)):
-            if index not in self._collected and not self.adds_at_once:  # the loss does not depend on it
+            if index not in self.collector.collected and not self.adds_at_once:  # the loss does not depend on it
                 self._zero(self.window(whole, index).array)
-        self.grad = None
-        self._given.clear()
-        self._collected.clear()
+        self.collector.close()
         return whole
 
     # -- what is kept -----------------------------------------------------------------------------
@@ -234,8 +218,9 @@ class GradAccumulator:
 
     def keep_grad_shard(self, grad: Buffer) -> None:
         """Store it in place; a later microbatch's is added."""
-        if self.grad_shard is None and self._lasting is not None and self._lasting.memory == grad.memory:
-            own = self.own_window(self._lasting) if self.keeps_whole_grad else self._lasting
+        lasting = self.collector.lasting
+        if self.grad_shard is None and lasting is not None and lasting.memory == grad.memory:
+            own = self.own_window(lasting) if self.collector.stays_whole else lasting
             self.device.kernel(0, self.device.backend.copy, grad.array, own.array)
             self.grad_shard = own
         else:
@@ -251,14 +236,14 @@ class GradAccumulator:
 
     def take_finished(self) -> list[Buffer]:
         """Take the whole gradient that is to be reduced, in a list; the flat forgets it."""
-        if self.grad_held is not None:
+        if self.collector.waiting is not None:
             self.hold_grad()
-            held, self.grad_held = [self.grad_held], None
+            held, self.collector.waiting = [self.collector.waiting], None
             return held
-        if not self.keeps_whole_grad:
+        if not self.collector.stays_whole:
             return [self.take_grad()]
         whole = [self.whole_grad()]
-        self.grad_whole = self._lasting
+        self.grad_whole = self.collector.lasting
         return whole
 
     def whole_grad(self) -> Buffer:
@@ -267,10 +252,10 @@ class GradAccumulator:
 
     def drop_grads(self) -> None:
         """Drop the gradients at the end of a step, except permanent buffers."""
-        self.grad = self.grad_shard = None
-        self.grad_whole = self._lasting if self.keeps_whole_grad else None
-        if self.probe is not None:
-            self.probe.flag = None
+        self.collector.grad = self.grad_shard = None
+        self.grad_whole = self.collector.lasting if self.collector.stays_whole else None
+        if self.collector.probe is not None:
+            self.collector.probe.flag = None
 
     def _zero(self, array: Array) -> None:
         self.device.kernel(0, self.device.backend.fill, array, 0.0)

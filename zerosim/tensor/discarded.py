@@ -18,7 +18,7 @@ from collections.abc import Callable
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType
-from zerosim.tensor.tensor import Tensor, record_saved
+from zerosim.tensor.tensor import Remade, Tensor, record_saved
 
 
 class Discarded:
@@ -61,7 +61,7 @@ class Discarded:
         return self.device.alloc(self.shape, self.dtype, Kind.ACTIVATION_GRAD)
 
 
-Readable = Tensor | Discarded
+Readable = Tensor | Remade
 """A rule's reference to a tensor whose values it reads."""
 
 

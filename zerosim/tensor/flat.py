@@ -11,7 +11,8 @@ from typing import Any
 
 from zerosim.device.copies import put, write
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import DType, uint8
+from zerosim.dtypes import DType
+from zerosim.placement.formats import Format
 from zerosim.placement.memories import DEVICE, NVME
 from zerosim.placement.partition import Slice as Slice
 from zerosim.placement.partition import nothing as nothing
@@ -20,9 +21,9 @@ from zerosim.placement.partition import slice_size as slice_size
 from zerosim.placement.partition import whole as whole
 from zerosim.placement.rows import Row
 from zerosim.placement.spec import WeightSpec, unit_of
-from zerosim.placement.split import Split, Tile
+from zerosim.placement.split import Splits, Tile
 from zerosim.tensor.accumulation import GradAccumulator
-from zerosim.tensor.stored import dequantized, quantized
+from zerosim.tensor.stored import decoded, encoded
 from zerosim.tensor.tensor import Parameter
 from zerosim.tensor.turns import in_turn as in_turn
 
@@ -30,10 +31,8 @@ from zerosim.tensor.turns import in_turn as in_turn
 class Flat(GradAccumulator):
     """One flat buffer of parameters as one rank holds it.
 
-    param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is
-                 gathered for use
-    param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer of its own; None if it is
-                 cast from the master at each use
+    param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is gathered for use
+    param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer; None if the master is cast at each use
     master       fp32 copy of the local slice, for half types
     states       the optimizer's states of the local slice, by name
 
@@ -41,11 +40,12 @@ class Flat(GradAccumulator):
     """
 
     def __init__(
-        self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "", stored: str = "", **how: Any
-    ) -> None:
+        self, name: str, device: Device, dtype: DType, grad_dtype: DType, module: str = "",
+        format: Format | None = None, **how: Any,
+    ) -> None:  # fmt: skip
         super().__init__(name, device, grad_dtype, module, **how)
-        self.stored, self.dtype = stored, uint8 if stored else dtype
-        self.value_dtype = dtype  # of the values that ops read
+        self.format, self.value_dtype = format, dtype  # of codes, None: there are none; of the values that ops read
+        self.dtype = dtype if format is None else format.dtype
         self.param: Buffer | None = None
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
@@ -53,12 +53,12 @@ class Flat(GradAccumulator):
         self.states: dict[str, Buffer] = {}
 
     def declare(
-        self, name: str, shape: tuple[int, ...], *, split: Split | None = None, tile: Tile | None = None, **how: Any
+        self, name: str, shape: tuple[int, ...], *, splits: Splits = (), tile: Tile | None = None, **how: Any
     ) -> Parameter:
         """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
-        cut = split if tile is None else tile.split
-        shape = shape if cut is None else cut.local_shape
-        self._declared.append(WeightSpec(name, shape, split=split, stored=self.stored, tile=tile, **how))
+        cuts = splits if tile is None else (*splits, tile.split)
+        shape = cuts[-1].local_shape if cuts else shape
+        self._declared.append(WeightSpec(name, shape, splits=splits, format=self.format, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
         layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
         return Parameter(self, len(self._declared) - 1, name, layer, shape)
@@ -80,12 +80,12 @@ class Flat(GradAccumulator):
         return param
 
     def param_window(self, index: int) -> Buffer:
-        if self.param is None:
+        if (param := self.param) is None:
             raise RuntimeError(
                 f"rank {self.device.rank} uses {self.spec.weights[index].own_name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
-        return dequantized(self, self.param, index) if self.stored else self.window(self.param, index)
+        return self.window(param, index) if self.format is None else decoded(param, self.spec, index, self.value_dtype)
 
     def shard(self) -> Buffer:
         assert self.param_shard is not None, f"{self.name} has not been placed"
@@ -109,8 +109,8 @@ class Flat(GradAccumulator):
 
         The master is a copy of the rounded weight or, with `exact_master`, of the given value.
         """
-        values = quantized(self, values) if self.stored else values.reshape(-1)
         backend = self.device.backend
+        values = values.reshape(-1) if self.format is None else encoded(backend, self.value_dtype, self.format, values)
         if self.param is not None:
             backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)
@@ -138,8 +138,10 @@ class Flat(GradAccumulator):
     def own_param(self, kind: Kind) -> Buffer:
         """Return the local slice of the parameters, to be sent. If there is none, cast it from the master into a buffer
         of `kind`."""
-        if self.param_shard is not None:
-            return self.param_shard
+        if (stored := self.param_shard) is not None:
+            if stored.storage.memory != DEVICE:
+                raise RuntimeError(f"{self.name}: its local slice is in {stored.memory} memory; copy it to the device")
+            return stored
         shard = self.device.alloc((self.own.size,), self.dtype, kind, padding=self.own_padding)
         self.cast_into(shard)
         return shard

@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
-from zerosim.device.device import Buffer, Kind
-from zerosim.placement.spec import WeightSpec
+from zerosim.backends.kernels import Array, Backend
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import DType
+from zerosim.placement.formats import Format
+from zerosim.placement.spec import FlatSpec, WeightSpec
 
-if TYPE_CHECKING:
-    from zerosim.tensor.flat import Flat
+
+class Codes(NamedTuple):
+    """What makes a weight's bytes of its values (n), and fp32 values (n) of its bytes, on the host; and what launches
+    the kernel that fills a buffer of a device with them."""
+
+    encode: Callable[[Array], Array]
+    decode: Callable[[Array, int], Array]
+    launch: Callable[[Device, Buffer, Buffer], None]
 
 
-def quantized(flat: Flat, values: Any) -> Any:
-    """Encode a weight in NF4: a host array of bytes, from its values as its own dtype rounds them."""
-    from zerosim.backends.numpy.nf4 import encode_nf4  # codes are made on the host, once
+@cache
+def _codes_of(name: str) -> Codes:
+    from zerosim.backends.numpy import nf4  # codes are made on the host, once
 
-    backend = flat.device.backend
-    rounded = backend.empty(values.shape, flat.value_dtype)
+    return {"nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}[name]
+
+
+def _launch_nf4(device: Device, codes: Buffer, out: Buffer) -> None:
+    device.kernel(2 * out.numel, device.backend.dequantize_nf4, codes.array, out.array)
+
+
+def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:
+    """Return a weight's bytes, a host array, from its values as `dtype` rounds them."""
+    rounded = backend.empty(values.shape, dtype)
     backend.from_host(values, rounded)
-    return encode_nf4(backend.to_host(rounded))
+    return _codes_of(stored.name).encode(backend.to_host(rounded))
 
 
-def dequantized(flat: Flat, stored: Buffer, index: int) -> Buffer:
+def decoded(param: Buffer, spec: FlatSpec, index: int, dtype: DType) -> Buffer:
     """Return a weight's values in a new buffer, which lives as long as the product that reads it."""
-    weight, offset = flat.spec.weights[index], flat.spec.offsets[index]
-    out = flat.device.alloc(weight.shape, flat.value_dtype, Kind.TEMP)
-    codes = stored[offset : offset + weight.numel]
-    flat.device.kernel(2 * out.numel, flat.device.backend.dequantize_nf4, codes.array, out.array)
+    weight, offset = spec.weights[index], spec.offsets[index]
+    assert weight.format is not None, f"{weight.name} is not stored as codes"
+    out = param.device.alloc(weight.shape, dtype, Kind.TEMP)
+    _codes_of(weight.format.name).launch(param.device, param[offset : offset + weight.numel], out)
     return out
 
 
 def values_of(weight: WeightSpec, codes: Any) -> Any:
     """Return a weight's values, fp32, from its bytes on the host."""
-    from zerosim.backends.numpy.nf4 import decode_nf4
-
-    return decode_nf4(codes.astype("uint8"), math.prod(weight.shape))
+    assert weight.format is not None, f"{weight.name} is not stored as codes"
+    return _codes_of(weight.format.name).decode(codes.astype("uint8"), math.prod(weight.shape))

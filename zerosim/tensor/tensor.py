@@ -12,9 +12,9 @@ By hand, as in a lesson:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from zerosim.backends.kernels import Array, Backend
 from zerosim.device.device import Buffer, Device, Kind
@@ -23,11 +23,10 @@ from zerosim.device.recorder import Recorder
 from zerosim.dtypes import DType
 from zerosim.dtypes import dtype as dtype_of
 from zerosim.errors import InputError
+from zerosim.placement.formats import Format
+from zerosim.placement.spec import FlatSpec
 from zerosim.tensor.autograd import Gradient, Node, Rule, Sink, add_gradients, backward
-
-if TYPE_CHECKING:
-    from zerosim.tensor.discarded import Discarded
-    from zerosim.tensor.flat import Flat
+from zerosim.tensor.collector import Collector
 
 
 class Leaf:
@@ -52,18 +51,52 @@ class Leaf:
         return grad
 
 
+class Remade(Protocol):
+    """What rules save of a tensor whose bytes are discarded: reading them recomputes them (`tensor/discarded.py`)."""
+
+    device: Device
+    shape: tuple[int, ...]
+    dtype: DType
+    requires_grad: bool
+
+    @property
+    def buffer(self) -> Buffer: ...
+    @property
+    def array(self) -> Array: ...
+    def new_grad(self) -> Buffer: ...
+
+
+class Primitives(Protocol):
+    """The ops behind a tensor's operators and methods: `tensor/ops.py`, which is built on tensors."""
+
+    add: Op
+    subtract: Op
+    multiply: Op
+    divide: Op
+    matmul: Op
+    exp: Op
+    log: Op
+    sqrt: Op
+    tanh: Op
+    sum: Op
+    mean: Op
+    reshape: Op
+    transpose: Op
+
+
 class Tensor:
     """An n-dimensional array on a device, and the node that made it (None: no gradient flows).
 
-    `discarded`: what rules save of it if its bytes are discarded (`tensor/discarded.py`).
+    `discarded`: what rules save of it if its bytes are discarded.
     """
 
     __slots__ = ("buffer", "discarded", "node")
+    primitives: ClassVar[Primitives]  # set once, in tensor/__init__.py
 
     def __init__(self, buffer: Buffer, node: Node | Sink | None = None) -> None:
         self.buffer = buffer
         self.node = node
-        self.discarded: Discarded | None = None
+        self.discarded: Remade | None = None
 
     @property
     def array(self) -> Array:
@@ -124,29 +157,29 @@ class Tensor:
         self.device.kernel(0, self.device.backend.fill, seed.array, 1.0)
         backward(self.node, [seed])
 
-    # Operators and methods are the primitive ops (imported at the end of this file: they are built on tensors).
+    # Operators and methods are the primitive ops.
     __array_ufunc__ = None  # so that `number * tensor` with a NumPy number is ours
 
     def __add__(self, other: Operand | float) -> Tensor:
-        return primitives.add(self, other)
+        return self.primitives.add(self, other)
 
     def __sub__(self, other: Operand | float) -> Tensor:
-        return primitives.subtract(self, other)
+        return self.primitives.subtract(self, other)
 
     def __rsub__(self, other: Operand | float) -> Tensor:
-        return primitives.subtract(other, self)
+        return self.primitives.subtract(other, self)
 
     def __mul__(self, other: Operand | float) -> Tensor:
-        return primitives.multiply(self, other)
+        return self.primitives.multiply(self, other)
 
     def __truediv__(self, other: Operand | float) -> Tensor:
-        return primitives.divide(self, other)
+        return self.primitives.divide(self, other)
 
     def __rtruediv__(self, other: Operand | float) -> Tensor:
-        return primitives.divide(other, self)
+        return self.primitives.divide(other, self)
 
     def __matmul__(self, other: Operand) -> Tensor:
-        return primitives.matmul(self, other)
+        return self.primitives.matmul(self, other)
 
     def __neg__(self) -> Tensor:
         return self * -1.0
@@ -155,34 +188,54 @@ class Tensor:
     __rmul__ = __mul__
 
     def exp(self) -> Tensor:
-        return primitives.exp(self)
+        return self.primitives.exp(self)
 
     def log(self) -> Tensor:
-        return primitives.log(self)
+        return self.primitives.log(self)
 
     def sqrt(self) -> Tensor:
-        return primitives.sqrt(self)
+        return self.primitives.sqrt(self)
 
     def tanh(self) -> Tensor:
-        return primitives.tanh(self)
+        return self.primitives.tanh(self)
 
     def sum(self, *dims: int, keepdims: bool = False) -> Tensor:
         """Sum over `dims`; without any, over all."""
-        return primitives.sum(self, dims or None, keepdims=keepdims)
+        return self.primitives.sum(self, dims or None, keepdims=keepdims)
 
     def mean(self, *dims: int, keepdims: bool = False) -> Tensor:
         """Average over `dims`; without any, over all."""
-        return primitives.mean(self, dims or None, keepdims=keepdims)
+        return self.primitives.mean(self, dims or None, keepdims=keepdims)
 
     def reshape(self, *shape: int) -> Tensor:
-        return primitives.reshape(self, *shape)
+        return self.primitives.reshape(self, *shape)
 
     def transpose(self, *order: int) -> Tensor:
         """Reorder dims; without an order, reverse them."""
-        return primitives.transpose(self, *order)
+        return self.primitives.transpose(self, *order)
 
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype}, requires_grad={self.requires_grad})"
+
+
+Op = Callable[..., Tensor]
+
+
+class Holder(Protocol):
+    """What a parameter asks of the flat buffer that holds it (`tensor/flat.py`)."""
+
+    device: Device
+    collector: Collector
+    format: Format | None
+    value_dtype: DType
+
+    @property
+    def spec(self) -> FlatSpec: ...
+    def param_window(self, index: int) -> Buffer: ...
+    def grad_window(self, index: int) -> Buffer: ...
+    def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer: ...
+    def collect_grad(self, index: int, grad: Buffer) -> None: ...
+    def postpone(self, index: int, make: Callable[[], Buffer]) -> None: ...
 
 
 class Parameter:
@@ -194,7 +247,7 @@ class Parameter:
 
     __slots__ = ("depth", "flat", "index", "layer", "name", "shape")
 
-    def __init__(self, flat: Flat, index: int, name: str, layer: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, flat: Holder, index: int, name: str, layer: str, shape: tuple[int, ...]) -> None:
         self.flat = flat
         self.index = index
         self.name = name
@@ -217,7 +270,7 @@ class Parameter:
 
     @property
     def array(self) -> Array:
-        assert not self.flat.stored, f"{self.name} is kept as codes: hold its buffer while it is read"
+        assert self.flat.format is None, f"{self.name} is kept as codes: hold its buffer while it is read"
         return self.buffer.array
 
     @property
@@ -264,7 +317,7 @@ def outline(x: Tensor) -> Outline:
     return Outline(x.device, x.shape, x.dtype, x.requires_grad)
 
 
-Saved = Mapping[str, "Operand | Buffer | Discarded | Outline | None"]
+Saved = Mapping[str, "Operand | Buffer | Remade | Outline | None"]
 """What a rule holds until its backward, by its role in the rule. Parameters are handles and hold no bytes, and neither
 does a discarded result."""
 
@@ -329,6 +382,3 @@ def cpu(recorder: Recorder | None = None) -> Device:
     from zerosim.backends.numpy.backend import NumpyBackend
 
     return Device(0, cast(Backend, NumpyBackend()), recorder=recorder or Recorder(enabled=False))
-
-
-from zerosim.tensor import ops as primitives  # noqa: E402  at the end, because it needs Tensor itself

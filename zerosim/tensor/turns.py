@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from zerosim.tensor.accumulation import GradAccumulator
 
-Held = TypeVar("Held", bound="GradAccumulator")
+OneFlat = TypeVar("OneFlat", bound="GradAccumulator")
 
 
-def in_turn(flats: Iterable[Held]) -> Iterator[Held]:
+def in_turn(flats: Iterable[OneFlat]) -> Iterator[OneFlat]:
     """Yield flats one by one, each with its turn in the record (`Device.turn`)."""
     for flat in flats:
         flat.device.turn(flat.name)

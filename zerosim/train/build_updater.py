@@ -30,7 +30,7 @@ def build_updater(
         skip_nonfinite=config.precision.skip_nonfinite,
     )
     kind = config.precision.rounding
-    return Updater(
+    return made.updater(
         optimizer or made.optimizer(),
         control,
         decay=optim.decay,

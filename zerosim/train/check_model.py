@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from zerosim.config import RunConfig
 from zerosim.models.model import Model
-from zerosim.train import check_quantized, check_trained
+from zerosim.train import check_paging, check_quantized, check_trained
 
-RULES_OF_MODEL = (check_trained.rules, check_quantized.rules)
+RULES_OF_MODEL = (check_trained.rules, check_quantized.rules, check_paging.rules)
 """The order is that of errors."""
 
 

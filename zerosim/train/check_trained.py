@@ -29,7 +29,7 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
             known = [*config.model.decoder.words, ALL_LINEAR]
             near = did_you_mean(word, known, nearest(word, names))
             yield wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
-    if tuning.base is not None and not any(flat.stored for flat in model.flats):
+    if tuning.base is not None and not any(flat.format for flat in model.flats):
         yield wrong("base", f" {tuning.base!r}: no linear map of a block is frozen; leave base out, or freeze one")
     if not any(map(tuning.trains, names)):
         yield wrong("freeze", f" {tuning.freeze!r}: everything is frozen; train something, as '*,!{names[-1]}' does")

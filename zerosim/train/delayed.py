@@ -1,9 +1,10 @@
-"""The steps of a plan: one, or as many as a delayed update and states of the first step need."""
+"""The steps of a plan: one, or as many as a delayed update, states of the first step and paged states need."""
 
 from __future__ import annotations
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.delayed import steps_unlike
+from zerosim.config.parts.paging import moves_pages
 from zerosim.errors import wrong
 
 
@@ -25,11 +26,12 @@ def one_step(config: RunConfig) -> RunConfig:
 
 def timed_step(config: RunConfig) -> int:
     """Return the step of a plan that the clock times, from 0: the first or, with delayed updates, the first one beside
-    an update, if the plan gets there."""
-    late = config.grads.late
-    return late if late < planned_steps(config) else 0
+    an update, if the plan gets there. Paged states begin on the device, so the second step is the first like later
+    ones."""
+    first = config.grads.late or int(moves_pages(config.memory))
+    return first if first < planned_steps(config) else 0
 
 
 def planned_steps(config: RunConfig) -> int:
     """Return the number of steps of a plan."""
-    return config.optim.steps or 1 + steps_unlike(config.grads, config.optim)
+    return config.optim.steps or 1 + max(steps_unlike(config.grads, config.optim), moves_pages(config.memory))

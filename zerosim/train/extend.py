@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.paging import moves_pages
 from zerosim.device.device import Phase
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime
@@ -110,7 +111,8 @@ def _in_groups(config: RunConfig) -> RunConfig:
 def shorter_runs(config: RunConfig) -> Iterator[tuple[int, int]]:
     """Yield pairs of microbatch counts to plan in place of `accumulate`, shortest first."""
     wanted, (few, step, *_) = config.data.accumulate, steady(config)
-    counts_live = is_exact(config.memory)  # another allocator's reserved bytes need not grow by a constant
+    # Another allocator's reserved bytes, and those of a full device, need not grow by a constant.
+    counts_live = is_exact(config.memory) and not moves_pages(config.memory)
     while counts_live and wanted > few + step:
         yield few, few + step
         few += few - wanted % step

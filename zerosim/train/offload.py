@@ -1,23 +1,24 @@
-"""Offloaded states in a run: the memories of a node, and the folder on its drives."""
+"""Offloaded and paged states in a run: the memories of a node, and the folder on its drives."""
 
 from __future__ import annotations
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.paging import moves_pages
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.nvme import asks_for_folder
 from zerosim.placement.memories import HOST, NVME
 
 
 def moves_states(config: RunConfig) -> bool:
-    """Return whether model states move between a rank's memories. Then gradient sums return from another memory from
-    the second microbatch on."""
-    return config.offload.is_on
+    """Return whether model states move between a rank's memories. With offload gradient sums return from another memory
+    from the second microbatch on."""
+    return config.offload.is_on or moves_pages(config.memory)
 
 
 def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
-    """Return the bytes of a node's memories that limit a run; None: not known. A cluster's limit only offloaded
-    states."""
-    return node_has(config, cluster if config.offload.is_on else None)
+    """Return the bytes of a node's memories that limit a run; None: not known. A cluster's limit only states that
+    move."""
+    return node_has(config, cluster if moves_states(config) else None)
 
 
 def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:

@@ -8,6 +8,7 @@ from zerosim.config import RunConfig
 from zerosim.functional.policy import DEFAULT
 from zerosim.nn.group import ONE_RANK
 from zerosim.optim.by_name import make_optimizer
+from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
     compression,
@@ -16,6 +17,7 @@ from zerosim.parallel import (
     hybrid,
     in_backward,
     offload,
+    paging,
     pipeline,
     reductions,
     sequence,
@@ -39,6 +41,7 @@ ADDS: tuple[Add, ...] = (
     offload.add,
     delayed.add,
     in_backward.add,
+    paging.add,
     tensor.add,
     sequence.add,
     activations.add,
@@ -66,5 +69,6 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         shards=lambda updater: HERE,
         cpu_steps=False,
         sub_group=config.optim.sub_group,
+        updater=Updater,
     )
     return reduce(lambda made, add: add(made, config, place), ADDS, first)

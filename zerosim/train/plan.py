@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from zerosim.comm.runtime import Context, launch_alone
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.allocators import feels_limit, is_exact
 from zerosim.config.parts.parallel import owns_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -241,12 +241,13 @@ def judged(config: RunConfig, capacity: int | None) -> RunConfig:
 def peak_of(config: RunConfig, capacity: int | None = None, cluster: Cluster | None = None) -> int:
     """Return the peak bytes of a rank's device. The run fits if they are at most the capacity.
 
-    An exact allocator needs the peak of live bytes on every device. Another one is judged on devices of that capacity;
-    if it refuses a request, return the bytes with which it would have granted the request.
+    An exact allocator needs the peak of live bytes on every device. Another one, and one whose pages move out, is
+    judged on devices of that capacity; if it refuses a request, return the bytes with which it would have granted the
+    request.
 
     Raises: OutOfMemory if the memory of a node's host or its drives are too small.
     """
-    capacity = None if is_exact(config.memory) else capacity
+    capacity = capacity if feels_limit(config.memory) else None
     return sum(peak_within(config, capacity, cluster).values())
 
 

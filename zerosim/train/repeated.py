@@ -30,6 +30,7 @@ from zerosim.nn import Unit, led_by
 from zerosim.nn.leaf import Hooks, LeafModule
 from zerosim.parallel.base import Strategy
 from zerosim.placement.memories import DEVICE
+from zerosim.tensor.collector import Collector
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Tensor
 from zerosim.verbs import MESSAGES
@@ -172,7 +173,7 @@ class Player:
 
     def collected(self, *gradients: tuple[int, int]) -> None:
         for flat, index in gradients:
-            self.flats[flat].note_collected(index)
+            self.flats[flat].collector.note(index)
 
     def entered(self, *modules: tuple[()]) -> None:
         for _ in modules:
@@ -378,27 +379,27 @@ class RehearsedFlat(Flat):
     def open(self, script: Script, number: int, like: Flat) -> None:
         """Allocate memory for the parameters; gradients are treated as those of `like`."""
         self.script, self.number = script, number
-        self.local_dtype, self.dummies = like.local_dtype, like.dummies
+        self.collector = Collector(like.collector.dtype, like.adds_at_once, like.collector.dummies)
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
         if like.adds_at_once:
-            self.keeps_whole_grad = True
-            self._lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
+            self.collector.lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
 
     def open_grad(self) -> Buffer:
-        if self.grad is None and not self.adds_at_once:
+        if self.collector.grad is None and not self.adds_at_once:
             self.script.write(Player.open_grad, self.number)
-            self.grad = self.script.buffer((self.numel,), self.local_dtype)
+            self.collector.grad = self.script.buffer((self.numel,), self.collector.dtype)
         return super().open_grad()
 
     def map_grad_window(self, index: int, packed: Sequence[tuple[int, ...]], place: int) -> Buffer:
-        if self.dummies is None:
+        dummies, dtype = self.collector.dummies, self.collector.dtype
+        if dummies is None:
             return super().map_grad_window(index, packed, place)
-        if not self.dummies.holds(packed, self.local_dtype):
+        if not dummies.holds(packed, dtype):
             self.script.write(Player.dummy, self.number, tuple(packed), place)
-        return self.script.buffer(self.spec.weights[index].shape, self.local_dtype)
+        return self.script.buffer(self.spec.weights[index].shape, dtype)
 
     def collect_grad(self, index: int, grad: Buffer) -> None:
-        if self.later is None:
+        if self.collector.later is None:
             self.script.write(Player.collected, self.number, index)
         super().collect_grad(index, grad)
 

@@ -27,7 +27,8 @@ def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) 
         kind = _kind(config, number, unit)
 
         def rehearsed(unit: Unit, shape: tuple[int, ...], dtype: DType) -> Rehearsed:
-            flats = [(flat.adds_at_once, flat.dummies and flat.dummies.shapes) for flat in unit.all_flats]
+            dummies = [flat.collector.dummies for flat in unit.all_flats]
+            flats = [(flat.adds_at_once, one and one.shapes) for flat, one in zip(unit.all_flats, dummies, strict=True)]
             reads = tuple((one.read().shape, one.leaf is None) for one in unit.reads)
             key = place, isinstance(unit, Recompute), unit.sends_back, shape, dtype.name, *flats, kind, reads
             if (one := found.get(key)) is None:

@@ -238,9 +238,10 @@ class Experiment:
         for (step, name), values in counts.items():
             flat = self.layout.flats[name]
             if self.layout.is_counted(stage, name):
-                place = mesh.index(rank, flat.axis), mesh.size(flat.axis)
                 of_weights = zip(flat.weights, values, strict=True)
-                lost[step] += sum(int(value) for weight, value in of_weights if weight.counts(*place))
+                lost[step] += sum(
+                    int(value) for weight, value in of_weights if weight.counts(mesh, rank, flat.cut_axes)
+                )
         return lost
 
     def _lost(self, outcomes: Sequence[RankOutcome]) -> list[Fraction]:

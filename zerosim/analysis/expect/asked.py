@@ -13,7 +13,7 @@ from zerosim.analysis.expect.largest import fits
 from zerosim.analysis.shares import is_mesh, share_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import is_exact
+from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.hardware import find_hardware
 from zerosim.config.presets.nodes import nodes
@@ -57,7 +57,7 @@ class Runs:
 
     def fits(self, config: RunConfig, memory: int) -> bool:
         """Return whether a step needs at most that many bytes."""
-        made = self._made.get((config, SHAPES)) if is_exact(config.memory) else None
+        made = self._made.get((config, SHAPES)) if not feels_limit(config.memory) else None
         if made is not None:
             return max(rank.peak.total_bytes for rank in made.memory) <= memory
         return self.once(fits, config, memory)

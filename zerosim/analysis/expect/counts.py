@@ -22,6 +22,7 @@ from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.parallel.pipeline import schedule_of
+from zerosim.placement.mesh import CUTS
 from zerosim.placement.spec import is_block
 from zerosim.train.check_trained import num_trained
 from zerosim.train.plan import plan, plan_first_step, timeline_of
@@ -126,7 +127,7 @@ def partition_share(asked: Asked) -> Fraction:
     """Compute the share from every message of a block that tp's first rank sent, in a recorded step."""
     sent = {"all_gather": 0, "all_reduce": 0}
     for event in plan(asked.config, keep_events=True).events[0]:
-        if isinstance(event, Launch) and event.axis == "tp" and is_block(event.scope.block):
+        if isinstance(event, Launch) and event.axis in CUTS and is_block(event.scope.block):
             sent[event.op] += event.wire_bytes
     if not sent["all_gather"] or not sent["all_reduce"]:
         raise InputError("partition_share: no block's input was gathered; set partition_activations, tp and recompute")

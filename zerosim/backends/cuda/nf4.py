@@ -6,10 +6,10 @@ import numpy as np
 
 from zerosim.backends.cuda.arrays import dense, result_for
 from zerosim.backends.cuda.types import raw, run_threads
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import QUANT_BLOCK, Array
 from zerosim.backends.numpy.nf4 import NF4
 from zerosim.backends.numpy.quantize import dynamic_map
-from zerosim.placement.nf4 import ABSMAX_BLOCK, NF4_BLOCK, nf4_parts
+from zerosim.placement import formats
 
 
 def _constant(name: str, entries: Array) -> str:
@@ -19,7 +19,7 @@ def _constant(name: str, entries: Array) -> str:
 DEQUANTIZE = (
     _constant("nf4_map", NF4)
     + _constant("absmax_map", dynamic_map(True))
-    + f"constexpr int NF4_BLOCK = {NF4_BLOCK}, ABSMAX_BLOCK = {ABSMAX_BLOCK};\n"
+    + f"constexpr int NF4_BLOCK = {formats.NF4.block}, ABSMAX_BLOCK = {QUANT_BLOCK};\n"
     + r"""
 __device__ inline float number_at(const unsigned char* bytes) {
     float number;
@@ -46,7 +46,6 @@ __global__ void dequantize_nf4(const unsigned char* stored, T* out, int mean, in
 def dequantize_nf4(stored: Array, out: Array) -> None:
     numel = out.size
     with result_for(out) as target:
-        parts = nf4_parts(numel)
         kernel = raw(DEQUANTIZE, "dequantize_nf4", (target.dtype,))
-        places = (np.int32(at) for at in (parts.mean, parts.absmax, parts.codes))
-        run_threads(kernel, -(-numel // 2), dense(stored), target, *places, numel)
+        codes, absmax, mean, _ = (np.int32(place.start) for place in formats.NF4.places(numel))
+        run_threads(kernel, -(-numel // 2), dense(stored), target, mean, absmax, codes, numel)

@@ -1,4 +1,4 @@
-"""Codecs' rules on NumPy's arrays (`parallel/compression/codecs.py`)."""
+"""Codecs' rules on NumPy's arrays (`parallel/compression/codecs.py`, `groups.py`)."""
 
 from __future__ import annotations
 

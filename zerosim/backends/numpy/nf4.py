@@ -1,4 +1,4 @@
-"""Weights in 4-bit NormalFloat with doubly quantized scales (QLoRA), as bytes that `placement/nf4.py` describes.
+"""Weights in 4-bit NormalFloat with doubly quantized scales (QLoRA), as bytes that `placement/formats.py` describes.
 
 A block of 64 is divided by its largest magnitude (absmax), and each quotient becomes the nearest of 16 numbers, the
 quantiles of a normal distribution. The absmax values, less their mean, become 8-bit codes in blocks of 256 themselves.
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerosim.backends.kernels import Array
+from zerosim.backends.kernels import QUANT_BLOCK, Array
 from zerosim.backends.numpy.cast import FLOAT32
 from zerosim.backends.numpy.quantize import dequantize, dynamic_map, nearest
-from zerosim.placement.nf4 import ABSMAX_BLOCK, NF4_BLOCK, nf4_parts
+from zerosim.placement import formats
 
 NF4 = np.array(
     [
@@ -24,6 +24,7 @@ NF4 = np.array(
     FLOAT32,
 )
 NF4.flags.writeable = False
+BLOCK = formats.NF4.block
 _STEPS = 65535
 _BOUNDS = (NF4[:-1] + NF4[1:]) / np.float32(2)
 
@@ -32,32 +33,30 @@ def encode_nf4(values: Array, mean: float | None = None) -> Array:
     """Encode a weight's finite values (n), n >= 1, as bytes (uint8). `mean` is subtracted from the absmax values
     (default: their own mean)."""
     values = np.asarray(values, FLOAT32).reshape(-1)
-    parts, numel = nf4_parts(values.size), values.size
-    absmax = np.maximum.reduceat(np.abs(values), np.arange(0, numel, NF4_BLOCK))
-    whole, tiny = numel - numel % NF4_BLOCK, np.float32(1e-38)
+    numel = values.size
+    absmax = np.maximum.reduceat(np.abs(values), np.arange(0, numel, BLOCK))
+    whole, tiny = numel - numel % BLOCK, np.float32(1e-38)
     safe = np.maximum(absmax, tiny)
     scaled = np.empty(numel + numel % 2, FLOAT32)
     scaled[-1] = 0.0  # an odd last element's neighbour
-    scaled[:whole] = values[:whole] * np.repeat(np.float32(1) / safe, NF4_BLOCK)[:whole]
+    scaled[:whole] = values[:whole] * np.repeat(np.float32(1) / safe, BLOCK)[:whole]
     scaled[whole:numel] = values[whole:] / safe[-1]
     codes = np.searchsorted(_BOUNDS, np.clip(scaled, -1, 1)).astype(np.uint8)
     offset = np.float32(absmax.mean(dtype=np.float64) if mean is None else mean)
     absmax_codes, scales = _coarsely(absmax - offset)
-    stored = np.zeros(parts.nbytes, np.uint8)
-    stored[: parts.mean] = scales.view(np.uint8)
-    stored[parts.mean : parts.absmax] = np.array([offset], FLOAT32).view(np.uint8)
-    stored[parts.absmax : parts.codes] = absmax_codes
-    packed = codes[::2] << 4 | codes[1::2]
-    stored[parts.codes : parts.codes + packed.size] = packed
+    stored = np.zeros(formats.NF4.nbytes(numel), np.uint8)
+    arrays = codes[::2] << 4 | codes[1::2], absmax_codes, np.array([offset], FLOAT32), scales
+    for place, array in zip(formats.NF4.places(numel), arrays, strict=True):
+        stored[place] = array.view(np.uint8)
     return stored
 
 
 def _coarsely(values: Array) -> tuple[Array, Array]:
     """8-bit codes and scales as bitsandbytes makes them on a CPU: a quotient is rounded to one of 65,536 steps from -1
     to 1, and has the code of the entry nearest to that step. A block of zeros has code 0."""
-    starts, one, half = np.arange(0, values.size, ABSMAX_BLOCK), np.float32(1), np.float32(0.5)
+    starts, one, half = np.arange(0, values.size, QUANT_BLOCK), np.float32(1), np.float32(0.5)
     scales = np.maximum.reduceat(np.abs(values), starts)
-    each = np.repeat(scales, ABSMAX_BLOCK)[: values.size]
+    each = np.repeat(scales, QUANT_BLOCK)[: values.size]
     quotients = values / np.where(each == 0, one, each)
     steps = np.floor((quotients + one) * half * np.float32(_STEPS) + half)
     codes = nearest(steps / np.float32(_STEPS) * np.float32(2) - one, dynamic_map(True))
@@ -66,13 +65,12 @@ def _coarsely(values: Array) -> tuple[Array, Array]:
 
 def decode_nf4(stored: Array, numel: int) -> Array:
     """Decode these bytes into values (n), fp32."""
-    parts = nf4_parts(numel)
-    scales, mean = stored[: parts.mean].copy().view(FLOAT32), stored[parts.mean : parts.absmax].copy().view(FLOAT32)
-    absmax = dequantize(stored[parts.absmax : parts.codes], scales, dynamic_map(True), ABSMAX_BLOCK) + mean
-    packed = stored[parts.codes : parts.codes + -(-numel // 2)]
+    packed, absmax_codes, *numbers = (stored[place] for place in formats.NF4.places(numel))
+    mean, scales = (number.copy().view(FLOAT32) for number in numbers)
+    absmax = dequantize(absmax_codes, scales, dynamic_map(True)) + mean
     codes = np.empty(2 * packed.size, np.uint8)
     codes[::2], codes[1::2] = packed >> 4, packed & 15
-    return NF4[codes[:numel]] * np.repeat(absmax, NF4_BLOCK)[:numel]
+    return NF4[codes[:numel]] * np.repeat(absmax, BLOCK)[:numel]
 
 
 def dequantize_nf4(stored: Array, out: Array) -> None:

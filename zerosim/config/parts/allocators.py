@@ -11,6 +11,12 @@ def is_exact(memory: MemoryConfig) -> bool:
     return memory.allocator == "exact"
 
 
+def feels_limit(memory: MemoryConfig) -> bool:
+    """Return whether a device's bytes depend on its limit: another allocator then gives back what it keeps, and paged
+    states move out."""
+    return memory.paged_states or not is_exact(memory)
+
+
 def with_addresses(memory: MemoryConfig) -> tuple[str, str | None]:
     """Return an allocator that chooses addresses, and its settings: the caching one in place of an exact one."""
     return "caching" if is_exact(memory) else memory.allocator, memory.allocator_conf

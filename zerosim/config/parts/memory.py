@@ -54,6 +54,10 @@ class MemoryConfig(Part):
         "flight to the host (torchtune's max_fwd_stash_size, 5 there); 0: compute waits for each copy", low=0,
         high=4096, metavar="N", also=("--max-fwd-stash-size",),
     )  # fmt: skip
+    paged_states: bool = option(
+        False, "optimizer states of 100,000 elements or more are paged, as in bitsandbytes' paged optimizers: a full "
+        "device moves them to host memory, and back for the optimizer's step", group="training", after="lazy_states",
+    )  # fmt: skip
     saves: str = option(
         "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save",
         choices=("lean", "megatron"),

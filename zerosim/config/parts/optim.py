@@ -124,8 +124,8 @@ WORDS = (
     ("num_train_epochs epochs train_samples", "--steps S"),
     (
         "optim optimizer.name optimizer.type",
-        "--optimizer adamw for adamw_torch, adam8bit for adamw_bnb_8bit, adafactor-hf for adafactor, sgd "
-        "with --optimizer-in-backward for lomo, ...",
+        "--optimizer adamw for adamw_torch, adam8bit for adamw_bnb_8bit, adafactor-hf for adafactor; with "
+        "--paged-states for paged_adamw_32bit and paged_adamw_8bit; sgd with --optimizer-in-backward for lomo",
     ),
     ("optimizer.implementation", "--foreach or --no-foreach; fused is --no-foreach"),
     ("adam_beta1 adam_beta2 optimizer.beta1 optimizer.beta2", "--betas B1 B2"),

@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from zerosim.config.option import Part, option
 from zerosim.config.parts.model import ModelConfig
 from zerosim.errors import InputError, wrong
+from zerosim.placement.formats import WEIGHTS
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -46,7 +47,7 @@ class TuningConfig(Part):
     lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
-        choices=("nf4",), shown="as parameters are", switches={"load_in_4bit": "nf4"},
+        choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
     )  # fmt: skip
     adapters: str | None = option(
         None, "adapters to start from, by name, in a file from --save-adapters; or a folder that PEFT wrote",

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from zerosim.placement.formats import DYNAMIC8
+
 
 class OptimizerPreset(NamedTuple):
     """`betas` is None if it has none, and so are `eps`, `momentum` and `aux_lr`.
@@ -51,7 +53,9 @@ OPTIMIZERS: Mapping[str, OptimizerPreset] = MappingProxyType(
     {
         "adam": OptimizerPreset("Adam"),
         "adamw": OptimizerPreset("AdamW", weight_decay=0.01),
-        "adam8bit": OptimizerPreset("8-bit Adam", cut="blocks", block=256, note="bitsandbytes', with such a rate"),
+        "adam8bit": OptimizerPreset(
+            "8-bit Adam", cut="blocks", block=DYNAMIC8.block, note="bitsandbytes', with such a rate"
+        ),
         "radam": OptimizerPreset("RAdam"),
         "adam-sage": OptimizerPreset("Adam with SAGE", eps=1e-6, note="the authors' code"),
         "lion": OptimizerPreset("Lion", lr=1e-4, betas=(0.9, 0.99), eps=None, note="2302.06675"),

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from zerosim.device.events import Segment
-from zerosim.device.memory import Change
+from zerosim.device.memory import Change, MovesOut
 
 MIB = 2**20
 UNLIMITED = 2**62
@@ -121,10 +121,15 @@ class DeviceMemory:
         self.capacity = capacity
         self.reserved_bytes = 0
         self.changes: list[Change] = []
+        self.pages: MovesOut | None = None  # they compete with segments
         self._ranges: list[tuple[int, int]] = []  # addresses in use: start, end
 
     def has(self, nbytes: int) -> bool:
-        return self.capacity is None or self.reserved_bytes + nbytes <= self.capacity
+        """Return whether there is room, after pages have moved out."""
+        while self.capacity is not None and self.reserved_bytes + nbytes > self.capacity:
+            if self.pages is None or not self.pages.move_out():
+                return False
+        return True
 
     def addresses(self, nbytes: int) -> int:
         """Return the lowest free range of that many addresses, without memory behind it."""

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from zerosim.config.allocator import INTERVALS, CachingKnobs
 from zerosim.device.allocators.blocks import MIB, UNLIMITED, Block, BlockPool, DeviceMemory
 from zerosim.device.allocators.expandable import ExpandableSegments
-from zerosim.device.memory import Change
+from zerosim.device.memory import Change, MovesOut
 from zerosim.errors import Room
 
 MIN_BLOCK = 512
@@ -48,6 +48,7 @@ class CachingAllocator:
         self.memory = DeviceMemory(capacity)
         self.allocated_bytes = 0
         self.small, self.large = BlockPool(is_small=True), BlockPool(is_small=False)
+        self._pages = BlockPool(is_small=False)  # no segments of this allocator, and never kept
         self._max_split = UNLIMITED if knobs.max_split_size_mb is None else knobs.max_split_size_mb * MIB
         self._expandable = ExpandableSegments(self.memory) if knobs.expandable_segments else None
         self._live: dict[int, Block | None] = {}  # None: a request of 0 bytes has no block
@@ -84,6 +85,24 @@ class CachingAllocator:
             return None
         if self._splits(block, size):
             pool.put(block.split(size))
+        return self._grant(id, block)
+
+    def share(self, pages: MovesOut) -> None:
+        """Let pages of unified memory move out for new segments: the driver has room while it can move some."""
+        self.memory.pages = pages
+
+    def reserve_pages(self, id: int, nbytes: int) -> int | None:
+        """Reserve the driver's memory for pages. If other pages leave no room, segments without live bytes are given
+        back."""
+        if not self.memory.has(nbytes):
+            self._give_back_all()
+        if not self.memory.has(nbytes):
+            return None
+        block = Block(self._pages, COMPUTE, self.memory.addresses(nbytes), nbytes)
+        self.memory.take(block.address, nbytes)
+        return self._grant(id, block)
+
+    def _grant(self, id: int, block: Block) -> int:
         block.allocated = True
         self._live[id] = block
         self.allocated_bytes += block.size
@@ -95,7 +114,9 @@ class CachingAllocator:
             return
         block.allocated = False
         self.allocated_bytes -= block.size
-        if block.uses:
+        if block.pool is self._pages:
+            self._return(block)
+        elif block.uses:
             self._pending.append(block)
         else:
             self._free(block)
@@ -168,6 +189,10 @@ class CachingAllocator:
     # -- giving segments back -------------------------------------------------------------------
     def _give_back(self, block: Block) -> None:
         block.pool.remove(block)
+        self._return(block)
+
+    def _return(self, block: Block) -> None:
+        """Return a segment's memory to the driver."""
         self.memory.take(block.address, -block.size)
         self.memory.forget(block.address)
 

@@ -28,14 +28,15 @@ from zerosim.parallel.compression.powersgd import PowerSGD
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import AllGather
 from zerosim.parallel.pieces import Pieces, Place
+from zerosim.placement.formats import blocks
 
 Make = Callable[[RunConfig, AllGather], Slices]
 COMPRESSED: Mapping[str, Make] = MappingProxyType(
     {
         "fp16": lambda c, gathers: Cast(gathers),
         "bf16": lambda c, gathers: CastToBf16(gathers),
-        "int8": lambda c, gathers: Encoded(gathers, Blocks(8, c.reduction.block)),
-        "int4": lambda c, gathers: Encoded(gathers, Blocks(4, c.reduction.block)),
+        "int8": lambda c, gathers: Encoded(gathers, Blocks(blocks(8, c.reduction.block))),
+        "int4": lambda c, gathers: Encoded(gathers, Blocks(blocks(4, c.reduction.block))),
         "top-k": lambda c, gathers: Encoded(gathers, TopK(c.reduction.ratio)),
         "random-k": lambda c, gathers: RandomK(gathers, c.reduction.ratio, c.data.seed),
         "dgc": lambda c, gathers: DGC(gathers, c.reduction.ratio, c.optim.momentum, c.reduction.warmup),

@@ -13,11 +13,13 @@ and their scale, as in DeepSpeed's 1-bit Adam), 2306.10209 (blocks).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from zerosim.backends.kernels import Array
-from zerosim.dtypes import DType, fp32, int32, uint8
+from zerosim.dtypes import DType, int32
+from zerosim.placement.formats import Format, blocks
 
 
 class Codec(Protocol):
@@ -36,50 +38,67 @@ class Codec(Protocol):
         """Fill `sent`, each (P, its elements), with the code of values (P, n)."""
         ...
 
-    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
-        """Set out (n) to the mean over N ranks of the codes received from them, each (N, its elements), added in rank
-        order."""
+    def add(self, xp: Any, total: Array, *arrived: Array) -> None:
+        """Add the numbers that one rank's codes stand for to total (n)."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Multiples of absmax / 127 in a byte, or of absmax / 7 in half a byte; no residual of the rounding."""
+def added(xp: Any, codec: Codec, total: Array, *arrived: Array) -> Array:
+    """Add up codes received from N ranks, each (N, its elements), in rank order: `total`, which begins as zeros."""
+    for one in zip(*arrived, strict=True):
+        codec.add(xp, total, *one)
+    return total
 
-    bits: int
-    block: int
-    has_residual: bool = False
+
+def mean_of(codec: Codec) -> Callable[..., None]:
+    """Return the rule that sets out (n) to the mean over N ranks of what codes from them stand for."""
+
+    def rule(xp: Any, out: Array, *arrived: Array) -> None:
+        out[...] = added(xp, codec, xp.zeros_like(out), *arrived) / len(arrived[0])
+
+    return rule
+
+
+@dataclass(frozen=True, slots=True)
+class InFormat:
+    """Codes of a `Format`, without a residual of their rounding."""
+
+    format: Format
+    has_residual: ClassVar[bool] = False
 
     def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
-        return [(-(-numel * self.bits // 8), uint8), (-(-numel // self.block), fp32)]
+        """Return those of the format, whatever dtype the numbers have."""
+        return self.format.arrays(numel)
+
+
+class Blocks(InFormat):
+    """Multiples of absmax / 127 in a byte, or of absmax / 7 in half a byte."""
+
+    __slots__ = ()
 
     def encode(self, xp: Any, values: Array, *sent: Array) -> None:
         codes, scales = sent
         parts, numel = values.shape
-        most = 2 ** (self.bits - 1) - 1
-        padded = xp.zeros((parts, scales.shape[1] * self.block), values.dtype)
+        most = 2 ** (self.format.bits - 1) - 1
+        padded = xp.zeros((parts, scales.shape[1] * self.format.block), values.dtype)
         padded[:, :numel] = values
-        blocks = padded.reshape(parts, -1, self.block)
+        blocks = padded.reshape(parts, -1, self.format.block)
         scales[...] = xp.abs(blocks).max(axis=2) / most
         divisors = xp.where(scales == 0, xp.float32(1), scales)[:, :, None]
         steps = (xp.rint(blocks / divisors).reshape(parts, -1)[:, :numel] + (most + 1)).astype(xp.uint8)
-        if self.bits == 8:
+        if self.format.bits == 8:
             codes[...] = steps
             return
         pairs = xp.zeros((parts, 2 * codes.shape[1]), xp.uint8)
         pairs[:, :numel] = steps
         codes[...] = pairs[:, ::2] << 4 | pairs[:, 1::2]
 
-    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+    def add(self, xp: Any, total: Array, *arrived: Array) -> None:
         codes, scales = arrived
-        ranks, middle = codes.shape[0], 2 ** (self.bits - 1)
-        total = xp.zeros(out.shape, out.dtype)
-        for mine, scale in zip(codes, scales, strict=True):
-            if self.bits == 4:
-                mine = xp.stack([mine >> 4, mine & 15], axis=1).reshape(-1)
-            steps = mine[: out.size].astype(out.dtype) - middle
-            total += steps * xp.repeat(scale, self.block)[: out.size].astype(out.dtype)
-        out[...] = total / ranks
+        if self.format.bits == 4:
+            codes = xp.stack([codes >> 4, codes & 15], axis=1).reshape(-1)
+        steps = codes[: total.size].astype(total.dtype) - 2 ** (self.format.bits - 1)
+        total += steps * xp.repeat(scales, self.format.block)[: total.size].astype(total.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +123,16 @@ class TopK:
             out[...] = row[at]
             row[at] = 0
 
-    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+    def add(self, xp: Any, total: Array, *arrived: Array) -> None:
         kept, places = arrived
-        total = xp.zeros(out.shape, out.dtype)
-        for mine, at in zip(kept, places, strict=True):
-            total[at] += mine
-        out[...] = total / kept.shape[0]
+        total[places] += kept
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
+class Signs(InFormat):
     """x becomes sign(x) |x|_2 / sqrt(n), where 0 counts as positive; the difference is the residual."""
 
-    has_residual: bool = True
-
-    def buffers(self, numel: int, dtype: DType) -> list[tuple[int, DType]]:
-        return [(-(-numel // 8), uint8), (1, fp32)]
+    __slots__ = ()
+    has_residual: ClassVar[bool] = True
 
     def encode(self, xp: Any, values: Array, *sent: Array) -> None:
         bits, scales = sent
@@ -127,12 +140,12 @@ class Signs:
         bits[...] = xp.packbits(values >= 0, axis=1)
         values -= xp.where(values >= 0, scales, -scales).astype(values.dtype)
 
-    def decode(self, xp: Any, out: Array, *arrived: Array) -> None:
+    def add(self, xp: Any, total: Array, *arrived: Array) -> None:
         bits, scales = arrived
-        total = xp.zeros(out.shape, out.dtype)
-        for mine, scale in zip(bits, scales, strict=True):
-            total += xp.where(xp.unpackbits(mine)[: out.size] == 1, scale, -scale).astype(out.dtype)
-        out[...] = total / bits.shape[0]
+        total += xp.where(xp.unpackbits(bits)[: total.size] == 1, scales, -scales).astype(total.dtype)
+
+
+SIGNS = Signs(blocks(1, 0))
 
 
 def most_of(ratio: float, numel: int) -> int:

@@ -18,7 +18,8 @@ from zerosim.backends.kernels import Array
 from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
-from zerosim.parallel.compression.codecs import Codec, TopK, most_of
+from zerosim.dtypes import DType
+from zerosim.parallel.compression.codecs import Codec, TopK, mean_of, most_of
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathers import AllGather
 from zerosim.placement.partition import Whole
@@ -82,8 +83,7 @@ class Encoded(Slices):
     def send(self, flat: Flat, values: Buffer, codec: Codec) -> InFlight:
         """Encode and launch."""
         device, parts, comm = flat.device, self.parts(flat), self.group_of(flat)
-        each = [(numel, dtype) for numel, dtype in codec.buffers(values.numel // parts, values.dtype)]
-        sent = [device.alloc((parts * numel,), dtype, Kind.COMM) for numel, dtype in each]
+        sent = buffers_for(device, codec.buffers(values.numel // parts, values.dtype), parts)
         rows = [one.array.reshape(parts, -1) for one in (values, *sent)]
         code(device, "encode", codec.encode, values.numel, *rows)
         launch = comm.launch_all_gather if parts == 1 else comm.launch_all_to_all
@@ -99,7 +99,7 @@ class Encoded(Slices):
         """Write the mean over ranks into `own`."""
         ranks = self.group_of(flat).size
         rows = [one.array.reshape(ranks, -1) for one in arrived]
-        code(flat.device, "decode", self.codec_now(flat).decode, own.numel * ranks, own.array, *rows)
+        code(flat.device, "decode", mean_of(self.codec_now(flat)), own.numel * ranks, own.array, *rows)
         return own
 
 
@@ -144,6 +144,11 @@ class RandomK(Encoded):
 
         code(flat.device, "decode", put, 0, own.array, arrived[0].array)
         return own
+
+
+def buffers_for(device: Device, arrays: Sequence[tuple[int, DType]], parts: int = 1) -> list[Buffer]:
+    """Return buffers for so many parts of codes, each of which has these arrays."""
+    return [device.alloc((parts * numel,), dtype, Kind.COMM) for numel, dtype in arrays]
 
 
 def code(device: Device, name: str, rule: Any, flops: int, *arrays: Array) -> None:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from zerosim.backends.kernels import Array
+from zerosim.parallel.compression.codecs import InFormat
 
 ALIGNED = 8
 """Elements that a kernel loads at a time: the number of groups of weights is a multiple of it."""
@@ -55,29 +56,30 @@ def grad_groups(shapes: Sequence[tuple[int, ...]], numel: int, ranks: int) -> in
     return each * ranks
 
 
-def encode(xp: Any, bits: int, values: Array, codes: Array, scales: Array) -> None:
-    """Fill codes and scales of fp16 values (any shape), group by group."""
-    rows = values.reshape(scales.size, -1).astype(xp.float32)
-    half, most = 2 ** (bits - 1), xp.abs(rows).max(axis=1)
-    scale = xp.float32(2**bits) / (2 * xp.where(most == 0, xp.float32(half), most))
-    steps = xp.clip(xp.rint(rows * scale[:, None]), -half, half - 1)
-    steps = xp.where(xp.isnan(steps), 0, steps).astype(xp.int8).reshape(-1)
-    scales[...] = 1 / scale
-    codes[...] = steps.view(xp.uint8) if bits == 8 else (steps[::2] << 4 | (steps[1::2] & 15)).view(xp.uint8)
+class Groups(InFormat):
+    """Codes of fp16 values; the scales that are sent are steps, so that a value is its code times its scale."""
 
+    __slots__ = ()
 
-def decode(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
-    """Decode codes into fp16 values, in one dimension."""
-    steps = codes.view(xp.int8)
-    if bits == 4:
-        steps = xp.stack([steps >> 4, (steps << 4) >> 4], axis=1)
-    rows = steps.reshape(scales.size, -1).astype(xp.float32)
-    return (rows * scales[:, None]).astype(xp.float16).reshape(-1)
+    def encode(self, xp: Any, values: Array, *sent: Array) -> None:
+        """Fill codes and scales of values (any shape), group by group."""
+        codes, scales = sent
+        bits, rows = self.format.bits, values.reshape(scales.size, -1).astype(xp.float32)
+        half, most = 2 ** (bits - 1), xp.abs(rows).max(axis=1)
+        scale = xp.float32(2**bits) / (2 * xp.where(most == 0, xp.float32(half), most))
+        steps = xp.clip(xp.rint(rows * scale[:, None]), -half, half - 1)
+        steps = xp.where(xp.isnan(steps), 0, steps).astype(xp.int8).reshape(-1)
+        scales[...] = 1 / scale
+        codes[...] = steps.view(xp.uint8) if bits == 8 else (steps[::2] << 4 | (steps[1::2] & 15)).view(xp.uint8)
 
+    def decode(self, xp: Any, codes: Array, scales: Array) -> Array:
+        """Return the fp16 values, in one dimension."""
+        steps = codes.view(xp.int8)
+        if self.format.bits == 4:
+            steps = xp.stack([steps >> 4, (steps << 4) >> 4], axis=1)
+        rows = steps.reshape(scales.size, -1).astype(xp.float32)
+        return (rows * scales[:, None]).astype(xp.float16).reshape(-1)
 
-def decoded_sum(xp: Any, bits: int, codes: Array, scales: Array) -> Array:
-    """Add up rows of codes (P, bytes) with scales (P, groups) in fp16, in their order, rounding after each addition."""
-    total = decode(xp, bits, codes[0], scales[0])
-    for mine, scale in zip(codes[1:], scales[1:], strict=True):
-        total = total + decode(xp, bits, mine, scale)
-    return total
+    def add(self, xp: Any, total: Array, *arrived: Array) -> None:
+        """Add the values to total (n), fp16, rounding after the addition."""
+        total += self.decode(xp, *arrived)

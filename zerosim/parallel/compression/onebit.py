@@ -18,8 +18,8 @@ from typing import Any
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
-from zerosim.parallel.compression.codecs import Signs
-from zerosim.parallel.compression.encoded import code
+from zerosim.parallel.compression.codecs import SIGNS, mean_of
+from zerosim.parallel.compression.encoded import buffers_for, code
 from zerosim.parallel.compression.powersgd import Averaged
 from zerosim.parallel.exchange import AllReduce
 from zerosim.parallel.gathers import AllGather
@@ -35,7 +35,7 @@ class OneBitAdam(AllReduce):
 
     def __init__(self, gathers: AllGather, beta1: float, warmup: int) -> None:
         super().__init__(gathers)
-        self.beta1, self.warmup, self.codec = beta1, warmup, Signs()
+        self.beta1, self.warmup, self.codec = beta1, warmup, SIGNS
         self.states = {"worker_error": Row(Whole()), "server_error": Row(Whole())}
         self.kept: dict[tuple[str, str], Buffer] = {}
 
@@ -69,24 +69,24 @@ class OneBitAdam(AllReduce):
         arrived = [comm.all_to_all(one, kind=Kind.COMM) for one in of_slices]
         mean = device.alloc((server.numel,), grad.dtype, Kind.COMM)
         rows = [one.array.reshape(ranks, -1) for one in arrived]
-        code(device, "decode", self.codec.decode, mean.numel * ranks, mean.array, *rows)
+        code(device, "decode", mean_of(self.codec), mean.numel * ranks, mean.array, *rows)
         device.kernel(mean.numel, device.backend.add, server.array, mean.array, server.array)
         gathered = [comm.all_gather(one, kind=Kind.COMM) for one in self._signs(flat, server, 1)]
 
         def put(xp: Any, grad: Array, bits: Array, scales: Array) -> None:
             own = bits.size // ranks * 8
-            each = [xp.empty(server.numel, grad.dtype) for _ in range(ranks)]
+            each = [xp.zeros(server.numel, grad.dtype) for _ in range(ranks)]
             for out, mine, scale in zip(each, bits.reshape(ranks, -1), scales, strict=True):
                 assert out.size <= own
-                self.codec.decode(xp, out, mine[None], scale.reshape(1, 1))
+                self.codec.add(xp, out, mine, scale)
             grad[...] = xp.concatenate(each)[: grad.size]
 
         code(device, "decode", put, grad.numel, grad.array, *(one.array for one in gathered))
 
     def _signs(self, flat: Flat, values: Buffer, parts: int) -> list[Buffer]:
         """Encode values as signs, and leave the error in their place."""
-        device, each = flat.device, self.codec.buffers(values.numel // parts, values.dtype)
-        sent = [device.alloc((parts * numel,), dtype, Kind.COMM) for numel, dtype in each]
+        device = flat.device
+        sent = buffers_for(device, self.codec.buffers(values.numel // parts, values.dtype), parts)
         rows = [one.array.reshape(parts, -1) for one in (values, *sent)]
         code(device, "encode", self.codec.encode, 3 * values.numel, *rows)
         return sent

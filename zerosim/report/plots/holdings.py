@@ -14,6 +14,7 @@ from zerosim.device.device import Phase
 from zerosim.device.events import Alloc, Event, Mark
 from zerosim.errors import InputError, wrong
 from zerosim.ledger.memory import MemoryLedger
+from zerosim.placement.mesh import MODEL
 from zerosim.train.result import RunResult
 
 STRIPS = {"param": "parameters", "grad": "gradients", "optim": "optimizer states"}
@@ -46,7 +47,7 @@ class Holding(NamedTuple):
 
 def check_one_axis(config: RunConfig) -> None:
     """Check the mesh. Raises: InputError for one in which ranks hold parts of a tensor or of the layers."""
-    for axis in ("tp", "pp", "dp_replicate"):
+    for axis in (*reversed(MODEL), "dp_replicate"):
         if (size := config.mesh.axes.size(axis)) > 1:
             raise wrong(axis, f" {size}: the picture is of data-parallel ranks alone; leave it out")
 
