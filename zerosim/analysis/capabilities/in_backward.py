@@ -11,12 +11,17 @@ FREED = (
 )
 
 
+def frees(config: RunConfig) -> bool:
+    """Return whether each gradient is freed inside backward."""
+    return config.grads.in_backward
+
+
 def _kept(config: RunConfig, kept: Kept) -> Kept:
-    return kept._replace(grads=not config.grads.in_backward)
+    return kept._replace(grads=not frees(config))
 
 
 CAPABILITY = Capability(
     kept=_kept,
-    notes={"model_states": lambda c: when(c.grads.in_backward, FREED)},
-    measured=lambda config: not config.grads.in_backward,
+    notes={"model_states": lambda c: when(frees(c), FREED)},
+    measured=lambda config: not frees(config),
 )
