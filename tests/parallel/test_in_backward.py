@@ -63,6 +63,12 @@ def test_it_has_the_bits_of_a_step_after_backward(fields: dict[str, Any]) -> Non
     assert set(result.live_bytes_after) == {0}
 
 
+def test_states_that_the_first_step_makes_are_there_when_backward_ends() -> None:
+    result = run(RunConfig(**SMALL | {"steps": 1}, lazy_states=True, optimizer_in_backward=True))
+    assert formulas_agree(checks(result))
+    assert result.memory[0].marks["end_of_backward"].by_kind["optim"] > 0
+
+
 @pytest.mark.parametrize("stage", range(4))
 def test_no_rank_holds_gradients_of_more_than_one_buffer(stage: int) -> None:
     config = RunConfig(**SMALL, stage=stage, bucket_bytes=None, tie_embeddings=False)

@@ -20,5 +20,5 @@ def held_cost(result: RunResult, stage: int) -> BytesPerParameter:
 def has_states(result: RunResult) -> bool:
     """Return whether there are optimizer states when backward ends."""
     config, steps = result.config, result.steps
-    made_by = steps if in_backward.is_on(config) else steps[:-1]
+    made_by = steps if in_backward.frees(config) else steps[:-1]
     return not config.optim.lazy_states or any(not step.skipped for step in made_by)

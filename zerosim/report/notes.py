@@ -125,6 +125,8 @@ def control(result: RunResult, sent: Sequence[int]) -> str:
     if any(sent):
         return f"Control traffic (norm and overflow flags): {spread(sent)} B per rank."
     why = "there is one rank" if result.config.mesh.ranks == 1 else "every rank has all gradients"
+    if result.steps and result.steps[-1].grad_norm is None:
+        why = "no norm is computed"
     return f"Control traffic: none, for {why}."
 
 

@@ -186,7 +186,7 @@ def closing(found: Sequence[Checks]) -> str:
     """Return what the ZeRO stage did, in a line or two."""
     result = found[0].of.result
     config, stage = result.config, result.config.parallel.zero_stage
-    cost = formulas.figure(cost_of(result).total)
+    cost, grads = formulas.figure(cost_of(result).total), ", gradient" if cost_of(result).grad else ""
     if config.mesh.ranks == 1:
         return (
             "With one rank there is nothing to divide and nothing to send: every ZeRO stage is the same. Try --ranks 4."
@@ -195,7 +195,7 @@ def closing(found: Sequence[Checks]) -> str:
     if stage == 0:
         flags = _other_axes(config)
         return (
-            f"DDP keeps every parameter, gradient and optimizer state{of_part} on every rank: {cost} bytes per "
+            f"DDP keeps every parameter{grads} and optimizer state{of_part} on every rank: {cost} bytes per "
             f"parameter, however many {'data ranks' if of_part else 'ranks'} there are. Stages 1, 2 and 3 divide them: "
             + " ".join(["zerosim compare --ranks", str(mesh.ranks), *(f"{flag} {flags[flag]}" for flag in flags)])
         )

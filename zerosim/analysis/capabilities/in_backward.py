@@ -11,17 +11,17 @@ FREED = (
 )
 
 
-def is_on(config: RunConfig) -> bool:
-    """Return whether a flat is updated inside backward."""
+def frees(config: RunConfig) -> bool:
+    """Return whether each gradient is freed inside backward."""
     return config.grads.in_backward
 
 
 def _kept(config: RunConfig, kept: Kept) -> Kept:
-    return kept._replace(grads=not is_on(config))
+    return kept._replace(grads=not frees(config))
 
 
 CAPABILITY = Capability(
     kept=_kept,
-    notes={"model_states": lambda c: when(is_on(c), FREED)},
-    measured=lambda config: not is_on(config),
+    notes={"model_states": lambda c: when(frees(c), FREED)},
+    measured=lambda config: not frees(config),
 )

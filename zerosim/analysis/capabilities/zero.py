@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.in_backward import frees
 from zerosim.analysis.capability import Capability, Forms, Kept, Key, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, frozen_of, operations, reductions
 from zerosim.analysis.formulas import BytesPerParameter
@@ -93,9 +94,11 @@ def _holds(config: RunConfig) -> Iterator[str]:
     ranks, gathering = config.mesh.shards, config.gathering
     if config.parallel.zero_stage == 1:
         until = "" if config.states_stage == 1 else " until they are reduced"
-        yield f"1/{ranks} of the optimizer states; parameters and gradients stay whole{until}"
+        stay = "parameters stay whole, gradients" if frees(config) else "parameters and gradients stay whole"
+        yield f"1/{ranks} of the optimizer states; {stay}{' until their update' if frees(config) else until}"
     if config.parallel.zero_stage == 2:
-        yield f"1/{ranks} of the optimizer states and gradients; parameters stay whole"
+        grads = " and, until its update, of each gradient" if frees(config) else " and gradients"
+        yield f"1/{ranks} of the optimizer states{grads}; parameters stay whole"
     if config.parallel.zero_stage == 3:
         when = "only while it is used" if gathering.reshard_after_forward else "once, for forward and backward"
         yield f"1/{ranks} of every model state, and gathers a {gathering.gather}'s parameters {when}"
