@@ -698,7 +698,9 @@ COPIES = [
         "CPU Adam, whose gradients zerosim sends to the host",
         "cpu_adam",
         solution(
-            "cpu_adam", ("            self.carry(own, there)\n", ""), ("add_grad_shard(there)", "add_grad_shard(own)")
+            "cpu_adam",
+            ("            self.carry(own, there)\n", ""),
+            ("unit.flat.add_grad_shard(there)", "self.shards.gradients.keep(unit.flat, own)"),
         ),
         "0/9",
         ("OffloadedGradients.send, zerosim's own, did the work",),
