@@ -15,7 +15,9 @@ from test_shapes import assert_same_record
 
 from zerosim.analysis.checks import checks
 from zerosim.config import RunConfig
+from zerosim.device.copies import PAGES
 from zerosim.errors import InputError
+from zerosim.optim import paging
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
@@ -24,6 +26,7 @@ SIZES: dict[str, Any] = dict(
     stage=3, layers=3, hidden=32, heads=2, seq=16, micro_batch=1, accumulate=2, ranks=2, steps=3, prefetch=1
 )
 SAVES, INPUTS = dict(offload_activations=True), dict(recompute="full", cpu_checkpointing=True)
+CAPACITY = 450_000  # which moves states out, beside every policy that leaves them on the device
 POLICIES: dict[str, dict[str, Any]] = {
     "optimizer=host": dict(offload="optimizer=host"),
     "optimizer=nvme": dict(offload="optimizer=nvme"),
@@ -31,6 +34,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "params=nvme": dict(offload="params=nvme"),
     "delayed update": dict(delayed_update=2),
     "optimizer in backward": dict(optimizer_in_backward=True, accumulate=1),
+    "fsdp2": dict(offload="optimizer=host,params=host", offload_policy="fsdp2"),
+    "paged states": dict(paged_states=True, capacity=CAPACITY),
     "step in groups": dict(sub_group=500),
     "activations": SAVES,
     "activations in a window": SAVES | dict(stash_window=2),
@@ -51,7 +56,8 @@ def refused() -> dict[tuple[str, str], str]:
 
 def joined(one: str, other: str, place: Path) -> RunConfig:
     fields = SIZES | POLICIES[one] | POLICIES[other]
-    offload = ",".join(POLICIES[name]["offload"] for name in (one, other) if "offload" in POLICIES[name])
+    moved = [where for name in (one, other) for where in POLICIES[name].get("offload", "").split(",") if where]
+    offload = ",".join(dict.fromkeys(moved))
     if offload or "delayed update" in (one, other):
         fields |= dict(offload=offload or "optimizer=host", nvme=str(place))
     return RunConfig(**fields)
@@ -70,7 +76,10 @@ def test_the_page_names_only_policies() -> None:
 @pytest.mark.bits
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=str)
-def test_a_pair_runs_or_a_rule_refuses_it(one: str, other: str, tmp_path: Path) -> None:
+def test_a_pair_runs_or_a_rule_refuses_it(
+    one: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paging, "PAGED_NUMEL", 100)
     said = refused().get((one, other))
     if said is not None:
         with pytest.raises(InputError, match=re.escape(said)):
@@ -82,5 +91,7 @@ def test_a_pair_runs_or_a_rule_refuses_it(one: str, other: str, tmp_path: Path) 
     assert_same_bits(result, on_the_device(accumulate=config.data.accumulate, **late))
     assert result.live_bytes_after == [0] * config.mesh.ranks
     assert not list(tmp_path.iterdir())
+    if config.memory.paged_states:
+        assert any(row.purpose == PAGES for row in result.traffic[0])
     assert_same_record(config)
     assert all(check.agrees is not False for check in checks(result)[0].memories)
