@@ -147,9 +147,10 @@ def _add_squares(
 
 def _counted(flat: Flat, counts: Callable[[WeightSpec], bool] | None) -> list[tuple[int, int]]:
     """Yield the local slice's weights that this rank counts, as [start, end) of the flat."""
+    own = flat.held.own
     return [
-        (flat.own.start + mine.at, flat.own.start + mine.at + mine.numel)
-        for mine in flat.spec.within(flat.own)
+        (own.start + mine.at, own.start + mine.at + mine.numel)
+        for mine in flat.spec.within(own)
         if counts is None or counts(mine.weight)
     ]
 

@@ -104,7 +104,7 @@ class Slices:
     def _launch_in_place(self, flat: Flat, kind: Kind, by: str) -> Work[Buffer]:
         """Bring the local slice to its place in a new whole buffer, and gather the others around it. Compute or a
         stream waits for the copy."""
-        full = flat.device.alloc((flat.padded_numel,), flat.dtype, kind)
+        full = flat.device.alloc((flat.held.padded_numel,), flat.dtype, kind)
         own = flat.own_window(full)
         self.shards.parameters.bring(flat, own, by)
         return self.group_of(flat).launch_all_gather(own, out=full)

@@ -68,7 +68,7 @@ class GradAccumulator:
     @property
     def own_padding(self) -> int:
         """How many elements of the local slice belong to no weight."""
-        return self.spec.padding(self.own)
+        return self.spec.padding(self.held.own)
 
     def window(self, whole: Buffer, index: int) -> Buffer:
         """Return the window of parameter `index` in a buffer of this layout, in its own shape."""
@@ -77,7 +77,8 @@ class GradAccumulator:
 
     def own_window(self, whole: Buffer) -> Buffer:
         """Return the local shard of a buffer of this layout."""
-        return whole[self.own.start : self.own.stop]
+        own = self.held.own
+        return whole[own.start : own.stop]
 
     @property
     def adds_at_once(self) -> bool:
@@ -170,10 +171,8 @@ class GradAccumulator:
 
     def _new_whole(self, dtype: DType) -> Buffer:
         keep = self.collector.stays_whole and self.grad_whole is None and dtype == self.grad_dtype
-        kind = Kind.GRAD if keep else Kind.UNSHARDED_GRAD
-        return self.device.alloc(
-            (self.padded_numel,), dtype, kind, padding=self.padded_numel - self.spec.num_parameters
-        )
+        kind, numel = Kind.GRAD if keep else Kind.UNSHARDED_GRAD, self.held.padded_numel
+        return self.device.alloc((numel,), dtype, kind, padding=numel - self.spec.num_parameters)
 
     def take_grad(self) -> Buffer:
         """Take this microbatch's finished gradient, padded_numel elements; the flat forgets it."""
@@ -208,7 +207,7 @@ class GradAccumulator:
     def new_grad_shard(self) -> Buffer:
         """Return a buffer for the local slice of a reduced gradient; a later microbatch's is added to the stored
         sum."""
-        own = self.own
+        own = self.held.own
         return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
     def add_grad_shard(self, grad: Buffer | None) -> None:
