@@ -128,10 +128,9 @@ def test_every_room_has_its_floor_and_few_modules_are_loose() -> None:
 
 
 def test_tensors_know_neither_mesh_nor_layout() -> None:
-    """`offloaded.py` still does."""
     rooms = {f"zerosim.{name}" for name in ("placement.mesh", "placement.layout", "placement.zero")}
     for path in sorted((ROOT / "tensor").glob("*.py")):
-        assert path.name == "offloaded.py" or not imports(path) & rooms, path
+        assert not imports(path) & rooms, path
 
 
 def test_readers_read_records_only() -> None:
