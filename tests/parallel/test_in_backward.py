@@ -12,6 +12,7 @@ from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.device.events import Alloc, Event, Free, Kernel, Retag
 from zerosim.errors import InputError
+from zerosim.optim.sophia import SophiaG
 from zerosim.train.run import run
 
 SMALL: dict[str, Any] = dict(ranks=2, steps=2, micro_batch=1, layers=4, hidden=16, heads=2, seq=8)
@@ -104,3 +105,8 @@ def test_what_needs_all_gradients_is_refused(fields: dict[str, Any], said: str) 
     with pytest.raises(InputError, match=said) as error:
         RunConfig(**{**SMALL, "stage": 2, **fields}, optimizer_in_backward=True)
     assert "\n" not in str(error.value)
+
+
+def test_an_optimizer_of_ones_own_that_estimates_is_refused() -> None:
+    with pytest.raises(InputError, match="SophiaG estimates from a second backward"):
+        run(RunConfig(**SMALL, optimizer_in_backward=True), optimizer=SophiaG(64))

@@ -19,6 +19,7 @@ from zerosim.backends.kernels import GpuBytes
 from zerosim.comm.collective_errors import on_every_process
 from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
+from zerosim.config.parts import in_backward
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.device.device import Device
@@ -137,8 +138,11 @@ class Experiment:
         cut, sliced = "elements" if optimizer is None else optimizer.cut, is_sliced(config.parallel)
         if cut == "matrices" and sliced:
             raise InputError(f"{type(optimizer).__name__} needs whole matrices; choose partition owner, or stage 0")
-        if optimizer is not None and estimates_every(optimizer) and config.mesh.tp > 1:
-            raise InputError(f"{type(optimizer).__name__} draws labels from logits, which tp cuts; choose tp 1")
+        if optimizer is not None and estimates_every(optimizer):
+            if config.mesh.tp > 1:
+                raise InputError(f"{type(optimizer).__name__} draws labels from logits, which tp cuts; choose tp 1")
+            for error in in_backward.no_estimates(config.grads, type(optimizer).__name__):
+                raise error
         if cut == "blocks" and sliced and OPTIMIZERS[config.optim.optimizer].cut != "blocks":
             raise InputError(
                 f"{type(optimizer).__name__} needs whole quantization blocks; choose optimizer adam8bit too"

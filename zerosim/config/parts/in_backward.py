@@ -48,4 +48,10 @@ def rules(
     if grads.buckets == "views":
         yield wrong(_NAME, f": grad_buckets 'views' hold gradients for the whole run, but {_LIVES}; choose copies")
     if OPTIMIZERS[optim.optimizer].estimates_every:
-        yield wrong(_NAME, f": {optim.optimizer} estimates from a second backward, which moves no weight; choose adamw")
+        yield from no_estimates(grads, optim.optimizer)
+
+
+def no_estimates(grads: GradMemory, optimizer: str) -> Iterator[InputError]:
+    """Yield what refuses an optimizer that estimates curvature."""
+    if grads.in_backward:
+        yield wrong(_NAME, f": {optimizer} estimates from a second backward, which moves no weight; choose adamw")
