@@ -132,6 +132,11 @@ def itemsizes(config: RunConfig) -> tuple[int, int]:
     return dtype(config.precision.stored).itemsize, dtype(config.precision.grad_dtype).itemsize
 
 
+def trained_itemsize(config: RunConfig) -> int:
+    """Return the bytes of a trained parameter: fp32 adapters are wider than their base."""
+    return 4 if config.tuning.is_wide else itemsizes(config)[0]
+
+
 def is_mesh(config: RunConfig) -> bool:
     """Return whether ranks' shares of the model differ in more than ZeRO's slices."""
     return config.mesh.tp > 1 or config.mesh.pp > 1
