@@ -61,7 +61,7 @@ def _kept_sizes(config: RunConfig) -> tuple[int, int]:
 
 
 def _has_masters(config: RunConfig) -> bool:
-    return config.precision.has_masters and not config.tuning.is_wide
+    return config.precision.has_masters and trained_itemsize(config) == itemsizes(config)[0]
 
 
 def _kept(config: RunConfig) -> Kept:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
+from zerosim.config.parts.tuning import trained_dtype
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
@@ -134,7 +135,7 @@ def itemsizes(config: RunConfig) -> tuple[int, int]:
 
 def trained_itemsize(config: RunConfig) -> int:
     """Return the bytes of a trained parameter: fp32 adapters are wider than their base."""
-    return 4 if config.tuning.is_wide else itemsizes(config)[0]
+    return dtype(trained_dtype(config.tuning, config.precision.stored)).itemsize
 
 
 def is_mesh(config: RunConfig) -> bool:

@@ -121,6 +121,11 @@ def stores_codes(tuning: TuningConfig) -> bool | None:
     return tuning.base is not None if tuning.is_on else None
 
 
+def trained_dtype(tuning: TuningConfig, stored: str) -> str:
+    """Return the format of trained parameters, where others are `stored`: adapters may be wider than their base."""
+    return "fp32" if tuning.is_wide else stored
+
+
 def is_adapter(name: str) -> bool:
     """Return whether a parameter is an adapter's."""
     return any(part in ADAPTERS for part in name.split("."))
