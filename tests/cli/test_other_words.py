@@ -28,6 +28,7 @@ VALUES = {  # of each option a value that no plan has by itself
 }  # fmt: skip
 BESIDE = {
     "load_in_4bit": "--lora-rank 2",
+    "autocast_adapter_dtype": "--lora-rank 2",
     "cross_entropy_loss_fusion": "--tp 2",
     "torch_compile": "--gpu a40",
     "compile.enable": "--gpu a40",

@@ -12,6 +12,7 @@ from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import is_adapter
 from zerosim.device.events import Alloc
+from zerosim.errors import InputError
 from zerosim.models.adapters import adapters_of, merged
 from zerosim.train.plan import plan
 from zerosim.train.run import run
@@ -41,6 +42,13 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=3, base="nf4", freeze="lora_A", gather="module", lora_target="all-linear"),
     GPT | dict(ranks=4, stage=3, base="nf4", tp=2, lora_target="all-linear", recompute="full"),
     GPT | dict(ranks=4, stage=3, base="nf4", partition="owner", dp_replicate=2, lora_dropout=0.1),
+    *(LLAMA | dict(ranks=2, stage=stage, adapter_dtype="fp32", lora_dropout=0.2) for stage in range(4)),
+    LLAMA | dict(ranks=2, stage=3, adapter_dtype="fp32", base="nf4", gather="module", lora_target="all-linear"),
+    LLAMA | dict(ranks=2, stage=3, adapter_dtype="fp32", recompute="selective:layernorm", lora_target="all-linear"),
+    GPT | dict(ranks=4, stage=3, adapter_dtype="fp32", dp_replicate=2, recipe="fsdp2", cast_shards=False),
+    GPT | dict(ranks=2, stage=2, adapter_dtype="fp32", offload="optimizer=host"),
+    GPT | dict(ranks=2, stage=1, adapter_dtype="bf16", lora_dropout=0.2, recompute="full"),
+    LLAMA | dict(ranks=4, stage=0, adapter_dtype="fp32", pp=2, accumulate=4, pipeline="zb-h1", layers=4),
     LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),
 )
 
@@ -62,7 +70,16 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
 @pytest.mark.quick(1)
 @pytest.mark.bits
 @pytest.mark.parametrize(
-    "more", [{}, dict(lora_target="all-linear", lora_dropout=0.3), dict(model="llama"), dict(base="nf4")], ids=str
+    "more",
+    [
+        {},
+        dict(lora_target="all-linear", lora_dropout=0.3),
+        dict(model="llama"),
+        dict(base="nf4"),
+        dict(adapter_dtype="fp32", lora_dropout=0.1),
+        dict(adapter_dtype="fp32", base="nf4"),
+    ],
+    ids=str,
 )
 def test_all_stages_give_the_same_bits(more: dict[str, Any]) -> None:
     config = RunConfig(**GPT | more, ranks=2, stage=0)
@@ -151,3 +168,37 @@ def test_merged_weights_of_a_base_in_nf4_are_the_codes_values() -> None:
         if name.startswith("h.") and values.ndim == 2 and not is_adapter(name):
             assert np.unique(values).size < values.size // 2
             assert 0 < np.abs(values - plain[name]).max() <= 0.16 * np.abs(plain[name]).max()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_fp32_adapters_take_16_bytes_and_no_master(stage: int) -> None:
+    """4 of the parameter, 4 of the gradient and 8 of the moments, beside a base in bf16."""
+    config = RunConfig(**LLAMA, ranks=2, stage=stage, adapter_dtype="fp32")
+    result = plan(config)
+    layout, marks = result.layout, result.memory[0].marks
+    trained = sum(flat.num_parameters for name, flat in layout.flats.items() if layout.is_trained(name))
+    frozen = sum(flat.num_parameters for flat in layout.flats.values()) - trained
+    states = marks["end_of_backward"].by_kind
+    assert states["param"] == (2 * frozen + 4 * trained) // (2 if stage == 3 else 1)
+    assert states["grad"] == 4 * trained // (2 if stage >= 2 else 1)
+    assert states["optim"] == 8 * trained // (2 if stage >= 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        (dict(lora_rank=0), "adapter_dtype 'fp32': no adapters without a lora_rank"),
+        (dict(adapter_dtype="fp16"), "adapter_dtype 'fp16': the base is bf16"),
+        (dict(precision="fp64"), "adapter_dtype 'fp32': the base is fp64"),
+        (dict(precision="bf16-pure"), "choose precision bf16"),
+        (dict(grad_dtype="bf16"), "grad_dtype 'bf16': fp32 adapters have fp32 gradients"),
+        (dict(freeze="h.0"), "leave out freeze"),
+        (dict(tp=2), "PEFT does not cut adapters over tp 2"),
+        (dict(recipe="fsdp2", stage=3), "cast_shards keeps fp32 shards already"),
+        (dict(recipe="deepspeed", stage=2), "upcast_grads is DeepSpeed's"),
+        (dict(stage=3, offload="params=host"), "offload the optimizer too"),
+    ],
+)
+def test_adapters_of_a_dtype_that_peft_does_not_have_are_refused(case: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        RunConfig(**dict(lora_rank=4, adapter_dtype="fp32", ranks=2) | case)

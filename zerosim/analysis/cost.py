@@ -9,7 +9,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import CAPABILITIES
 from zerosim.analysis.capability import Kept
 from zerosim.analysis.formulas import BytesPerParameter
-from zerosim.analysis.shares import Placed, itemsizes
+from zerosim.analysis.shares import Placed, itemsizes, trained_itemsize
 from zerosim.config import RunConfig
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.placement.spec import WeightSpec
@@ -19,9 +19,10 @@ def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
     """Return the bytes per parameter of each model state in this run, for the whole model or a pipeline stage's
     share."""
     config, layout = placed.config, placed.layout
-    kept, masters = _kept(config), config.precision.has_masters
+    kept, masters = _kept(config), _has_masters(config)
+    sizes = trained_itemsize(config), itemsizes(config)[1]
     moments = formulas.num_moments(config.optim.optimizer, kept.momentum) + (config.precision.rounding == "kahan")
-    cost = formulas.bytes_per_parameter(*itemsizes(config), moments, cast_shards=kept.casts, masters=masters)
+    cost = formulas.bytes_per_parameter(*sizes, moments, cast_shards=kept.casts, masters=masters)
     if kept.masters and not masters:
         cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
     if not kept.grads:
@@ -59,8 +60,12 @@ def _kept_sizes(config: RunConfig) -> tuple[int, int]:
     return master, compute_dtype(dtype(config.precision.stored)).itemsize
 
 
+def _has_masters(config: RunConfig) -> bool:
+    return config.precision.has_masters and trained_itemsize(config) == itemsizes(config)[0]
+
+
 def _kept(config: RunConfig) -> Kept:
-    kept = Kept(config.optim.momentum, config.precision.has_masters)
+    kept = Kept(config.optim.momentum, _has_masters(config))
     for capability in CAPABILITIES:
         kept = capability.kept(config, kept)
     return kept

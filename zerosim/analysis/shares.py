@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
+from zerosim.config.parts.tuning import trained_dtype
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
@@ -130,6 +131,11 @@ def alike_stages(keys: Sequence[object]) -> list[range]:
 def itemsizes(config: RunConfig) -> tuple[int, int]:
     """Return the bytes of a parameter, and of a gradient."""
     return dtype(config.precision.stored).itemsize, dtype(config.precision.grad_dtype).itemsize
+
+
+def trained_itemsize(config: RunConfig) -> int:
+    """Return the bytes of a trained parameter: fp32 adapters are wider than their base."""
+    return dtype(trained_dtype(config.tuning, config.precision.stored)).itemsize
 
 
 def is_mesh(config: RunConfig) -> bool:

@@ -15,7 +15,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.letters import COUNTS
 from zerosim.analysis.recompute import is_wrapped
-from zerosim.analysis.shares import Placed, Share, itemsizes, shared_grads
+from zerosim.analysis.shares import Placed, Share, itemsizes, shared_grads, trained_itemsize
 from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
@@ -122,3 +122,13 @@ def numels_of(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
             codes = share.whole[name] if padded else flats[name].numel
             numels[name] = cast(int, Fraction(codes, itemsizes(placed.config)[0]))
     return numels
+
+
+def gathered_numels(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
+    """Return the same as they are gathered: of wider trained buffers the number of other parameters with as many
+    bytes."""
+    wide = Fraction(trained_itemsize(placed.config), itemsizes(placed.config)[0])
+    return {
+        name: cast(int, wide * numel) if wide != 1 and placed.layout.is_trained(name) else numel
+        for name, numel in numels_of(placed, share, padded=padded).items()
+    }

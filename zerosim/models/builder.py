@@ -9,9 +9,9 @@ from typing import Any
 
 from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.model import ModelConfig
-from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, trained_dtype
 from zerosim.device.device import Device
-from zerosim.dtypes import DType
+from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
 from zerosim.nn import Tensors, Unit
@@ -69,7 +69,8 @@ class Builder:
         dtypes = self.device, self.dtype, self.grad_dtype
         if kind != TRAINED:
             return self.flat(name, *dtypes, module, WEIGHTS.get(kind), is_trained=False)
-        return self.flat(name, *dtypes, module, block=self.block, members=self.members)
+        own = dtype(trained_dtype(self.tuning, self.dtype.name))
+        return self.flat(name, self.device, own, self.grad_dtype, module, block=self.block, members=self.members)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's

@@ -8,6 +8,9 @@ Under tensor parallelism an adapter is cut like its map, and adds no message in 
 
     column-parallel    A whole, its gradient added over tp;  B by outputs
     row-parallel       A by inputs;  B whole, its gradient added over tp
+
+With `adapter_dtype` each adapter keeps its own input if it is cast or dropped, as PEFT's does (peft 0.21,
+tuners/lora/layer.py, Linear.forward). The base's weights are frozen then, and nothing keeps the map's input.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from zerosim.nn.context import LayerContext
 from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable
-from zerosim.tensor.tensor import Operand, Outline, Tensor, layer_of
+from zerosim.tensor.tensor import Operand, Outline, Tensor, apply, layer_of, outline
 
 
 class Adaptable(NamedTuple):
@@ -62,6 +65,7 @@ class Adapters:
     def __init__(self, here: LayerContext, targets: Iterable[Adaptable], *, by_rows: bool = False) -> None:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
+        self.keeps_inputs = tuning.adapter_dtype is not None and (tuning.lora_dropout > 0 or tuning.is_wide)
         self.targets, self.adapters = list[Adaptable](), list[Adapter]()
         if not tuning.lora_rank:
             return
@@ -85,7 +89,8 @@ class Adapters:
         splits_b = () if by_rows else maps.split(shape_b, 0, **one.cut)
         of_a, of_b = ((), maps.axes) if by_rows else (maps.axes, ())
         std = float((3 * one.inner) ** -0.5)  # PEFT draws A uniformly, with this variance
-        a = at.declare("lora_A.weight", shape_a, std=std, splits=splits_a, summed=of_a)
+        reads = not self.keeps_inputs
+        a = at.declare("lora_A.weight", shape_a, std=std, reads_input=reads, splits=splits_a, summed=of_a)
         b = at.declare("lora_B.weight", shape_b, reads_input=False, splits=splits_b, summed=of_b)
         return Adapter(a, b, one.first, tuning.scale)
 
@@ -98,10 +103,12 @@ class Adapters:
 
     def _add(self, x: Tensor, out: Buffer, saved: dict[str, Buffer]) -> list[Down]:
         """Add to the map's result, and put the buffers for backward into `saved`."""
-        downs = add_adapters(x, out, self.adapters, [self._drop(x, one) for one in self.targets])
+        drops = [self._drop(x, one) for one in self.targets]
+        downs = add_adapters(x, out, self.adapters, drops, keeps_inputs=self.keeps_inputs)
         for down in downs:
             name = layer_of(down.adapter.a, "lora_A")
-            saved |= {name: down.t} | ({} if down.mask is None else {f"{name} mask": down.mask})
+            beside = {f"{name} mask": down.mask, f"{name} input": down.source}
+            saved |= {name: down.t} | {key: one for key, one in beside.items() if one is not None}
         return downs
 
     def _drop(self, x: Tensor, target: Adaptable) -> Drop | None:
@@ -131,6 +138,9 @@ class Adapters:
             return Adapted(rule_of(kept), kept, downs)
 
         op = layer_of(weights[0], "linear")
+        if self.keeps_inputs:
+            out = run_both(x)
+            return apply(rule(outline(x)), out, x, *weights, *self.weights, op=op, saved=saved)
         return self.maps.linear_columns(x, [*weights, *self.weights], run_both, rule, op, saved)
 
     def rows(self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Tensor:
@@ -146,4 +156,7 @@ class Adapters:
             return Adapted(Linear(kept, weight, bias, transposed), kept, downs)
 
         op = layer_of(weight, "linear")
+        if self.keeps_inputs:
+            inputs, out = (x, weight) if bias is None else (x, weight, bias), run_both(x, bias)
+            return apply(rule(outline(x), bias), out, *inputs, *self.weights, op=op, saved=saved)
         return self.maps.linear_rows(x, weight, bias, run_both, rule, op, self.weights, saved)

@@ -8,7 +8,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Note, Sent, Step, when
 from zerosim.analysis.facts import frozen_of, is_owned, reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form
-from zerosim.analysis.shares import itemsizes
+from zerosim.analysis.shares import itemsizes, trained_itemsize
 from zerosim.config import RunConfig
 from zerosim.config.parts.offload import FSDP2
 from zerosim.placement.memories import DEVICE, HOST, NVME
@@ -20,7 +20,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         return
     optim, is_alone = config.optim, config.mesh.others.world_size == 1
     kept = formulas.MASTER_BYTES * (1 + formulas.num_moments(optim.optimizer, optim.momentum))
-    sizes, memories = (*itemsizes(config), kept), config.offload.by_state
+    sizes, memories = (trained_itemsize(config), itemsizes(config)[1], kept), config.offload.by_state
     is_read_ahead = memories["param"] == NVME and config.mesh.pp > 1  # a read may serve the next use too
     frozen, times = frozen_of(config) is not None, reductions(config) if is_alone else 1
     steps = config.offload.cpu_steps

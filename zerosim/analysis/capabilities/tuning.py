@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.zero import fetched
@@ -10,7 +11,8 @@ from zerosim.analysis.capability import Asked, Capability, Sent, Step
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.recompute import is_wrapped
-from zerosim.analysis.weights import numels_of
+from zerosim.analysis.shares import itemsizes, trained_itemsize
+from zerosim.analysis.weights import gathered_numels
 from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again, schedule_of
 from zerosim.config import RunConfig
 from zerosim.placement.spec import FlatSpec, is_block
@@ -23,9 +25,11 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
         {operation: form.where(Ψ=formulas.TRAINED) for operation, form in forms.items()}
         for forms in (sent.grads, sent.params)
     )
+    wide = Fraction(trained_itemsize(config), itemsizes(config)[0])
     if config.parallel.zero_stage < 3:
-        return Sent(grads, params)
-    gathers = formulas.gathered_beside_frozen(schedule_of(config, step.passes), quantized=frozen.quantized)
+        return Sent(grads, {operation: wide * form for operation, form in params.items()})
+    schedule = schedule_of(config, step.passes)
+    gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide)
     return Sent(grads, dict.fromkeys(params, gathers), fetched(config, gathers))
 
 
@@ -38,7 +42,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     if frozen_of(config) is None:
         return {}
     moved, freed = schedule_of(config), freed_of(config, share)
-    numels, reach = numels_of(placed, share, padded=asked.padded), reach_of(placed, share)
+    numels, reach = gathered_numels(placed, share, padded=asked.padded), reach_of(placed, share)
     again, stay, reached, last_kept = 0, set[str](), set[str](), moved.keep_last_unit
     for units in reach.units:
         for at, (unit, sends_back) in enumerate(units):
@@ -66,6 +70,7 @@ def _letters(asked: Asked) -> dict[str, int]:
         "B": again,
         "U": kept_for_next(placed, share, numels, reached),
         "VD": table,
+        "P": sum(numels[name] for name in persistent),
         "P_t": sum(numels[name] for name in persistent if layout.is_trained(name)),
         **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k_f", "k_g", "j")},
     }

@@ -13,7 +13,7 @@ from typing import Any
 from zerosim.analysis.expect.asked import WHOLE, Asked, cluster_named, model_of, quantity, ring_share, table
 from zerosim.analysis.expect.largest import largest_states, largest_that_fits
 from zerosim.analysis.expect.sweeps import BANDWIDTH, GPU, PIPELINE_STAGE
-from zerosim.analysis.shares import shares_of
+from zerosim.analysis.shares import shares_of, trained_itemsize
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import is_exact
@@ -164,7 +164,7 @@ def trained_parameters(asked: Asked) -> int:
 
 @quantity("bytes", "trained parameters as they are stored, on all ranks together")
 def trained_bytes(asked: Asked) -> int:
-    return num_trained(asked.result.layout) * dtype(asked.config.precision.stored).itemsize
+    return num_trained(asked.result.layout) * trained_itemsize(asked.config)
 
 
 @quantity("count", "elements of the matrices that the model's blocks declare")

@@ -8,6 +8,7 @@ Psi is all parameters and N the ranks, with hybrid sharding those of one replica
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.form import Form, form, ring, symbols
@@ -103,15 +104,16 @@ def gathered(schedule: Schedule) -> Form:
     return each * (elements - schedule.persistent * (2 * m - 1) * _P - schedule.kept * _U)
 
 
-def gathered_beside_frozen(schedule: Schedule, *, quantized: bool = False) -> Form:
+def gathered_beside_frozen(schedule: Schedule, *, quantized: bool = False, wide: Fraction = Fraction(1)) -> Form:
     """Return the same if Psi_t of Psi are trained: all of Psi for forward, and for backward B elements, those of units
     that it comes through and that are not gathered already (2106.09685; derived). `quantized`: of Psi, Psi_q parameters
-    are Q bytes, which are gathered as they are (2305.14314; derived)."""
+    are Q bytes, which are gathered as they are (2305.14314; derived). Trained ones are `wide` times as wide as others,
+    and B and the letters of single buffers count them so."""
     m, each = schedule.micro_batches, (ring(N) * _w).by(ZERO_VOLUME)
     second = m * (schedule.again * _M + schedule.tied * _VD)
     published = schedule.persistent * _P_t - schedule.persistent * m * _P
     codes = ring(N) * m * (QUANTIZED_BYTES - _w * QUANTIZED) if quantized else Form()
-    return each * (m * (PSI + _B) + second + published) + codes - each * schedule.kept * _U
+    return each * (m * (PSI + (wide - 1) * TRAINED + _B) + second + published) + codes - each * schedule.kept * _U
 
 
 def encoded_volume(*, reductions: int = 1) -> Form:

@@ -7,14 +7,21 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from zerosim.config.option import Part, option
+from zerosim.config.option import Draft, Part, option
+from zerosim.config.parts.gathering import Gathering
+from zerosim.config.parts.grads import GradMemory
+from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.precision import PrecisionConfig
+from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
 from zerosim.placement.formats import WEIGHTS
+from zerosim.placement.memories import DEVICE
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -45,6 +52,11 @@ class TuningConfig(Part):
         also=("--lora-target-modules",),
     )  # fmt: skip
     lora_dropout: float = option(0.0, "probability of dropping an element of an adapter's input", below=1, metavar="P")
+    adapter_dtype: str | None = option(
+        None, "compute adapters as PEFT does, in this dtype. fp32 (PEFT's default beside a half-precision base) has no "
+        "masters, and keeps an fp32 copy of each target's input", choices=("fp32", "bf16", "fp16"),
+        shown="the parameters', with one shared input", switches={"autocast_adapter_dtype": "fp32"},
+    )  # fmt: skip
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
@@ -60,7 +72,7 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: a pattern is empty; expected names of parameters such as h.0,wte")
         if self.lora_rank:
             return
-        for name in ("lora_alpha", "lora_target", "adapters"):
+        for name in ("lora_alpha", "lora_target", "adapter_dtype", "adapters"):
             if (value := getattr(self, name)) is not None:
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
@@ -83,6 +95,11 @@ class TuningConfig(Part):
         return tuple(word.strip() for word in words.split(",") if word.strip())
 
     @property
+    def is_wide(self) -> bool:
+        """Whether adapters are stored in fp32, whatever the base is: without masters, with fp32 gradients."""
+        return self.adapter_dtype == "fp32"
+
+    @property
     def scale(self) -> float:
         """The factor of adapters' output: alpha / rank."""
         return 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora_rank
@@ -102,6 +119,11 @@ ALL_TRAINED = TuningConfig()
 def stores_codes(tuning: TuningConfig) -> bool | None:
     """Return whether frozen weights are stored as codes; None if all are trained."""
     return tuning.base is not None if tuning.is_on else None
+
+
+def trained_dtype(tuning: TuningConfig, stored: str) -> str:
+    """Return the format of trained parameters, where others are `stored`: adapters may be wider than their base."""
+    return "fp32" if tuning.is_wide else stored
 
 
 def is_adapter(name: str) -> bool:
@@ -128,6 +150,43 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
             yield wrong("base", f" {tuning.base!r}: model {model.family} has no blocks; leave it out")
 
 
+def dtype_rules(
+    tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, gathering: Gathering, grads: GradMemory,
+    offload: OffloadConfig,
+) -> Iterator[InputError]:  # fmt: skip
+    """Yield what is wrong with adapters in a dtype of their own."""
+    name, stored = tuning.adapter_dtype, precision.stored
+    if name is None:
+        return
+
+    def refused(why: str, beside: str = "") -> InputError:
+        return wrong("adapter_dtype", f" {name!r}: {why}", beside=beside)
+
+    if name != stored and not (tuning.is_wide and dtype(stored).is_half):
+        yield refused(f"the base is {stored}; PEFT's adapters are {stored} or, beside a half type, fp32; leave it out")
+    if tuning.is_wide and precision.is_pure:
+        yield refused("fp32 adapters have no masters at any precision; choose precision bf16")
+    if tuning.freeze is not None:
+        yield refused("only adapters are trained, all of them; leave out freeze", "freeze")
+    if mesh.tp > 1:
+        yield refused(f"PEFT does not cut adapters over tp {mesh.tp}; leave one of them out", "tp")
+    if tuning.is_wide and not offload.cpu_steps and offload.memory_of("params") != DEVICE:
+        yield refused("the device updates fp32 parameters in place; offload the optimizer too", "offload")
+    if tuning.is_wide and gathering.cast_shards:
+        yield refused("cast_shards keeps fp32 shards already, and computes in the base's dtype; leave one of them out")
+    if tuning.is_wide and grads.upcast:
+        yield refused("upcast_grads is DeepSpeed's, which casts adapters to the base's dtype; leave one of them out")
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Store gradients of fp32 adapters in fp32, as autograd makes them. Raises: InputError."""
+    if draft.values.get("adapter_dtype") == "fp32":
+        if (given := draft.given.get("grad_dtype", "fp32")) != "fp32":
+            raise wrong("grad_dtype", f" {given!r}: fp32 adapters have fp32 gradients; leave it out")
+        draft.values["grad_dtype"] = "fp32"
+    return {}
+
+
 WORDS = (
     ("qlora", "--lora-rank R --base nf4"),
     ("lora use_lora use_peft adapter finetuning_type", "--lora-rank R for LoRA, with --base nf4 for QLoRA"),
@@ -138,6 +197,7 @@ WORDS = (
 
 
 LACKING = (
+    ("fused_lora fast_lora", "fused LoRA kernels", "--adapter-dtype bf16 keeps PEFT's inputs"),
     (
         "peft* use_dora use_galore use_apollo use_badam",
         "PEFT's other methods",
