@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from zerosim.cli.parser import flag_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.memory import LOSSES
 from zerosim.errors import InputError
 
 Made = TypeVar("Made")
@@ -159,7 +160,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "saves": ("megatron",),
     "attention": ("flash",),
     "fp32_softmax": (True, False),
-    "loss": ("in-place", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked"),
+    "loss": tuple(name for name in LOSSES if name != "lean"),
     "allocator": ("caching", "arena"),
     "allocator_conf": ("expandable_segments:True", "fit:first"),
     "capacity": (10**11,),

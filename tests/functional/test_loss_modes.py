@@ -29,6 +29,14 @@ BYTES = {  # of a half-type logit: forward's peak, until backward, backward's pe
     "torch": (10, 4, 12),
     "torch-kept": (10, 6, 14),
     "torch-fp32-kept": (8, 8, 16),
+    "torch-half": (4, 2, 6),
+    "torch-half-kept": (4, 4, 8),
+    "hf-4.45": (12, 4, 12),
+    "hf-4.45-kept": (12, 8, 16),
+    "hf-4.48": (14, 4, 12),
+    "hf-4.48-kept": (14, 6, 14),
+    "hf-5": (10, 4, 12),
+    "hf-5-kept": (10, 6, 14),
 }
 WIDE = {  # of an fp32 logit
     "in-place": (4, 4, 4),
@@ -39,6 +47,14 @@ WIDE = {  # of an fp32 logit
     "torch": (8, 4, 12),
     "torch-kept": (8, 8, 16),
     "torch-fp32-kept": (8, 8, 16),
+    "torch-half": (8, 4, 12),
+    "torch-half-kept": (8, 8, 16),
+    "hf-4.45": (12, 4, 12),
+    "hf-4.45-kept": (12, 8, 16),
+    "hf-4.48": (12, 4, 12),
+    "hf-4.48-kept": (12, 8, 16),
+    "hf-5": (8, 4, 12),
+    "hf-5-kept": (8, 8, 16),
 }
 
 

@@ -58,10 +58,26 @@ def test_the_peak_of_a_large_vocabulary_is_the_table_of_the_modes() -> None:
         "torch": 10,
         "torch-kept": 12,
         "torch-fp32-kept": 14,
+        "torch-half": 4,
+        "torch-half-kept": 6,
+        "hf-4.45": 10,
+        "hf-4.45-kept": 14,
+        "hf-4.48": 10,  # one row makes no copy
+        "hf-4.48-kept": 12,
+        "hf-5": 10,
+        "hf-5-kept": 12,
         "chunked": -1,  # see below
     }
     an_eighth = 2 * logits // 8  # of the logits; here that is a gradient of the head's, too, of which there are two
     assert -0.01 < (peaks["chunked"] - peaks["in-place"] + 2 * logits - 2 * an_eighth) / logits < 0.01
+
+
+def test_more_than_one_row_makes_a_shifted_copy() -> None:
+    sizes: dict[str, Any] = dict(layers=1, hidden=8, heads=1, vocab=50_000, ranks=1, stage=0, loss="hf-4.48")
+    one, two = (
+        plan(RunConfig(**sizes, seq=64 // rows, micro_batch=rows)).memory[0].peak.total_bytes for rows in (1, 2)
+    )
+    assert round((two - one) / (64 * 50_000)) == 2  # forward's 14 bytes a logit, backward's 12
 
 
 def test_two_exchanges_where_megatrons_fused_kernels_make_them() -> None:

@@ -14,11 +14,21 @@ Live bytes per logit of a half type:
     torch-kept          10            6             14     the same, if the caller keeps the half-type logits
     torch-fp32-kept      8            8             16     the same for a model that casts itself; the caller keeps
                                                            its output (torchtitan before its #391)
+    torch-half           4            2              6     cross_entropy of the half-type logits themselves
+    torch-half-kept      4            4              8     the same, if the caller keeps them
+    hf-4.45             12            4             12     transformers to 4.45: the model casts its logits, the loss
+                                                           copies them without the last position (one row: no copy, 8)
+    hf-4.45-kept        12            8             16     the same, if the caller keeps the outputs
+    hf-4.48             14            4             12     from 4.46: the loss casts (one row: 10)
+    hf-4.48-kept        14            6             14
+    hf-5                10            4             12     the labels are shifted, not the logits: as torch
+    hf-5-kept           10            6             14     as torch-kept
     chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
 
 Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer. With a factor or a cap of logits
 (`backends.forms.LogitForm`) no mode holds more: PyTorch's buffer of log-probabilities then holds a copy of the logits,
-from which backward computes them again.
+from which backward computes them again. So does it for `torch-half`, whose rounded log-probabilities would change the
+gradient. transformers' copy has all positions here, one a row more than there.
 
 Sources: Megatron-LM d98e8a6, core/tensor_parallel/cross_entropy.py and core/fusions/fused_cross_entropy.py (a comment
 in later versions says what the compiler made of it: in-place steps that also reduce or scatter take a buffer of the
@@ -127,6 +137,54 @@ def torch_fp32_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tu
     return _log_softmax(wide, dtype, sums, grad_of, kept=[wide])
 
 
+def torch_half(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do `cross_entropy(logits, targets)`, without a cast; no other reference holds the logits."""
+    own = logits.pop()
+    return _log_softmax(own, own.dtype, sums, grad_of, kept=[])
+
+
+def torch_half_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `torch_half`; the caller holds the logits until backward ends."""
+    own = logits.pop()
+    return _log_softmax(own, own.dtype, sums, grad_of, kept=[own])
+
+
+def hf_4_45(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Cast the logits in the model, which drops them, then copy the shifted ones."""
+    dtype, wide = logits[0].dtype, _float(logits.pop())
+    return _log_softmax(_shifted(wide), dtype, sums, grad_of, kept=[])
+
+
+def hf_4_45_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `hf_4_45`; the caller holds the outputs until backward ends."""
+    dtype, wide = logits[0].dtype, _float(logits.pop())
+    return _log_softmax(_shifted(wide), dtype, sums, grad_of, kept=[wide])
+
+
+def hf_4_48(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Cast the logits in the loss, beside the model's output, then copy the shifted ones."""
+    own = logits.pop()
+    wide = _float(own)
+    return _log_softmax(_shifted(wide), own.dtype, sums, grad_of, kept=[])
+
+
+def hf_4_48_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `hf_4_48`; the caller holds the outputs until backward ends."""
+    own = logits.pop()
+    wide = _float(own)
+    return _log_softmax(_shifted(wide), own.dtype, sums, grad_of, kept=[own])
+
+
+def _shifted(wide: Buffer) -> Buffer:
+    """Copy, as `logits[:, :-1].contiguous()` does; for one row that is no copy."""
+    if len(wide.shape) > 2 and wide.shape[0] == 1:
+        return wide
+    device = wide.device
+    copy = device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)
+    device.kernel(0, device.backend.copy, wide.array, copy.array)
+    return copy
+
+
 def _log_softmax(
     wide: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]
 ) -> tuple[Buffer, MakeGrad]:
@@ -136,7 +194,7 @@ def _log_softmax(
     saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
     rows = saved[0].array.reshape(-1, wide.shape[-1]), wide.array.reshape(-1, wide.shape[-1])
     of_logits: Buffer | None = None
-    if grad_of.form == PLAIN:
+    if grad_of.form == PLAIN and wide.dtype == compute_dtype(wide.dtype):
         device.kernel(wide.numel, device.backend.subtract, rows[1], lse.array.reshape(-1, 1), rows[0])
     else:
         of_logits = lse
@@ -188,5 +246,13 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         "torch": torch,
         "torch-kept": torch_kept,
         "torch-fp32-kept": torch_fp32_kept,
+        "torch-half": torch_half,
+        "torch-half-kept": torch_half_kept,
+        "hf-4.45": hf_4_45,
+        "hf-4.45-kept": hf_4_45_kept,
+        "hf-4.48": hf_4_48,
+        "hf-4.48-kept": hf_4_48_kept,
+        "hf-5": torch,
+        "hf-5-kept": torch_kept,
     }
 )

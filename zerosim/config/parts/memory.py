@@ -18,7 +18,8 @@ from zerosim.units import MOST_BYTES, parse_bytes
 
 LOSSES = (
     *("in-place", "lean", "megatron", "megatron-fused", "megatron-compiled"),
-    *("torch", "torch-kept", "torch-fp32-kept", "chunked"),
+    *("torch", "torch-kept", "torch-fp32-kept", "torch-half", "torch-half-kept"),
+    *("hf-4.45", "hf-4.45-kept", "hf-4.48", "hf-4.48-kept", "hf-5", "hf-5-kept", "chunked"),
 )
 
 
@@ -71,8 +72,8 @@ class MemoryConfig(Part):
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
     )  # fmt: skip
     loss: str = option(
-        "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron or PyTorch, "
-        "or logits for some tokens at a time (chunked)", choices=LOSSES, follows=OF_RECIPE,
+        "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron, PyTorch or "
+        "transformers (hf-VERSION), or logits for some tokens at a time (chunked)", choices=LOSSES, follows=OF_RECIPE,
         switches={"cross_entropy_loss_fusion": "megatron-fused"},
     )  # fmt: skip
     capacity: int | None = option(

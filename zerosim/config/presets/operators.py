@@ -30,8 +30,10 @@ class Operator(NamedTuple):
 ALONE = Operator(1, 1.0)
 """For every name that is not in a table: the event is one kernel, and moves its own bytes."""
 FOREACH = "foreach"
+_OF_TORCH = ("torch", "torch-half", "hf-4.45", "hf-4.48", "hf-5")
 LOSSES: Mapping[str, str] = MappingProxyType(
-    {"torch": "torch", "torch-kept": "torch", "torch-fp32-kept": "torch", "megatron": "megatron"}
+    {f"{name}{kept}": "torch" for name in _OF_TORCH for kept in ("", "-kept")}
+    | {"torch-fp32-kept": "torch", "megatron": "megatron"}
 )
 """The operator table of each `--loss`, where its kernels are not those that the program records."""
 TABLES = (*KERNELS, FOREACH, *(f"loss-{name}" for name in dict.fromkeys(LOSSES.values())))

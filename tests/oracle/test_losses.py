@@ -1,0 +1,96 @@
+"""What PyTorch's allocator holds for each named loss at its peak, beside the bytes that the mode's program counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zerosim import functional as F
+from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.device.device import Device
+from zerosim.device.events import Alloc, Free
+from zerosim.device.recorder import Recorder
+from zerosim.functional.loss import LogitsGrad
+from zerosim.functional.loss_modes import MODES
+from zerosim.tensor.tensor import tensor
+
+torch = pytest.importorskip("torch")
+VOCAB, SEQ = 1000, 64
+Loss = Callable[[Any, Any], Any]
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    return torch.nn.functional.cross_entropy(logits.view(-1, VOCAB), labels.reshape(-1))
+
+
+def transformers_5(logits: Any, labels: Any) -> Any:
+    pytest.importorskip("transformers")
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    return ForCausalLMLoss(logits, labels, VOCAB)
+
+
+def shifted(logits: Any, labels: Any) -> Any:
+    """Do as transformers 4: `modeling_llama.py` to 4.45, `loss_utils.py` from 4.46."""
+    return cross_entropy(logits[..., :-1, :].contiguous(), labels[..., 1:])
+
+
+def cast(loss: Loss, logits: Any, labels: Any) -> Any:
+    """Cast the logits, which this function's argument holds until the loss exists."""
+    wide = logits.float()
+    return loss(wide, labels)
+
+
+def replaced(head: Any, labels: Any) -> Any:
+    logits = head()
+    logits = logits.float()
+    return shifted(logits, labels)
+
+
+CASES: dict[str, Callable[[Any, Any], Any]] = {
+    "torch-half": lambda head, labels: cross_entropy(head(), labels),
+    "torch": lambda head, labels: cast(cross_entropy, head(), labels),
+    "hf-4.45": replaced,
+    "hf-4.48": lambda head, labels: cast(shifted, head(), labels),
+    "hf-5": lambda head, labels: transformers_5(head(), labels),
+}
+
+
+def peak_of_torch(name: str, rows: int) -> float:
+    from torch.profiler import profile
+
+    hidden = torch.randn(rows, SEQ, 1, dtype=torch.bfloat16)
+    weight = torch.randn(VOCAB, 1, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(0, VOCAB, (rows, SEQ))
+    with profile(profile_memory=True) as seen:
+        CASES[name](lambda: torch.nn.functional.linear(hidden, weight), labels).backward()
+    events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return float(max(accumulate(event.nbytes() for event in events)) / (rows * SEQ * VOCAB))
+
+
+def peak_of_ours(name: str, rows: int) -> float:
+    device = Device(0, NumpyBackend(), recorder=Recorder(keep=True))
+    targets = tensor(np.zeros(rows * SEQ), device, dtype="int64").buffer
+    own = [tensor(np.zeros((rows, SEQ, VOCAB)), device, dtype="bf16").buffer]
+    _, make_grad = MODES[name](own, partial(F.cross_entropy_sum, targets=targets), LogitsGrad(targets, 1.0, SEQ))
+    make_grad()
+    device.recorder.drain()
+    sizes = {event.id: event.nbytes for event in device.recorder.history if isinstance(event, Alloc)}
+    changes = (
+        sizes[event.id] if isinstance(event, Alloc) else -sizes[event.id]
+        for event in device.recorder.history
+        if isinstance(event, (Alloc, Free))
+    )
+    return max(accumulate(changes)) / (rows * SEQ * VOCAB)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_as_many_bytes_a_logit_as_pytorch(name: str, rows: int) -> None:
+    assert round(peak_of_torch(name, rows)) == round(peak_of_ours(name, rows))
