@@ -155,7 +155,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "cpu_checkpointing": (True,),
     "offload_activations": (True,),
     "stash_window": (1, 2),
-    "saves": ("megatron",),
+    "saves": ("megatron", "eager"),
     "attention": ("flash",),
     "fp32_softmax": (True, False),
     "loss": ("in-place", "megatron", "megatron-fused", "torch", "torch-kept", "torch-fp32-kept", "chunked"),
