@@ -157,7 +157,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "cpu_checkpointing": (True,),
     "offload_activations": (True,),
     "stash_window": (1, 2),
-    "saves": ("megatron",),
+    "saves": ("megatron", "eager"),
     "attention": ("flash",),
     "fp32_softmax": (True, False),
     "loss": tuple(name for name in LOSSES if name != "lean"),

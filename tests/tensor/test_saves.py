@@ -251,7 +251,9 @@ def test_flash_declares_no_buffer_of_scores() -> None:
 
 
 def test_a_policy_is_checked() -> None:
-    with pytest.raises(InputError, match="saves 'megatorn': expected one of lean, megatron; did you mean 'megatron'"):
+    with pytest.raises(
+        InputError, match="saves 'megatorn': expected one of lean, megatron, eager; did you mean 'megatron'"
+    ):
         ActivationPolicy(saves="megatorn")
     with pytest.raises(InputError, match="attention 'slow': expected one of eager, flash"):
         ActivationPolicy(attention="slow")

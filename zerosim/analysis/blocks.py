@@ -46,7 +46,7 @@ def other_premises(config: RunConfig, unit: str = "h.0") -> list[str]:
         found.append("without dropout there are no masks" + (" and no second softmax" if eager else ""))
     if config.memory.saves != "megatron":
         found.append(
-            "--saves lean keeps the norms' statistics"
+            f"--saves {config.memory.saves} keeps the norms' statistics"
             + (" and no second softmax" if eager and config.model.dropout else "")
         )
     if config.memory.attention == "flash" and "core_attn" not in parts_again(config):

@@ -389,6 +389,9 @@ class Backend(Protocol):
         rope.factor, all in the compute dtype; inverse: of minus that angle.
         """
 
+    def silu(self, x: Array, out: Array) -> None:
+        """out = x / (1 + exp(-x)). Shapes (M, F); x may be strided."""
+
     def swiglu(self, x: Array, out: Array) -> None:
         """out (M, F) = gate / (1 + exp(-gate)) * up of x (M, 2F) with columns gate|up."""
 

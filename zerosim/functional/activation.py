@@ -1,16 +1,19 @@
 """Activations between a block's two maps: GELU and ReLU of one map, gated ones (arXiv 2002.05202) of two side by side.
 
-Each saves its input, and backward computes its gate again, as fused GPU kernels do.
+Each saves its input, and backward computes its gate again, as fused GPU kernels do. With `saves` 'eager' a gated one
+keeps the gate's function too, as transformers' modules do.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
-from zerosim.device.device import Buffer
+from zerosim.device.device import Buffer, Kind
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like, rows_of
+from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Tensor, apply
 
@@ -24,6 +27,7 @@ class Form(NamedTuple):
 
 
 GELU, GELU_ERF, RELU = Form("gelu", 8, 16), Form("gelu_erf", 5, 11), Form("relu", 1, 1)
+GATES = MappingProxyType({"swiglu": "silu", "geglu": "gelu"})
 SWIGLU, GEGLU = Form("swiglu", 6, 10), Form("geglu", 9, 19)
 
 
@@ -66,10 +70,11 @@ def relu(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Saves x."""
+    """Saves x and, for eager modules, the function of its gate, which our backward does not read."""
 
     form: Form
     x: Readable
+    gate: Buffer | None
 
     def backward(self, grad: Buffer) -> Grads:
         dx, kernel = self.x.new_grad(), getattr(grad.device.backend, f"{self.form.kernel}_backward")
@@ -78,25 +83,30 @@ class Gated:
         return (dx,)
 
 
-def _gated(form: Form, x: Tensor) -> Tensor:
+def _gated(form: Form, x: Tensor, policy: ActivationPolicy) -> Tensor:
     if x.shape[-1] % 2:
         raise InputError(f"{form.kernel}: {x.shape[-1]} columns are not two halves, a gate and what it gates")
     out, kernel = like(x, *x.shape[:-1], x.shape[-1] // 2), getattr(x.device.backend, form.kernel)
     x.device.kernel(form.forward * out.numel, kernel, rows_of(x.array), rows_of(out.array))
-    return apply(Gated(form, held(x)), out, x, op=form.kernel, saved={"input": held(x)})
+    gate = None
+    if policy.saves == "eager":
+        gate = x.device.alloc(out.shape, out.dtype, Kind.ACTIVATION)
+        of_gate, half = getattr(x.device.backend, GATES[form.kernel]), rows_of(x.array)[:, : out.shape[-1]]
+        x.device.kernel(form.forward * out.numel, of_gate, half, rows_of(gate.array))
+    return apply(Gated(form, held(x), gate), out, x, op=form.kernel, saved={"input": held(x), "gate": gate})
 
 
-def swiglu(x: Tensor) -> Tensor:
+def swiglu(x: Tensor, *, policy: ActivationPolicy = DEFAULT) -> Tensor:
     """Return gate * sigmoid(gate) * up. Shapes: x (..., 2F) with columns gate|up; result (..., F).
 
     Raises: InputError for an odd number of columns.
     """
-    return _gated(SWIGLU, x)
+    return _gated(SWIGLU, x, policy)
 
 
-def geglu(x: Tensor) -> Tensor:
+def geglu(x: Tensor, *, policy: ActivationPolicy = DEFAULT) -> Tensor:
     """Return gelu(gate) * up (Gemma's). Shapes: x (..., 2F) with columns gate|up; result (..., F).
 
     Raises: InputError for an odd number of columns.
     """
-    return _gated(GEGLU, x)
+    return _gated(GEGLU, x, policy)

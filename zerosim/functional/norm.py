@@ -2,7 +2,10 @@
 
 Saved for backward beside x: with `saves` 'lean' the statistics, as in PyTorch's kernels, one number a row
 each in the compute dtype. With 'megatron' nothing more, as 2205.05198 counts (section 4.1: 2 sbh a norm), and
-backward recomputes the statistics, to the same bits. D is the width.
+backward recomputes the statistics, to the same bits. With 'eager' an RMS norm of a half type keeps no x but its copy
+in the compute dtype, the statistics and, for the gradient of a trained weight, what the weight multiplies: rounded
+to x's dtype first, or in the compute dtype with the factor 1 + weight (Gemma's), as transformers' modules do. D is
+the width.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor.discarded import Readable, held
-from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
+from zerosim.tensor.tensor import Operand, Outline, Saved, Tensor, apply, layer_of, outline
 
 
 class Form(NamedTuple):
@@ -42,34 +45,44 @@ RMS_NORM_PLUS_ONE = RMS_NORM._replace(more=(1.0,))
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Saves x and, depending on `saves`, its statistics."""
+    """Saves x and, depending on `saves`, its statistics; or, in place of x, what eager modules keep."""
 
     form: Form
-    x: Readable
+    x: Readable | Outline
     params: tuple[Operand, ...]
     eps: float
     stats: tuple[Buffer, ...] | None
+    wide: Buffer | None = None
+    normed: Buffer | None = None
 
     def saved(self) -> Saved:
         kept = dict(zip(("input", *self.form.params), (self.x, *self.params), strict=True))
         stats = zip(self.form.stats, self.stats, strict=True) if self.stats else dict.fromkeys(self.form.stats)
-        return {**kept, **dict(stats)}
+        return {**kept, **dict(stats), "fp32 input": self.wide, "normalised": self.normed}
 
     def backward(self, grad: Buffer) -> Grads:
         device, form = grad.device, self.form
         dx = self.x.new_grad() if self.x.requires_grad else None
         dparams = [param.new_grad() if param.requires_grad else None for param in self.params]
         stats = self.stats or self._again().values()  # live to the end of this call
-        sources = rows_of(grad.array), rows_of(self.x.array), self.params[0].array
+        sources = rows_of(grad.array), rows_of(self._read().array), self.params[0].array
         results = None if dx is None else rows_of(dx.array), *(one and one.array for one in dparams)
         last = *(None for _ in range(form.absent)), *form.more
         kernel = getattr(device.backend, f"{form.kernel}_backward")
         device.kernel(form.backward * grad.numel, kernel, *sources, *(stat.array for stat in stats), *results, *last)
         return dx, *dparams
 
+    def _read(self) -> Readable | Buffer:
+        """Return what holds the input's values."""
+        if self.wide is not None:
+            return self.wide
+        assert not isinstance(self.x, Outline)
+        return self.x
+
     def _again(self) -> dict[str, Buffer]:
-        device, rows, form = self.x.device, rows_of(self.x.array), self.form
-        stats = _statistics(form, self.x, Kind.TEMP)
+        x = self._read()
+        device, rows, form = x.device, rows_of(x.array), self.form
+        stats = _statistics(form, x, Kind.TEMP)
         kernel = getattr(device.backend, f"{form.kernel}_stats")
         device.kernel(form.again * rows.size, kernel, rows, self.eps, *(stat.array for stat in stats.values()))
         return stats
@@ -102,16 +115,34 @@ def rms_norm(
 
 
 def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
-    device, out, rows, keeps = x.device, like(x), rows_of(x.array), policy.saves == "lean"
+    device, out, rows, keeps = x.device, like(x), rows_of(x.array), policy.saves != "megatron"
     stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
     sources = [rows, *(param.array for param in params), *(None for _ in range(form.absent))]
     arrays = [*sources, eps, rows_of(out.array), *(stat.array for stat in stats.values()), *form.more]
     device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
-    rule = Norm(form, held(x), params, eps, tuple(stats.values()) if keeps else None)
+    kept = tuple(stats.values()) if keeps else None
+    is_wide = compute_dtype(x.dtype) == x.dtype
+    if policy.saves != "eager" or form.kernel != RMS_NORM.kernel or is_wide:
+        rule = Norm(form, held(x), params, eps, kept)
+    else:
+        rule = Norm(form, outline(x), params, eps, kept, *_eager(form, x, params[0], stats["rstd"]))
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
 
 
-def _statistics(form: Form, x: Readable, kind: Kind) -> dict[str, Buffer]:
+def _eager(form: Form, x: Tensor, weight: Operand, rstd: Buffer) -> tuple[Buffer, Buffer | None]:
+    """Return x in the compute dtype and, if the weight is trained, what it multiplies."""
+    device, compute = x.device, compute_dtype(x.dtype)
+    wide = device.alloc(x.shape, compute, Kind.ACTIVATION)
+    device.kernel(0, device.backend.copy, x.array, wide.array)
+    if not weight.requires_grad:
+        return wide, None
+    normed = device.alloc(x.shape, compute if form.more else x.dtype, Kind.ACTIVATION)
+    arrays = rows_of(wide.array), rstd.array.reshape(-1, 1), rows_of(normed.array)
+    device.kernel(normed.numel, device.backend.multiply, *arrays)
+    return wide, normed
+
+
+def _statistics(form: Form, x: Readable | Buffer, kind: Kind) -> dict[str, Buffer]:
     """Allocate one number a row for each statistic."""
     shape, dtype = (math.prod(x.shape[:-1]),), compute_dtype(x.dtype)
     return {name: x.device.alloc(shape, dtype, kind) for name in form.stats}

@@ -14,7 +14,7 @@ from zerosim.errors import InputError, did_you_mean
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Tensor
 
-SAVES = ("lean", "megatron")
+SAVES = ("lean", "megatron", "eager")
 ATTENTIONS = ("eager", "flash")
 
 
@@ -23,7 +23,8 @@ class ActivationPolicy:
     """The choices about buffers saved from forward to backward.
 
     saves       'lean': the needs of zerosim's own kernels; 'megatron': the buffers that Megatron's kernels save
-    (2205.05198, section 4) attention   'eager' materialises scores (B, H, T, T); 'flash' never does
+    (2205.05198, section 4); 'eager': those of transformers' own modules, whose RMS norms and gates are several ops
+    attention   'eager' materialises scores (B, H, T, T); 'flash' never does
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks

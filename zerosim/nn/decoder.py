@@ -27,9 +27,8 @@ from zerosim.tensor.tensor import Tensor
 
 Run = Callable[..., Tensor]
 """Runs a layer on tensors, as a part of the block or plainly."""
-BETWEEN = MappingProxyType(
-    {"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu, "swiglu": F.swiglu, "geglu": F.geglu}
-)
+GATED = MappingProxyType({"swiglu": F.swiglu, "geglu": F.geglu})
+BETWEEN = MappingProxyType({"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu})
 """The functions between a feed-forward's maps, by the row's word."""
 
 
@@ -123,7 +122,8 @@ class FeedForward:
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         self.columns = into_columns(here, 1, branch.columns)
         self.proj = back_to_width(here, 1, branch.rows, here.sizes.ffn)
-        self.between = BETWEEN[here.block.between]
+        gated = GATED.get(here.block.between)
+        self.between = partial(gated, policy=here.policy) if gated else BETWEEN[here.block.between]
         self.dropout = Dropout(here, "mlp", of_columns=True) if here.block.inner_dropout else unchanged
         self.policy = here.policy
 

@@ -105,6 +105,7 @@ _ROWS = 64
 _MOST_PARTS = 256
 
 _SIGMOID = "typedef wide<T>::type V; const V g = wide_of(gate), s = V(1) / (V(1) + exp(-g)); "
+_silu = elementwise("T gate", "U y", _SIGMOID + "store(g * s, y);", "silu")
 _swiglu = elementwise("T gate, T up", "U y", _SIGMOID + "store(g * s * wide_of(up), y);", "swiglu")
 _swiglu_backward = elementwise(
     "G grad, T gate, T up",
@@ -181,6 +182,11 @@ def head_norm_backward(
 
 
 # -- SwiGLU -----------------------------------------------------------------------------------------------
+def silu(x: Array, out: Array) -> None:
+    if out.size:
+        _silu(x, out)
+
+
 def swiglu(x: Array, out: Array) -> None:
     width = out.shape[1]
     if out.size:

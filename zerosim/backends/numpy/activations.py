@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zerosim.backends.kernels import Array
-from zerosim.backends.numpy.cast import raised, result_for, round_into, windows
+from zerosim.backends.numpy.cast import raised, result_for, round_into, row_blocks, windows
 from zerosim.backends.numpy.fused import gelu_gate, gelu_slope
 
 TAIL = 0.3
@@ -82,6 +82,12 @@ def relu_backward(grad: Array, x: Array, dx: Array) -> None:
         result[...] = values
         np.copyto(result, 0.0, where=raised(piece) <= 0.0)
         round_into(result, target)
+
+
+def silu(x: Array, out: Array) -> None:
+    for rows in row_blocks(*x.shape):
+        block = raised(x[rows])
+        round_into(block * _sigmoid(block), out[rows])
 
 
 def swiglu(x: Array, out: Array) -> None:

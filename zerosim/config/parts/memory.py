@@ -60,8 +60,8 @@ class MemoryConfig(Part):
         "device moves them to host memory, and back for the optimizer's step", group="training", after="lazy_states",
     )  # fmt: skip
     saves: str = option(
-        "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save",
-        choices=("lean", "megatron"),
+        "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save, "
+        "or transformers' own modules (eager)", choices=("lean", "megatron", "eager"),
     )  # fmt: skip
     attention: str = option(
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
