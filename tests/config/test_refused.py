@@ -120,6 +120,7 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{FLAT} --recompute full:2", "--recompute 'full:2': model flat has no blocks"),
     ("--model mlp --recompute selective:op", "--recompute 'selective:op': model mlp has no blocks"),
     (f"{GPT} --recompute selective:mlp --ranks 2 --tp 2 {SP} --keep-gathered", "leave one out"),
+    ("--model llama --saves eager --recompute selective:attn_proj", "frees nothing by attn_proj; leave attn_proj out"),
     # -- ZeRO's stages and recipes
     ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed?"),
     (

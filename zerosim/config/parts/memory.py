@@ -125,6 +125,13 @@ def rules(
             f" {memory.recompute!r}: of {model.layers} layers every K-th is recomputed; choose at most "
             f"full:{model.layers}",
         )
+    is_rms = model.has_blocks and model.decoder.block.norm.startswith("rms")
+    if memory.saves == "eager" and is_rms and "attn_proj" in again.parts and "layernorm" not in again.parts:
+        yield wrong(
+            "saves",
+            f" 'eager': its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees nothing by "
+            "attn_proj; leave attn_proj out, or add layernorm",
+        )
     if parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
         yield wrong(
             "keep_gathered",
