@@ -6,6 +6,7 @@ inline run between kernels instead, on devices of any backend: nobody waits for 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from zerosim.backends.kernels import Array, Backend
@@ -95,24 +96,21 @@ def copied_to(buffer: Buffer, memory: str) -> Buffer:
 def put(array: Array, into: Buffer | None) -> None:
     """Store an array's values in a buffer, rounded as it rounds them, if there is one. This is no copy of a step, and
     not recorded."""
-    if into is None or into.array is array:
-        return
-    backend = into.device.backend
-    if isinstance(into.array, FileArray):
-        backend.copy(array, rounded := backend.empty(into.shape, into.dtype))
-        into.array.write(rounded)
-    else:
-        backend.copy(array, into.array)
+    if into is not None and into.array is not array:
+        _fill(into, into.device.backend.copy, array)
 
 
 def write(values: Any, into: Buffer) -> None:
     """Store a host array's values in the same way."""
-    backend = into.device.backend
+    _fill(into, into.device.backend.from_host, values)
+
+
+def _fill(into: Buffer, store: Callable[[Any, Array], None], values: Any) -> None:
     if isinstance(into.array, FileArray):
-        backend.from_host(values, rounded := backend.empty(into.shape, into.dtype))
+        store(values, rounded := into.device.backend.empty(into.shape, into.dtype))
         into.array.write(rounded)
     else:
-        backend.from_host(values, into.array)
+        store(values, into.array)
 
 
 def _carry(backend: Backend, source: Buffer, target: Buffer) -> None:
