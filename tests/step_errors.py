@@ -19,7 +19,8 @@ from statistics import median
 
 from zerosim.analysis.expect import Expectation, Judged, Runs, judge, read_expectations
 from zerosim.analysis.expect.keys import MEASURED
-from zerosim.analysis.interval import FILE, MeasuredStep, StepClass, coverage, read_steps, step_class
+from zerosim.analysis.interval import Measured, coverage
+from zerosim.analysis.step_interval import FILE, MeasuredStep, StepClass, read_steps, step_class
 from zerosim.config.files import read_scenario_file
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
@@ -28,7 +29,7 @@ SCENARIOS = [
 ]
 RATES = ("hardware_flops_per_s", "model_flops_per_s", "tokens_per_s")
 HEAD = """# How far the clock is from measured steps: written by `python tests/step_errors.py write`, never by hand.
-# A row is a figure of a scenario: its file, its class (analysis/interval.py), and ln(measured / modelled) of the step.
+# A row is a figure of a scenario: its file, its class (analysis/step_interval.py), and ln(measured / modelled).
 columns = ["scenario", "gpu", "recipe", "size", "host_bound", "log_ratio"]
 rows = [
 """
@@ -51,7 +52,7 @@ def measure(path: Path) -> tuple[list[Judged], list[MeasuredStep]]:
             time = runs.time(cell.config, cell.gpu, cell.bandwidth)
             of = step_class(cell.config, time, cell.gpu)
             ratio = math.log(float(cell.printed.value * cell.printed.scale) / float(judged.judged))
-            steps.append(MeasuredStep(path.stem, of, round(-ratio if expectation.quantity in RATES else ratio, 4)))
+            steps.append(Measured(path.stem, of, round(-ratio if expectation.quantity in RATES else ratio, 4)))
     return tables, steps
 
 

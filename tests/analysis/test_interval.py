@@ -13,18 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerosim.analysis.expect import read_expectations
-from zerosim.analysis.interval import (
-    FEWEST,
-    MeasuredStep,
-    StepClass,
-    belongs,
-    coverage,
-    interval,
-    merges,
-    overlaps,
-    read_steps,
-    step_class,
-)
+from zerosim.analysis.interval import FEWEST, Measured, coverage, interval, overlaps
+from zerosim.analysis.step_interval import MeasuredStep, StepClass, read_steps, step_class
 from zerosim.cli.main import main
 from zerosim.config import plan_config
 from zerosim.config.files import read_scenario_file
@@ -42,7 +32,7 @@ ONE = StepClass("a100-80", "fsdp2", "below 2B", False)
 
 
 def rows(of: StepClass, *ratios: float) -> list[MeasuredStep]:
-    return [MeasuredStep("s", of, ratio) for ratio in ratios]
+    return [Measured("s", of, ratio) for ratio in ratios]
 
 
 RATIOS = st.lists(st.floats(-2, 2), min_size=FEWEST, max_size=60)
@@ -86,8 +76,8 @@ def test_small_classes_are_merged_upwards_in_their_order() -> None:
 
 @given(st.sampled_from(read_steps()))
 def test_every_merged_class_holds_its_parts(step: MeasuredStep) -> None:
-    classes = merges(step.of)
-    members = [{other for other in read_steps() if belongs(other.of, one)} for one in classes]
+    classes = step.of.merges()
+    members = [{other for other in read_steps() if other.of.belongs(one)} for one in classes]
     assert step in members[0]
     assert all(small <= large for small, large in pairwise(members))
 

@@ -76,7 +76,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, form: str) -> None:
     if cluster is None:
         raise InputError("no device to time: pass --gpu NAME or --node NAME")
     config, file = config.replace(capacity=None), output(args, "out", config)
-    from zerosim.analysis.interval import step_interval
+    from zerosim.analysis.step_interval import step_interval
     from zerosim.ledger.clock import step_time
     from zerosim.report.export.trace import chrome_trace
     from zerosim.report.interval import trust

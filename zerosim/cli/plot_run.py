@@ -156,7 +156,7 @@ def addresses(args: argparse.Namespace, config: RunConfig, limit: Limit | None) 
 
 def streams(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """Draw a step's streams."""
-    from zerosim.analysis.interval import step_interval
+    from zerosim.analysis.step_interval import step_interval
     from zerosim.ledger.clock import step_time
     from zerosim.report.interval import trust
     from zerosim.report.plots import streams_figure

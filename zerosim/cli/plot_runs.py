@@ -69,7 +69,7 @@ def scaling(args: argparse.Namespace, config: RunConfig, limit: Limit | None) ->
 def throughput(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """Draw TFLOP/s per GPU, by size or by number of GPUs. Every point is a plan."""
     from zerosim.analysis.capabilities import notes_of
-    from zerosim.analysis.interval import step_interval
+    from zerosim.analysis.step_interval import step_interval
     from zerosim.report.interval import trust
     from zerosim.report.plots import throughput_figure
     from zerosim.report.plots.throughput import Point
@@ -129,7 +129,7 @@ def _band(time: Mapping[str, Any]) -> tuple[float, float] | None:
 def overlap(args: argparse.Namespace, config: RunConfig, limit: Limit | None) -> Drawn:
     """Draw a step's time by bandwidth, one line per ZeRO stage."""
     from zerosim.analysis.break_even import hides_from, link_of, record_step, times_by_bandwidth
-    from zerosim.analysis.interval import step_interval
+    from zerosim.analysis.step_interval import step_interval
     from zerosim.report.interval import band, trust
     from zerosim.report.names import STAGES
     from zerosim.report.plots import overlap_figure

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
 from zerosim.analysis.changes import Alone, Setting, Totals, by_units, pairs, sent, totals
-from zerosim.analysis.interval import step_interval
+from zerosim.analysis.step_interval import step_interval
 from zerosim.config.presets.cluster import Cluster
 from zerosim.report import words
 from zerosim.report.interval import band, not_ranked, three_figures, trust

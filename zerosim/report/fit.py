@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 
 from zerosim.analysis.candidate import candidate
-from zerosim.analysis.interval import step_interval
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Fitting, Meshes
 from zerosim.analysis.meshes import mesh_values
 from zerosim.analysis.models import TriedModel
 from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
 from zerosim.analysis.shares import is_mesh
+from zerosim.analysis.step_interval import step_interval
 from zerosim.comm.runtime import make_backend
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.allocators import feels_limit

@@ -1,7 +1,7 @@
 """The certainty of a modelled step, in words: the interval of eight of ten measured steps of its class, or that none
 was measured.
 
-The intervals are those of `analysis/interval.py`. A measured machine has its own error, in its file.
+The intervals are those of `analysis/step_interval.py`. A measured machine has its own error, in its file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from zerosim.analysis.interval import Interval, StepClass, overlaps, step_interval
+from zerosim.analysis.interval import Interval, overlaps
+from zerosim.analysis.step_interval import StepClass, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.published import best_published
@@ -41,7 +42,7 @@ def class_words(of: StepClass, rows: int) -> str:
     return ", ".join(filter(None, parts))
 
 
-def interval_words(found: Interval, seconds: float) -> str:
+def interval_words(found: Interval[StepClass], seconds: float) -> str:
     """Return '2.38 to 3.12 s for 8 of 10 measured steps like this one: 14 of FSDP on A100'."""
     low, high = (three_figures(seconds * end) for end in (found.low, found.high))
     return f"{low} to {high} s for 8 of 10 measured steps like this one: {class_words(found.of, found.rows)}"
@@ -60,7 +61,7 @@ def interval_values(config: RunConfig, time: StepTime, cluster: Cluster) -> dict
     }
 
 
-def trust(cluster: Cluster, *found: Interval | None) -> str:
+def trust(cluster: Cluster, *found: Interval[StepClass] | None) -> str:
     """Return the last sentence under modelled seconds."""
     if cluster.machine is not None:
         error = cluster.machine.known_error

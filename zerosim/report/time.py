@@ -11,7 +11,8 @@ from rich.console import RenderableType
 
 from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.capabilities.delayed import can_delay
-from zerosim.analysis.interval import Interval, is_host_bound, step_interval
+from zerosim.analysis.interval import Interval
+from zerosim.analysis.step_interval import StepClass, is_host_bound, step_interval
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime
@@ -154,7 +155,7 @@ def times_table(config: RunConfig, times: Mapping[int, StepTime], cluster: Clust
     return titled("Time of a step", Adaptive(grid), note)
 
 
-def _milliseconds(found: Interval | None, time: StepTime) -> str | None:
+def _milliseconds(found: Interval[StepClass] | None, time: StepTime) -> str | None:
     """Return the interval's ends."""
     return (
         None

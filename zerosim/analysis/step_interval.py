@@ -1,0 +1,80 @@
+"""The uncertainty of a modelled step: an interval from the clock's errors on measured steps.
+
+Other people measured some hundreds of steps (scenarios/). For each of them `step_errors.toml` has the ratio of measured
+to modelled time and the step's class: GPU, recipe, size, and whether the host is the bottleneck. Classes are merged
+upwards by leaving out one property after the other: the size, the exact GPU (then its generation), the recipe.
+Host-bound steps are never merged with others, because their error is of another kind. The interval includes effects
+that the clock leaves out: stragglers, power, data loading.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from zerosim.analysis.capabilities import CAPABILITIES
+from zerosim.analysis.interval import Interval, Measured, interval
+from zerosim.config import RunConfig
+from zerosim.config.inputs import read_toml
+from zerosim.config.presets.cluster import Cluster
+from zerosim.ledger.clock import StepTime
+
+FILE = Path(__file__).parent / "step_errors.toml"
+SIZES = ((2e9, "below 2B"), (20e9, "2B to 20B"), (math.inf, "above 20B"))
+
+
+class StepClass(NamedTuple):
+    """The properties of steps with similar errors; '' for a property that was left out."""
+
+    gpu: str
+    recipe: str
+    size: str
+    host_bound: bool
+
+    def merges(self) -> tuple[StepClass, ...]:
+        """Return this class and the classes that it is merged into, in order."""
+        of_any_size = self._replace(size="")
+        generation = of_any_size._replace(gpu=self.gpu.split("-")[0])
+        return self, of_any_size, generation, generation._replace(recipe="")
+
+    def belongs(self, of: StepClass) -> bool:
+        """Return whether this class belongs to a merged one."""
+        is_gpu = of.gpu in (self.gpu, self.gpu.split("-")[0])
+        same = of.recipe in ("", self.recipe) and of.size in ("", self.size)
+        return is_gpu and same and of.host_bound == self.host_bound
+
+
+MeasuredStep = Measured[StepClass]
+
+
+def is_host_bound(time: StepTime) -> bool:
+    """Return whether compute waits for its host for a tenth of the step, and longer than for anything else."""
+    return time.host > max(0.1 * time.seconds, time.bubble, *time.exposed.values())
+
+
+def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
+    """Return the class of a modelled step. Its size is that of a dense model with as many FLOPs per token, attention's
+    included."""
+    size = time.model_flops / (6 * config.tokens)
+    name = next(name for most, name in SIZES if size < most)
+    return StepClass(gpu, config.parallel.recipe, name, is_host_bound(time))
+
+
+def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval[StepClass] | None:
+    """Find a modelled step's interval; None if no such step was measured, and on a calibrated machine (which has its
+    own error). No published step covers host-bound steps with CUDA graphs, frozen weights, traffic as codes, or
+    offload."""
+    unlike = not all(capability.measured(config) for capability in CAPABILITIES)
+    unlike = unlike or (config.clock.cuda_graphs and is_host_bound(time))
+    if unlike or cluster.machine is not None or not time.model_flops:
+        return None
+    return interval(step_class(config, time, cluster.name), read_steps())
+
+
+@lru_cache
+def read_steps() -> tuple[MeasuredStep, ...]:
+    """Return every row of `step_errors.toml`."""
+    rows = read_toml(FILE, "measured steps")["rows"]
+    return tuple(Measured(name, StepClass(*of), ratio) for name, *of, ratio in rows)
