@@ -25,6 +25,7 @@ from zerosim.placement.memories import DEVICE
 from zerosim.units import MOST_BYTES, format_bytes
 
 if TYPE_CHECKING:
+    from zerosim.report.memory import Certainty
     from zerosim.report.verdict import Limit, Planned
     from zerosim.train.result import RunResult
 
@@ -211,6 +212,7 @@ def main(args: argparse.Namespace) -> int:
     planned = plan_on(config, limit, cluster=cluster, every_rank=args.every_rank)
     result, refusal = planned
     fitting, advice = planned.fits(limit), None
+    sure = sure_of(planned, limit, cluster) if fitting else None
     found: list[str] = []
     if limit is not None and not fitting:
         from zerosim.analysis.offload_ways import other_memories
@@ -222,8 +224,8 @@ def main(args: argparse.Namespace) -> int:
         found = cheapest_fits(config, limit.nbytes, trial, reserve=limit.reserve, memories=memories, given=given)
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
     unlike = unlike_run(args, scenario, config)
-    page = partial(plan_report, result, limit, found, refusal, cluster, unlike_run=unlike, all=args.all)
-    leave(args, figures, lambda: plan_values(result, limit, fitting, advice, cluster), page)
+    page = partial(plan_report, result, limit, found, refusal, cluster, sure=sure, unlike_run=unlike, all=args.all)
+    leave(args, figures, lambda: plan_values(result, limit, fitting, advice, cluster, sure), page)
     return 0 if fitting else 3
 
 
@@ -241,7 +243,9 @@ def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | N
     return None
 
 
-def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, every_rank: bool = False) -> Planned:
+def plan_on(
+    config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, every_rank: bool = False, clock: bool = True
+) -> Planned:
     """Plan the configuration on devices without a limit. With an allocator or paged states the limit applies, and the
     device may refuse."""
     from zerosim.report.verdict import Planned
@@ -251,7 +255,7 @@ def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, 
         return Planned(plan(config, every_rank=every_rank, cluster=cluster))
     room = None if limit is None else max(1, limit.nbytes - limit.reserve(config))
     try:
-        return Planned(plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster))
+        return Planned(plan(config.replace(capacity=room), every_rank=every_rank, cluster=cluster, clock=clock))
     except OutOfMemory as error:
         if error.memory != DEVICE:
             raise
@@ -259,8 +263,25 @@ def plan_on(config: RunConfig, limit: Limit | None, *, cluster: Cluster | None, 
         return Planned(replace(exact, config=config), error)
 
 
+def sure_of(planned: Planned, limit: Limit | None, cluster: Cluster | None) -> Certainty | None:
+    """Return how sure a plan is that fits. Close to the limit the caching allocator is asked too, with a plan."""
+    from zerosim.report.memory import certainty
+    from zerosim.report.verdict import peak_bytes
+
+    config = planned.result.config
+    sure = certainty(config, limit, peak_bytes(planned.result))
+    if sure is None or not sure.is_close:
+        return sure
+    return sure._replace(cached=plan_on(config.replace(allocator="caching"), limit, cluster=cluster, clock=False))
+
+
 def plan_values(
-    result: RunResult, limit: Limit | None, fitting: bool, advice: str | None, cluster: Cluster | None = None
+    result: RunResult,
+    limit: Limit | None,
+    fitting: bool,
+    advice: str | None,
+    cluster: Cluster | None = None,
+    sure: Certainty | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form: that of a run without values, with each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
@@ -278,7 +299,8 @@ def plan_values(
         **outside_values(config, limit),
         "fits": None if limit is None else fitting,
         "advice": advice,
-        "warnings": warnings_of(config, limit, cluster, taken if fitting else None),
+        "certainty": None if sure is None else sure.to_dict(),
+        "warnings": warnings_of(config, limit, cluster, taken if fitting else None) + (sure.doubts if sure else []),
         "time": time_values(result, cluster),
     }
 

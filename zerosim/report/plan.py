@@ -23,6 +23,7 @@ from zerosim.ledger.memory import Snapshot
 from zerosim.placement.spec import is_block
 from zerosim.report import failures, words
 from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
+from zerosim.report.memory import Certainty
 from zerosim.report.names import KIND_WORDS, listed
 from zerosim.report.offload_tables import most_elsewhere
 from zerosim.report.plan_tables import all_tables, beside_formulas
@@ -54,13 +55,14 @@ def plan_report(
     refusal: OutOfMemory | None = None,
     cluster: Cluster | None = None,
     *,
+    sure: Certainty | None = None,
     unlike_run: str = "",
     all: bool = False,
 ) -> Stack:
     """Return the first page of a plan, and with `all` every table after it.
 
     `advice` are the cheapest changes that fit, `refusal` is the allocator's message, `cluster` the clock's devices,
-    `unlike_run` says where a run of the same flags differs.
+    `sure` says how sure it is that it fits, `unlike_run` where a run of the same flags differs.
     """
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     does_fit = refusal is None and (limit is None or fits(result, limit))
@@ -72,7 +74,7 @@ def plan_report(
     )
     taken = max(memory.reserved_bytes for memory in result.memory)
     answer = f"Needs {format_bytes(taken)} per GPU." if limit is None else verdict(config, limit, taken)
-    lines = step_lines(result, cluster)
+    lines, certain = step_lines(result, cluster), [] if sure is None else sure.lines()
     page = [
         Stack(
             prose(answer if refusal is None else f"Does not fit: {refusal}.", "bold green" if does_fit else "bold red"),
@@ -89,12 +91,13 @@ def plan_report(
         None if refusal is None else failures.room_text(refusal),
         None if does_fit or limit is None else prose(_too_much(result, limit)),
         Stack(*map(prose, elsewhere), close=True) if (elsewhere := most_elsewhere(result, cluster)) else None,
+        Stack(*map(prose, certain), close=True) if certain else None,
         Stack(*map(prose, lines), close=True) if lines else None,
         Stack(
             prose(assumed(config, limit, cluster), "dim"), prose(unlike_run, "dim") if unlike_run else None, close=True
         ),
         *_notes(result),
-        warnings_text(warnings_of(config, limit, cluster, taken if does_fit else None)),
+        warnings_text(warnings_of(config, limit, cluster, taken if does_fit else None) + (sure.doubts if sure else [])),
         prose("Formulas and counts agree.") if has_agreed else prose("Formulas and counts do not agree:", "bold red"),
     ]
     if all:

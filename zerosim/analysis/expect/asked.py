@@ -15,7 +15,7 @@ from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.presets.cluster import Cluster, cluster_of
-from zerosim.config.presets.hardware import find_hardware
+from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.config.presets.nodes import nodes
 from zerosim.device.device import Device
 from zerosim.errors import InputError
@@ -80,6 +80,12 @@ def cluster_named(name: str, nic: int | None) -> Cluster:
     """Return nodes of that name or, if the name is a GPU's, nodes of that GPU; only a node's host has known speeds."""
     node = next((one for one in nodes() if one.name == name), None)
     return cluster_of(find_hardware(name if node is None else node.gpu), node=node, nic_bytes_per_s=nic)
+
+
+def outside_bytes(device: Hardware, config: RunConfig) -> int:
+    """Return what a device holds beside the program."""
+    is_tied = config.model.has_blocks and config.model.tie_embeddings
+    return sum(one.nbytes for one in device.outside(config.mesh.axes, is_tied=is_tied))
 
 
 def _timed(config: RunConfig, gpu: str, nic: int | None) -> RunResult:

@@ -129,6 +129,11 @@ def mask_bytes(asked: Asked) -> int:
     return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
 
 
+@quantity("bytes", "token ids, attention mask and labels of a microbatch, 8 bytes each")
+def batch_bytes(asked: Asked) -> int:
+    return 3 * 8 * asked.config.data.micro_batch * _with_blocks(asked).row_tokens
+
+
 @quantity(
     "bytes",
     "the results of the attention cores of all microbatches that are live at once, sbh L/(t p) elements each",
@@ -265,7 +270,7 @@ def calculator(asked: Asked) -> Fraction | None:
 
 
 FORMULAS = table(
-    model_states_bytes, sent_over_psi, block_activation_bytes, activation_share, score_bytes, mask_bytes,
+    model_states_bytes, sent_over_psi, block_activation_bytes, activation_share, score_bytes, mask_bytes, batch_bytes,
     attention_output_bytes, bubble, parameters, largest_model, zero_activation_bytes, checkpoint_elements,
     checkpoint_bytes, partition_share, checkpoints_and_block_bytes, megatron_parameters, twelve_l_h_squared,
     parameter_efficiency, optimizer_efficiency, activation_efficiency, infinity_states, infinity_checkpoints,

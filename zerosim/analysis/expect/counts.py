@@ -10,13 +10,23 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from zerosim.analysis.expect.asked import WHOLE, Asked, cluster_named, model_of, quantity, ring_share, table
+from zerosim.analysis.expect.asked import (
+    WHOLE,
+    Asked,
+    cluster_named,
+    model_of,
+    outside_bytes,
+    quantity,
+    ring_share,
+    table,
+)
 from zerosim.analysis.expect.largest import largest_states, largest_that_fits
 from zerosim.analysis.expect.sweeps import BANDWIDTH, GPU, PIPELINE_STAGE
 from zerosim.analysis.shares import shares_of, trained_itemsize
 from zerosim.analysis.slots import counted_bubble, slots_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import is_exact
+from zerosim.config.presets.hardware import find_hardware
 from zerosim.device.device import Phase
 from zerosim.device.events import Launch
 from zerosim.dtypes import dtype
@@ -72,6 +82,17 @@ def reserved_bytes(asked: Asked) -> int:
             "reserved_bytes: an exact allocator reserves only live bytes; set allocator, such as 'caching'"
         )
     return max(memory.reserved_bytes for memory in asked.memory_of_ranks)
+
+
+@quantity(
+    "bytes",
+    "the most live bytes at once, and what the GPU holds beside the program: nvidia-smi's number, less what an "
+    "allocator leaves unused",
+    needs=("gpu",),
+    takes=(GPU, PIPELINE_STAGE),
+)
+def device_bytes(asked: Asked) -> int:
+    return int(peak_bytes(asked)) + outside_bytes(find_hardware(asked.gpu), asked.config)
 
 
 @quantity("bytes", "the peak of the same run at stage 0, less this one's")
@@ -250,11 +271,11 @@ def fits(asked: Asked) -> int:
 
 
 COUNTS = table(
-    model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, spared_bytes,
-    sent_bytes, sent_over_psi, block_activation_bytes, activation_bytes, activation_share, partition_share,
-    parameters_of_a_rank, bubble, parameters, trained_parameters, trained_bytes, block_matrices, largest_model,
-    largest_batch, step_seconds, hardware_flops_per_s, model_flops_per_s, tokens_per_s, compute_share,
+    model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, device_bytes,
+    spared_bytes, sent_bytes, sent_over_psi, block_activation_bytes, activation_bytes, activation_share,
+    partition_share, parameters_of_a_rank, bubble, parameters, trained_parameters, trained_bytes, block_matrices,
+    largest_model, largest_batch, step_seconds, hardware_flops_per_s, model_flops_per_s, tokens_per_s, compute_share,
     backward_seconds, fits,
 )  # fmt: skip
-TIMES = tuple(name for name, count in COUNTS.items() if "gpu" in count.needs)
+TIMES = tuple(name for name, count in COUNTS.items() if "gpu" in count.needs and count.dimension != "bytes")
 """The quantities of the clock."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from zerosim.analysis.expect.asked import Asked, Quantity, Runs
+from zerosim.analysis.expect.asked import Asked, Quantity, Runs, outside_bytes
 from zerosim.analysis.expect.closed_forms import FORMULAS
 from zerosim.analysis.expect.counts import COUNTS
 from zerosim.analysis.expect.errors import Errors, Ranking, correlations, errors_of
@@ -170,8 +170,7 @@ def _asked(e: Expectation, cell: Cell, runs: Runs) -> Asked:
 
 def _left_of(device: Hardware, config: RunConfig) -> int:
     """Return a device's memory minus the memory outside the program."""
-    is_tied = config.model.has_blocks and config.model.tie_embeddings
-    return device.memory_bytes - sum(one.nbytes for one in device.outside(config.mesh.axes, is_tied=is_tied))
+    return device.memory_bytes - outside_bytes(device, config)
 
 
 def _outside(expectation: Expectation, cell: Cell, runs: Runs) -> dict[str, Fraction]:

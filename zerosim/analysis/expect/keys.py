@@ -61,7 +61,7 @@ _FROM: Mapping[str, str] = MappingProxyType(
     {PRINTED: "the figures as they are printed, as strings", COMPUTED: "those that its rule gives, worked out here"}
 )
 """The keys of the figures themselves; a table has exactly one."""
-MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "largest_batch", *TIMES)
+MEASURED_ONLY = ("peak_bytes", "allocated_bytes", "reserved_bytes", "device_bytes", "largest_batch", *TIMES)
 """Counts that depend on each buffer of a program. No source has a rule for them; it can only measure its own."""
 NOT_TRAINED = ("largest_model", "largest_batch", "fits", "parameters", "block_matrices", *TIMES)
 """Counts that need no step."""
