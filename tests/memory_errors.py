@@ -22,7 +22,7 @@ from zerosim.config.files import read_scenario_file
 FOLDER = Path(__file__).parents[1] / "scenarios"
 SCENARIOS = [path for path in sorted(FOLDER.glob("measured_*.toml")) if "_bytes" in path.read_text("utf-8")]
 NUMBERS = {"peak_bytes": ALLOCATED, "device_bytes": DEVICE}
-HEAD = """# How far a plan's memory is from measured runs: written by `python tests/memory_errors.py write`, never by hand.
+HEAD = """# How far plans are from measured memory: written by `python tests/memory_errors.py write`, never by hand.
 # A row: its scenario, its class (analysis/memory_interval.py), and ln(measured / planned).
 columns = ["scenario", "framework", "trained", "number", "log_ratio"]
 rows = [

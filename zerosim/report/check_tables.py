@@ -168,6 +168,9 @@ def basis(expectation: Expectation) -> str:
         parts.append(f"Formula only: {expectation.formula_only}")
     if expectation.beside:
         parts.append(f"{_beside(expectation).capitalize()} it ({where}{at}): {COUNTS[expectation.beside].what}.")
+    if expectation.spared_from:
+        fields = ", ".join(f"{name} {value}" for name, value in expectation.spared_from.items())
+        parts.append(f"Less than with {fields}.")
     if any(cell.over for cell in expectation.cells):
         pairs = (f"{cell.labels[-1]} by {cell.over.labels[-1]}" for cell in expectation.cells if cell.over is not None)
         parts.append(f"Divided: {'; '.join(dict.fromkeys(pairs))}.")

@@ -95,13 +95,6 @@ def device_bytes(asked: Asked) -> int:
     return int(peak_bytes(asked)) + outside_bytes(find_hardware(asked.gpu), asked.config)
 
 
-@quantity("bytes", "the peak of the same run at stage 0, less this one's")
-def spared_bytes(asked: Asked) -> int:
-    """Return the difference of the peaks."""
-    whole = replace(asked, config=asked.config.at_stage(0))
-    return int(peak_bytes(whole) - peak_bytes(asked))
-
-
 @quantity("bytes", "model states sent in the last step, by the rank with the most")
 def sent_bytes(asked: Asked) -> int:
     result = asked.result
@@ -272,8 +265,8 @@ def fits(asked: Asked) -> int:
 
 COUNTS = table(
     model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, device_bytes,
-    spared_bytes, sent_bytes, sent_over_psi, block_activation_bytes, activation_bytes, activation_share,
-    partition_share, parameters_of_a_rank, bubble, parameters, trained_parameters, trained_bytes, block_matrices,
+    sent_bytes, sent_over_psi, block_activation_bytes, activation_bytes, activation_share, partition_share,
+    parameters_of_a_rank, bubble, parameters, trained_parameters, trained_bytes, block_matrices,
     largest_model, largest_batch, step_seconds, hardware_flops_per_s, model_flops_per_s, tokens_per_s, compute_share,
     backward_seconds, fits,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from zerosim.analysis.expect.asked import Quantity
 from zerosim.analysis.expect.errors import Ranking
@@ -35,6 +36,7 @@ class Cell:
     bandwidth: int | None = None
     gpu: str = ""
     over: Cell | None = None  # the cell that this one is divided by
+    spared_from: RunConfig | None = None  # the run that needs more than this one, by the figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Expectation:
     """The same for the mean of all figures; 0 if there is no demand."""
     ranking: Ranking | None
     outside: Mapping[str, int | Quantity]
+    spared_from: Mapping[str, Any]
     bold: BoldRule | None
     counted_on: str
     at: str

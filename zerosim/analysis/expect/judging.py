@@ -9,7 +9,7 @@ the count, plus the causes that it leaves out, is near enough (`within`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from zerosim.analysis.expect.asked import Asked, Quantity, Runs, outside_bytes
@@ -153,6 +153,8 @@ def _read(
             value = known[name].read(_asked(e, cell, runs))
             if value is None:
                 raise InputError(f'{e.calculator} has no answer here; write "-" in printed')
+            if cell.spared_from is not None:
+                value = known[name](replace(_asked(e, cell, runs), config=cell.spared_from)) - value
             if cell.over is not None:
                 base = known[name].read(_asked(e, cell.over, runs))
                 if not base:

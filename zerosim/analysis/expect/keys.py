@@ -17,6 +17,7 @@ Each key and its meaning:
     instead, note         figures that the source's own rule gives where it prints others, and the reason
     beside, why           a count that is shown but not judged, and why it differs
     over                  each place with a figure, and the place that it is divided by: { "400" = "64" }
+    spared_from           fields of a second run: figures are how much less each run needs than the same with these
     with, sweep           fields of this table's runs; its own grid instead of the file's
     columns, rows, cases  instead of a grid and `printed`: a line for each run (`rows.py`)
     mean_within           beside within, for rows: the tolerance of their mean error, such as "15%"
@@ -43,7 +44,7 @@ from zerosim.errors import InputError, did_you_mean
 from zerosim.ledger.memory import MARKS
 
 TEXTS = ("source", "title", "unit", "note", "why", "within", "mean_within", "formula_only", "gpu")
-TABLES = ("with", "sweep", "bold", "outside", "over", "cases", "ranking")
+TABLES = ("with", "sweep", "bold", "outside", "over", "spared_from", "cases", "ranking")
 QUANTITIES = MappingProxyType({"quantity": COUNTS, "formula": FORMULAS, "beside": COUNTS})
 WORDS: Mapping[str, Collection[str]] = MappingProxyType(
     {

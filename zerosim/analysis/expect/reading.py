@@ -95,6 +95,8 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
 
     def cell(point: Point, printed: Figure, instead: Figure | None = None, over: Cell | None = None) -> Cell:
         changes, config = point.changes, _config(file, table, point, axes, counted_on)
+        fields = table.get("spared_from")
+        whole = None if fields is None else _config(file, table, point, axes, counted_on, fields)
         bandwidth = _size(changes, BANDWIDTH) if BANDWIDTH in changes else None
         stage = changes.get(PIPELINE_STAGE)
         gpu = changes.get(GPU, table.get("gpu", ""))
@@ -102,7 +104,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
             raise InputError(f"at {describe(axes, point.labels)}: gpu {gpu!r}: expected a device's name")
         if not gpu and any("gpu" in quantity.needs for quantity in asked.values()):
             raise InputError(f"gpu is missing at {describe(axes, point.labels)}: {table.get('quantity')} needs it")
-        return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, gpu, over)
+        return Cell(point.labels, config, changes.get(MP, 1), stage, printed, instead, bandwidth, gpu, over, whole)
 
     texts = ("source", "title", "note", "why", "calculator", "formula_only")
     said: dict[str, Any] = {key: table.get(key) for key in QUANTITIES} | {key: table.get(key, "") for key in texts}
@@ -116,6 +118,7 @@ def _expectation(file: ScenarioFile, table: Mapping[str, Any]) -> Expectation:
         mean_within=Fraction(_within(table, "mean_within")) if "mean_within" in table else Fraction(0),
         ranking=_ranking(table["ranking"], axes) if "ranking" in table else None,
         outside=_outside(table, dimension),
+        spared_from=table.get("spared_from", {}),
         bold=_bold(table, axes, dimension, printed),
         counted_on=counted_on,
         at=table.get("at", "end_of_backward"),
@@ -261,13 +264,21 @@ def _size(table: Mapping[str, Any], key: str) -> int:
 
 
 def _config(
-    file: ScenarioFile, table: Mapping[str, Any], point: Point, axes: Sequence[Axis], counted_on: str
+    file: ScenarioFile,
+    table: Mapping[str, Any],
+    point: Point,
+    axes: Sequence[Axis],
+    counted_on: str,
+    instead: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Build the run of one cell: one step by default, then the file's values, the table's, and the cell's own."""
+    """Build the run of one cell: one step by default, then the file's values, the table's, the cell's own, and those
+    `instead`."""
     assumed = {**(PLAN_DEFAULTS if counted_on == SHAPES else {}), "steps": 1}
     own = {name: value for name, value in point.changes.items() if name not in NO_FIELDS}
     with naming(f"at {describe(axes, point.labels)}: " if axes else ""):
-        config = RunConfig.from_dict({**assumed, **file.run, **table.get("with", {}), **own}, source="the run")
+        config = RunConfig.from_dict(
+            {**assumed, **file.run, **table.get("with", {}), **own, **(instead or {})}, source="the run"
+        )
         stage, pp = point.changes.get(PIPELINE_STAGE, 0), config.mesh.pp
         if type(stage) is not int or not 0 <= stage < pp:
             raise InputError(f"pipeline_stage {stage!r}: expected 0 to {pp - 1}, for pp is {pp}")
