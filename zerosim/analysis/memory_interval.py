@@ -27,7 +27,7 @@ from zerosim.config.inputs import read_toml
 
 FILE = Path(__file__).parent / "memory_errors.toml"
 ALLOCATED, DEVICE = "allocated", "nvidia-smi"
-FULL, LORA, QLORA, ADAPTERS = "all weights", "LoRA", "QLoRA", "adapters"
+FULL, LORA, QLORA, ADAPTERS = "all weights trained", "LoRA", "QLoRA", "adapters"
 ONE_GPU = "one GPU"
 
 

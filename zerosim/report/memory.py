@@ -99,7 +99,7 @@ def certainty(config: RunConfig, limit: Limit | None, peak: int) -> Certainty | 
 
 
 def _class_words(found: Interval[MemoryClass]) -> str:
-    """Return '33 of LoRA under FSDP1'."""
+    """Return '33 of FSDP1, LoRA'."""
     framework, trained, _ = found.of
-    where = "on one GPU" if framework == ONE_GPU else f"under {_FRAMEWORKS.get(framework, framework)}"
-    return f"{found.rows} of {trained} {where}"
+    where = "on one GPU" if framework == ONE_GPU else f"of {_FRAMEWORKS.get(framework, framework)}"
+    return f"{found.rows} {where}, {trained}"
