@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memory_errors import SCENARIOS, measure
 
+PLAN = ["plan", "--model", "gpt2", "--ranks", "8", "--recipe", "megatron", "--stage", "1", "--gpu", "a100-80", "--json"]
 LORAS = MemoryClass("fsdp1", LORA, ALLOCATED)
 
 
@@ -88,8 +89,7 @@ def test_no_gpu_no_interval() -> None:
 
 
 def test_a_plan_says_where_measured_runs_lie(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*["--model", "gpt2", "--ranks", "8", "--recipe", "megatron", "--stage", "1", "--gpu", "a100-80", "--json"], "-"]
-    assert main(["plan", *words]) == 0
+    assert main([*PLAN, "-"]) == 0
     out, err = capsys.readouterr()
     values = json.loads(out)
     found = values["certainty"]
@@ -101,11 +101,10 @@ def test_a_plan_says_where_measured_runs_lie(capsys: pytest.CaptureFixture[str])
 
 
 def test_close_to_the_limit_the_caching_allocator_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*["--model", "gpt2", "--ranks", "8", "--recipe", "megatron", "--stage", "1", "--gpu", "a100-80", "--json"], "-"]
-    main(["plan", *words])
+    main([*PLAN, "-"])
     need = json.loads(capsys.readouterr().out)
     tight = str(need["peak_bytes"] + need["reserve_bytes"])
-    assert main(["plan", *words, "--limit", tight]) == 0
+    assert main([*PLAN, "-", "--limit", tight]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["fits"] is True
