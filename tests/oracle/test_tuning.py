@@ -13,7 +13,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import is_adapter
 from zerosim.device.events import Save
 from zerosim.functional.linear import Linear, linear_result
-from zerosim.functional.lora import Adapted, Adapter, add_adapters
+from zerosim.functional.lora import PEFT, Adapted, Adapter, add_adapters
 from zerosim.tensor import cpu, tensor
 from zerosim.tensor.tensor import outline
 from zerosim.train.plan import plan
@@ -201,7 +201,7 @@ def test_fp32_adapters_of_a_bf16_map_compute_as_pefts() -> None:
     weight = tensor(w, device, dtype="bf16")
     a_, b_ = (tensor(one, device, dtype="fp32", requires_grad=True) for one in (a, b))
     out = linear_result(mine, weight, transposed=True)
-    downs = add_adapters(mine, out, [Adapter(a_, b_, 0, 0.5)], [None], keeps_inputs=True)
+    downs = add_adapters(mine, out, [Adapter(a_, b_, 0, 0.5)], [None], PEFT)
     dx, _, da, db = Adapted(Linear(outline(mine), weight, None, True), outline(mine), downs).backward(grad.buffer)
     others = (result, theirs.grad, layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad)
     for own, other in zip((out, dx, da, db), others, strict=True):

@@ -19,6 +19,7 @@ from zerosim.train.run import run
 
 GPT: dict[str, Any] = dict(layers=3, hidden=16, heads=2, seq=8, vocab=256, steps=3, micro_batch=1, seed=5, lora_rank=4)
 LLAMA = GPT | dict(model="llama", heads=4, kv_heads=2)
+CAST = dict(adapter_dtype="fp32", autocast="bf16")
 CASES: tuple[dict[str, Any], ...] = (
     *(GPT | dict(ranks=4, stage=stage) for stage in range(4)),
     *(GPT | dict(ranks=2, stage=stage, lora_target="all-linear", lora_dropout=0.2) for stage in (1, 3)),
@@ -49,6 +50,10 @@ CASES: tuple[dict[str, Any], ...] = (
     GPT | dict(ranks=2, stage=2, adapter_dtype="fp32", offload="optimizer=host"),
     GPT | dict(ranks=2, stage=1, adapter_dtype="bf16", lora_dropout=0.2, recompute="full"),
     LLAMA | dict(ranks=4, stage=0, adapter_dtype="fp32", pp=2, accumulate=4, pipeline="zb-h1", layers=4),
+    *(LLAMA | dict(ranks=2, stage=stage, **CAST, recompute="full", lora_dropout=0.2) for stage in (0, 3)),
+    LLAMA | dict(ranks=2, stage=2, **CAST, base="nf4", recompute="selective:layernorm", lora_target="all-linear"),
+    LLAMA | dict(ranks=2, stage=1, **CAST, fused_lora=True, lora_dropout=0.2, lora_target="all-linear", saves="liger"),
+    LLAMA | dict(ranks=4, stage=0, **CAST, fused_lora=True, pp=2, accumulate=4, pipeline="zb-h1", layers=4),
     LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),
 )
 
@@ -78,6 +83,7 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
         dict(base="nf4"),
         dict(adapter_dtype="fp32", lora_dropout=0.1),
         dict(adapter_dtype="fp32", base="nf4"),
+        dict(**CAST, lora_dropout=0.1),
     ],
     ids=str,
 )
@@ -194,6 +200,10 @@ def test_fp32_adapters_take_16_bytes_and_no_master(stage: int) -> None:
         (dict(grad_dtype="bf16"), "grad_dtype 'bf16': fp32 adapters have fp32 gradients"),
         (dict(freeze="h.0"), "leave out freeze"),
         (dict(tp=2), "PEFT does not cut adapters over tp 2"),
+        (dict(autocast="fp16"), "autocast 'fp16': the base is bf16; choose bf16"),
+        (dict(adapter_dtype="bf16", autocast="bf16"), "only fp32 adapters are cast"),
+        (dict(adapter_dtype=None, fused_lora=True), "add adapter_dtype fp32 or bf16"),
+        (dict(lora_rank=0, adapter_dtype=None, fused_lora=True), "there are no adapters; choose a lora_rank"),
         (dict(recipe="fsdp2", stage=3), "cast_shards keeps fp32 shards already"),
         (dict(recipe="deepspeed", stage=2), "upcast_grads is DeepSpeed's"),
         (dict(stage=3, offload="params=host"), "offload the optimizer too"),
@@ -202,3 +212,32 @@ def test_fp32_adapters_take_16_bytes_and_no_master(stage: int) -> None:
 def test_adapters_of_a_dtype_that_peft_does_not_have_are_refused(case: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         RunConfig(**dict(lora_rank=4, adapter_dtype="fp32", ranks=2) | case)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_fused_adapters_compute_as_others(dropout: float) -> None:
+    """What is kept and what is recomputed changes no bit, where nothing is cast; nor does autocast's cache."""
+    config = RunConfig(**LLAMA, ranks=1, adapter_dtype="bf16", lora_target="all-linear", lora_dropout=dropout)
+    plain, fused = run(config), run(config.replace(fused_lora=True))
+    assert all(np.array_equal(fused.weights[name], one) for name, one in plain.weights.items())
+    cast = config.replace(adapter_dtype="fp32", autocast="bf16")
+    once, again = run(cast), run(cast.replace(recompute="full"))
+    assert all(np.array_equal(again.weights[name], one) for name, one in once.weights.items())
+
+
+def test_autocast_caches_casts_of_adapters_until_forward_ends() -> None:
+    """2 bytes of each trained parameter with recompute on gathered weights, none at stage 3."""
+    config = RunConfig(
+        **LLAMA | dict(seq=32, micro_batch=2),
+        ranks=1,
+        attention="flash",
+        recompute="full",
+        adapter_dtype="fp32",
+        loss="hf-4.48",
+    )
+    trained = 3 * 4 * (16 + 16 + 16 + 8)
+    for stage, bytes_each in ((0, 2), (2, 2), (3, 0)):
+        plain, cast = (plan(config.replace(stage=stage, autocast=one)).memory[0] for one in (None, "bf16"))
+        assert cast.peak.total_bytes - plain.peak.total_bytes == bytes_each * trained
+        assert cast.marks["end_of_forward"].by_kind == plain.marks["end_of_forward"].by_kind

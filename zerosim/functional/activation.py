@@ -1,7 +1,7 @@
 """Activations between a block's two maps: GELU and ReLU of one map, gated ones (arXiv 2002.05202) of two side by side.
 
 Each saves its input, and backward computes its gate again, as fused GPU kernels do. With `saves` 'eager' a gated one
-keeps the gate's function too, as transformers' modules do.
+keeps the gate's function too, as transformers' modules do. With 'liger' its gradient overwrites its input.
 """
 
 from __future__ import annotations
@@ -75,12 +75,19 @@ class Gated:
     form: Form
     x: Readable
     gate: Buffer | None
+    in_place: bool = False
 
     def backward(self, grad: Buffer) -> Grads:
-        dx, kernel = self.x.new_grad(), getattr(grad.device.backend, f"{self.form.kernel}_backward")
+        dx, kernel = self._result(), getattr(grad.device.backend, f"{self.form.kernel}_backward")
         rows = rows_of(grad.array), rows_of(self.x.array), rows_of(dx.array)
         grad.device.kernel(self.form.backward * grad.numel, kernel, *rows)
         return (dx,)
+
+    def _result(self) -> Buffer:
+        if not self.in_place:
+            return self.x.new_grad()
+        self.x.device.retag(self.x.buffer, Kind.ACTIVATION_GRAD)
+        return self.x.buffer
 
 
 def _gated(form: Form, x: Tensor, policy: ActivationPolicy) -> Tensor:
@@ -89,11 +96,12 @@ def _gated(form: Form, x: Tensor, policy: ActivationPolicy) -> Tensor:
     out, kernel = like(x, *x.shape[:-1], x.shape[-1] // 2), getattr(x.device.backend, form.kernel)
     x.device.kernel(form.forward * out.numel, kernel, rows_of(x.array), rows_of(out.array))
     gate = None
-    if policy.saves == "eager":
+    if policy.saves in ("eager", "foak"):
         gate = x.device.alloc(out.shape, out.dtype, Kind.ACTIVATION)
         of_gate, half = getattr(x.device.backend, GATES[form.kernel]), rows_of(x.array)[:, : out.shape[-1]]
         x.device.kernel(form.forward * out.numel, of_gate, half, rows_of(gate.array))
-    return apply(Gated(form, held(x), gate), out, x, op=form.kernel, saved={"input": held(x), "gate": gate})
+    rule = Gated(form, held(x), gate, policy.saves == "liger" and x.discarded is None)
+    return apply(rule, out, x, op=form.kernel, saved={"input": held(x), "gate": gate})
 
 
 def swiglu(x: Tensor, *, policy: ActivationPolicy = DEFAULT) -> Tensor:

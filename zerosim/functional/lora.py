@@ -6,13 +6,14 @@
 Source: arXiv 2106.09685, section 4.1. The scale s = alpha / r multiplies t, which has r columns, and not
 y. I, O are the map's widths, M = product of the leading dims, D is x after dropout.
 
-A and B may be fp32 beside a map of a half type: D, t and the gradients are fp32 then, cast from x and dy.
+A and B may be fp32 beside a map of a half type: D, t and the gradients are fp32 then, cast from x and dy. Under
+torch.autocast products are in its dtype: D, A and B are cast once more, and t has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from zerosim.backends.kernels import Array, Window
 from zerosim.device.device import Buffer, Kind
@@ -48,32 +49,81 @@ class Adapter:
         return rows_of(packed)[:, self.first : self.first + self.b.shape[0]]
 
 
+@dataclass(slots=True)
+class Casts:
+    """The casts of weights that torch.autocast caches until the forward that made them ends. A graph holds its own."""
+
+    held: list[Buffer] = field(default_factory=list)
+
+    def keep(self, cast: Buffer) -> None:
+        """Hold a cast, if this is a training step's forward without a graph."""
+        if cast.device.is_training and not cast.device.grad_enabled:
+            self.held.append(cast)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How adapters compute, and what they save for backward.
+
+    keeps_inputs  each saves its cast or dropped input (PEFT), else all of them save x
+    widens        the input is cast to the adapters' dtype before dropout
+    fused         one op as unsloth's: products in x's dtype, and backward recomputes t, dropout's masks and the
+                  casts of A and B; dropped inputs are saved beside x
+    autocast      the dtype of products, if it is not the adapters'
+    casts         holds the casts of A and B that autocast caches
+    """
+
+    keeps_inputs: bool = False
+    widens: bool = True
+    fused: bool = False
+    autocast: DType | None = None
+    casts: Casts | None = None
+
+    def dtypes(self, x: DType, stored: DType) -> tuple[DType, DType]:
+        """Return the dtypes of dropout and of products."""
+        return stored if self.widens and not self.fused else x, x if self.fused else self.autocast or stored
+
+    def weights(self, adapter: Adapter, dtype: DType, kind: Kind = Kind.TEMP) -> tuple[Buffer, Buffer]:
+        """Return A and B in the dtype of products."""
+        return _in(dtype, adapter.a.buffer, kind), _in(dtype, adapter.b.buffer, kind)
+
+
+PLAIN = Way()
+PEFT = Way(keeps_inputs=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Down:
-    """An adapter's saved buffers from forward to backward: t = s A D, dropout's mask and, if it keeps it, D."""
+    """An adapter's saved buffers from forward to backward: t = s A D, dropout's mask and, if it keeps them, D and the
+    casts of A and B."""
 
     adapter: Adapter
-    t: Buffer
+    way: Way
+    drop: Drop | None
+    t: Buffer | None
     mask: Buffer | None
-    chance: float
     source: Buffer | None = None
+    casts: tuple[Buffer, Buffer] | None = None
 
-    def dropped(self, source: Array, like: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
+    def dropped(self, source: Array, like: Buffer, mask: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
         """Apply the mask to `source` (M, I), in a new buffer."""
-        assert self.mask is not None
-        out, device = like.device.alloc(like.shape, like.dtype, kind), like.device
-        device.kernel(2 * out.numel, device.backend.dropout, source, self.mask.array, 1.0 - self.chance, out.array)
+        assert self.drop is not None
+        out, device, keep = like.device.alloc(like.shape, like.dtype, kind), like.device, 1.0 - self.drop.chance
+        device.kernel(2 * out.numel, device.backend.dropout, source, mask.array, keep, out.array)
         return out
+
+    def saved(self, name: str) -> dict[str, Buffer]:
+        """Return what it holds, by names for the record."""
+        held = {name: self.t, f"{name} mask": self.mask, f"{name} input": self.source}
+        held |= dict(zip((f"{name} cast", f"{name} cast of B"), self.casts or (), strict=False))
+        return {key: one for key, one in held.items() if one is not None}
 
 
 def add_adapters(
-    x: Tensor, out: Buffer, adapters: Sequence[Adapter], drops: Sequence[Drop | None], *, keeps_inputs: bool = False
+    x: Tensor, out: Buffer, adapters: Sequence[Adapter], drops: Sequence[Drop | None], way: Way = PLAIN
 ) -> list[Down]:
-    """Add each adapter's B A x to its columns of `out`, the map's result. Shapes: x (..., I), out (..., O).
-
-    With `keeps_inputs` each saves its cast or dropped input, else all of them save x.
-    """
-    return [_add(x, out, adapter, drop, keeps_inputs) for adapter, drop in zip(adapters, drops, strict=True)]
+    """Add each adapter's B A x to its columns of `out`, the map's result. Shapes: x (..., I), out (..., O)."""
+    return [_add(x, out, adapter, drop, way) for adapter, drop in zip(adapters, drops, strict=True)]
 
 
 def _in(dtype: DType, source: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
@@ -85,23 +135,36 @@ def _in(dtype: DType, source: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
     return out
 
 
-def _add(x: Tensor, out: Buffer, adapter: Adapter, drop: Drop | None, keeps_input: bool) -> Down:
-    device, k, rank, dtype = x.device, x.device.backend, adapter.a.shape[0], adapter.a.buffer.dtype
-    rows, kind = rows_of(x.array).shape[0], Kind.ACTIVATION if keeps_input else Kind.TEMP
-    mask = None if drop is None else dropout_mask(x, x.shape, drop.chance, drop.key, drop.window)
-    t = device.alloc((rows, rank), dtype, Kind.ACTIVATION)
-    source = _in(dtype, x.buffer, kind if mask is None else Kind.TEMP)
-    down = Down(adapter, t, mask, 0.0 if drop is None else drop.chance)
+def _mask(x: Tensor, drop: Drop | None) -> Buffer | None:
+    return None if drop is None else dropout_mask(x, x.shape, drop.chance, drop.key, drop.window)
+
+
+def _add(x: Tensor, out: Buffer, adapter: Adapter, drop: Drop | None, way: Way) -> Down:
+    device, k, rows = x.device, x.device.backend, rows_of(x.array).shape[0]
+    wide, dtype = way.dtypes(x.dtype, adapter.a.buffer.dtype)
+    mask, keeps = _mask(x, drop), way.keeps_inputs or (way.fused and drop is not None)
+    last = Kind.ACTIVATION if keeps else Kind.TEMP
+    t = device.alloc((rows, adapter.a.shape[0]), dtype, Kind.TEMP if way.fused else Kind.ACTIVATION)
+    source = _in(wide, x.buffer, last if mask is None and wide == dtype else Kind.TEMP)
+    down = Down(adapter, way, drop, None, mask)
     if mask is not None:
-        source = down.dropped(source.array, source, kind)
-    if keeps_input:
+        source = down.dropped(source.array, source, mask, last if wide == dtype else Kind.TEMP)
+    source = _in(dtype, source, last)
+    a, b = way.weights(adapter, dtype, Kind.ACTIVATION)
+    if way.autocast is not None and not way.fused:
+        down = replace(down, casts=(a, b))
+        if way.casts is not None:
+            way.casts.keep(a)
+            way.casts.keep(b)
+    down = replace(down, mask=None) if way.fused else replace(down, t=t)
+    if keeps:
         down = replace(down, source=source)
-    device.product(LINEAR, k.linear, rows_of(source.array), adapter.a.array.T, None, t.array)
-    del source
+    device.product(LINEAR, k.linear, rows_of(source.array), a.array.T, None, t.array)
+    del source, mask
     _scale(t, adapter.scale)
     columns = adapter.of(out.array)
     share = device.alloc((rows, adapter.b.shape[0]), dtype, Kind.TEMP)
-    device.product(LINEAR, k.linear, t.array, adapter.b.array.T, None, share.array)
+    device.product(LINEAR, k.linear, t.array, b.array.T, None, share.array)
     device.kernel(share.numel, k.add, columns, share.array, columns)
     return down
 
@@ -128,36 +191,52 @@ class Adapted:
 
     def _of(self, down: Down, grad: Buffer, dx: Buffer | None) -> tuple[Buffer | None, Buffer | None]:
         """Return dA and dB of one adapter, and add its share of x's gradient to dx."""
-        adapter, device, k, dtype = down.adapter, grad.device, grad.device.backend, down.t.dtype
+        adapter, device, k = down.adapter, grad.device, grad.device.backend
+        wide, dtype = down.way.dtypes(self.x.dtype, adapter.a.dtype)
+        mask = _mask(Tensor(down.source), down.drop) if down.way.fused and down.source is not None else down.mask
         columns = adapter.of(grad.array)
         if dtype != grad.dtype:
-            wide = device.alloc(columns.shape, dtype, Kind.TEMP)
-            device.kernel(0, k.copy, columns, wide.array)
-            columns = wide.array
-        dt = device.alloc(down.t.shape, dtype, Kind.TEMP)
-        device.product(DGRAD, k.matmul, columns, adapter.b.array, dt.array)
+            cast = device.alloc(columns.shape, dtype, Kind.TEMP)
+            device.kernel(0, k.copy, columns, cast.array)
+            columns = cast.array
+        a, b = down.casts or down.way.weights(adapter, dtype)
+        dt = device.alloc((columns.shape[0], adapter.a.shape[0]), dtype, Kind.TEMP)
+        device.product(DGRAD, k.matmul, columns, b.array, dt.array)
         _scale(dt, adapter.scale)
         if dx is not None:
             share = device.alloc(dx.shape, dtype, Kind.TEMP)
-            device.product(DGRAD, k.matmul, dt.array, adapter.a.array, rows_of(share.array))
-            if down.mask is not None:
-                share = down.dropped(share.array, share)
+            device.product(DGRAD, k.matmul, dt.array, a.array, rows_of(share.array))
+            share = _in(wide, share)
+            if mask is not None:
+                share = down.dropped(share.array, share, mask)
             share = _in(dx.dtype, share)
             device.kernel(dx.numel, k.add, dx.array, share.array, dx.array)
             del share
 
+        def read() -> Buffer:
+            if down.source is not None:
+                return down.source
+            assert not isinstance(self.x, Outline)
+            return self.x.buffer if mask is None else down.dropped(self.x.array, self.x.buffer, mask)
+
+        def make(weight: Operand, left: Array, right: Array) -> Buffer:
+            dweight = weight.new_grad()
+            into = dweight if dweight.dtype == dtype else device.alloc(dweight.shape, dtype, Kind.TEMP)
+            device.product(WGRAD, k.matmul, left, right, into.array)
+            if into is not dweight:
+                device.kernel(0, k.copy, into.array, dweight.array)
+            return dweight
+
         def make_a() -> Buffer:
-            source = down.source
-            if source is None:
-                assert not isinstance(self.x, Outline)
-                source = self.x.buffer if down.mask is None else down.dropped(self.x.array, self.x.buffer)
-            da = adapter.a.new_grad()
-            device.product(WGRAD, k.matmul, dt.array.T, rows_of(source.array), da.array)
-            return da
+            source = read()
+            return make(adapter.a, dt.array.T, rows_of(source.array))
 
         def make_b() -> Buffer:
-            db = adapter.b.new_grad()
-            device.product(WGRAD, k.matmul, columns.T, down.t.array, db.array)
-            return db
+            t = down.t
+            if t is None:
+                t = device.alloc(dt.shape, dtype, Kind.TEMP)
+                device.product(LINEAR, k.linear, rows_of(read().array), a.array.T, None, t.array)
+                _scale(t, adapter.scale)
+            return make(adapter.b, columns.T, t.array)
 
         return weight_grad(adapter.a, make_a, self.x), weight_grad(adapter.b, make_b)

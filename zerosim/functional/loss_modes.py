@@ -66,6 +66,8 @@ from zerosim.functional.common import grad_like, rows_of
 from zerosim.functional.loss import LogitsGrad
 
 CHUNKED = "chunked"
+OF_CALLER = ("hf-", "unsloth")
+"""How modes begin in which the head's input lives until the loss is computed, a local of transformers' forward."""
 FUSED = ("megatron-fused", "megatron-compiled")
 """Modes in which a tensor-parallel group exchanges the target's logit and the sum of exponentials together."""
 MakeGrad = Callable[[], Buffer]

@@ -14,7 +14,9 @@ from zerosim.errors import InputError, did_you_mean
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Tensor
 
-SAVES = ("lean", "megatron", "eager")
+SAVES = ("lean", "megatron", "eager", "liger", "foak")
+OF_TRANSFORMERS = ("eager", "liger", "foak")
+"""Kernels of transformers' modules, whose blocks PyTorch checkpoints."""
 ATTENTIONS = ("eager", "flash")
 
 
@@ -23,7 +25,9 @@ class ActivationPolicy:
     """The choices about buffers saved from forward to backward.
 
     saves       'lean': the needs of zerosim's own kernels; 'megatron': the buffers that Megatron's kernels save
-    (2205.05198, section 4); 'eager': those of transformers' own modules, whose RMS norms and gates are several ops
+    (2205.05198, section 4); 'eager': those of transformers' own modules, whose RMS norms and gates are several ops;
+    'liger': those of Liger's, fused, whose gate writes its gradient over its input; 'foak': fused norms (unsloth's)
+    beside transformers' own gate, as in fms-acceleration
     attention   'eager' materialises scores (B, H, T, T); 'flash' never does
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
@@ -47,6 +51,12 @@ class ActivationPolicy:
                 hint = did_you_mean(value, known, "")
                 raise InputError(f"{name} {value!r}: expected one of {', '.join(known)}{'; ' * bool(hint)}{hint}")
         object.__setattr__(self, "again", read_recompute(self.recompute, self.attention))
+
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether a recomputed block's input and its second output live until its backward ends, as in PyTorch's
+        reentrant checkpoint."""
+        return self.saves in OF_TRANSFORMERS
 
     def run(self, part: str, layer: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """Run layer(*inputs), which is `part` of a block. If that part is recomputed, the result is not saved."""

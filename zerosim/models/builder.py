@@ -12,6 +12,7 @@ from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, trained_dtype
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
+from zerosim.functional.lora import Casts
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
 from zerosim.nn import Tensors, Unit
@@ -44,6 +45,7 @@ class Builder:
     wrap        puts a unit around a block, by the block's number
     loss_mode, label_keys   the model's (`models/model.py`)
     block, members   of trained buffers' specs, for an optimizer with blocks
+    casts       holds adapters' weights that autocast has cast
     """
 
     sizes: ModelConfig
@@ -63,6 +65,7 @@ class Builder:
     label_keys: LabelKeys | None = None
     block: int = 1
     members: int = 1
+    casts: Casts | None = None
 
     def buffer(self, name: str, module: str, kind: str) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
@@ -77,7 +80,15 @@ class Builder:
         name."""
         within = (Tensors if self.by_module else buffers_of)(unit, self.buffer, self.tuning)
         return LayerContext(
-            self.sizes, within, prefix + unit, self.group, self.policy, self.keys, self.tuning, self.tiles
+            self.sizes,
+            within,
+            prefix + unit,
+            self.group,
+            self.policy,
+            self.keys,
+            self.tuning,
+            self.tiles,
+            casts=self.casts,
         )
 
     def unit(
@@ -132,4 +143,6 @@ class Builder:
 
     def model(self, units: Sequence[Unit], head: TokenTable | None = None, **how: Any) -> Model:
         """Return the model of these units; `how`: other arguments of `Model`."""
-        return Model(units, self.group, head, loss_mode=self.loss_mode, label_keys=self.label_keys, **how)
+        return Model(
+            units, self.group, head, loss_mode=self.loss_mode, label_keys=self.label_keys, casts=self.casts, **how
+        )

@@ -19,6 +19,7 @@ from zerosim.errors import InputError
 from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import predicted, sample_labels
 from zerosim.functional.liger_loss import LIGER, LigerLoss
+from zerosim.functional.lora import Casts
 from zerosim.functional.loss import LogitsGrad, form_rows
 from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
 from zerosim.nn import Group, TokenTable, Unit
@@ -42,7 +43,7 @@ class Model:
     `apart`: a batch's last so many columns are its targets; 0: the targets are the next tokens of the input.
     `chunks` are the units that run one after the other on a rank: all of them, unless a pipeline cuts them.
     `loss_mode` says how a training step holds its logits (`functional/loss_modes.py`), `label_keys` are the keys of
-    the random numbers for drawn labels.
+    the random numbers for drawn labels. `casts` are those that autocast caches until a forward ends.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Model:
         apart: int = 0,
         loss_mode: str = "lean",
         label_keys: LabelKeys | None = None,
+        casts: Casts | None = None,
     ) -> None:
         self.units = list(units)
         self.chunks = [self.units]
@@ -71,6 +73,7 @@ class Model:
         self.apart = apart
         self.loss_mode = loss_mode
         self.label_keys = label_keys
+        self.casts = casts or Casts()
         self.asides = [one for unit in units for one in unit.makes]
         self.flats: list[Flat] = list({id(flat): flat for unit in units for flat in unit.all_flats}.values())
 
@@ -92,6 +95,7 @@ class Model:
             apart=self.apart,
             loss_mode=self.loss_mode,
             label_keys=self.label_keys,
+            casts=self.casts,
         )
         part.chunks, part.spans, part.lowest = held, list(chunks), whole.lowest
         first_uses: list[Flat] = []

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
+from zerosim.functional.lora import Casts
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn.group import Group
 from zerosim.nn.halves import Halves
@@ -42,6 +43,7 @@ class LayerContext(NamedTuple):
     role     what its weights are to their block; None: they are outside of blocks
     number   its block's number, counted from 0
     own      the row of its block, where that is not the first stack's
+    casts    holds adapters' weights that autocast has cast
     """
 
     sizes: ModelConfig
@@ -56,6 +58,7 @@ class LayerContext(NamedTuple):
     role: Role | None = None
     number: int = 0
     own: Block | None = None
+    casts: Casts | None = None
 
     def __truediv__(self, name: str) -> LayerContext:
         """Return the context for a layer inside this layer."""

@@ -20,11 +20,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Window
-from zerosim.config.parts.tuning import ALL_LINEAR, matches
+from zerosim.config.parts.tuning import ALL_LINEAR, TuningConfig, matches
 from zerosim.device.device import Buffer
+from zerosim.dtypes import dtype
 from zerosim.errors import wrong
 from zerosim.functional.linear import Linear, linear_result
-from zerosim.functional.lora import Adapted, Adapter, Down, Drop, add_adapters
+from zerosim.functional.lora import PLAIN, Adapted, Adapter, Casts, Down, Drop, Way, add_adapters
 from zerosim.nn.context import LayerContext
 from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Rule
@@ -59,13 +60,25 @@ def is_target(word: str, name: str, words: Sequence[str], *, is_part: bool) -> b
     return word in words or matches(word, name)
 
 
+def way_of(tuning: TuningConfig, casts: Casts | None = None) -> Way:
+    """Return how adapters compute. Under autocast bitsandbytes' 4-bit maps do not cast their adapters' input
+    (tuners/lora/bnb.py, Linear4bit.forward); others do."""
+    if tuning.adapter_dtype is None:
+        return PLAIN
+    autocast = None if tuning.autocast is None else dtype(tuning.autocast)
+    widens = tuning.is_wide and not (autocast and tuning.base)
+    keeps = not tuning.fused_lora and (tuning.lora_dropout > 0 or widens)
+    return Way(keeps, widens, tuning.fused_lora, autocast, casts)
+
+
 class Adapters:
     """The adapters of one linear map, possibly none. `by_rows`: the map is row-parallel."""
 
     def __init__(self, here: LayerContext, targets: Iterable[Adaptable], *, by_rows: bool = False) -> None:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
-        self.keeps_inputs = tuning.adapter_dtype is not None and (tuning.lora_dropout > 0 or tuning.is_wide)
+        self.way = way_of(tuning, here.casts)
+        self.keeps_inputs = self.way.keeps_inputs
         self.targets, self.adapters = list[Adaptable](), list[Adapter]()
         if not tuning.lora_rank:
             return
@@ -104,11 +117,9 @@ class Adapters:
     def _add(self, x: Tensor, out: Buffer, saved: dict[str, Buffer]) -> list[Down]:
         """Add to the map's result, and put the buffers for backward into `saved`."""
         drops = [self._drop(x, one) for one in self.targets]
-        downs = add_adapters(x, out, self.adapters, drops, keeps_inputs=self.keeps_inputs)
+        downs = add_adapters(x, out, self.adapters, drops, self.way)
         for down in downs:
-            name = layer_of(down.adapter.a, "lora_A")
-            beside = {f"{name} mask": down.mask, f"{name} input": down.source}
-            saved |= {name: down.t} | {key: one for key, one in beside.items() if one is not None}
+            saved |= down.saved(layer_of(down.adapter.a, "lora_A"))
         return downs
 
     def _drop(self, x: Tensor, target: Adaptable) -> Drop | None:

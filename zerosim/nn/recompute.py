@@ -19,12 +19,14 @@ from zerosim.tensor.tensor import Tensor
 
 
 class Recompute(Unit):
-    """A unit around a unit. `inputs` stores its input; backward recomputes everything else."""
+    """A unit around a unit. `inputs` stores its input; backward recomputes everything else. With `keeps_ends` the input
+    and the second output live until its backward ends (PyTorch's CheckpointFunction, reentrant)."""
 
-    def __init__(self, unit: Unit, inputs: StoredInputs | None = None) -> None:
+    def __init__(self, unit: Unit, inputs: StoredInputs | None = None, *, keeps_ends: bool = False) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces, reads=unit.reads)
         self.unit = unit
         self.inputs = inputs or StoredInputs()
+        self.keeps_ends = keeps_ends
         self._kept: dict[int, Restore] = {}
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
@@ -48,7 +50,10 @@ class Recompute(Unit):
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         """Forward once more, of which only the graph is wanted; then the unit's backward."""
         self.open_asides()
-        self.unit.forward(Tensor(self._kept.pop(slot)()), slot)
+        ends = [Tensor(self._kept.pop(slot)())]
+        ends.append(self.unit.forward(ends[0], slot))
+        if not self.keeps_ends:
+            ends.clear()
         self.unit.backward(grads, slot, defers=defers)
 
     def backward_weights(self, slot: int = 0) -> None:

@@ -29,4 +29,5 @@ def _around(config: RunConfig, place: Place, policy: ActivationPolicy) -> Callab
         return lambda number, unit: OffloadsSaves(unit, saves)
     comm = place.groups(*CUTS) if place.groups is not None and config.partitions_inputs else None
     inputs = StoredInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
-    return lambda number, unit: Recompute(unit, inputs) if policy.again.wraps(number) else unit
+    ends = policy.keeps_ends
+    return lambda number, unit: Recompute(unit, inputs, keeps_ends=ends) if policy.again.wraps(number) else unit

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from zerosim.comm.groups import Groups
 from zerosim.config import RunConfig
+from zerosim.functional.lora import Casts
 from zerosim.functional.policy import ActivationPolicy
 from zerosim.nn import Group, Unit
 from zerosim.optim.optimizer import Optimizer
@@ -51,6 +52,7 @@ class Pieces(NamedTuple):
     cpu_steps   whether the host's CPU takes the optimizer step
     sub_group   flats are stepped together until they have this number of the rank's elements; 0: all of them
     updater     makes the optimizer's update of a rank's slices
+    casts       holds adapters' weights that autocast has cast
     """
 
     exchange: Callable[[AllGather], Slices]
@@ -70,6 +72,7 @@ class Pieces(NamedTuple):
     cpu_steps: bool
     sub_group: int
     updater: Callable[..., Updater]
+    casts: Casts | None
 
 
 Add = Callable[[Pieces, RunConfig, Place], Pieces]

@@ -92,9 +92,13 @@ def _what_was_run(result: RunResult) -> str:
     """Return how many parameters and ranks there are, and how many of them were run; the batch stands on the first
     page."""
     psi, ran, ranks = result.num_parameters, len(result.ran), result.config.mesh.ranks
-    kernels = {"lean": "zerosim's", "megatron": "Megatron's", "eager": "transformers' eager"}[
-        result.config.memory.saves
-    ]
+    kernels = {
+        "lean": "zerosim's",
+        "megatron": "Megatron's",
+        "eager": "transformers' eager",
+        "liger": "Liger's",
+        "foak": "unsloth's fused norms and transformers' eager",
+    }[result.config.memory.saves]
     saved = f" Forward saves the tensors that {kernels} kernels save." if result.config.model.has_blocks else ""
     text = f"Ψ = {counted(psi, 'parameter')} in {words.pieces(result)}. One step was run on tensor shapes only.{saved}"
     if ran == ranks:

@@ -55,5 +55,6 @@ def build_model(
         LabelKeys(device, seed, first_micro_batch),
         block,
         config.mesh.shards if block > 1 else 1,
+        made.casts,
     )
     return BUILDERS[config.model.family](new)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
 from zerosim.functional.common import one_like
-from zerosim.functional.loss_modes import MODES, MakeGrad
+from zerosim.functional.loss_modes import MODES, OF_CALLER, MakeGrad
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.nn.rows import ALL_ROWS, OwnRows
@@ -121,7 +121,14 @@ def forward_loss(
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
         total = forward_pass(units, Tensor(inputs), strategy, slot, head).buffer
         return total, lambda: one_like(total)
-    logits = [forward_pass(units, Tensor(inputs), strategy, slot).buffer]
+    hidden = list[Buffer]()  # of the caller, to the end of this call
+
+    def head_of(x: Tensor) -> Tensor:
+        hidden.append(x.buffer)
+        return units[-1].function(x)
+
+    last = head_of if model.loss_mode.startswith(OF_CALLER) else None
+    logits = [forward_pass(units, Tensor(inputs), strategy, slot, last).buffer]
     del inputs
     with device.scope(unit="loss", slot=slot):
         if draws:
@@ -208,6 +215,7 @@ def _run(
                     with device.scope(unit=edge(units, -1), slot=slot):
                         pipeline.send(action, y.buffer)
                     del y
+                model.casts.held.clear()
                 if not of.draws:
                     device.mark("end_of_forward")
             if is_last and not of.draws:

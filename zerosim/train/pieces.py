@@ -22,6 +22,7 @@ from zerosim.parallel import (
     reductions,
     sequence,
     tensor,
+    tuning,
     zeropp,
 )
 from zerosim.parallel.exchange import Slices
@@ -45,6 +46,7 @@ ADDS: tuple[Add, ...] = (
     tensor.add,
     sequence.add,
     activations.add,
+    tuning.add,
     pipeline.add,
 )
 """The capabilities. A later one may replace what an earlier one set."""
@@ -70,5 +72,6 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         cpu_steps=False,
         sub_group=config.optim.sub_group,
         updater=Updater,
+        casts=None,
     )
     return reduce(lambda made, add: add(made, config, place), ADDS, first)

@@ -65,7 +65,8 @@ class MemoryConfig(Part):
     )  # fmt: skip
     saves: str = option(
         "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save, "
-        "or transformers' own modules (eager)", choices=("lean", "megatron", "eager"),
+        "or those of transformers' modules: their own (eager), Liger's (liger), or fused norms beside their own gate "
+        "(foak, as fms-acceleration has it)", choices=("lean", "megatron", "eager", "liger", "foak"),
     )  # fmt: skip
     attention: str = option(
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",

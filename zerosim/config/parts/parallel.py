@@ -136,6 +136,11 @@ def is_sliced(parallel: ParallelConfig) -> bool:
     return parallel.zero_stage > 0 and not owns_units(parallel)
 
 
+def gathers_params(parallel: ParallelConfig) -> bool:
+    """Return whether ranks hold slices of parameters, and gather them for use."""
+    return parallel.zero_stage == 3
+
+
 WORDS = (
     ("*use_distributed_optimizer distributed_optimizer", "--stage 1 --recipe megatron"),
     ("zero3 zero2 zero1 zero", "--stage 3, 2 or 1"),

@@ -57,6 +57,14 @@ class TuningConfig(Part):
         "masters, and keeps an fp32 copy of each target's input", choices=("fp32", "bf16", "fp16"),
         shown="the parameters', with one shared input", switches={"autocast_adapter_dtype": "fp32"},
     )  # fmt: skip
+    autocast: str | None = option(
+        None, "adapters run under torch.autocast of this dtype (bf16=True of transformers' Trainer): fp32 adapters are "
+        "cast for each product, and their inputs are kept in this dtype", choices=("bf16", "fp16"), shown="off",
+    )  # fmt: skip
+    fused_lora: bool = option(
+        False, "adapters of maps with one input are one op, as in unsloth and fms-acceleration: it keeps the input and "
+        "each dropped copy, and backward recomputes the rest", also=("--fast-lora",),
+    )  # fmt: skip
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
@@ -72,11 +80,13 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: a pattern is empty; expected names of parameters such as h.0,wte")
         if self.lora_rank:
             return
-        for name in ("lora_alpha", "lora_target", "adapter_dtype", "adapters"):
+        for name in ("lora_alpha", "lora_target", "adapter_dtype", "autocast", "adapters"):
             if (value := getattr(self, name)) is not None:
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
+        if self.fused_lora:
+            raise wrong("fused_lora", ": there are no adapters; choose a lora_rank")
 
     @property
     def is_on(self) -> bool:
@@ -156,7 +166,13 @@ def dtype_rules(
 ) -> Iterator[InputError]:  # fmt: skip
     """Yield what is wrong with adapters in a dtype of their own."""
     name, stored = tuning.adapter_dtype, precision.stored
+    if tuning.autocast is not None and not tuning.is_wide:
+        yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
+    if tuning.autocast not in (None, stored):
+        yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
     if name is None:
+        if tuning.fused_lora:
+            yield wrong("fused_lora", ": its kernels are for PEFT's adapters; add adapter_dtype fp32 or bf16")
         return
 
     def refused(why: str, beside: str = "") -> InputError:
@@ -197,7 +213,6 @@ WORDS = (
 
 
 LACKING = (
-    ("fused_lora fast_lora", "fused LoRA kernels", "--adapter-dtype bf16 keeps PEFT's inputs"),
     (
         "peft* use_dora use_galore use_apollo use_badam",
         "PEFT's other methods",
