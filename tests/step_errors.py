@@ -9,6 +9,7 @@ others.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -30,7 +31,7 @@ SCENARIOS = [
 RATES = ("hardware_flops_per_s", "model_flops_per_s", "tokens_per_s")
 HEAD = """# How far the clock is from measured steps: written by `python tests/step_errors.py write`, never by hand.
 # A row is a figure of a scenario: its file, its class (analysis/step_interval.py), and ln(measured / modelled).
-columns = ["scenario", "gpu", "recipe", "size", "host_bound", "log_ratio"]
+columns = ["scenario", "gpu", "recipe", "size", "host_bound", "adapters", "log_ratio"]
 rows = [
 """
 
@@ -106,8 +107,7 @@ def write(*names: str) -> None:
 
 def _line(step: MeasuredStep) -> str:
     of: StepClass = step.of
-    host = "true" if of.host_bound else "false"
-    return f'  ["{step.scenario}", "{of.gpu}", "{of.recipe}", "{of.size}", {host}, {step.log_ratio}],\n'
+    return f"  {json.dumps([step.scenario, *of, step.log_ratio])},\n"
 
 
 def show() -> None:

@@ -1,9 +1,11 @@
 """The uncertainty of a modelled step: an interval from the clock's errors on measured steps.
 
 Other people measured some hundreds of steps (scenarios/). For each of them `step_errors.toml` has the ratio of measured
-to modelled time and the step's class: GPU, recipe, size, and whether the host is the bottleneck. Classes are merged
+to modelled time and the step's class: GPU, recipe, size, whether the host is the bottleneck, and whether
+adapters alone are trained. Classes are merged
 upwards by leaving out one property after the other: the size, the exact GPU (then its generation), the recipe.
-Host-bound steps are never merged with others, because their error is of another kind. The interval includes effects
+Host-bound steps are never merged with others, because their error is of another kind. Nor are steps of adapters. The
+interval includes effects
 that the clock leaves out: stragglers, power, data loading.
 """
 
@@ -32,6 +34,7 @@ class StepClass(NamedTuple):
     recipe: str
     size: str
     host_bound: bool
+    adapters: bool = False
 
     def merges(self) -> tuple[StepClass, ...]:
         """Return this class and the classes that it is merged into, in order."""
@@ -43,7 +46,7 @@ class StepClass(NamedTuple):
         """Return whether this class belongs to a merged one."""
         is_gpu = of.gpu in (self.gpu, self.gpu.split("-")[0])
         same = of.recipe in ("", self.recipe) and of.size in ("", self.size)
-        return is_gpu and same and of.host_bound == self.host_bound
+        return is_gpu and same and of[3:] == self[3:]
 
 
 MeasuredStep = Measured[StepClass]
@@ -59,13 +62,13 @@ def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
     included."""
     size = time.model_flops / (6 * config.tokens)
     name = next(name for most, name in SIZES if size < most)
-    return StepClass(gpu, config.parallel.recipe, name, is_host_bound(time))
+    return StepClass(gpu, config.parallel.recipe, name, is_host_bound(time), config.tuning.lora_rank > 0)
 
 
 def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval[StepClass] | None:
     """Find a modelled step's interval; None if no such step was measured, and on a calibrated machine (which has its
-    own error). No published step covers host-bound steps with CUDA graphs, frozen weights, traffic as codes, or
-    offload."""
+    own error). No published step covers host-bound steps with CUDA graphs, weights frozen without adapters, traffic as
+    codes, or offload."""
     unlike = not all(capability.measured(config) for capability in CAPABILITIES)
     unlike = unlike or (config.clock.cuda_graphs and is_host_bound(time))
     if unlike or cluster.machine is not None or not time.model_flops:

@@ -38,7 +38,12 @@ def band(config: RunConfig, time: StepTime, cluster: Cluster) -> tuple[float, fl
 def class_words(of: StepClass, rows: int) -> str:
     """Return '14 of FSDP on A100, 2B to 20B'."""
     framework = _RECIPES.get(of.recipe, of.recipe)
-    parts = [f"{rows} of {framework} on {of.gpu.upper()}", of.size, "which the host decides" if of.host_bound else ""]
+    parts = [
+        f"{rows} of {framework} on {of.gpu.upper()}",
+        of.size,
+        "which the host decides" if of.host_bound else "",
+        "adapters" * of.adapters,
+    ]
     return ", ".join(filter(None, parts))
 
 

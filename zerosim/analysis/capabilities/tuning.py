@@ -83,5 +83,5 @@ def _premises(config: RunConfig) -> Iterator[str]:
 
 
 CAPABILITY = Capability(
-    sent=_sent, letters=_letters, measured=lambda config: frozen_of(config) is None, notes={"premises": _premises}
+    sent=_sent, letters=_letters, measured=lambda config: config.tuning.freeze is None, notes={"premises": _premises}
 )
