@@ -227,6 +227,10 @@ def cases() -> Iterator[Case]:
     yield Case(
         "matmul many", lambda k, *a: k.matmul(*a), np.matmul, [normal((2, 3, 5, 7)), normal((7, 4))], [(2, 3, 5, 4)]
     )
+    yield Case(
+        "matmul_add x.T", lambda k, o, a, b: k.matmul_add(a.T, b, o), lambda o, a, b: o + a.T @ b,
+        [normal((37, 37)), x, y], in_place=(0,),
+    )  # fmt: skip
     yield Case("linear", lambda k, *a: k.linear(*a), lambda a, w, b: a @ w + b, [x, weight, normal(29)], [(70, 29)])
     yield Case("linear w.T", lambda k, a, w, o: k.linear(a, w.T, None, o), lambda a, w: a @ w.T, [x, y], [(70, 70)])
     # A row times a column, which NumPy hands to another part of BLAS than other products.

@@ -57,7 +57,7 @@ ASKED_AND_ANSWERED = [
     ("--global-batch-size 8", "--accumulate A, which is the global batch / (--micro-batch x data ranks)"),
     ("--bf16", "here it is --precision bf16, the default"),
     ("--bf16 True", "here it is --precision bf16, the default"),
-    ("--use-liger-kernel", "here it is --loss chunked, with --kernels fused for the clock"),
+    ("--use-liger-kernel", "here it is --loss liger, with --kernels fused for the clock"),
     ("--parallelism.tensor_parallel_degree 2", "here it is --tp T --sequence-parallel"),
     ("--activation_checkpoint.mode selective", "here it is --recompute full or none. Mode selective is --recompute "),
     ("--training.local_batch_size 2", "here it is --micro-batch B. In a pipeline"),

@@ -18,7 +18,7 @@ from zerosim.functional.loss import LogitsGrad
 from zerosim.functional.loss_modes import MODES
 from zerosim.tensor.tensor import tensor
 
-ROWS, VOCAB = 4, 1000
+ROWS, VOCAB = 8, 1000
 LOGITS = ROWS * VOCAB
 BYTES = {  # of a half-type logit: forward's peak, until backward, backward's peak
     "in-place": (2, 2, 2),
@@ -37,6 +37,10 @@ BYTES = {  # of a half-type logit: forward's peak, until backward, backward's pe
     "hf-4.48-kept": (14, 6, 14),
     "hf-5": (10, 4, 12),
     "hf-5-kept": (10, 6, 14),
+    "unsloth-4.45": (8, 4, 8),
+    "unsloth-4.48": (10, 4, 8),
+    "torchtune": (6, 4, 5),
+    "litgpt": (8, 8, 16),  # of one chunk
 }
 WIDE = {  # of an fp32 logit
     "in-place": (4, 4, 4),
@@ -55,6 +59,10 @@ WIDE = {  # of an fp32 logit
     "hf-4.48-kept": (12, 8, 16),
     "hf-5": (8, 4, 12),
     "hf-5-kept": (8, 8, 16),
+    "unsloth-4.45": (8, 4, 8),
+    "unsloth-4.48": (8, 4, 8),
+    "torchtune": (8, 4, 8),
+    "litgpt": (8, 8, 16),
 }
 
 

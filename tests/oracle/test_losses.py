@@ -52,13 +52,63 @@ def replaced(head: Any, labels: Any) -> Any:
     return shifted(logits, labels)
 
 
+def torchtune(head: Any, labels: Any) -> Any:
+    """Do as CEWithChunkedOutputLoss, and TransformerDecoder.chunked_output."""
+    chunks = [head(part) for part in range(8)]
+    losses = [
+        torch.nn.functional.cross_entropy(chunk.reshape(-1, VOCAB).float(), part.reshape(-1), reduction="sum")
+        for chunk, part in zip(chunks, labels.chunk(8, dim=1), strict=True)
+    ]
+    return sum(losses) / labels.numel()
+
+
+def litgpt(head: Any, labels: Any) -> Any:
+    """Do as `chunked_cross_entropy` of one chunk of positions; the caller holds the logits."""
+    logits = head().float()
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCAB), labels.reshape(-1), reduction="none").mean()
+    loss.logits = logits
+    return loss
+
+
+class InPlace(torch.autograd.Function):
+    """Unsloth's Fast_CrossEntropyLoss, without its kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any) -> Any:
+        ctx.save_for_backward(logits)
+        return torch.zeros(len(labels))
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        return ctx.saved_tensors[0], None
+
+
+def unsloth(wide: Any, labels: Any) -> Any:
+    return InPlace.apply(wide[..., :-1, :].contiguous().view(-1, VOCAB), labels[..., 1:].reshape(-1)).sum()
+
+
+def unsloth_replaced(head: Any, labels: Any) -> Any:
+    logits = head()
+    logits = logits.float()
+    return unsloth(logits, labels)
+
+
 CASES: dict[str, Callable[[Any, Any], Any]] = {
     "torch-half": lambda head, labels: cross_entropy(head(), labels),
     "torch": lambda head, labels: cast(cross_entropy, head(), labels),
     "hf-4.45": replaced,
     "hf-4.48": lambda head, labels: cast(shifted, head(), labels),
     "hf-5": lambda head, labels: transformers_5(head(), labels),
+    "unsloth-4.45": unsloth_replaced,
+    "unsloth-4.48": lambda head, labels: cast(unsloth, head(), labels),
+    "torchtune": torchtune,
+    "litgpt": litgpt,
 }
+
+
+def head(hidden: Any, weight: Any, part: int | None = None) -> Any:
+    """Compute the logits; of a `part`, those of an eighth of the positions."""
+    return torch.nn.functional.linear(hidden if part is None else hidden.chunk(8, dim=1)[part], weight)
 
 
 def peak_of_torch(name: str, rows: int) -> float:
@@ -68,10 +118,14 @@ def peak_of_torch(name: str, rows: int) -> float:
     weight = torch.randn(VOCAB, 1, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, VOCAB, (rows, SEQ))
     with profile(profile_memory=True) as seen:
-        CASES[name](lambda: torch.nn.functional.linear(hidden, weight), labels).backward()
+        CASES[name](partial(head, hidden, weight), labels).backward()
+    return peak_of(seen) / (rows * SEQ * VOCAB)
+
+
+def peak_of(seen: Any) -> float:
     events = [event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return float(max(accumulate(event.nbytes() for event in events)) / (rows * SEQ * VOCAB))
+    return float(max(accumulate(event.nbytes() for event in events)))
 
 
 def peak_of_ours(name: str, rows: int) -> float:
@@ -94,3 +148,24 @@ def peak_of_ours(name: str, rows: int) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_as_many_bytes_a_logit_as_pytorch(name: str, rows: int) -> None:
     assert round(peak_of_torch(name, rows)) == round(peak_of_ours(name, rows))
+
+
+def liger_of_foak(hidden: Any, weight: Any) -> None:
+    """Allocate as fms-acceleration's copy of Liger does, and compute no loss."""
+    chunk = 4
+    grad_input = torch.zeros_like(hidden)
+    for start in range(0, len(hidden), chunk):
+        logits = hidden[start : start + chunk] @ weight.t()
+        logits = logits.float()
+        logits = logits.to(hidden.dtype)
+        scaled = logits * 1.0
+        grad_input[start : start + chunk] = scaled @ weight
+
+
+def test_a_chunk_of_foaks_liger_has_eight_bytes_a_logit() -> None:
+    from torch.profiler import profile
+
+    hidden, weight = torch.randn(64, 1, dtype=torch.bfloat16), torch.randn(VOCAB, 1, dtype=torch.bfloat16)
+    with profile(profile_memory=True) as seen:
+        liger_of_foak(hidden, weight)
+    assert round(peak_of(seen) / (4 * VOCAB)) == 8

@@ -137,6 +137,8 @@ MEET: list[dict[str, Any]] = [
     dict(stage=3, gather="module", recompute="selective:layernorm,mlp", lora_rank=2, pp=2, accumulate=2),
     dict(stage=3, gather="module", recompute="selective:layernorm", freeze="*,!c_fc", accumulate=2),
     dict(stage=1, tp=2, sequence_parallel=True, loss="chunked", freeze="wte"),
+    dict(stage=1, tp=2, sequence_parallel=True, loss="liger", freeze="wte"),
+    dict(stage=0, tp=2, sequence_parallel=True, loss="liger"),
     dict(stage=1, saves="megatron", dropout=0.1, lora_rank=2),
     dict(stage=1, tp=2, recompute="selective:op", lora_rank=2, lora_target="down"),
     dict(stage=1, tp=2, recompute="selective:attn_proj", freeze="*,!mlp", sequence_parallel=True),

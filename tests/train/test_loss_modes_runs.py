@@ -9,6 +9,7 @@ from test_shapes import assert_same_record, small
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.memory import LOSSES
+from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED, MODES
 from zerosim.train.plan import plan
 from zerosim.train.run import run
@@ -22,14 +23,15 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 def test_the_choices_are_the_modes() -> None:
-    assert set(LOSSES) == {*MODES, CHUNKED}
+    assert set(LOSSES) == {*MODES, CHUNKED, *LIGER}
 
 
 @pytest.mark.quick(2)
+@pytest.mark.parametrize("loss", [CHUNKED, *LIGER])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_chunks_add_in_another_order(mesh: str) -> None:
+def test_chunks_add_in_another_order(mesh: str, loss: str) -> None:
     settings = {**MESHES[mesh], "precision": "fp64", "optimizer": "sgd"}
-    lean, chunked = run(small(**settings)), run(small(**settings, loss=CHUNKED))
+    lean, chunked = run(small(**settings)), run(small(**settings, loss=loss))
     assert chunked.losses[0] == pytest.approx(lean.losses[0], rel=1e-14)
     for name in lean.weights:
         assert abs(chunked.weights[name] - lean.weights[name]).max() < 1e-14, name
@@ -66,7 +68,14 @@ def test_the_peak_of_a_large_vocabulary_is_the_table_of_the_modes() -> None:
         "hf-4.48-kept": 12,
         "hf-5": 10,
         "hf-5-kept": 12,
+        "unsloth-4.45": 6,
+        "unsloth-4.48": 6,
+        "torchtune": 4,  # 6.5 and less what the head's gradient takes later
+        "litgpt": 14,  # of one chunk
         "chunked": -1,  # see below
+        "liger": -2,
+        "liger-fp32": -1,
+        "liger-foak": -2,
     }
     an_eighth = 2 * logits // 8  # of the logits; here that is a gradient of the head's, too, of which there are two
     assert -0.01 < (peaks["chunked"] - peaks["in-place"] + 2 * logits - 2 * an_eighth) / logits < 0.01

@@ -22,6 +22,7 @@ from zerosim.analysis.offload_ways import offloads, other_memories
 from zerosim.analysis.recompute import ever_more_recompute
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.allocators import is_exact, without_fragmentation
+from zerosim.config.parts.memory import WITH_THE_HEAD
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
@@ -114,8 +115,8 @@ def leaner_losses(config: RunConfig, rows: int | None = None) -> list[str]:
     `rows`: a microbatch's, if not the configuration's.
     """
     own, tokens = config.memory.loss, (rows or config.data.micro_batch) * config.model.seq
-    leaner = ["in-place"] if own not in ("in-place", "chunked") else []
-    leaner += ["chunked"] if own != "chunked" and tokens > config.model.hidden else []
+    leaner = ["in-place"] if own not in ("in-place", *WITH_THE_HEAD) else []
+    leaner += ["chunked"] if own not in WITH_THE_HEAD and tokens > config.model.hidden else []
     return leaner if config.model.has_blocks else []
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from zerosim.analysis.recompute import parts_again
 from zerosim.analysis.shares import Placed, Share
+from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.block import BOTH, Block
 from zerosim.placement.spec import FlatSpec, is_block
@@ -61,7 +62,8 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 again = run_again(placed, unit, sends_back=at > lowest)
                 k_f, k_g = k_f + ((1, "columns") in again), k_g + ((0, "rows") in again)
             elif at == len(order) - 1:
-                x, z = x + (at > lowest), z + (unit in trained or config.memory.loss == CHUNKED)  # it runs again
+                reads = unit in trained and config.memory.loss not in LIGER
+                x, z = x + (at > lowest), z + (reads or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
     return Reach(backs, x, y, z, y_q, k_f, k_g, j)

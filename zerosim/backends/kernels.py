@@ -273,6 +273,9 @@ class Backend(Protocol):
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """out = a @ b over the last two dims, leading dims broadcast; operands may be transposed views."""
 
+    def matmul_add(self, a: Array, b: Array, out: Array) -> None:
+        """out += a @ b, rounded once, for matrices; operands may be transposed views."""
+
     # -- fused ops ------------------------------------------------------------------------------
     def linear(self, x: Array, weight: Array, bias: Array | None, out: Array) -> None:
         """out (M, O) = x (M, I) @ weight (I, O) + bias (O). weight may be a transposed view."""

@@ -17,7 +17,7 @@ ACCUMULATE = "accumulate"
 """A gradient that is added to its sum, or starts it."""
 ADD_BIAS, ADD_NORM = "add_bias", "add_norm"
 """A row-parallel map's bias, after its all-reduce; a tensor's share of the gradients' norm."""
-MATMULS = frozenset({"matmul", LINEAR, DGRAD, WGRAD, "flash_attention", "flash_attention_backward"})
+MATMULS = frozenset({"matmul", "matmul_add", LINEAR, DGRAD, WGRAD, "flash_attention", "flash_attention_backward"})
 
 # By kernel, the positions of the argument arrays that it fills.
 FILLS: dict[str, tuple[int, ...]] = {
@@ -44,7 +44,7 @@ FILLS: dict[str, tuple[int, ...]] = {
     "flash_attention_backward": (6, 7),
 }
 # The positions of arrays that it reads and fills.
-UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3)}
+UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3), "matmul_add": (2,)}
 
 
 class KernelWork(NamedTuple):

@@ -43,17 +43,22 @@ class ChunkedLoss:
 
     def run(self, x: Tensor) -> Buffer:
         """Return the sum of the losses (1)."""
-        device, stats = x.device, compute_dtype(x.dtype)
-        total = device.alloc((1,), stats, Kind.TEMP)
-        device.kernel(0, device.backend.fill, total.array, 0.0)
+        device, total = x.device, self.zero(x)
         for rows in chunks_of(x):
             share, lse = self._sums(x, rows)
             device.kernel(1, device.backend.add, total.array, share.array, total.array)
             self.lse.append(lse)
         return total
 
+    @staticmethod
+    def zero(x: Tensor) -> Buffer:
+        """Return the sum of no losses (1), in the compute dtype."""
+        total = x.device.alloc((1,), compute_dtype(x.dtype), Kind.TEMP)
+        x.device.kernel(0, x.device.backend.fill, total.array, 0.0)
+        return total
+
     def _sums(self, x: Readable, rows: slice) -> tuple[Buffer, Buffer]:
-        logits, targets = self._logits(x, rows), self._targets(rows)
+        logits, targets = self.logits(x, rows), self.targets(rows)
         if self.draw is not None:
             self.draw(logits, targets, rows.start)
         return self.sums_of(logits, targets)
@@ -62,18 +67,20 @@ class ChunkedLoss:
         """Return the backward rule for the same x."""
         return ChunkedLossRule(x, self)
 
-    def _logits(self, x: Readable, rows: slice) -> Buffer:
+    def logits(self, x: Readable, rows: slice) -> Buffer:
+        """Compute the logits of some rows of x."""
         flat = x.buffer.reshape(-1, x.shape[-1])
         return linear_result(Tensor(flat[rows]), *self.weights, transposed=True)
 
-    def _targets(self, rows: slice) -> Buffer:
+    def targets(self, rows: slice) -> Buffer:
+        """Return the targets of some rows."""
         return self.grad_of.targets.reshape(-1)[rows]
 
     def logits_grad(self, x: Readable, rows: slice) -> Buffer:
         """Recompute a chunk's logits, and overwrite them with their gradient."""
-        logits = self._logits(x, rows)
+        logits = self.logits(x, rows)
         logits.device.retag(logits, Kind.ACTIVATION_GRAD)
-        return replace(self.grad_of, targets=self._targets(rows)).write(logits, self.lse.pop(0), logits)
+        return replace(self.grad_of, targets=self.targets(rows)).write(logits, self.lse.pop(0), logits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,16 @@ Live bytes per logit of a half type:
     hf-4.48-kept        14            6             14
     hf-5                10            4             12     the labels are shifted, not the logits: as torch
     hf-5-kept           10            6             14     as torch-kept
+    unsloth-4.45         8            4              8     Unsloth's kernel, in fms-acceleration's foak: the gradient
+                                                           overwrites transformers' shifted copy, and the slice's
+                                                           backward pads it (one row: no copy, 6 in forward)
+    unsloth-4.48        10            4              8     (one row: 6 in forward)
+    torchtune            6.5          4              5     CEWithChunkedOutputLoss: fp32 for one of 8 chunks at a time,
+                                                           whose log-probabilities all stay
+    litgpt               8            8              8     logits in fp32 (Fabric's convert_output), which the caller
+                                                           keeps; log-probabilities of 128 positions at a time all stay
     chunked                                                an eighth of the tokens at a time: `chunked_loss.py`
+    liger                                                  Liger's fused linear cross-entropy: `liger_loss.py`
 
 Logits in fp32 are not cast: there the fp32 copy and the logits are one buffer. With a factor or a cap of logits
 (`backends.forms.LogitForm`) no mode holds more: PyTorch's buffer of log-probabilities then holds a copy of the logits,
@@ -35,7 +44,9 @@ in later versions says what the compiler made of it: in-place steps that also re
 logits' size), which --cross-entropy-fusion-impl native takes; te takes Transformer Engine's
 common/triton/cross_entropy.py ("FP32 tensor that stores the input gradient"); it gathers three numbers a row and rank
 where here two are added and one is compared. PyTorch's cross_entropy is log_softmax, which saves its result, and
-nll_loss, whose gradient is dense.
+nll_loss, whose gradient is dense. fms-acceleration 47cf9e3, fms_acceleration_foak/kernels/unsloth/
+cross_entropy_loss.py; torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py; litgpt 0.5.13, utils.py
+(chunked_cross_entropy) and finetune/lora.py.
 
 Each mode takes the logits out of a list, so that no other reference holds them, and returns a function that computes
 the gradient.
@@ -44,12 +55,14 @@ the gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from zerosim.backends.forms import PLAIN
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, compute_dtype
-from zerosim.functional.common import grad_like
+from zerosim.functional.common import grad_like, rows_of
 from zerosim.functional.loss import LogitsGrad
 
 CHUNKED = "chunked"
@@ -93,7 +106,7 @@ def megatron_fused(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tup
     total, lse = sums(own)
     wide = [own.device.alloc(own.shape, compute_dtype(dtype), Kind.ACTIVATION_GRAD)]
     grad_of.write(own, lse, wide[0])
-    return total, lambda: _cast(wide.pop(), dtype, Kind.ACTIVATION_GRAD)
+    return total, lambda: cast(wide.pop(), dtype, Kind.ACTIVATION_GRAD)
 
 
 def megatron_compiled(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
@@ -103,7 +116,7 @@ def megatron_compiled(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> 
 
 def _in_fp32(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad, *, compiled: bool) -> tuple[Buffer, MakeGrad]:
     own = logits.pop()
-    dtype, wide = own.dtype, [_cast(own, compute_dtype(own.dtype), Kind.ACTIVATION)]
+    dtype, wide = own.dtype, [cast(own, compute_dtype(own.dtype), Kind.ACTIVATION)]
     total, lse = sums(wide[0])
     if compiled:
         _through_a_new_buffer(wide[0])
@@ -113,9 +126,9 @@ def _in_fp32(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad, *, compiled:
         probabilities.device.retag(probabilities, Kind.ACTIVATION_GRAD)
         grad = grad_of.write(probabilities, lse, probabilities)
         fresh = _through_a_new_buffer(grad) if compiled else None
-        cast = _cast(grad, dtype, Kind.ACTIVATION_GRAD)
+        narrow = cast(grad, dtype, Kind.ACTIVATION_GRAD)
         del fresh
-        return cast
+        return narrow
 
     return total, make_grad
 
@@ -177,6 +190,78 @@ def hf_4_48_kept(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple
     return _log_softmax(_shifted(wide), own.dtype, sums, grad_of, kept=[own])
 
 
+def unsloth_4_45(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `hf_4_45`; the gradient overwrites the copy."""
+    dtype, wide = logits[0].dtype, _float(logits.pop())
+    return _overwritten(_shifted(wide), dtype, sums, grad_of)
+
+
+def unsloth_4_48(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `hf_4_48`; the gradient overwrites the copy."""
+    own = logits.pop()
+    wide = _float(own)
+    return _overwritten(_shifted(wide), own.dtype, sums, grad_of)
+
+
+def _overwritten(copy: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    total, lse = sums(copy)
+    saved = [copy]
+
+    def make_grad() -> Buffer:
+        own = saved.pop()
+        own.device.retag(own, Kind.ACTIVATION_GRAD)
+        padded = grad_like(grad_of.write(own, lse, own))
+        own.device.kernel(0, own.device.backend.copy, own.array, padded.array)
+        del own
+        return cast(padded, dtype, Kind.ACTIVATION_GRAD)
+
+    return total, make_grad
+
+
+def torchtune(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Cast one of 8 chunks at a time, beside the logits, and keep every chunk's log-probabilities."""
+    own = logits.pop()
+    rows = rows_of(own.array).shape[0]
+    return _by_chunks(own, -(-rows // 8), own.dtype, sums, grad_of, kept=[])
+
+
+def litgpt(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Cast the logits, which the caller holds until backward ends, then take 128 positions of all rows at a time."""
+    dtype, wide = logits[0].dtype, _float(logits.pop())
+    positions = wide.shape[-2]
+    return _by_chunks(wide, 128 * (rows_of(wide.array).shape[0] // positions), dtype, sums, grad_of, kept=[wide])
+
+
+def _by_chunks(
+    whole: Buffer, each: int, dtype: DType, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]
+) -> tuple[Buffer, MakeGrad]:
+    """Do as `_log_softmax` with `each` rows at a time. The chunks' gradients are joined when all exist."""
+    total, lse = sums(whole)
+    shape, flat, chunks = whole.shape, whole.reshape(-1, whole.shape[-1]), list[MakeGrad]()
+    for start in range(0, flat.shape[0], each):
+        at = slice(start, min(start + each, flat.shape[0]))
+        of, known = replace(grad_of, targets=grad_of.targets.reshape(-1)[at]), partial(_known, total, lse[at])
+        chunks.append(_log_softmax(_float(flat[at]), whole.dtype, known, of, kept=[])[1])
+
+    def make_grad() -> Buffer:
+        grads = [chunks.pop()() for _ in range(len(chunks))]  # as autograd: all of the loss, then all casts
+        grads = [cast(grads.pop(0), dtype, Kind.ACTIVATION_GRAD) for _ in range(len(grads))]
+        joined = grads[0].device.alloc(shape, dtype, Kind.ACTIVATION_GRAD)
+        into, start = joined.reshape(-1, shape[-1]), 0
+        while grads:
+            part = grads.pop()
+            joined.device.kernel(0, joined.device.backend.copy, part.array, into[start : start + part.shape[0]].array)
+            start += part.shape[0]
+        kept.clear()
+        return joined
+
+    return total, make_grad
+
+
+def _known(total: Buffer, lse: Buffer, _: Buffer) -> tuple[Buffer, Buffer]:
+    return total, lse
+
+
 def _shifted(wide: Buffer) -> Buffer:
     """Copy, as `logits[:, :-1].contiguous()` does; for one row that is no copy."""
     if len(wide.shape) > 2 and wide.shape[0] == 1:
@@ -208,18 +293,18 @@ def _log_softmax(
         device.kernel(0, device.backend.fill, nll_grad.array, 0.0)
         grad = grad_of.write(log_probabilities, of_logits, grad_like(log_probabilities))
         del log_probabilities, nll_grad
-        cast = _cast(grad, dtype, Kind.ACTIVATION_GRAD)
+        narrow = cast(grad, dtype, Kind.ACTIVATION_GRAD)
         kept.clear()
-        return cast
+        return narrow
 
     return total, make_grad
 
 
 def _float(logits: Buffer) -> Buffer:
-    return _cast(logits, compute_dtype(logits.dtype), Kind.ACTIVATION)
+    return cast(logits, compute_dtype(logits.dtype), Kind.ACTIVATION)
 
 
-def _cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
+def cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
     """Cast to another dtype; return the buffer itself if it has that dtype, as `Tensor.to` does."""
     if source.dtype == dtype:
         return source
@@ -256,5 +341,9 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         "hf-4.48-kept": hf_4_48_kept,
         "hf-5": torch,
         "hf-5-kept": torch_kept,
+        "unsloth-4.45": unsloth_4_45,
+        "unsloth-4.48": unsloth_4_48,
+        "torchtune": torchtune,
+        "litgpt": litgpt,
     }
 )

@@ -18,6 +18,7 @@ from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import predicted, sample_labels
+from zerosim.functional.liger_loss import LIGER, LigerLoss
 from zerosim.functional.lora import Casts
 from zerosim.functional.loss import LogitsGrad, form_rows
 from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
@@ -179,8 +180,8 @@ class Model:
     def chunked_loss(
         self, targets: Buffer, *, scale: float, count: int, drawn: bool = False
     ) -> Callable[[Tensor], Tensor]:
-        """Replace the last unit's function: return the sum of the tokens' losses, whose gradient is computed in
-        backward.
+        """Replace the last unit's function: return the sum of the tokens' losses. The gradient is computed in backward,
+        or by Liger's in forward.
 
         `drawn`: the targets are drawn, chunk by chunk, before each chunk's loss.
         """
@@ -194,7 +195,10 @@ class Model:
             [],
             partial(self.draw_labels, of=targets.numel) if drawn else None,
         )
-        return lambda x: maps.columns(x, weights, loss.run, loss.rule, "chunked_loss")
+        if self.loss_mode not in LIGER:
+            return lambda x: maps.columns(x, weights, loss.run, loss.rule, "chunked_loss")
+        liger = LigerLoss(loss, LIGER[self.loss_mode], {})
+        return lambda x: maps.columns(x, weights, liger.run, liger.rule, "liger_loss", liger.saved, reads=False)
 
     def whole_logits(self, logits: Tensor) -> Buffer:
         """Return all columns of logits (B, T, V), multiplied and capped as the model says; in place."""

@@ -21,7 +21,7 @@ from zerosim.placement.mesh import Mesh
 from zerosim.placement.split import Splits
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable, held
-from zerosim.tensor.tensor import Operand, Outline, Tensor, apply
+from zerosim.tensor.tensor import Operand, Outline, Tensor, apply, outline
 
 
 class WholeMaps:
@@ -59,12 +59,16 @@ class WholeMaps:
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Readable], Rule],
+        rule_of: Callable[..., Rule],
         op: str,
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
+        *,
+        reads: bool = True,
     ) -> Tensor:
-        """Apply any map with weights cut by outputs: `run` computes its result from all rows of x, `rule_of` returns
-        its rule, which reads x."""
-        return apply(rule_of(held(x)), run(x), x, *weights, op=op, saved={"input": held(x)})
+        """Apply any map with weights cut by outputs: `run` computes its result from all rows of x, and adds the rule's
+        other saved buffers to `saved`. `rule_of` returns its rule, which `reads` x or not."""
+        kept = held(x) if reads else outline(x)
+        return apply(rule_of(kept), run(x), x, *weights, op=op, saved={"input": kept, **saved})
 
     def linear_columns(
         self,

@@ -134,11 +134,15 @@ class TensorParallel(WholeMaps):
         x: Tensor,
         weights: Sequence[Operand],
         run: Callable[[Tensor], Buffer],
-        rule_of: Callable[[Readable], Rule],
+        rule_of: Callable[..., Rule],
         op: str,
+        saved: Mapping[str, Buffer] = MappingProxyType({}),
+        *,
+        reads: bool = True,
     ) -> Tensor:
         whole = self.entered(x)
-        return self._behind_f(x, run(whole), weights, held(whole if self.keeps_gathered else x), rule_of, op)
+        kept = held(whole if self.keeps_gathered else x) if reads else outline(whole)
+        return self._behind_f(x, run(whole), weights, kept, rule_of, op, saved)
 
     def linear_columns(
         self,

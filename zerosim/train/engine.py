@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
 from zerosim.functional.common import one_like
-from zerosim.functional.loss_modes import CHUNKED, OF_CALLER, MakeGrad
+from zerosim.functional.loss_modes import MODES, OF_CALLER, MakeGrad
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.nn.rows import ALL_ROWS, OwnRows
@@ -117,7 +117,7 @@ def forward_loss(
     else:
         targets = upload(model.parted(batch)[1], device, model.group.rows)
     units = model.chunks[action.chunk]
-    if model.loss_mode == CHUNKED:
+    if model.loss_mode not in MODES:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
         total = forward_pass(units, Tensor(inputs), strategy, slot, head).buffer
         return total, lambda: one_like(total)

@@ -9,6 +9,7 @@ from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.recompute import recompute_of
 from zerosim.config import RunConfig
+from zerosim.functional.liger_loss import LIGER
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.units import counted
 
@@ -28,7 +29,12 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         by_operation = formulas.second_parallel(again, all_reduce=times)
     elif divides_rows(config):
         by_operation = formulas.sequence_parallel(
-            again, all_reduce=times, keep_gathered=keeps_gathered(config), frozen=frozen, side_by_side=side_by_side
+            again,
+            all_reduce=times,
+            keep_gathered=keeps_gathered(config),
+            head_again=config.memory.loss not in LIGER,
+            frozen=frozen,
+            side_by_side=side_by_side,
         )
     else:
         by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=frozen, side_by_side=side_by_side)

@@ -86,18 +86,19 @@ def sequence_parallel(
     *,
     all_reduce: int = 2,
     keep_gathered: bool = False,
+    head_again: bool = True,
     frozen: bool = False,
     side_by_side: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
-    block and 1 in the head.
+    block and 1 in the head, unless the loss computes the head's in forward (`head_again`).
     """
     twice = 0 if keep_gathered else 1
     again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side)
     each = ring(_t) * _w * _m * _bsh
-    gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice) * _last
+    gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
     scatters = 4 * _l + again.g + _first + _last
     if frozen:
         gathers, scatters = 2 * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x

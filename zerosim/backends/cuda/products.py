@@ -42,6 +42,10 @@ def matmul(a: Array, b: Array, out: Array) -> None:
     product(a, b, out)
 
 
+def matmul_add(a: Array, b: Array, out: Array) -> None:
+    product(a, b, out, add=True)
+
+
 def linear(x: Array, weight: Array, bias: Array | None, out: Array) -> None:
     """Write the bias into every row, then add the product to it in the
     compute dtype. Scratch of out's shape if out's dtype would round the bias."""

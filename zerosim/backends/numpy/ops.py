@@ -150,6 +150,11 @@ def matmul(a: Array, b: Array, out: Array) -> None:
     round_into(result, out)
 
 
+def matmul_add(a: Array, b: Array, out: Array) -> None:
+    result = product(_for_blas(raised(a)), _for_blas(raised(b)))
+    round_into(result + raised(out), out)
+
+
 def _for_blas(a: Array) -> Array:
     return a if _blas_reads(a) else np.ascontiguousarray(a)
 

@@ -19,8 +19,12 @@ from zerosim.units import MOST_BYTES, parse_bytes
 LOSSES = (
     *("in-place", "lean", "megatron", "megatron-fused", "megatron-compiled"),
     *("torch", "torch-kept", "torch-fp32-kept", "torch-half", "torch-half-kept"),
-    *("hf-4.45", "hf-4.45-kept", "hf-4.48", "hf-4.48-kept", "hf-5", "hf-5-kept", "chunked"),
+    *("hf-4.45", "hf-4.45-kept", "hf-4.48", "hf-4.48-kept", "hf-5", "hf-5-kept"),
+    *("unsloth-4.45", "unsloth-4.48", "torchtune", "litgpt"),
+    *("chunked", "liger", "liger-fp32", "liger-foak"),
 )
+WITH_THE_HEAD = LOSSES[LOSSES.index("chunked") :]
+"""One op of the head and the loss, a few tokens at a time: logits are never whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +81,9 @@ class MemoryConfig(Part):
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
     )  # fmt: skip
     loss: str = option(
-        "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron, PyTorch or "
-        "transformers (hf-VERSION), or logits for some tokens at a time (chunked)", choices=LOSSES, follows=OF_RECIPE,
+        "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron, PyTorch, "
+        "transformers (hf-VERSION), unsloth, torchtune or litgpt, or logits for some tokens at a time (chunked, "
+        "liger)", choices=LOSSES, follows=OF_RECIPE,
         switches={"cross_entropy_loss_fusion": "megatron-fused"},
     )  # fmt: skip
     capacity: int | None = option(
@@ -145,8 +150,10 @@ def rules(
             f": recompute {memory.recompute!r} recomputes norms or linear maps, so it frees their gathered "
             "inputs; leave one out",
         )
-    if memory.loss == "chunked" and not model.has_blocks:
-        yield wrong("loss", f" 'chunked': model {model.family} has no separate head; choose in-place, or leave it out")
+    if memory.loss in WITH_THE_HEAD and not model.has_blocks:
+        yield wrong(
+            "loss", f" {memory.loss!r}: model {model.family} has no separate head; choose in-place, or leave it out"
+        )
 
 
 WORDS = (
@@ -162,7 +169,8 @@ WORDS = (
         "flash_attn* use_flash_attention* flash_attention* attn_implementation attention_backend sdp_attention",
         "--attention flash or eager; the clock's kernel is --flash-kernel",
     ),
-    ("use_liger_kernel enable_liger_kernel liger_* use_unsloth", "--loss chunked, with --kernels fused for the clock"),
+    ("use_liger_kernel enable_liger_kernel liger_*", "--loss liger, with --kernels fused for the clock"),
+    ("use_unsloth", "--loss chunked, with --kernels fused for the clock"),
     ("no_masked_softmax_fusion", "--fp32-softmax, with --attention eager"),
 )
 

@@ -33,7 +33,8 @@ FOREACH = "foreach"
 _OF_TORCH = ("torch", "torch-half", "hf-4.45", "hf-4.48", "hf-5")
 LOSSES: Mapping[str, str] = MappingProxyType(
     {f"{name}{kept}": "torch" for name in _OF_TORCH for kept in ("", "-kept")}
-    | {"torch-fp32-kept": "torch", "megatron": "megatron"}
+    | dict.fromkeys(("torch-fp32-kept", "torchtune", "litgpt"), "torch")
+    | {"megatron": "megatron"}
 )
 """The operator table of each `--loss`, where its kernels are not those that the program records."""
 TABLES = (*KERNELS, FOREACH, *(f"loss-{name}" for name in dict.fromkeys(LOSSES.values())))
