@@ -161,6 +161,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "stash_window": (1, 2),
     "saves": ("megatron", "eager", "liger", "foak"),
     "attention": ("flash",),
+    "repeat_kv": (True,),
     "fp32_softmax": (True, False),
     "loss": tuple(name for name in LOSSES if name != "lean"),
     "allocator": ("caching", "arena"),

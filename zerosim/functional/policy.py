@@ -29,12 +29,14 @@ class ActivationPolicy:
     'liger': those of Liger's, fused, whose gate writes its gradient over its input; 'foak': fused norms (unsloth's)
     beside transformers' own gate, as in fms-acceleration
     attention   'eager' materialises scores (B, H, T, T); 'flash' never does
+    repeat_kv   attention saves keys and values repeated to all heads of queries
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks
     again       the parsed form of `recompute`
 
-    `saves`, `recompute` and `fp32_softmax` change no bit of any result. 'flash' adds in another order than 'eager'
+    `saves`, `recompute` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its copies'
+    gradients. 'flash' adds in another order than 'eager'
     and is within rounding of it. Raises: InputError for a name that is none of these.
     """
 
@@ -42,6 +44,7 @@ class ActivationPolicy:
     attention: str = "eager"
     recompute: str = "none"
     fp32_softmax: bool = False
+    repeat_kv: bool = False
     again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

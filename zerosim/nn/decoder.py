@@ -73,7 +73,7 @@ class Attention:
         self.columns = into_columns(here, number, branch.columns)
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
         self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
-        self.placed = [*self._norms(here), *self._rotary(here, kind)]
+        self.placed = [*self._norms(here), *self._rotary(here, kind), *self._repeated(here)]
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
@@ -93,6 +93,14 @@ class Attention:
             return []
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
         return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope)]
+
+    def _repeated(self, here: LayerContext) -> list[Layer]:
+        """Return the layer that repeats keys and values to all heads, if the kernel wants it."""
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        if not here.policy.repeat_kv or heads == kv_heads or self.memory is not None:
+            return []
+        self.num_kv_heads = heads
+        return [partial(F.repeat_kv, num_heads=heads, num_kv_heads=kv_heads)]
 
     def __call__(self, x: Tensor) -> Tensor:
         dropout = self.chance if x.device.is_training else 0.0

@@ -72,6 +72,10 @@ class MemoryConfig(Part):
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
         choices=("eager", "flash"), switches={"use_flash_attn": "flash"},
     )  # fmt: skip
+    repeat_kv: bool = option(
+        False, "repeat keys and values to all heads of queries before attention, which saves the copies: transformers' "
+        "SDPA to 4.48, and Mistral's flash attention in 4.45",
+    )  # fmt: skip
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
@@ -117,6 +121,8 @@ def rules(
         value = getattr(memory, name)
         if not model.has_blocks and value != plain:
             yield wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
+    if memory.repeat_kv and not (model.has_blocks and model.kv_heads < model.heads):
+        yield wrong("repeat_kv", ": the model has as many heads of keys and values as of queries; leave it out")
     for name in ("stash_window", "offload_activations"):
         if (value := getattr(memory, name)) and world.backend == "cuda":
             yield wrong(

@@ -1,0 +1,54 @@
+"""Keys and values repeated to all heads of queries, for an attention kernel without grouped queries.
+
+B batch, T tokens, H query heads, K heads of keys and values, d width of a head. transformers' `repeat_kv`: versions
+4.45 and 4.48 do so before every SDPA kernel, 4.45 before Mistral's flash attention, which then saves 2H heads of keys
+and values in place of 2K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from zerosim.backends.kernels import Array
+from zerosim.device.device import Buffer, Kind
+from zerosim.functional.common import Grads, like
+from zerosim.tensor.tensor import Tensor, apply
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Saves nothing: backward adds up the gradients of a head's copies, in their order."""
+
+    heads: int
+    kv_heads: int
+    columns: int
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, k = grad.device, grad.device.backend
+        dx = device.alloc((*grad.shape[:-1], self.columns), grad.dtype, Kind.ACTIVATION_GRAD)
+        for number, (source, into) in enumerate(self.pairs(grad.array, dx.array)):
+            if number < 2:
+                device.kernel(0, k.copy, source, into)
+            else:
+                device.kernel(source.size, k.add, into, source, into)
+        return (dx,)
+
+    def pairs(self, wide: Array, packed: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield the columns of queries in both, then those of each copy of keys and values with their original."""
+        heads, group = self.heads, self.heads // self.kv_heads
+        wide = wide.reshape(-1, 3 * heads, wide.shape[-1] // (3 * heads))
+        packed = packed.reshape(-1, heads + 2 * self.kv_heads, wide.shape[-1])
+        yield wide[:, :heads], packed[:, :heads]
+        for copy in range(group):
+            yield wide[:, heads + copy :: group], packed[:, heads:]
+
+
+def repeat_kv(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
+    """Return q|k|v with each head of keys and values repeated for its group of query heads. Shapes: qkv
+    (B, T, (H + 2K) d), result (B, T, 3H d)."""
+    width = qkv.shape[-1] // (num_heads + 2 * num_kv_heads)
+    out, rule = like(qkv, *qkv.shape[:-1], 3 * num_heads * width), Repeated(num_heads, num_kv_heads, qkv.shape[-1])
+    for into, source in rule.pairs(out.array, qkv.array):
+        qkv.device.kernel(0, qkv.device.backend.copy, source, into)
+    return apply(rule, out, qkv, op="repeat_kv")
