@@ -111,7 +111,7 @@ def train(
 
 
 def clip_factor(config: RunConfig, grads: dict[str, Any], scale: float) -> float:
-    if config.optim.clip_norm is None:
+    if not config.optim.clip_norm:
         return 1.0 / scale
     total = 0.0
     for grad in grads.values():

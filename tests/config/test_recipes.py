@@ -37,7 +37,11 @@ def in_optimizer(name: str, stage: int) -> Fraction:
 
 
 def test_the_names() -> None:
-    assert tuple(recipe.name for recipe in recipes()) == NAMES == ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
+    assert (
+        tuple(recipe.name for recipe in recipes())
+        == NAMES
+        == (*("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp2", "megatron"),)
+    )
     for recipe in recipes():
         assert recipe.models
         assert recipe.source
@@ -45,7 +49,9 @@ def test_the_names() -> None:
 
 
 TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
-DEEPSPEED: dict[str, Any] = {**TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
+DEEPSPEED_0: dict[str, Any] = {**TORCH, "upcast_grads": True, "clip_norm": 1.0}
+LAZY: dict[str, Any] = {"lazy_states": True, "skip_nonfinite": True, "flatten_grads": True}
+DEEPSPEED: dict[str, Any] = {**DEEPSPEED_0, **LAZY, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 MEGATRON: dict[str, Any] = {
@@ -64,9 +70,10 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
     [
         ("paper", 3, {}),
         ("ddp", 0, {**LATE, "grad_buckets": "copies"}),
-        ("deepspeed", 0, {**TORCH, **FP32, "persistent_grads": True}),
+        ("deepspeed", 0, {**DEEPSPEED_0, "skip_nonfinite": True}),
         ("deepspeed", 1, {**DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}),
-        ("deepspeed", 2, {**DEEPSPEED, "grad_reduction": "all_reduce"}),
+        ("deepspeed", 2, {**DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True}),
+        ("hf-deepspeed", 0, {**DEEPSPEED_0, "skip_nonfinite": True, "foreach": True, "loss": "hf-5"}),
         (
             "deepspeed",
             3,
@@ -107,7 +114,7 @@ def test_bytes_per_parameter_when_backward_ends(stage: int) -> None:
     assert (
         after_backward("deepspeed", stage)
         == (
-            18,  # stage 0 in bf16 adds up in fp32
+            16,
             2 + Fraction(14, n),  # stage 1 has let go of the rest of its gradients
             *two_two_twelve[2:],
         )[stage]
@@ -130,7 +137,8 @@ def test_bytes_per_parameter_in_the_optimizer() -> None:
 
 def test_stages_that_a_framework_does_not_have() -> None:
     assert find_recipe("deepspeed").note(1) is find_recipe("deepspeed").note(0, "fp16") is None
-    assert "stage 0 in bf16 divides the optimizer states too" in (find_recipe("deepspeed").note(0) or "")
+    assert find_recipe("deepspeed").note(0) is None  # FP16_UnfusedOptimizer
+    assert "stage 0 in bf16 divides the optimizer states too" in (find_recipe("deepspeed").note(0, pp=2) or "")
     assert find_recipe("fsdp2").note(3) is None
     assert "fsdp2 itself has no stage 1 (it has 2, 3)" in (find_recipe("fsdp2").note(1) or "")
     assert "megatron itself has no stage 3 (it has 0, 1)" in (find_recipe("megatron").note(3) or "")
@@ -141,7 +149,10 @@ def test_stages_that_a_framework_does_not_have() -> None:
     [
         ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed?"),
         ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2?"),
-        ("horovod", "recipe 'horovod' is not known; expected one of paper, ddp, deepspeed, fsdp2, megatron, usual"),
+        (
+            "horovod",
+            f"recipe 'horovod' is not known; expected one of {', '.join(NAMES)}, usual",
+        ),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:

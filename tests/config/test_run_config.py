@@ -73,7 +73,7 @@ def test_what_follows_from_others_has_a_value_when_it_is_built() -> None:
 @pytest.mark.parametrize(
     ("values", "set_aside"),
     [
-        ({"recipe": "deepspeed", "stage": 2, "partition": "owner"}, "grad_reduction reduce_bucket"),
+        ({"recipe": "deepspeed", "stage": 2, "partition": "owner"}, "grad_reduction reduce_bucket grads_in_partition"),
         ({"recipe": "deepspeed", "optimizer": "muon"}, "reduce_bucket overlap_comm"),
         ({"recipe": "deepspeed", "prefetch": 1}, "prefetch_elements max_live"),
         ({"recipe": "fsdp2", "prefetch_elements": 5}, "prefetch"),

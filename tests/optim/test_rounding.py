@@ -19,6 +19,7 @@ from zerosim.optim.adam import Adam
 from zerosim.optim.elementwise import Elementwise, Now
 from zerosim.optim.lion import Lion
 from zerosim.optim.sgd import SGD
+from zerosim.report.words import lost as lost_words
 from zerosim.tensor.rng import key
 
 BF16 = ml_dtypes.bfloat16
@@ -47,14 +48,16 @@ def test_steps_are_those_of_an_independent_loop(optimizer: Elementwise, kind: st
     states = [np.zeros(numel, BF16) for _ in optimizer.states]
     mine = [np.zeros(numel, np.float32) for _ in states]
     compensation = np.zeros(numel, BF16) if kind == "kahan" else None
-    lost, expected = np.zeros(1), 0
+    lost, expected, stuck = np.zeros(2), 0, 0
     for t in range(1, 6):
         grad = (random.standard_normal(numel) * 10.0 ** random.uniform(-6, 0, numel)).astype(BF16)
         storing = Storing(kind, (7, t), 5, compensation, lost)
         now = Now(lr, t, optimizer.weight_decay)
         backend.elementwise(Rule(optimizer.rule, now, 0.5), grad, param, *states, storing=storing)
         moved, g = w.copy(), grad.astype(np.float32) * np.float32(0.5)
+        before = [state.copy() for state in mine]
         optimizer.rule(np, moved, g, now, *mine)
+        stuck += int(((mine[-1] != before[-1]) & (bf16(mine[-1]) == before[-1])).sum())
         mine = [bf16(state) for state in mine]
         if kind == "kahan":
             c = c + (moved - w)
@@ -72,6 +75,7 @@ def test_steps_are_those_of_an_independent_loop(optimizer: Elementwise, kind: st
     assert all((state.astype(np.float32) == values).all() for state, values in zip(states, mine, strict=True))
     assert compensation is None or (compensation.astype(np.float32) == c).all()
     assert lost[0] == expected > 0
+    assert lost[1] == stuck
 
 
 def test_adams_rule_has_its_kernels_bits() -> None:
@@ -123,6 +127,21 @@ def test_every_stage_and_partition_has_the_same_bits(kind: str) -> None:
         other = run(RunConfig(**TINY, rounding=kind, ranks=3, **changes))
         assert all(np.array_equal(other.weights[name], values) for name, values in first.weights.items())
         assert other.lost_updates == first.lost_updates
+        assert other.stuck_moments == first.stuck_moments
+
+
+def test_second_moments_in_bf16_stop_at_a_quarter_of_a_constant_square_and_cannot_fall() -> None:
+    """Of g = 1; a thousandth of a number is less than half a unit in its last place."""
+    backend, (param, m, v), lost = NumpyBackend(), np.zeros((3, 8), BF16), np.zeros(2)
+    for t, size in enumerate([1.0] * 400 + [0.0] * 400, 1):
+        grad, storing = np.full(8, size, BF16), Storing("kahan", (7, t), 0, np.zeros(8, BF16), lost)
+        backend.elementwise(Rule(Adam().rule, Now(1e-3, t, 0.0), 1.0), grad, param, m, v, storing=storing)
+        assert size == 0 or t < 400 or (v.astype(np.float32) == 0.25).all()
+    assert (v.astype(np.float32) == 0.25).all()
+    assert lost[1] > 400 * 8
+    result = run(RunConfig(**TINY, rounding="kahan", ranks=1, stage=0))
+    assert 0 < result.stuck_moments[-1] < 1
+    assert "second moments stayed as they were" in (lost_words(result) or "")
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ CORNERS: list[dict[str, Any]] = [
     dict(stage=3, ranks=2, accumulate=2, keep_last_unit=True),
     dict(stage=3, ranks=2, gather="module", recompute="full"),
     dict(stage=3, ranks=2, recipe="fsdp2"),
-    dict(stage=3, ranks=2, recipe="deepspeed", persistent_numel=100),
+    dict(stage=3, ranks=2, recipe="deepspeed", persistent_numel=100, lazy_states=False),
     dict(stage=2, ranks=4, dp_replicate=2, accumulate=2, replica_reduction="micro_batch"),
     dict(stage=1, ranks=4, pp=2, layers=2, accumulate=4),
     dict(stage=3, ranks=2, pp=2, layers=4, accumulate=4, pipeline="interleaved"),

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = dict(layers=1, hidden=16, heads=2, seq=8, steps=3, micro
 
 def test_defaults_that_a_program_may_rely_on() -> None:
     config = RunConfig()
-    assert (config.optim.lr_schedule, config.optim.clip_norm, config.optim.decay) == ("constant", None, "all")
+    assert (config.optim.lr_schedule, config.optim.clip_norm, config.optim.decay) == ("constant", 0, "all")
     assert (config.model.dropout, config.model.tie_embeddings) == (0.0, True)
 
 

@@ -156,7 +156,7 @@ class Storing(NamedTuple):
     kind           nearest, stochastic or kahan
     key, first     the stream of 16-bit numbers for stochastic rounding, and the first element's position in it
     compensation   kahan's, in bf16
-    lost           (1), fp64: a counter of the updates that left a weight unchanged
+    lost           (2), fp64: counters of the updates that left a weight unchanged, and its last state
     """
 
     kind: str

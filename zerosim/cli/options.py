@@ -50,7 +50,7 @@ _LONGEST_CHOICES = 44  # letters: a longer placeholder goes into the help text
 _CONVERT: Mapping[Any, Callable[[str], Any]] = {
     "sample": utf8,
     "loss_scale": or_none(dynamic_or_number),
-    "clip_norm": or_none(number),
+    "clip_norm": lambda word: or_none(number)(word) or 0.0,  # none undoes a recipe's clipping too
     parse_bytes: or_none(size),
     parse_count: count,
     "int": whole_number,

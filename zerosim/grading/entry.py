@@ -48,7 +48,7 @@ def case(
     parts = [who, *(["tied"] if tied else []), *([note] if note else []), *varied]
     if config.data.accumulate > 1:
         parts.append(f"{config.data.accumulate} microbatches")
-    if config.optim.clip_norm is not None:
+    if config.optim.clip_norm:
         parts.append(f"clip {config.optim.clip_norm}")
     return Case(", ".join(parts), config)
 

@@ -37,6 +37,11 @@ class Adam(Elementwise):
         """The roots of exp_avg_sq and, if decay is added to gradients, those sums (torch/optim/adam.py)."""
         return 1 if self.decoupled or not self.weight_decay else 2
 
+    @property
+    def loop_temporaries(self) -> int:
+        """The loop divides the roots by the bias correction into a new array (_single_tensor_adam)."""
+        return self.foreach_temporaries + 1
+
     def update(
         self, weights: Buffer, grad: Buffer, states: States, now: Step, *, decays: bool, storing: Storing | None = None
     ) -> None:

@@ -47,6 +47,11 @@ class Elementwise:
         one."""
         return 0
 
+    @property
+    def loop_temporaries(self) -> int:
+        """The same of its loop over tensors, for the tensor in turn."""
+        return self.foreach_temporaries
+
     def rule(self, xp: Any, w: Array, g: Array, now: Now, *states: Array) -> None:
         """Move `w` and `states` by one step, in place; `g` is the gradient, which the rule may overwrite.
 

@@ -43,19 +43,19 @@ class Rounding:
         return [StateArray(COMPENSATION, own.size, bf16, own.padding)] if self.kind == "kahan" else []
 
     def storing(self, flat: Flat, mine: Overlap, lost: Array) -> Storing:
-        """Return the rounding of a slice of one weight; `lost`, a number for each weight, counts lost updates."""
+        """Return the rounding of a slice of one weight; `lost`, two numbers for each weight, counts lost updates."""
         kept = flat.states.get(COMPENSATION)
         return Storing(
             self.kind,
             key("rounding", self.seed, flat.device.where.step, mine.weight.name),
             mine.start,
             None if kept is None else kept[mine.at : mine.at + mine.numel].array,
-            lost[mine.which : mine.which + 1],
+            lost[2 * mine.which : 2 * mine.which + 2],
         )
 
 
 class Lost:
-    """Counts of updates that left a rank's weights unchanged, by step and flat buffer.
+    """Counts of updates that left a rank's weights, or their last state, unchanged, by step and flat buffer.
 
     The counters belong to the simulator, like scratch. They are read later, when the program waits for the device in
     any case.
@@ -66,8 +66,8 @@ class Lost:
         self._coming: list[tuple[int, str, Callable[[], Any]]] = []
 
     def counter(self, flat: Flat) -> Array:
-        """Return a zeroed counter for each weight."""
-        zeros = flat.device.backend.empty((len(flat.spec.weights),), fp64)
+        """Return two zeroed counters for each weight."""
+        zeros = flat.device.backend.empty((2 * len(flat.spec.weights),), fp64)
         flat.device.backend.fill(zeros, 0.0)
         return zeros
 
@@ -78,7 +78,7 @@ class Lost:
         self._coming.append((step, flat.name, flat.device.backend.to_host_later(counter)))
 
     def counts(self) -> Mapping[tuple[int, str], Any]:
-        """Return the counts by step and flat, for each weight; nothing for a skipped step."""
+        """Return the counts by step and flat, two for each weight; nothing for a skipped step."""
         self._fetch(None)
         return self._read
 

@@ -12,6 +12,7 @@ from functools import partial
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.optim.control import StepControl
+from zerosim.optim.elementwise import Elementwise
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
 from zerosim.placement.memories import NVME
@@ -25,6 +26,7 @@ class Updater:
     sub_group  flats are stepped together until they have this number of the rank's elements; 0: all of them
     cpu_steps  the host's CPU updates, and so needs masters of every format
     foreach    with the temporaries of PyTorch's foreach implementation; a fused one has none
+    for_loop   with those of its loop over tensors
     lazy       states are allocated in the first step, not before it
     rounding   the rounding of weights of half types without masters (`rounding.py`); None: they have masters
     """
@@ -38,6 +40,7 @@ class Updater:
         sub_group: int = 0,
         cpu_steps: bool = False,
         foreach: bool = False,
+        for_loop: bool = False,
         lazy: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
@@ -48,6 +51,7 @@ class Updater:
         self.sub_group = sub_group
         self.cpu_steps = cpu_steps
         self.foreach = foreach
+        self.for_loop = for_loop
         self.lazy = lazy
         self.rounding = rounding
         self.lost = Lost()
@@ -95,15 +99,30 @@ class Updater:
             yield group
 
     @contextmanager
-    def temporaries(self, flats: Sequence[Flat]) -> Iterator[None]:
-        """Allocate a step's temporaries for these flats inside the block, contents undefined."""
+    def temporaries(self, flats: Sequence[Flat], *, is_one: bool = False) -> Iterator[None]:
+        """Allocate a step's temporaries for these flats inside the block, contents undefined. `is_one`: they are one
+        tensor, so a loop over tensors has all of them at once."""
+        count = self.optimizer.foreach_temporaries if self.foreach else self._of_loop if is_one else 0
         held = [
             flat.device.alloc((flat.own.size,), self._stored(flat), Kind.TEMP, padding=flat.own_padding)
             for flat in in_turn(flats)
-            for _ in range(self.optimizer.foreach_temporaries if self.foreach else 0)
+            for _ in range(count)
         ]
         yield
         del held
+
+    @contextmanager
+    def of_tensor(self, flat: Flat) -> Iterator[None]:
+        """Allocate the temporaries of a loop over a flat's tensors inside the block: those of the largest."""
+        most = max((mine.numel for mine in flat.spec.within(flat.own)), default=0) if self._of_loop else 0
+        held = [flat.device.alloc((most,), self._stored(flat), Kind.TEMP) for _ in range(self._of_loop if most else 0)]
+        yield
+        del held
+
+    @property
+    def _of_loop(self) -> int:
+        is_known = self.for_loop and isinstance(self.optimizer, Elementwise)
+        return self.optimizer.loop_temporaries if is_known and isinstance(self.optimizer, Elementwise) else 0
 
     def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
         """Move the local slice of one flat by one step; `grad_scale` is `decide`'s. `add`: see `Optimizer.step`."""

@@ -56,6 +56,8 @@ class InBackward(Gradients, Step):
         for flat in in_turn(flats) if self._scale is not None else ():
             if flat.spec.is_trained:
                 publish(flat)
+        if self._scale is not None:
+            update.regather(flats, publish)
 
 
 def shards_of(shards: Callable[[Updater], Shards], memory: GradMemory, place: Place, updater: Updater) -> Shards:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from zerosim.config import RunConfig
 from zerosim.parallel.exchange import AllReduce, KeepSlice, Owners, Slices
+from zerosim.parallel.in_partition import InPartition
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.reducer import AtOnce, InBuckets, OutOfBuffers, Reducer
 
@@ -32,7 +33,8 @@ def _exchange(config: RunConfig) -> type[Slices]:
 def _reducer(config: RunConfig) -> Callable[[Slices], Reducer]:
     stage, how = config.parallel.zero_stage, config.reduction
     if how.bucket:
-        return partial(OutOfBuffers, numel=how.bucket, count=how.buffers, lasting=stage == 3)
+        kind = InPartition if config.grads.in_partition else OutOfBuffers
+        return partial(kind, numel=how.bucket, count=how.buffers, lasting=stage == 3)
     if stage < 2:
         return partial(InBuckets, capacity=config.parallel.bucket_bytes, late=how.overlaps)
     return partial(AtOnce, late=how.overlaps)

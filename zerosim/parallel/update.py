@@ -37,15 +37,21 @@ def step(
     other's updates, one after the other.
     """
     trained = [flat for flat in flats if flat.spec.is_trained]
-    updater.make_states(trained)
+    on_device = shards.step.place == DEVICE
+    if not on_device:
+        updater.make_states(trained)
     for together in shards.step.tiles(updater.groups(trained)):
         device, waiting = together[0].device, []
         with device.at(shards.step.place):  # on the host, where the CPU steps
             if memory.upcast:
-                upcast(together, updater.upcasts if memory.keep_upcast else {}, is_first=together[0] is trained[0])
-            with updater.temporaries(together):
+                kept, is_first = updater.upcasts if memory.keep_upcast else {}, together[0] is trained[0]
+                upcast(together, kept, is_first=is_first, flatten=memory.flatten)
+            if on_device:
+                updater.make_states(together)
+            with updater.temporaries(together, is_one=memory.flatten):
                 for flat in in_turn(together):
-                    updater.update(flat, scale, partial(_add, groups, flat))
+                    with updater.temporaries([]) if memory.flatten else updater.of_tensor(flat):
+                        updater.update(flat, scale, partial(_add, groups, flat))
                     shards.step.store(flat)  # fp32 master -> own slice, no traffic between ranks
                     flat.drop_grads()
                     if isinstance(flat.held.rows["optim"].partition, WholeUnits):
@@ -54,6 +60,15 @@ def step(
                         with device.at(DEVICE):
                             publish(flat)
         for flat in in_turn(waiting):
+            publish(flat)
+    regather(flats, publish)
+
+
+def regather(flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
+    """Gather the frozen flats that stay gathered for good, as after every step of DeepSpeed (0.19.8, stage3.py,
+    _post_step: all persistent parameters, one by one)."""
+    for flat in in_turn(flats):
+        if not flat.spec.is_trained and flat.param is not None and not flat.held.rows["param"].is_whole:
             publish(flat)
 
 

@@ -21,6 +21,7 @@ from zerosim.report.look import Adaptive, Grid, Stack, prose, right, titled
 from zerosim.report.names import OPTIMIZERS, show
 from zerosim.report.notebook import InNotebook
 from zerosim.report.tables import set_aside_text
+from zerosim.report.warnings import recipe_note
 from zerosim.train.check_trained import num_trained
 
 
@@ -96,7 +97,7 @@ def _recipe(config: RunConfig) -> RenderableType | None:
     recipe = find_recipe(config.parallel.recipe)
     if recipe.name == "paper":
         return None
-    note = recipe.note(config.parallel.zero_stage, config.precision.stored)
+    note = recipe_note(config)
     return Stack(
         prose(recipe.models),
         prose(f"Approximations: {recipe.approximations}", "dim"),

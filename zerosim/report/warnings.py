@@ -26,8 +26,14 @@ def warnings_of(config: RunConfig, limit: Limit | None, cluster: Cluster | None,
     return list(_warnings(config, limit, cluster, taken))
 
 
+def recipe_note(config: RunConfig) -> str | None:
+    """Return a note on a ZeRO stage that the recipe's framework lacks, or does otherwise."""
+    parallel = config.parallel
+    return find_recipe(parallel.recipe).note(parallel.zero_stage, config.precision.stored, config.mesh.pp)
+
+
 def _warnings(config: RunConfig, limit: Limit | None, cluster: Cluster | None, taken: int | None) -> Iterator[str]:
-    parallel, device = config.parallel, None if limit is None else limit.device
+    device = None if limit is None else limit.device
     if device is not None and not device.has_bf16 and config.precision.stored == "bf16":
         yield f"{device.name} has no bf16 arithmetic: --precision fp16"
     tp, pp, micro_batches = config.mesh.tp, config.mesh.pp, config.data.accumulate
@@ -37,7 +43,8 @@ def _warnings(config: RunConfig, limit: Limit | None, cluster: Cluster | None, t
     if micro_batches < pp:
         few = counted(micro_batches, "microbatch", "microbatches")
         yield f"{few} for {pp} pipeline stages, some of which always wait: --accumulate {4 * pp}"
-    if note := find_recipe(parallel.recipe).note(parallel.zero_stage, config.precision.stored):
+    yield from notes_of(config, "warned")
+    if note := recipe_note(config):
         yield f"recipe {note}"
     if limit is not None and taken is not None:
         free = limit.nbytes - taken - limit.reserve(config)

@@ -157,9 +157,15 @@ def lost(result: RunResult) -> str | None:
         "stochastic": "On average none is lost: a weight moves by one unit as often as its updates add up to one unit",
         "kahan": "None is lost: the compensation holds each weight's remainder",
     }[kind or "nearest"]
+    stuck = ""
+    if moments := result.stuck_moments:
+        stuck = (
+            f" Whatever the rounding of weights, {100 * float(moments[-1]):.3g} % of Adam's second moments stayed as "
+            "they were in the last step: each is rounded to the nearest and cannot fall by a thousandth of itself."
+        )
     return (
         f"No fp32 masters, rounding {kind}: {100 * float(share):.3g} % of the weights stayed as they were in a step on "
-        f"average ({first} in the first, {last} in the last) although their update was nonzero. {after}."
+        f"average ({first} in the first, {last} in the last) although their update was nonzero. {after}.{stuck}"
     )
 
 

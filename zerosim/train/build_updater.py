@@ -26,7 +26,7 @@ def build_updater(
     control = make_control(
         LRSchedule(optim.lr, optim.lr_schedule, optim.warmup, optim.min_lr, steps),
         scaler=_scaler(config.precision),
-        clip_norm=optim.clip_norm,
+        clip_norm=optim.clip_norm or None,
         skip_nonfinite=config.precision.skip_nonfinite,
     )
     kind = config.precision.rounding
@@ -37,6 +37,7 @@ def build_updater(
         sub_group=made.sub_group,
         cpu_steps=made.cpu_steps,
         foreach=optim.foreach,
+        for_loop=optim.for_loop,
         lazy=optim.lazy_states,
         rounding=None if kind is None else Rounding(kind, config.data.seed),
     )

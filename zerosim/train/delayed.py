@@ -26,9 +26,9 @@ def one_step(config: RunConfig) -> RunConfig:
 
 def timed_step(config: RunConfig) -> int:
     """Return the step of a plan that the clock times, from 0: the first or, with delayed updates, the first one beside
-    an update, if the plan gets there. Paged states begin on the device, so the second step is the first like later
-    ones."""
-    first = config.grads.late or int(moves_pages(config.memory))
+    an update, if the plan gets there. Paged states begin on the device, and states may be made in the first step: then
+    the second is the first like later ones."""
+    first = config.grads.late or max(steps_unlike(config.grads, config.optim), moves_pages(config.memory))
     return first if first < planned_steps(config) else 0
 
 

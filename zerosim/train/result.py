@@ -62,6 +62,7 @@ class RunResult:
     saved, saved_again rank 0's activations by unit and op, kept by forward and by recompute (`ledger/activations.py`)
     gpus               GPUs and their bytes in use, with backend cuda on threads
     lost_updates       by step, the share of the weights that an update left unchanged, without masters
+    stuck_moments      the same of Adam's second moments
     time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `delayed.timed_step`)
     extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
     node_ranks         how many neighbouring ranks share a node
@@ -89,6 +90,7 @@ class RunResult:
     extended_from: tuple[int, int] | None = None
     time: StepTime | None = None
     lost_updates: Sequence[Fraction] = ()
+    stuck_moments: Sequence[Fraction] = ()
     node_ranks: int = 1
 
     @property
@@ -148,6 +150,7 @@ class RunResult:
             "loss_scale": [_finite(step.loss_scale) for step in self.steps],
             "skipped": [step.skipped for step in self.steps],
             "lost_updates": [float(share) for share in self.lost_updates],
+            "stuck_moments": [float(share) for share in self.stuck_moments],
             "ranks": [self._rank_dict(rank) for rank in self.ran],
             **({"nodes": nodes_values(nodes)} if any(node.host_bytes or node.nvme_bytes for node in nodes) else {}),
         }
@@ -175,6 +178,7 @@ def collect(
     keep_events: bool = False,
     gpus: tuple[GpuUse, ...] = (),
     lost_updates: Sequence[Fraction] = (),
+    stuck_moments: Sequence[Fraction] = (),
     node_ranks: int | None = None,
 ) -> RunResult:
     """Build a result from the counts of the ranks that ran, each for the ranks that it represents."""
@@ -218,6 +222,7 @@ def collect(
         saved_again=activations.saved_again(),
         gpus=gpus,
         lost_updates=lost_updates,
+        stuck_moments=stuck_moments,
         node_ranks=node_ranks or config.mesh.ranks_per_node or config.mesh.ranks,
     )
 

@@ -21,7 +21,7 @@ from zerosim.comm.runtime import Context, launch
 from zerosim.config import RunConfig
 from zerosim.config.parts import in_backward
 from zerosim.config.parts.parallel import is_sliced
-from zerosim.config.presets.optimizers import OPTIMIZERS
+from zerosim.config.presets.optimizers import OPTIMIZERS, SECOND_MOMENTS
 from zerosim.device.device import Device
 from zerosim.device.nvme import in_run_folder
 from zerosim.device.recorder import Reader
@@ -57,7 +57,8 @@ class RankOutcome:
     """The return value of one rank's program; `pieces` are the slices that it updates.
 
     `gpu`: its GPU, if any, and the bytes in use there at the end. `lost`: by step, the number of its
-    updates that left a weight unchanged, if weights have no masters; for copies the first rank counts.
+    updates that left a weight unchanged, and its second moment, if weights have no masters; for copies the first rank
+    counts.
     """
 
     losses: list[float]
@@ -65,7 +66,7 @@ class RankOutcome:
     pieces: list[Piece]
     sample: bytes | None
     gpu: GpuBytes | None
-    lost: list[int]
+    lost: list[tuple[int, int]]
 
 
 def run(
@@ -206,7 +207,8 @@ class Experiment:
             weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces], values_of),
             sample=outcomes[0].sample,
             keep_events=keep_events,
-            lost_updates=self._lost(outcomes),
+            lost_updates=self._lost(outcomes, 0),
+            stuck_moments=self._lost(outcomes, 1) if self.config.optim.optimizer in SECOND_MOMENTS else (),
             gpus=_gpu_uses(outcomes, ledgers) if self.config.world.transport == "threads" else (),
         )
 
@@ -231,10 +233,10 @@ class Experiment:
         )
         return self._tokens.decode(self._prompt, ids)
 
-    def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[int]:
-        """Return, by step, the number of this rank's lost updates; for weights that several ranks update, the first one
-        counts."""
-        mesh, lost = self.layout.mesh, [0] * (self.steps if self.config.precision.rounding else 0)
+    def _lost_on(self, rank: int, counts: Mapping[tuple[int, str], Any]) -> list[tuple[int, int]]:
+        """Return, by step, the numbers of this rank's lost updates; for weights that several ranks update, the first
+        one counts."""
+        mesh, lost = self.layout.mesh, [(0, 0)] * (self.steps if self.config.precision.rounding else 0)
         copies = DATA if self.config.parallel.zero_stage == 0 else ("dp_replicate",)
         if mesh.index(rank, *copies):
             return lost
@@ -242,16 +244,15 @@ class Experiment:
         for (step, name), values in counts.items():
             flat = self.layout.flats[name]
             if self.layout.is_counted(stage, name):
-                of_weights = zip(flat.weights, values, strict=True)
-                lost[step] += sum(
-                    int(value) for weight, value in of_weights if weight.counts(mesh, rank, flat.cut_axes)
-                )
+                mine = [2 * at for at, weight in enumerate(flat.weights) if weight.counts(mesh, rank, flat.cut_axes)]
+                weights, moments = (lost[step][which] + sum(int(values[at + which]) for at in mine) for which in (0, 1))
+                lost[step] = weights, moments
         return lost
 
-    def _lost(self, outcomes: Sequence[RankOutcome]) -> list[Fraction]:
-        """Return, by step, the share of all weights that an update left unchanged."""
+    def _lost(self, outcomes: Sequence[RankOutcome], which: int) -> list[Fraction]:
+        """Return, by step, the share of all weights that an update left unchanged (0), or their second moments (1)."""
         by_step = zip(*(outcome.lost for outcome in outcomes), strict=True)
-        return [Fraction(sum(step), self.model.num_parameters) for step in by_step]
+        return [Fraction(sum(each[which] for each in step), self.model.num_parameters) for step in by_step]
 
 
 def _mean(shares: Sequence[Sequence[float]]) -> list[float]:

@@ -132,4 +132,21 @@ def _part(config: RunConfig) -> Iterator[str]:
         yield "The lines are for pipeline stage 0."
 
 
-CAPABILITY = Capability(forms=_forms, notes={"about": _about, "part": _part}, axes={"pp": ""})
+def _warned(config: RunConfig) -> Iterator[str]:
+    """Yield what PyTorch's own schedules refuse, and what they run more often (torch 2.13, distributed.pipelining)."""
+    stages, times, kind = config.mesh.pp, config.data.accumulate, config.parallel.pipeline_schedule
+    if stages == 1:
+        return
+    is_pytorchs, rounds = config.parallel.recipe in ("ddp", "fsdp1", "fsdp2"), max(1, times // stages)
+    if times % rounds and (kind == "zb-h1" or (kind == "interleaved" and is_pytorchs)):
+        yield f"PyTorch refuses {times:,} microbatches in {rounds:,} rounds: --accumulate {times - times % rounds}"
+    if kind == "1f1b" and is_pytorchs and times < stages:
+        yield f"PyTorch's Schedule1F1B refuses fewer microbatches than pipeline stages: --accumulate {stages}"
+    if kind in ("zb-h1", "zb-v") and recompute_of(config) != "none":
+        yield (
+            "PyTorch's zero bubble runs a checkpointed block again for each group of its parameters, eight times for "
+            "two norms and four maps. Here it runs once, as it does in both under --pipeline 1f1b"
+        )
+
+
+CAPABILITY = Capability(forms=_forms, notes={"about": _about, "part": _part, "warned": _warned}, axes={"pp": ""})

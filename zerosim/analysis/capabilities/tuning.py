@@ -71,7 +71,6 @@ def _letters(asked: Asked) -> dict[str, int]:
         "U": kept_for_next(placed, share, numels, reached),
         "VD": table,
         "P": sum(numels[name] for name in persistent),
-        "P_t": sum(numels[name] for name in persistent if layout.is_trained(name)),
         **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k_f", "k_g", "j")},
     }
 

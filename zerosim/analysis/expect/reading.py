@@ -41,6 +41,7 @@ from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.config.files import ScenarioFile
 from zerosim.config.presets.hardware import Hardware, find_hardware
 from zerosim.errors import InputError, did_you_mean
+from zerosim.train.delayed import planned_steps
 from zerosim.units import LONGEST_NUMBER, parse_bytes, shown
 
 
@@ -271,14 +272,14 @@ def _config(
     counted_on: str,
     instead: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Build the run of one cell: one step by default, then the file's values, the table's, the cell's own, and those
-    `instead`."""
-    assumed = {**(PLAN_DEFAULTS if counted_on == SHAPES else {}), "steps": 1}
+    """Build the run of one cell: a plan's steps by default, then the file's values, the table's, the cell's own, and
+    those `instead`."""
+    assumed = PLAN_DEFAULTS if counted_on == SHAPES else {}
     own = {name: value for name, value in point.changes.items() if name not in NO_FIELDS}
     with naming(f"at {describe(axes, point.labels)}: " if axes else ""):
-        config = RunConfig.from_dict(
-            {**assumed, **file.run, **table.get("with", {}), **own, **(instead or {})}, source="the run"
-        )
+        given = {**assumed, **file.run, **table.get("with", {}), **own, **(instead or {})}
+        config = RunConfig.from_dict(given, source="the run")
+        config = config.replace(steps=planned_steps(config))
         stage, pp = point.changes.get(PIPELINE_STAGE, 0), config.mesh.pp
         if type(stage) is not int or not 0 <= stage < pp:
             raise InputError(f"pipeline_stage {stage!r}: expected 0 to {pp - 1}, for pp is {pp}")

@@ -40,7 +40,6 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "C": Letter("copied key-value heads: neighbours hold shares of their gradients"),
         "E": Letter("a table on the first and the last pipeline stage, which add up its gradient"),
         "B": Letter("parameters of units in backward's path, which are gathered again"),
-        "P_t": Letter("trained parameters among P, which are gathered after each step"),
         "x": Letter("column-parallel maps whose input's gradient is needed", ""),
         "y": Letter("row-parallel maps in backward's path", ""),
         "z": Letter("column-parallel maps whose input is gathered again for weights' gradients", ""),

@@ -15,7 +15,7 @@ from zerosim.analysis.formulas.form import Form, form, ring, symbols
 from zerosim.analysis.formulas.states import PSI, QUANTIZED, QUANTIZED_BYTES, TRAINED, ZERO_PAPER, N
 
 _VD, _U, _R, _P, _M, _F, _w, _g, _c = symbols("VD U R P M F w g c")
-_B, _P_t, _Z = symbols("B P_t Z")
+_B, _Z = symbols("B Z")
 ZERO_VOLUME = f"{ZERO_PAPER}, section 7"
 
 
@@ -111,7 +111,7 @@ def gathered_beside_frozen(schedule: Schedule, *, quantized: bool = False, wide:
     and B and the letters of single buffers count them so."""
     m, each = schedule.micro_batches, (ring(N) * _w).by(ZERO_VOLUME)
     second = m * (schedule.again * _M + schedule.tied * _VD)
-    published = schedule.persistent * _P_t - schedule.persistent * m * _P
+    published = schedule.persistent * (1 - m) * _P
     codes = ring(N) * m * (QUANTIZED_BYTES - _w * QUANTIZED) if quantized else Form()
     return each * (m * (PSI + (wide - 1) * TRAINED + _B) + second + published) + codes - each * schedule.kept * _U
 

@@ -1,6 +1,7 @@
 """An element-wise rule on weights that are stored in bf16, as one CUDA kernel. The rules: `optim/rounding.py`.
 
-As in numpy/rounding.py, to the bit. Blocks of threads count lost updates and add the counts to one number. Counts are
+As in numpy/rounding.py, to the bit. Blocks of threads count lost updates, of weights and of their last state, and
+add each count to one number. Counts are
 integers, so the order of additions changes nothing.
 """
 
@@ -25,7 +26,7 @@ __global__ void stored_rule(const G* grad, T* param, T* compensation, double* lo
     __shared__ double shared[32];
     const long long block = first / 16 + static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     DRAW
-    int count = 0;
+    int count = 0, stuck = 0;
     for (int k = 0; k < 16; ++k) {
         const long long i = 16 * block + k - first;
         if (i < 0 || i >= size) continue;
@@ -39,6 +40,9 @@ __global__ void stored_rule(const G* grad, T* param, T* compensation, double* lo
     }
     const double total = row_sum(static_cast<double>(count), shared);
     if (threadIdx.x == 0 && total != 0) atomicAdd(lost, total);
+    __syncthreads();
+    const double moments = row_sum(static_cast<double>(stuck), shared);
+    if (threadIdx.x == 0 && moments != 0) atomicAdd(lost + 1, moments);
 }
 """
 
@@ -60,13 +64,21 @@ STORE = {
 @cache
 def stored_source(kind: str, lines: str, states: int, numbers: int) -> str:
     """Return the source of the kernel for a rule with that number of states and numbers."""
+    last = f"s{states - 1}", f"wide_of(state{states - 1}[i])"
     arguments = [f", double n{i}" for i in range(numbers)] + [f", T* state{i}" for i in range(states)]
     parts = {
         "ARGUMENTS": "".join(arguments),
         "DRAW": "const Words words = philox_words(key0, key1, block);" if kind == "stochastic" else "",
-        "LOAD": " ".join(f"W s{i} = wide_of(state{i}[i]);" for i in range(states)),
+        "LOAD": " ".join(
+            [*(f"W s{i} = wide_of(state{i}[i]);" for i in range(states)), f"const W before = {last[0]};" * (states > 0)]
+        ),
         "RULE": lines,
-        "STORE": " ".join([STORE[kind], *(f"store(s{i}, state{i}[i]);" for i in range(states))]),
+        "STORE": " ".join(
+            [
+                *(STORE[kind], *(f"store(s{i}, state{i}[i]);" for i in range(states))),
+                f"stuck += {last[0]} != before && {last[1]} == before;" * (states > 0),
+            ]
+        ),
     }
     source = KERNEL
     for name, text in parts.items():

@@ -11,7 +11,8 @@ from zerosim.backends.numpy.cast import BFLOAT16, BLOCK, raised, store
 
 
 def stored_step(rule: Rule, grad: Array, param: Array, states: Sequence[Array], storing: Storing) -> None:
-    """Run one step, in fp32, of bf16 arrays; `storing.lost` counts updates that did not change the stored weight."""
+    """Run one step, in fp32, of bf16 arrays; `storing.lost` counts updates that did not change the stored
+    weight, or the last state."""
     for start in range(0, param.size, BLOCK):
         here = slice(start, min(start + BLOCK, param.size))
         old, kept = raised(param[here]), [raised(state[here]) for state in states]
@@ -29,7 +30,9 @@ def stored_step(rule: Rule, grad: Array, param: Array, states: Sequence[Array], 
         else:
             store(w, param[here])
         for state, values in zip(states, kept, strict=True):
+            before = raised(state[here]) if state is states[-1] else values
             store(values, state[here])
+            storing.lost[1] += np.count_nonzero((values != before) & (raised(state[here]) == before))
         storing.lost[0] += np.count_nonzero((w != old) & (raised(param[here]) == old))
 
 

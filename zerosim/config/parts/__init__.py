@@ -100,11 +100,13 @@ CAPABILITIES = (
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
     Capability(lambda c: kept_inputs.rules(c.memory, c.mesh), (), kept_inputs.WORDS),
     Capability(lambda c: pipeline.rules(c.mesh, c.model, c.parallel, c.data, c.optim), (), pipeline.WORDS),
-    Capability(lambda c: optim.rules(c.optim, c.mesh, c.parallel, c.precision), (), optim.WORDS, optim.LACKING),
+    Capability(
+        lambda c: optim.rules(c.optim, c.mesh, c.parallel, c.precision), optim.EXCLUSIONS, optim.WORDS, optim.LACKING
+    ),
     Capability(exclusions=reduction.EXCLUSIONS),
     Capability(
         lambda c: compression.rules(c.reduction, c.precision, c.mesh, c.parallel, c.optim, c.data, c.grads),
-        compression.EXCLUSIONS, compression.WORDS,
+        compression.EXCLUSIONS, compression.WORDS, settles=compression.settles,
     ),
     Capability(
         lambda c: zeropp.rules(c.mesh, c.gathering, c.reduction, c.precision, c.tuning),

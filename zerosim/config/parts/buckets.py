@@ -20,6 +20,8 @@ def settles(draft: Draft) -> Mapping[str, str]:
     nothing can."""
     values, _, given, stage = draft
     wish, has_bucket = given.get("overlap"), bool(values.get("reduce_bucket"))
+    if stage < 3 and values.pop("overlap_comm", False):  # only stage 3 has one bucket and a side stream
+        values.setdefault("reduce_buffers", 2)
     if wish is not None:
         reduces, gathers = wish in ("reduce", "all"), wish in ("gather", "all")
         row = {"overlap_reduction": reduces and not has_bucket, "reduce_buffers": 1 + (reduces and has_bucket)}

@@ -34,8 +34,8 @@ class ClockConfig(Part):
         "matrix products, chunk by chunk, as Transformer Engine does",
     )  # fmt: skip
     overlap_comm: bool = option(
-        False, "stage 3: the clock runs the reductions of --reduce-bucket on a side stream, as DeepSpeed does with "
-        "overlap_comm", stages=(3,), follows=OF_RECIPE,
+        False, "DeepSpeed's overlap_comm. Stage 3: the clock runs the reductions of --reduce-bucket on a side stream. "
+        "Stages 1 and 2: a second reduction buffer (--reduce-buffers 2)", stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from zerosim.config.option import Exclusion
+from zerosim.config.option import Draft, Exclusion
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.mesh import MeshConfig
@@ -19,6 +19,17 @@ EXCLUSIONS = (
     Exclusion("compress", "partition", "the owner reduces gradients in place"),
     Exclusion("compress", "grad_reduction", "compressed gradients arrive as local slices", (1, 2)),
 )
+_FINITE = "the residual waits for later steps, so it must be finite and have one scale"
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Take out a recipe's skipped steps where a residual is kept, and its clipping beside 1-bit Adam."""
+    name, found = draft.values.get("compress", "none"), dict[str, str]()
+    if name not in ("none", "int8", "int4", *CASTS):
+        found |= draft.without("skip_nonfinite", f"not with compress {name!r}: {_FINITE}")
+    if name == "onebit-adam":
+        found |= draft.without("clip_norm", f"not with compress {name!r}: it does not clip")
+    return found
 
 
 def rules(
@@ -47,7 +58,7 @@ def rules(
         yield wrong(
             "compress", " 'dgc': works only with SGD's momentum; choose optimizer sgd with a momentum, such as 0.9"
         )
-    if name == "onebit-adam" and (optim.optimizer != "adam" or optim.clip_norm is not None):
+    if name == "onebit-adam" and (optim.optimizer != "adam" or optim.clip_norm):
         yield wrong(
             "compress",
             " 'onebit-adam': works only with Adam, without clipping; choose optimizer adam and leave out clip_norm",
@@ -65,8 +76,7 @@ def rules(
             ("skip_nonfinite", precision.skip_nonfinite),
         ):
             if is_set:
-                why = "the residual waits for later steps, so it must be finite and have one scale"
-                yield wrong("compress", f" {name!r}: not with {field}: {why}; choose fp32 or bf16", beside=field)
+                yield wrong("compress", f" {name!r}: not with {field}: {_FINITE}; choose fp32 or bf16", beside=field)
 
 
 def steps_until_coded(reduction: Reduction) -> int | None:

@@ -53,6 +53,15 @@ class GradMemory(Part):
         False, "the optimizer step first copies its gradients to fp32", flat="upcast_grads", follows=OF_RECIPE,
         after="grad_sync",
     )  # fmt: skip
+    flatten: bool = option(
+        False, "with --upcast-grads: the optimizer step first copies its gradients into one flat buffer, and casts "
+        "that one (DeepSpeed)", flat="flatten_grads", stages=(1, 2, 3), follows=OF_RECIPE, after="upcast_grads",
+    )  # fmt: skip
+    in_partition: bool = option(
+        False, "stage 2, with --reduce-bucket: the first gradient of each backward allocates the local slice of all "
+        "gradients. A later microbatch has a second one, added when its backward ends (DeepSpeed)",
+        flat="grads_in_partition", stages=(2,), follows=OF_RECIPE, after="own_grads_only",
+    )  # fmt: skip
     keep_upcast: bool = option(
         False, "with --upcast-grads: keep the fp32 copies until the next step begins (as Megatron does in fp16)",
         follows=OF_RECIPE, after="upcast_grads",
@@ -103,6 +112,12 @@ def settles(draft: Draft) -> Mapping[str, str]:
 
 EXCLUSIONS = (
     Exclusion("keep_upcast", "upcast_grads", needs=True),
+    Exclusion("flatten_grads", "upcast_grads", needs=True),
+    Exclusion("grads_in_partition", "reduce_bucket", needs=True),
+    Exclusion("grads_in_partition", "offload", "reduced gradients leave the device"),
+    Exclusion("flatten_grads", "offload", "gradients are cast outside the device"),
+    Exclusion("grads_in_partition", "persistent_grads", "the permanent buffer has them"),
+    Exclusion("grads_in_partition", "optimizer_in_backward", "each gradient is freed when its buffer is updated"),
     Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
 )

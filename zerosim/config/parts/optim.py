@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.option import OF_RECIPE, Exclusion, Part, option
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.precision import PURE, PrecisionConfig
@@ -67,8 +67,8 @@ class OptimConfig(Part):
         words="warmup_steps lr_warmup_iters lr_scheduler.warmup_steps",
     )  # fmt: skip
     min_lr: float = option(0.0, "learning rate at the end of the cosine schedule", low=0, metavar="LR")
-    clip_norm: float | None = option(
-        None, "clip gradients to this global norm", above=0, metavar="NORM", shown="no clipping",
+    clip_norm: float = option(
+        0.0, "clip gradients to this global norm. 0: no clipping", low=0, metavar="NORM", follows="the recipe's, or 0",
         words="max_grad_norm clip_grad gradient_clipping training.max_norm",
     )  # fmt: skip
 
@@ -82,9 +82,14 @@ class OptimConfig(Part):
         follows=OF_RECIPE, group="recipe", after="sub_group",
     )  # fmt: skip
 
+    for_loop: bool = option(
+        False, "the optimizer updates one tensor after the other, with the temporaries of PyTorch's loop. DeepSpeed's "
+        "tensor is the whole local slice (--flatten-grads)", group="recipe", after="foreach",
+    )  # fmt: skip
+
     lazy_states: bool = option(
         False, "create the optimizer's states in the first step, as PyTorch does. The second step may then run out of "
-        "memory, so a plan runs two steps"
+        "memory, so a plan runs two steps", follows=OF_RECIPE,
     )  # fmt: skip
 
     def _check(self) -> None:
@@ -108,6 +113,8 @@ def rules(
     """Yield what the optimizer refuses of the partition, the mesh and the precision."""
     tp, name = mesh.tp, optim.optimizer
     cut = OPTIMIZERS[name].cut
+    if optim.for_loop and cut != "elements":
+        yield wrong("for_loop", f": {name} is not modelled as PyTorch's loop; choose adamw, or leave it out")
     if cut == "matrices" and parallel.partition == "slices":
         yield wrong("partition", f" 'slices': {name} needs whole matrices; choose owner, or leave it out")
     if cut in ("sums", "matrices") and tp > 1:
@@ -120,6 +127,7 @@ def rules(
         )
 
 
+EXCLUSIONS = (Exclusion("for_loop", "foreach", "PyTorch has one implementation of a step"),)
 WORDS = (
     ("num_train_epochs epochs train_samples", "--steps S"),
     (
@@ -127,7 +135,7 @@ WORDS = (
         "--optimizer adamw for adamw_torch, adam8bit for adamw_bnb_8bit, adafactor-hf for adafactor; with "
         "--paged-states for paged_adamw_32bit and paged_adamw_8bit; sgd with --optimizer-in-backward for lomo",
     ),
-    ("optimizer.implementation", "--foreach or --no-foreach; fused is --no-foreach"),
+    ("optimizer.implementation", "--foreach, --for-loop or --no-foreach; fused is --no-foreach"),
     ("adam_beta1 adam_beta2 optimizer.beta1 optimizer.beta2", "--betas B1 B2"),
     ("warmup_ratio lr_warmup_fraction", "--warmup STEPS"),
     ("lr_scheduler.decay_type", "--schedule cosine or constant"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zerosim.config.option import Draft, Part, option
+from zerosim.config.option import OF_RECIPE, Draft, Part, option
 from zerosim.errors import wrong
 
 FLOATS = ("fp32", "bf16", "fp16", "fp64")
@@ -42,7 +42,9 @@ class PrecisionConfig(Part):
     loss_scale_window: int = option(1000, "steps without an overflow until the scale doubles", low=1, metavar="STEPS")
     hysteresis: int = option(2, "the scale halves at the H-th overflow", low=1, metavar="H")
     min_loss_scale: float = option(1.0, "an overflow at this scale is an error", above=0, metavar="SCALE")
-    skip_nonfinite: bool = option(False, "skip a step whose gradients are not finite instead of stopping")
+    skip_nonfinite: bool = option(
+        False, "skip a step whose gradients are not finite instead of stopping", follows=OF_RECIPE
+    )
 
     def _check(self) -> None:
         scale = self.loss_scale

@@ -94,3 +94,5 @@ OPTIMIZERS: Mapping[str, OptimizerPreset] = MappingProxyType(
         "sgd": OptimizerPreset("SGD", betas=None, eps=None, momentum=0.0),
     }
 )
+SECOND_MOMENTS = ("adam", "adamw", "radam")
+"""Optimizers whose last state is an average of squares."""

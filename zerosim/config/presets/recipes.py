@@ -13,7 +13,7 @@ from typing import Any
 
 from zerosim.errors import did_you_mean, wrong
 
-NAMES = ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
+NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp2", "megatron")
 USUAL = "usual"
 """In place of a name: the recipe that people run at this ZeRO stage (`usual_recipe`)."""
 
@@ -40,12 +40,12 @@ class Recipe:
             return {name: value for name, value in row.items() if name not in _TRANSFORMER_ENGINE} | _WITHOUT_IT
         return row
 
-    def note(self, stage: int, precision: str = "bf16") -> str | None:
-        """Return a note on a ZeRO stage that the framework lacks, or does otherwise."""
-        if self.name == "deepspeed" and stage == 0 and precision == "bf16":
+    def note(self, stage: int, precision: str = "bf16", pp: int = 1) -> str | None:
+        """Return a note on a ZeRO stage that the framework lacks, or does otherwise beside a pipeline."""
+        if self.name.endswith("deepspeed") and stage == 0 and precision == "bf16" and pp > 1:
             return (
-                "deepspeed's stage 0 in bf16 divides the optimizer states too (BF16_Optimizer: 6 + 12/N, as recipe "
-                "megatron at stage 1); zerosim leaves them whole, as stage 0 does"
+                "in its own pipeline DeepSpeed's stage 0 in bf16 divides the optimizer states too (BF16_Optimizer: "
+                "6 + 12/N, as recipe megatron at stage 1); zerosim leaves them whole, as stage 0 does"
             )
         if stage in self.stages:
             return None
@@ -76,23 +76,31 @@ def recipes() -> tuple[Recipe, ...]:
             "(foreach), and the loss is PyTorch's.",
             "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
-            "In PyTorch the first bucket has 1 MiB, and a bucket ends with a tensor. In zerosim one call moves at "
-            "most 25 MiB. Autocast, which keeps fp32 parameters and casts them for each product, is not modelled: "
-            "half types have fp32 masters, as with apex O2 or ZeRO's own baseline.",
+            "In PyTorch the first step has one bucket with everything, so nothing overlaps there. From the second step "
+            "on the first bucket has 1 MiB, and a bucket ends with a tensor. In zerosim one call moves at "
+            "most 25 MiB in every step. Autocast, which keeps fp32 parameters and casts them for each product, is not "
+            "modelled: half types have fp32 masters, as with apex O2 or ZeRO's own baseline.",
             (0,),
             (0,),
         ),
         Recipe(
             "deepspeed",
             "DeepSpeed's defaults: gradients are reduced from a buffer of 5e8 elements, however few are trained. "
-            "Stages 1 and 2 all-reduce them and keep the local slice, which the step casts to fp32. Stage 3 gathers "
+            "Stages 1 and 2 all-reduce them and keep the local slice. The step copies it into one flat buffer and "
+            "casts that to fp32. The first step makes the states. At stage 2 the first gradient of a backward makes "
+            "room for the whole slice, and each microbatch after the first has a second one. Stage 3 gathers "
             "each linear map and norm separately, and prefetches 5e7 more elements at each turn until 1e9 are "
             "gathered. It allocates the buffer for its slice of the gradients at the start, and never frees tensors "
-            "of at most 1e5 elements. Its reductions overlap with compute (overlap_comm; only the clock uses this). "
+            "of at most 1e5 elements: after each step it gathers them again, frozen ones too. Its reductions overlap "
+            "with compute (overlap_comm; only the clock uses this). Microbatches are added in the parameters' dtype. "
+            "Gradients are clipped to a norm of 1 (gradient_clipping; 0 before June 2026; --clip-norm 0 turns it "
+            "off), and a step with a gradient that is not finite is skipped, except at stage 0 in fp32. "
             "The loss is PyTorch's.",
-            "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
-            "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
-            "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
+            "deepspeedai/DeepSpeed edaa722 and, as run, 0.19.8: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
+            "copy_grads_in_partition; independent_gradient_partition_epilogue; step), stage3.py "
+            "(grad_partitions_flat_buffer; _post_step), fp16/unfused_optimizer.py (stage 0 in bf16), "
+            "runtime/constants.py (GRADIENT_CLIPPING_DEFAULT 1.0), zero/config.py "
+            "(stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
             "stage3_max_live_parameters 1e9), zero/partitioned_param_coordinator.py (fetch_sub_module)",
             "In stage 3 zerosim gathers each tensor in its own call, DeepSpeed all tensors of a turn in one. A "
             "Llama's q|k|v and gate|up are one module each in zerosim, three and two in DeepSpeed. zerosim "
@@ -103,7 +111,21 @@ def recipes() -> tuple[Recipe, ...]:
             "stage3_max_reuse_distance is not modelled: DeepSpeed does not free parameters between forward and "
             "backward if they recur within 1e9 others. So a smaller model stays gathered and sends about 2 Psi, "
             "and recompute gathers no module of a block a third time. Its stage 3 estimator "
-            "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N.",
+            "says 18/N bytes; with the 2-byte gradients still alive beside their copies it is 20/N, and 22/N while the "
+            "flat copy is cast.",
+            (0, 1, 2, 3),
+            (0, 1),
+        ),
+        Recipe(
+            "hf-deepspeed",
+            "Hugging Face's Trainer with a DeepSpeed configuration without 'optimizer': recipe deepspeed with the "
+            "Trainer's AdamW, which steps one flat buffer with the temporaries of foreach (optim adamw_torch). "
+            "adamw_torch_fused, its default from PyTorch 2.8 on, is --no-foreach; PyTorch's loop, which DeepSpeed's "
+            "own wrapper of torch.optim.AdamW may take, is --for-loop: 24 bytes a parameter of the slice, foreach 20, "
+            "fused 16. The loss is transformers'.",
+            "transformers 5.24 training_args.py (optim), trainer.py; DeepSpeed 0.19.8 as run with a client optimizer; "
+            "PyTorch torch/optim/adam.py (_single_tensor_adam, _multi_tensor_adam)",
+            "As recipe deepspeed.",
             (0, 1, 2, 3),
             (0, 1),
         ),
@@ -173,8 +195,17 @@ def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> 
 
 
 _TORCH: Mapping[str, Any] = {"loss": "torch", "kernels": "eager"}
-_DEEPSPEED = {**_TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
-_DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce"}
+_DEEPSPEED_0 = {**_TORCH, "upcast_grads": True, "clip_norm": 1.0}
+_LAZY = {"lazy_states": True}
+_DEEPSPEED = {
+    **_DEEPSPEED_0,
+    **_LAZY,
+    "flatten_grads": True,
+    "reduce_bucket": 500_000_000,
+    "skip_nonfinite": True,
+}
+_DEEPSPEED_1 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}
+_DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True}
 _DEEPSPEED_3 = {
     **_DEEPSPEED,
     "persistent_grads": True,
@@ -185,7 +216,13 @@ _DEEPSPEED_3 = {
     "prefetch_elements": 50_000_000,
     "max_live": 1_000_000_000,
 }
-_DEEPSPEED_FROM_1 = ({**_DEEPSPEED_2, "own_grads_only": True}, _DEEPSPEED_2, _DEEPSPEED_3)
+_DEEPSPEED_FROM_1 = (_DEEPSPEED_1, _DEEPSPEED_2, _DEEPSPEED_3)
+_BY_DEEPSPEED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "bf16": ({**_DEEPSPEED_0, "skip_nonfinite": True}, *_DEEPSPEED_FROM_1),
+    "fp16": (_DEEPSPEED_0, *_DEEPSPEED_FROM_1),
+    "": ({**_DEEPSPEED_0, **_LAZY}, *_DEEPSPEED_FROM_1),
+}
+_CLIENT = {"foreach": True, "loss": "hf-5"}
 _FOREACH = {**_TORCH, "foreach": True}
 _LATE = {**_FOREACH, "overlap_reduction": True}
 _FSDP2 = (
@@ -211,9 +248,9 @@ _ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyT
     {
         "paper": {"": ({},) * 4},
         "ddp": {"": ({**_LATE, "grad_buckets": "copies"}, _FOREACH, _FOREACH, _FOREACH)},
-        "deepspeed": {
-            "bf16": ({**_TORCH, **_FP32, "persistent_grads": True}, *_DEEPSPEED_FROM_1),
-            "": ({**_TORCH, "upcast_grads": True}, *_DEEPSPEED_FROM_1),
+        "deepspeed": _BY_DEEPSPEED,
+        "hf-deepspeed": {
+            precision: tuple({**row, **_CLIENT} for row in rows) for precision, rows in _BY_DEEPSPEED.items()
         },
         "fsdp2": {
             "bf16": tuple({**row, **_FP32} for row in _FSDP2),
