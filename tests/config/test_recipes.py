@@ -37,7 +37,8 @@ def in_optimizer(name: str, stage: int) -> Fraction:
 
 
 def test_the_names() -> None:
-    assert tuple(recipe.name for recipe in recipes()) == NAMES == ("paper", "ddp", "deepspeed", "fsdp2", "megatron")
+    assert tuple(recipe.name for recipe in recipes()) == NAMES
+    assert NAMES == ("paper", "ddp", "deepspeed", "fsdp1", "fsdp2", "megatron")
     for recipe in recipes():
         assert recipe.models
         assert recipe.source
@@ -48,6 +49,12 @@ TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
 DEEPSPEED: dict[str, Any] = {**TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+FSDP1: dict[str, Any] = {
+    "replica_reduction": "micro_batch",
+    "keep_grads": True,
+    "adapter_shards": "tensor",
+    "compress": "bf16",
+}
 MEGATRON: dict[str, Any] = {
     **FP32,
     "persistent_grads": True,
@@ -72,6 +79,13 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             3,
             {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True, "overlap_comm": True},
         ),
+        ("fsdp1", 2, {**LATE, **FP32, **FSDP1}),
+        (
+            "fsdp1",
+            3,
+            {**LATE, **FP32, **FSDP1, "keep_root_units": True, "cast_shards": True, "prefetch": 1}
+            | {"forward_prefetch": False, "use_reentrant": True},
+        ),
         ("fsdp2", 2, {**LATE, **FP32}),
         (
             "fsdp2",
@@ -85,7 +99,8 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:
     """Where a recipe says nothing it does as the paper does."""
     assert find_recipe(name).row(stage) == row
-    without = {flat: value for flat, value in row.items() if flat != "offload_policy"}  # nothing is offloaded
+    unused = "offload_policy", "adapter_shards", "use_reentrant"  # nothing is offloaded, and there are no adapters
+    without = {flat: value for flat, value in row.items() if flat not in unused}
     assert RunConfig(recipe=name, stage=stage) == RunConfig(stage=stage, **without).replace(recipe=name)
 
 
@@ -141,7 +156,10 @@ def test_stages_that_a_framework_does_not_have() -> None:
     [
         ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed?"),
         ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2?"),
-        ("horovod", "recipe 'horovod' is not known; expected one of paper, ddp, deepspeed, fsdp2, megatron, usual"),
+        (
+            "horovod",
+            "recipe 'horovod' is not known; expected one of paper, ddp, deepspeed, fsdp1, fsdp2, megatron, usual",
+        ),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
