@@ -37,11 +37,8 @@ def in_optimizer(name: str, stage: int) -> Fraction:
 
 
 def test_the_names() -> None:
-    assert (
-        tuple(recipe.name for recipe in recipes())
-        == NAMES
-        == (*("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp2", "megatron"),)
-    )
+    assert tuple(recipe.name for recipe in recipes()) == NAMES
+    assert NAMES == ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp1", "fsdp2", "megatron")
     for recipe in recipes():
         assert recipe.models
         assert recipe.source
@@ -54,6 +51,12 @@ LAZY: dict[str, Any] = {"lazy_states": True, "skip_nonfinite": True, "flatten_gr
 DEEPSPEED: dict[str, Any] = {**DEEPSPEED_0, **LAZY, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
+FSDP1: dict[str, Any] = {
+    "replica_reduction": "micro_batch",
+    "keep_grads": True,
+    "adapter_shards": "tensor",
+    "compress": "bf16",
+}
 MEGATRON: dict[str, Any] = {
     **FP32,
     "persistent_grads": True,
@@ -79,6 +82,13 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             3,
             {**DEEPSPEED, **LEAVES, "sub_group": 1_000_000_000, "persistent_grads": True, "overlap_comm": True},
         ),
+        ("fsdp1", 2, {**LATE, **FP32, **FSDP1}),
+        (
+            "fsdp1",
+            3,
+            {**LATE, **FP32, **FSDP1, "keep_root_units": True, "cast_shards": True, "prefetch": 1}
+            | {"forward_prefetch": False, "use_reentrant": True},
+        ),
         ("fsdp2", 2, {**LATE, **FP32}),
         (
             "fsdp2",
@@ -92,7 +102,8 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:
     """Where a recipe says nothing it does as the paper does."""
     assert find_recipe(name).row(stage) == row
-    without = {flat: value for flat, value in row.items() if flat != "offload_policy"}  # nothing is offloaded
+    unused = "offload_policy", "adapter_shards", "use_reentrant"  # nothing is offloaded, and there are no adapters
+    without = {flat: value for flat, value in row.items() if flat not in unused}
     assert RunConfig(recipe=name, stage=stage) == RunConfig(stage=stage, **without).replace(recipe=name)
 
 

@@ -16,7 +16,6 @@ from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.parts.tuning import trained_dtype
-from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import CUTS, Mesh
@@ -108,8 +107,7 @@ def share_of(placed: Placed, stage: int) -> Share:
 
 def _padded(config: RunConfig, layout: Layout, name: str) -> int:
     """Return the elements of a buffer, padding included. A frozen buffer is cut as parameters are."""
-    tensors = [weight.numel for weight in layout.flats[name].weights]
-    block = OPTIMIZERS[config.optim.optimizer].block if layout.is_trained(name) else 1
+    tensors, block = [weight.numel for weight in layout.flats[name].weights], layout.flats[name].block
     if block > 1:
         return formulas.blocked_numel(tensors, config.mesh.shards, block)
     is_cut = is_sliced(config.parallel) and (layout.is_trained(name) or config.parallel.zero_stage == 3)

@@ -36,7 +36,7 @@ def resolve(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             "rounding": "nearest" if precision == PURE else None,
             "loss_scale": "dynamic" if precision == "fp16" else None,
         },
-        f"recipe {recipe.name}": recipe.row(stage, stored, transformer_engine=given.get("transformer_engine")),
+        f"recipe {recipe.name}": recipe.row(stage, precision, transformer_engine=given.get("transformer_engine")),
         optimizer: OPTIMIZERS[optimizer].row(follows_lr="lr" not in given),
     }
     values, source = dict[str, Any](), dict[str, str]()

@@ -35,7 +35,7 @@ WITHOUT_EFFECT = (
     "eval_* evaluation_strategy validation.* profiling.* steps_per_print wall_clock_breakdown",
     "dataset dataset_* data_path data_impl dataloader_* split tokenizer* template do_train",
     "local_rank master_addr master_port distributed_backend comm.* use_mcore_models ckpt_format zero3_init_flag",
-    "use_reentrant gradient_checkpointing_kwargs *contiguous_gradients *allgather_partitions stage3_gather_*",
+    "gradient_checkpointing_kwargs *contiguous_gradients *allgather_partitions stage3_gather_*",
     "zero_allow_untested_optimizer",
 )
 """Names of values on which no byte and no second depends that zerosim counts."""

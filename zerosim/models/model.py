@@ -145,9 +145,11 @@ class Model:
         return batch[:, :-1], batch[:, 1:]
 
     def forget(self) -> None:
-        """Drop what stands beside the stream, at the end of a microbatch."""
+        """Drop what stands beside the stream, and what units keep until then, at the end of a microbatch."""
         for one in self.asides:
             one.forget()
+        for unit in self.units:
+            unit.close()
 
     @property
     def num_parameters(self) -> int:

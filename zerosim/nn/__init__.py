@@ -9,6 +9,7 @@ from zerosim.nn.layers import TokenTable as TokenTable
 from zerosim.nn.leaf import Tensors as Tensors
 from zerosim.nn.leaf import led_by as led_by
 from zerosim.nn.recompute import Recompute as Recompute
+from zerosim.nn.retained import Retained as Retained
 from zerosim.nn.saves_on_host import OffloadsSaves as OffloadsSaves
 from zerosim.nn.saves_on_host import SavesOnHost as SavesOnHost
 from zerosim.nn.unit import Unit as Unit

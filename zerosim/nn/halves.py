@@ -2,11 +2,12 @@
 
 A flat buffer's rows describe the states of the whole buffer. So frozen and trained parameters are in separate
 buffers, and parameters stored as codes in a third one. The first declared buffer has the unit's name, and the others
-add their kind.
+add their kind. Tensors of adapters may each have a buffer, of their own name.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from zerosim.placement.block import Role
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Parameter
 
-MakeFlat = Callable[[str, str, str], Flat]
-"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, and the kind of its parameters."""
+MakeFlat = Callable[..., Flat]
+"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, the kind of its parameters and, if
+ranks have whole rows of it, a row's elements."""
 TRAINED, FROZEN = "trained", "frozen"
 
 
@@ -40,10 +42,13 @@ class Halves:
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in the buffer of its kind."""
         kind = kind_of(self.tuning, name, shape, how.get("role"))
-        if kind not in self._halves:
-            own = f"{self.name}.{kind}" if self._halves else self.name
-            self._halves[kind] = self.make(own, self.name, kind)
-        return self._halves[kind].declare(name, shape, **how)
+        apart = self.tuning.adapter_shards != "unit" and kind == TRAINED and is_adapter(name)
+        key = name if apart else kind
+        if key not in self._halves:
+            own = name if apart else f"{self.name}.{kind}" if self._halves else self.name
+            row = math.prod(shape[1:]) if apart and self.tuning.adapter_shards == "rows" else 0
+            self._halves[key] = self.make(own, self.name, kind, row)
+        return self._halves[key].declare(name, shape, **how)
 
 
 def kind_of(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role | None) -> str:

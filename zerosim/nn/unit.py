@@ -141,6 +141,9 @@ class Unit:
         while later:
             later.popleft()()
 
+    def close(self) -> None:
+        """End a microbatch's backward, through all units."""
+
     def forget(self) -> None:
         """Drop graphs that no backward will use."""
         self._in_flight.clear()

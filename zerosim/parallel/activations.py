@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.tuning import is_adapter
 from zerosim.functional.policy import ActivationPolicy
-from zerosim.nn import OffloadsSaves, Recompute, SavesOnHost, StoredInputs, Unit
+from zerosim.nn import OffloadsSaves, Recompute, Retained, SavesOnHost, StoredInputs, Unit
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.placement.mesh import CUTS
 
@@ -18,6 +19,21 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax, memory.repeat_kv)
     copies = memory.offload_activations or memory.stash_window
     return made._replace(policy=policy, wrap=_around(config, place, policy), repeats=made.repeats and not copies)
+
+
+def retaining(made: Pieces, config: RunConfig) -> Pieces:
+    """Return a rank's pieces with what FSDP1 holds around each recomputed block that trains nothing but adapters. It is
+    outside of the block's record, which may be another block's."""
+    if not config.memory.use_reentrant:
+        return made
+    inner = made.wrap
+
+    def wrap(number: int, unit: Unit) -> Unit:
+        weights = [weight.name for flat in unit.all_flats if flat.spec.is_trained for weight in flat.spec.weights]
+        keeps = config.memory.again.wraps(number) and all(map(is_adapter, weights))
+        return Retained(inner(number, unit)) if keeps else inner(number, unit)
+
+    return made._replace(wrap=wrap)
 
 
 def _around(config: RunConfig, place: Place, policy: ActivationPolicy) -> Callable[[int, Unit], Unit]:

@@ -45,7 +45,7 @@ class Strategy:
         """Begin a step, in which units are used in this order (from `schedule.uses_of`)."""
         self.timetable.begin(uses)
         for flat in in_turn(self.flats):
-            update.begin(self.updater, flat)
+            update.begin(self.updater, flat, self.memory)
 
     def open_forward(self) -> None:
         """Prepare a microbatch's forward. In a pipeline its input has not been received yet."""
@@ -120,7 +120,7 @@ class Strategy:
         if (scale := self.reduce_grad_norm()) is not None:
             update.step(self.updater, self.flats, scale, self.memory, self.groups, self.shards, self.publish_params)
         for flat in in_turn(self.flats):
-            flat.drop_grads()
+            update.end(flat, self.memory)
 
     def estimate(self) -> None:
         """Update the optimizer's estimates from gradients on drawn labels. Called in place of `step`."""

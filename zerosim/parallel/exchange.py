@@ -23,6 +23,7 @@ from zerosim.comm.group import Work
 from zerosim.comm.groups import Groups
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import COMPUTE
+from zerosim.dtypes import DType
 from zerosim.parallel.gathers import AllGather, Arriving
 from zerosim.parallel.shards import HERE, Shards
 from zerosim.placement.partition import EvenSlices, Partition, Whole, WholeUnits
@@ -36,6 +37,7 @@ class Slices:
     partition: ClassVar[Partition] = EvenSlices()
     states: Mapping[str, Row] = MappingProxyType({})  # what it stores for each trained flat beside the model states
     joins = True  # several flats share one call
+    sent_dtype: ClassVar[DType | None] = None  # of gradients that are sent as backward computes them
 
     def __init__(self, gathers: AllGather | None = None) -> None:
         self.gathers = gathers or AllGather()

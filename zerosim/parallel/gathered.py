@@ -34,6 +34,8 @@ class Residency:
     keep_root   units outside the blocks stay until a microbatch's backward ends, and their gradients are reduced then
                 (FSDP2's root: tables, last norm, head)
     persistent  whether a flat of so many elements stays for good. It is gathered once after each step
+
+    The root is one unit, so those of its parts that no backward reads stay as long as the others.
     """
 
     keep_all: bool = False
@@ -76,7 +78,7 @@ class Gathered(Published):
         self.live = 0  # elements that are resident or in flight and will be freed
         self._in_flight: dict[str, Arriving] = {}  # by flat
         self._persistent: frozenset[str] = frozenset()  # flats
-        self._waiting: list[Unit] = []  # units of the root whose backward has ended
+        self._waiting: list[Unit] = []  # units of the root whose backward has ended, or is none
 
     def place(self, flats: Sequence[Flat]) -> None:
         stays = self.residency.persistent
@@ -99,6 +101,9 @@ class Gathered(Published):
     def reshard_after_forward(self, unit: Unit) -> None:
         """Free a unit's parameters after its forward, unless they stay."""
         stays = unit.goes_back and self.residency.keeps(unit.name)
+        if not unit.goes_back and self.residency.is_root(unit.name) and self.timetable.turns_next:
+            self._waiting.append(unit)
+            return
         if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
             for flat in unit.flats:
                 self._reshard(flat)
@@ -177,12 +182,16 @@ class Gathered(Published):
 
 @dataclass
 class Units(Prefetch):
-    """Prefetch the next `ahead` units of this forward or backward that are not resident. The volume stays the same; the
-    peak grows by those units."""
+    """Prefetch the next `count` units of this forward or backward that are not resident; without `forward`, of this
+    backward (FSDP1's BACKWARD_PRE). The volume stays the same; the peak grows by those units."""
 
     count: int
+    forward: bool = True
 
     def launch(self, gathered: Gathered) -> None:
+        action = gathered.timetable.action
+        if not self.forward and action is not None and action.sends > 0:
+            return
         coming = (use.unit for use in gathered.timetable.rest_of_action())
         missing = (unit for unit in coming if any(flat.param is None for flat in unit.flats))
         for place, unit in enumerate(islice(missing, self.count + 2)):

@@ -44,7 +44,7 @@ def gathered(kind: type[Gathered], choices: Gathering) -> Callable[[Slices], Pub
     """Return what makes stage 3's gathered parameters over an exchange."""
 
     def make(exchange: Slices) -> Gathered:
-        prefetch: Prefetch | None = Units(choices.prefetch) if choices.prefetch else None
+        prefetch: Prefetch | None = Units(choices.prefetch, choices.forward_prefetch) if choices.prefetch else None
         if choices.prefetch_elements:
             prefetch = Elements(choices.prefetch_elements, choices.max_live)
         return kind(exchange, residency_of(choices), prefetch)

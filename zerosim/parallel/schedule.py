@@ -230,6 +230,13 @@ class Timetable:
         following = self.coming()
         return not following or following[0].action != self.action
 
+    @property
+    def turns_next(self) -> bool:
+        """Return whether the current forward is followed by its own backward."""
+        now = self.action
+        then = next((use.action for use in self.uses[self.at :] if use.action != now), None)
+        return now is not None and then is not None and then == Backward(now.slot, now.chunk)
+
     def is_used_next(self, unit: Unit) -> bool:
         """Return whether the next use is of this unit again, in another forward or backward."""
         return self.ends_action and any(use.unit is unit and use.gathers for use in self.coming())

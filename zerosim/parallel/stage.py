@@ -59,6 +59,8 @@ class Stage(Strategy):
             for state in (name for name in flat.held.rows if name in self.exchange.states):
                 with self.device.scope(unit=flat.spec.module):
                     self.exchange.place(flat, state)
+        for flat in self.trained if not self.memory.lasts else ():
+            flat.collector.sent = self.exchange.sent_dtype
         self.reducer.place(self.trained, self.memory)
         self.gathered.place(flats)
 

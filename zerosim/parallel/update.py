@@ -16,10 +16,18 @@ from zerosim.placement.partition import EvenSlices, WholeUnits
 from zerosim.tensor.flat import Flat, in_turn
 
 
-def begin(updater: Updater, flat: Flat) -> None:
+def begin(updater: Updater, flat: Flat, memory: GradMemory) -> None:
     """Begin a step of one flat: free what outlived the last one, and begin a new sum of gradients."""
     updater.upcasts.pop(flat.name, None)
+    if memory.keep_shards:
+        flat.drop_grads()
     flat.begin_step()
+
+
+def end(flat: Flat, memory: GradMemory) -> None:
+    """End a flat's update: free its gradient, unless it outlives the step."""
+    if not memory.keep_shards:
+        flat.drop_grads()
 
 
 def step(
@@ -53,7 +61,7 @@ def step(
                     with updater.temporaries([]) if memory.flatten else updater.of_tensor(flat):
                         updater.update(flat, scale, partial(_add, groups, flat))
                     shards.step.store(flat)  # fp32 master -> own slice, no traffic between ranks
-                    flat.drop_grads()
+                    end(flat, memory)
                     if isinstance(flat.held.rows["optim"].partition, WholeUnits):
                         waiting.append(flat)
                     else:

@@ -177,7 +177,7 @@ class GradAccumulator:
     def take_grad(self) -> Buffer:
         """Take this microbatch's finished gradient, padded_numel elements; the flat forgets it."""
         whole = self._take_local()
-        if whole.dtype != self.grad_dtype:
+        if whole.dtype not in (self.grad_dtype, self.collector.sent):
             local, whole = whole, self._new_whole(self.grad_dtype)
             self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
         return self.collector.look(whole)

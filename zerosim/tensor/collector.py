@@ -23,6 +23,7 @@ class Collector:
     lasting       the permanent gradient buffer, if there is one, to which `Flat.grad_whole` or `grad_shard` points
     waiting       gradients of earlier microbatches, whole and not reduced
     later         collects weights' gradients for later
+    sent          a dtype in which a finished gradient may be sent as it is, beside that in which it is stored
     """
 
     dtype: DType
@@ -35,6 +36,7 @@ class Collector:
     lasting: Buffer | None = None
     waiting: Buffer | None = None
     later: deque[Callable[[], None]] | None = None
+    sent: DType | None = None
 
     def note(self, index: int) -> None:
         """Note that the gradient of weight `index` was collected."""

@@ -13,6 +13,7 @@ from zerosim.device.device import Device
 from zerosim.models.model import Model
 from zerosim.nn import Group
 from zerosim.optim.updater import Updater
+from zerosim.parallel import activations
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pieces import Place
 from zerosim.parallel.pipeline import Pipeline, Schedule, pipeline_of
@@ -74,6 +75,7 @@ def build_rank(
     made = pieces_of(config, place)
     if repeats is not None and made.repeats:
         made = repeating(made, config, ctx, repeats)
+    made = activations.retaining(made, config)
     chunks = stage_chunks(config, declared)[mesh.index(ctx.rank, "pp")]
     only = {declared.units[i].name for chunk in chunks for i in chunk}
     first = mesh.index(ctx.rank, *DATA) * config.data.accumulate

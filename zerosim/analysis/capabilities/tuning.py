@@ -56,7 +56,11 @@ def _letters(asked: Asked) -> dict[str, int]:
                 again += sum(numels[name] for name in names if name in freed)
     stays = not moved.reshard_after_forward or moved.keep_root_units
     at_first = bool(share.tied) and any(units and units[0][0] == share.units[0] for units in reach.units)
-    table = 0 if stays and at_first else sum(numels[name] for name in share.tied if name in freed)
+    table = (
+        0
+        if moved.keep_root_units or (stays and at_first)
+        else sum(numels[name] for name in share.tied if name in freed)
+    )
     persistent = [name for name in share.numels if name not in freed]
     back = {unit: run_again(placed, unit, sends_back=flows) for units in reach.units for unit, flows in units}
 

@@ -63,7 +63,7 @@ def _held(config: RunConfig, cost: BytesPerParameter) -> Forms:
             stage, cost, frozen, upcast_grads=grads.upcast, sub_group=optim.sub_group
         ),
         "between": formulas.after_step_states(
-            stage, cost, frozen, persistent_grads=grads.lasts, keep_upcast=grads.keep_upcast
+            stage, cost, frozen, persistent_grads=grads.lasts or grads.keep_shards, keep_upcast=grads.keep_upcast
         ),
     }
     for subject, by_kind in at.items():

@@ -127,7 +127,7 @@ def after_step_states(
     persistent_grads: bool = False,
     keep_upcast: bool = False,
 ) -> dict[str, Form]:
-    """Return bytes per rank between two steps. Gradients count only if their buffer or an fp32 copy outlives the step.
+    """Return bytes per rank between two steps. Gradients count only if they, their buffer or fp32 copies outlive it.
 
     Megatron-LM with Adam: 18Psi, or 6Psi + 12Psi/N, in bf16; 4Psi + 16Psi/N in fp16. DeepSpeed's stage 3: 16Psi/N.
     """

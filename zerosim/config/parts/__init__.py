@@ -98,7 +98,9 @@ CAPABILITIES = (
     Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload)),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
-    Capability(lambda c: kept_inputs.rules(c.memory, c.mesh), (), kept_inputs.WORDS),
+    Capability(
+        lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,
+    ),
     Capability(lambda c: pipeline.rules(c.mesh, c.model, c.parallel, c.data, c.optim), (), pipeline.WORDS),
     Capability(
         lambda c: optim.rules(c.optim, c.mesh, c.parallel, c.precision), optim.EXCLUSIONS, optim.WORDS, optim.LACKING

@@ -54,6 +54,10 @@ class Gathering(Part):
         0, "stage 3: number of units to prefetch while the unit before them computes", low=0, high=4096,
         metavar="UNITS", stages=(3,), follows=OF_RECIPE,
     )  # fmt: skip
+    forward_prefetch: bool = option(
+        True, "with --prefetch: prefetch in forward too, not only in backward (FSDP1's forward_prefetch)", stages=(3,),
+        follows=OF_RECIPE,
+    )  # fmt: skip
     prefetch_elements: int = option(
         0, "stage 3: number of elements to prefetch at each unit's turn, rounded up to whole buffers (DeepSpeed's "
         "stage3_prefetch_bucket_size)", low=0, high=10**12, metavar="COUNT", parse=parse_count,
@@ -91,6 +95,7 @@ WORDS = (
         "*fsdp_reshard_after_forward torch_fsdp2_no_reshard_after_forward",
         "--reshard-after-forward or --no-reshard-after-forward, with --stage 3",
     ),
-    ("*backward_prefetch *forward_prefetch", "--prefetch 1"),
+    ("*backward_prefetch", "--prefetch 1"),
+    ("*forward_prefetch", "--prefetch 1 with --forward-prefetch or --no-forward-prefetch"),
     ("*param_persistence_threshold", "--persistent-numel COUNT, with --gather module"),
 )

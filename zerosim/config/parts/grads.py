@@ -67,6 +67,11 @@ class GradMemory(Part):
         follows=OF_RECIPE, after="upcast_grads",
     )  # fmt: skip
 
+    keep_shards: bool = option(
+        False, "stages 2 and 3: local slices of gradients stay until the next step begins (FSDP1's use_orig_params)",
+        flat="keep_grads", stages=(2, 3), follows=OF_RECIPE, after="keep_upcast",
+    )  # fmt: skip
+
     late: int = option(
         0, "with --offload optimizer=host: from this step on, counted from 1, the CPU's update runs beside the next "
         "step's forward and backward. Their parameters then lag by one update (ZeRO-Offload's delayed parameter "

@@ -20,6 +20,7 @@ _UNKNOWN = "the norm of all gradients is known only after backward"
 EXCLUSIONS = (
     Exclusion(_NAME, "persistent_grads", _LIVES),
     Exclusion(_NAME, "keep_upcast", _LIVES),
+    Exclusion(_NAME, "keep_grads", _LIVES),
     Exclusion(_NAME, "clip_norm", _UNKNOWN),
     Exclusion(_NAME, "skip_nonfinite", _UNKNOWN),
     Exclusion(_NAME, "delayed_update", "a delayed update keeps all gradients for the next step"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from zerosim.config.option import Draft
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.recompute import read_recompute
 from zerosim.errors import InputError, wrong
 
 
@@ -15,7 +17,7 @@ def partitions_inputs(memory: MemoryConfig, parallel: ParallelConfig) -> bool:
     return memory.partition_activations and not parallel.sequence_parallel
 
 
-def rules(memory: MemoryConfig, mesh: MeshConfig) -> Iterator[InputError]:
+def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> Iterator[InputError]:
     """Yield options for kept inputs that this recompute or mesh does not have.
 
     Partitioned inputs need no more than `tensor.rules` asks: tp divides the heads, and so the width of every input.
@@ -40,6 +42,27 @@ def rules(memory: MemoryConfig, mesh: MeshConfig) -> Iterator[InputError]:
             "partition_activations",
             ": without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out",
         )
+    if memory.use_reentrant:
+        if memory.cpu_checkpointing:
+            yield wrong("use_reentrant", ": inputs that wait on the host are no leaves; leave one of them out")
+        if parallel.recipe == "fsdp2":
+            yield wrong("use_reentrant", ": FSDP2 frees what FSDP1 keeps; choose recipe fsdp1, or leave it out")
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Take out a recipe's reentrant checkpoints where nothing is frozen or recomputed. Raises: InputError."""
+    if not draft.values.get("use_reentrant"):
+        return {}
+    why = ""
+    if not draft.values.get("lora_rank") and draft.values.get("freeze") is None:
+        why = "trained blocks keep no more than their inputs; choose a lora_rank, or leave it out"
+    elif not read_recompute(draft.values.get("recompute", "none")).every:
+        why = "no blocks are recomputed; pass --recompute full too, or leave it out"
+    if why and not draft.source["use_reentrant"]:
+        raise wrong("use_reentrant", f": {why}")
+    if why or draft.values.get("cpu_checkpointing"):
+        draft.without("use_reentrant", why)
+    return {}
 
 
 WORDS = (

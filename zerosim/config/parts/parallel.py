@@ -23,7 +23,7 @@ class ParallelConfig(Part):
     )  # fmt: skip
     replica_reduction: str = option(
         "step", "with --dp-replicate: average gradients across replicas once per step or in every microbatch",
-        choices=("step", "micro_batch"),
+        choices=("step", "micro_batch"), follows=OF_RECIPE,
     )  # fmt: skip
     partition: str = option(
         "slices", "a rank owns an equal slice of every unit (slices), or whole units (owner)",
@@ -148,7 +148,7 @@ WORDS = (
         "deepspeed deepspeed_config* ds_config",
         "--stage S --recipe deepspeed, with values of its JSON as flags, such as --reduce-bucket-size",
     ),
-    ("fsdp use_fsdp fsdp2 fsdp_version use_torch_fsdp2 fsdp_config", "--stage 3 --recipe fsdp2"),
+    ("fsdp use_fsdp fsdp2 fsdp_version use_torch_fsdp2 fsdp_config", "--stage 3 --recipe fsdp2, or fsdp1"),
     (
         "*sharding_strategy use_megatron_fsdp",
         "--stage: 3 is FULL_SHARD or optim_grads_params, 2 SHARD_GRAD_OP or optim_grads, 1 optim, 0 NO_SHARD; "

@@ -35,6 +35,7 @@ class Reduction(Part):
     compress: str = option(
         "none", "how gradients are compressed before they are sent: cast to a half type, 8 or 4 bits per element, the "
         "largest or random elements, DGC with sgd's momentum, products of rank R, or 1-bit Adam", choices=COMPRESSIONS,
+        follows=OF_RECIPE,
     )  # fmt: skip
     block: int = option(
         256, "int8, int4: number of elements that share a scale", flat="compress_block", low=2, high=10**6,

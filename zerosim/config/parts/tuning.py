@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from zerosim.config.option import Draft, Part, option
+from zerosim.config.option import OF_RECIPE, Draft, Part, option
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.mesh import MeshConfig
@@ -64,6 +64,11 @@ class TuningConfig(Part):
     fused_lora: bool = option(
         False, "adapters of maps with one input are one op, as in unsloth and fms-acceleration: it keeps the input and "
         "each dropped copy, and backward recomputes the rest", also=("--fast-lora",),
+    )  # fmt: skip
+    adapter_shards: str = option(
+        "unit", "the buffer that is cut and gathered: a unit's adapters together, each of their tensors (FSDP1's "
+        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2)",
+        choices=("unit", "tensor", "rows"), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
@@ -195,11 +200,16 @@ def dtype_rules(
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
-    """Store gradients of fp32 adapters in fp32, as autograd makes them. Raises: InputError."""
+    """Store and send gradients of fp32 adapters in fp32, as autograd makes them; they need no cast. Take out what a
+    recipe does with adapters, where there are none. Raises: InputError."""
+    if not draft.values.get("lora_rank"):
+        draft.without("adapter_shards", "")
     if draft.values.get("adapter_dtype") == "fp32":
         if (given := draft.given.get("grad_dtype", "fp32")) != "fp32":
             raise wrong("grad_dtype", f" {given!r}: fp32 adapters have fp32 gradients; leave it out")
         draft.values["grad_dtype"] = "fp32"
+        for name in ("cast_shards", "compress"):
+            draft.without(name, "")
     return {}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from zerosim.errors import did_you_mean, wrong
 
-NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp2", "megatron")
+NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp1", "fsdp2", "megatron")
 USUAL = "usual"
 """In place of a name: the recipe that people run at this ZeRO stage (`usual_recipe`)."""
 
@@ -35,7 +35,8 @@ class Recipe:
         `transformer_engine`: whether it was asked for; False turns off a recipe's use of it.
         """
         by_precision = _ROWS[self.name]
-        row = by_precision.get(precision, by_precision[""])[stage]
+        stored = "bf16" if precision == "bf16-pure" else precision
+        row = by_precision.get(precision, by_precision.get(stored, by_precision[""]))[stage]
         if transformer_engine is False and "transformer_engine" in row:
             return {name: value for name, value in row.items() if name not in _TRANSFORMER_ENGINE} | _WITHOUT_IT
         return row
@@ -128,6 +129,28 @@ def recipes() -> tuple[Recipe, ...]:
             "As recipe deepspeed.",
             (0, 1, 2, 3),
             (0, 1),
+        ),
+        Recipe(
+            "fsdp1",
+            "PyTorch's FullyShardedDataParallel as Hugging Face's Trainer wraps a model: each block is a unit, each "
+            "tensor of an adapter too, and the rest is the root, which stays gathered until backward ends. Shards are "
+            "fp32 and cast at each gather; gradients are computed and reduced in 2 bytes, and their shards are fp32 "
+            "(accelerate's mixed precision). fp32 adapters and pure bf16 are gathered and reduced as they are. Only "
+            "backward prefetches (BACKWARD_PRE). A shard's gradient stays until the next step begins. With "
+            "recompute a frozen block keeps its input and that input's gradient until backward ends "
+            "(reentrant checkpoints, transformers before 5). In QLoRA scales are whole on every rank. "
+            "Every microbatch is reduced, and averaged over replicas.",
+            "PyTorch 2.13 distributed/fsdp: _runtime_utils.py (_register_post_backward_reshard_only_hook, "
+            "_finalize_params, _prefetch_handle), _flat_param.py (use_orig_params); autograd/graph.py "
+            "(register_multi_grad_hook); accelerate 1.0.1 and peft 0.13.2 (fsdp_auto_wrap_policy), run with a fake "
+            "process group",
+            "An adapter's tensors are gathered with their block, not each at its own turn. The root's units are "
+            "gathered and reduced one by one. A unit with frozen and trained parameters has a buffer of each; "
+            "FSDP1 has one for both, so that some ranks hold no states and the reduce-scatter carries frozen elements. "
+            "accelerate reduces only the last microbatch (no_sync: --no-grad-sync, which adds in 2 bytes). In stage 2 "
+            "(SHARD_GRAD_OP) the 2-byte parameters stay between steps.",
+            (2, 3),
+            (2, 3),
         ),
         Recipe(
             "fsdp2",
@@ -231,6 +254,22 @@ _FSDP2 = (
     _LATE,
     {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"},
 )
+_FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
+_EACH = {**_LATE, "replica_reduction": "micro_batch", "keep_grads": True}
+_FSDP1_PURE = (
+    _FOREACH,
+    _FOREACH,
+    {**_EACH, "adapter_shards": "tensor"},
+    {
+        **_EACH,
+        "keep_root_units": True,
+        "prefetch": 1,
+        "forward_prefetch": False,
+        "use_reentrant": True,
+        "adapter_shards": "tensor",
+    },
+)
+_FSDP1 = (*_FSDP1_PURE[:3], {**_FSDP1_PURE[3], "cast_shards": True})
 _FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
 _TRANSFORMER_ENGINE = {"transformer_engine": True, "gradient_accumulation_fusion": True}
 _WITHOUT_IT = {"fp32_softmax": True}
@@ -252,9 +291,16 @@ _ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyT
         "hf-deepspeed": {
             precision: tuple({**row, **_CLIENT} for row in rows) for precision, rows in _BY_DEEPSPEED.items()
         },
+        "fsdp1": {
+            "bf16": tuple({**row, **_FP32, "compress": "bf16"} for row in _FSDP1),
+            "fp16": tuple({**row, **_FP32, "compress": "fp16"} for row in _FSDP1),
+            "bf16-pure": _FSDP1_PURE,
+            "": _FSDP1,
+        },
         "fsdp2": {
             "bf16": tuple({**row, **_FP32} for row in _FSDP2),
             "fp16": tuple({**row, **_FP32} for row in _FSDP2),
+            "bf16-pure": _FSDP2_PURE,
             "": _FSDP2,
         },
         "megatron": {

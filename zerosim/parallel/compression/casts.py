@@ -24,7 +24,7 @@ from zerosim.tensor.flat import Flat
 class Cast(Slices):
     """Cast gradients to `sent_dtype` to reduce them; parameters are exchanged as without compression."""
 
-    sent_dtype: ClassVar[DType] = fp16
+    sent_dtype: ClassVar[DType | None] = fp16
 
     def launch_reduce(self, flats: Sequence[Flat], grads: list[Buffer]) -> Work[Any]:
         comm, sent = self.group_of(flats[0]), [self._cast(flat, grads.pop(0)) for flat in flats]
@@ -41,8 +41,10 @@ class Cast(Slices):
         return _decoded(flat, reduced, flat.own_window(grad))
 
     def _cast(self, flat: Flat, grad: Buffer) -> Buffer:
+        if grad.dtype == self.sent_dtype:  # as backward has computed it
+            return grad
         with flat.device.scope(unit=flat.spec.module):
-            sent = flat.device.alloc((grad.numel,), self.sent_dtype, Kind.COMM)
+            sent = flat.device.alloc((grad.numel,), self.sent_dtype or grad.dtype, Kind.COMM)
             flat.device.kernel(0, flat.device.backend.copy, grad.array, sent.array)
         return sent
 
