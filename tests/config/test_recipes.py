@@ -44,7 +44,7 @@ def test_the_names() -> None:
         assert recipe.approximations
 
 
-TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
+TORCH: dict[str, Any] = {"loss": "torch-half", "kernels": "eager"}
 DEEPSPEED: dict[str, Any] = {**TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}

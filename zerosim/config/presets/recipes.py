@@ -73,7 +73,7 @@ def recipes() -> tuple[Recipe, ...]:
             "during backward, and copies them back after backward (its default; "
             "gradient_as_bucket_view=True is --grad-buckets views). Frozen parameters have no buckets, and one "
             "data-parallel rank has no DistributedDataParallel. The optimizer steps all tensors together "
-            "(foreach), and the loss is PyTorch's.",
+            "(foreach). The loss is PyTorch's on the model's logits. Where these are cast first, use --loss torch.",
             "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
             "In PyTorch the first bucket has 1 MiB, and a bucket ends with a tensor. In zerosim one call moves at "
@@ -89,7 +89,7 @@ def recipes() -> tuple[Recipe, ...]:
             "each linear map and norm separately, and prefetches 5e7 more elements at each turn until 1e9 are "
             "gathered. It allocates the buffer for its slice of the gradients at the start, and never frees tensors "
             "of at most 1e5 elements. Its reductions overlap with compute (overlap_comm; only the clock uses this). "
-            "The loss is PyTorch's.",
+            "The loss is PyTorch's on the model's logits. Where these are cast first, use --loss torch.",
             "deepspeedai/DeepSpeed edaa722: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "independent_gradient_partition_epilogue), stage3.py (grad_partitions_flat_buffer), bf16_optimizer.py, "
             "zero/config.py (stage3_param_persistence_threshold 1e5, stage3_prefetch_bucket_size 5e7, "
@@ -113,7 +113,8 @@ def recipes() -> tuple[Recipe, ...]:
             "fp32. The root's units stay gathered until backward ends, and no 16-bit shard is stored. While a unit "
             "computes, the next unit is gathered and the previous unit's gradient reduced. Stage 2 is "
             "reshard_after_forward=False. The optimizer steps "
-            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every microbatch is "
+            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's on the model's logits. "
+            "Where these are cast first, use --loss torch. Every microbatch is "
             "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
@@ -172,7 +173,7 @@ def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> 
     return ("ddp", "deepspeed", "deepspeed", "fsdp2")[stage]
 
 
-_TORCH: Mapping[str, Any] = {"loss": "torch", "kernels": "eager"}
+_TORCH: Mapping[str, Any] = {"loss": "torch-half", "kernels": "eager"}
 _DEEPSPEED = {**_TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
 _DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce"}
 _DEEPSPEED_3 = {
