@@ -134,7 +134,16 @@ def test_meshes_are_planned_again_and_judged_by_what_is_reserved() -> None:
 
 def test_blocks_that_are_left_from_one_step_may_be_too_much_in_the_next() -> None:
     config = plan_config(
-        model="llama", **SMALL, layers=4, vocab=50_000, stage=3, ranks=2, recipe="fsdp2", pp=2, allocator="caching"
+        model="llama",
+        **SMALL,
+        layers=4,
+        vocab=50_000,
+        stage=3,
+        ranks=2,
+        recipe="fsdp2",
+        pp=2,
+        loss="torch",
+        allocator="caching",
     )
     capacity = 369_721_383
     assert runs_within(config, capacity)

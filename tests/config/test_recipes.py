@@ -45,7 +45,7 @@ def test_the_names() -> None:
         assert recipe.approximations
 
 
-TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
+TORCH: dict[str, Any] = {"loss": "torch-half", "kernels": "eager"}
 DEEPSPEED_0: dict[str, Any] = {**TORCH, "upcast_grads": True, "clip_norm": 1.0}
 LAZY: dict[str, Any] = {"lazy_states": True, "skip_nonfinite": True, "flatten_grads": True}
 DEEPSPEED: dict[str, Any] = {**DEEPSPEED_0, **LAZY, "reduce_bucket": 500_000_000}

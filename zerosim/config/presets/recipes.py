@@ -74,7 +74,7 @@ def recipes() -> tuple[Recipe, ...]:
             "during backward, and copies them back after backward (its default; "
             "gradient_as_bucket_view=True is --grad-buckets views). Frozen parameters have no buckets, and one "
             "data-parallel rank has no DistributedDataParallel. The optimizer steps all tensors together "
-            "(foreach), and the loss is PyTorch's.",
+            "(foreach). The loss is PyTorch's on the model's logits. Where these are cast first, use --loss torch.",
             "PyTorch torch/csrc/distributed/c10d/reducer.cpp (initialize_buckets, mark_variable_ready_dense, "
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
             "In PyTorch the first step has one bucket with everything, so nothing overlaps there. From the second step "
@@ -96,7 +96,7 @@ def recipes() -> tuple[Recipe, ...]:
             "with compute (overlap_comm; only the clock uses this). Microbatches are added in the parameters' dtype. "
             "Gradients are clipped to a norm of 1 (gradient_clipping; 0 before June 2026; --clip-norm 0 turns it "
             "off), and a step with a gradient that is not finite is skipped, except at stage 0 in fp32. "
-            "The loss is PyTorch's.",
+            "The loss is PyTorch's on the model's logits. Where these are cast first, use --loss torch.",
             "deepspeedai/DeepSpeed edaa722 and, as run, 0.19.8: stage_1_and_2.py (use_multi_rank_bucket_allreduce; "
             "copy_grads_in_partition; independent_gradient_partition_epilogue; step), stage3.py "
             "(grad_partitions_flat_buffer; _post_step), fp16/unfused_optimizer.py (stage 0 in bf16), "
@@ -158,7 +158,8 @@ def recipes() -> tuple[Recipe, ...]:
             "fp32. The root's units stay gathered until backward ends, and no 16-bit shard is stored. While a unit "
             "computes, the next unit is gathered and the previous unit's gradient reduced. Stage 2 is "
             "reshard_after_forward=False. The optimizer steps "
-            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every microbatch is "
+            "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's on the model's logits. "
+            "Where these are cast first, use --loss torch. Every microbatch is "
             "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
@@ -217,7 +218,7 @@ def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> 
     return ("ddp", "deepspeed", "deepspeed", "fsdp2")[stage]
 
 
-_TORCH: Mapping[str, Any] = {"loss": "torch", "kernels": "eager"}
+_TORCH: Mapping[str, Any] = {"loss": "torch-half", "kernels": "eager"}
 _DEEPSPEED_0 = {**_TORCH, "upcast_grads": True, "clip_norm": 1.0}
 _LAZY = {"lazy_states": True}
 _DEEPSPEED = {
