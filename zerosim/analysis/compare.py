@@ -127,6 +127,7 @@ def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
         "Ψ_t": sum(held[name] for name in trained),
         "Ψ_q": sum(held[name] for name in codes),
         "Q": sum(share.whole[name] for name in codes),
+        "Q_s": sum(layout.flats[name].scale_bytes for name in codes),
         **{letter: of.padded[letter] for letter in ("R", "P", "Y", "d") if letter in of.padded},
     }
 

@@ -21,7 +21,9 @@ def operations(config: RunConfig) -> tuple[str, str]:
 def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     """Return the bytes per frozen parameter; None if all are trained."""
     is_coded = stores_codes(config.tuning)
-    return None if is_coded is None else formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded)
+    if is_coded is None:
+        return None
+    return formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded, config.tuning.whole_scales)
 
 
 def reductions(config: RunConfig, passes: int = 1) -> int:

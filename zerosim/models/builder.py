@@ -69,7 +69,10 @@ class Builder:
         elements."""
         dtypes = self.device, self.dtype, self.grad_dtype
         if kind != TRAINED:
-            return self.flat(name, *dtypes, module, WEIGHTS.get(kind), is_trained=False)
+            stored = WEIGHTS.get(kind)
+            if stored is not None and self.tuning.whole_scales:
+                stored = stored._replace(apart=1)
+            return self.flat(name, *dtypes, module, stored, is_trained=False)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
         block = row if self.block == 1 and row else self.block
         members = self.shards if block > 1 else 1

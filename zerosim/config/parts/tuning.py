@@ -66,6 +66,10 @@ class TuningConfig(Part):
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
     )  # fmt: skip
+    whole_scales: bool = option(
+        False, "with --base: every rank holds the scales of the codes whole, and only codes are cut and gathered "
+        "(bitsandbytes' absmax under FSDP)", stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
     adapters: str | None = option(
         None, "adapters to start from, by name, in a file from --save-adapters; or a folder that PEFT wrote",
         metavar="IN.npz|DIR", shown="A normal, B 0",
@@ -75,8 +79,12 @@ class TuningConfig(Part):
         for name, value in (("freeze", self.freeze), ("lora_target", self.lora_target)):
             if value is not None and not all(pattern.strip("! ") for pattern in value.split(",")):
                 raise wrong(name, f" {value!r}: a pattern is empty; expected names of parameters such as h.0,wte")
+        if self.whole_scales and self.base is None:
+            raise wrong("whole_scales", ": no weights are stored as codes; choose a base, or leave it out")
         if self.lora_rank:
             return
+        if self.adapter_shards != "unit":
+            raise wrong("adapter_shards", f" {self.adapter_shards!r}: there are no adapters; choose a lora_rank")
         for name in ("lora_alpha", "lora_target", "adapter_dtype", "adapters"):
             if (value := getattr(self, name)) is not None:
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
@@ -188,6 +196,8 @@ def settles(draft: Draft) -> Mapping[str, str]:
     recipe does with adapters, where there are none. Raises: InputError."""
     if not draft.values.get("lora_rank"):
         draft.without("adapter_shards", "")
+    if not draft.values.get("base"):
+        draft.without("whole_scales", "")
     if draft.values.get("adapter_dtype") == "fp32":
         if (given := draft.given.get("grad_dtype", "fp32")) != "fp32":
             raise wrong("grad_dtype", f" {given!r}: fp32 adapters have fp32 gradients; leave it out")

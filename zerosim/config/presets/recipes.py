@@ -215,7 +215,8 @@ _FSDP2 = (
     _FOREACH,
     _FOREACH,
     _LATE,
-    {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"},
+    {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
+    | {"whole_scales": True},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
 _EACH = {**_LATE, "replica_reduction": "micro_batch", "keep_grads": True}
@@ -230,6 +231,7 @@ _FSDP1_PURE = (
         "forward_prefetch": False,
         "use_reentrant": True,
         "adapter_shards": "tensor",
+        "whole_scales": True,
     },
 )
 _FSDP1 = (*_FSDP1_PURE[:3], {**_FSDP1_PURE[3], "cast_shards": True})
