@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
-from zerosim.config.parts.tuning import stores_codes
+from zerosim.config.parts.tuning import has_whole_scales, stores_codes
 from zerosim.dtypes import dtype
 
 
@@ -23,7 +23,7 @@ def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     is_coded = stores_codes(config.tuning)
     if is_coded is None:
         return None
-    return formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded, config.tuning.whole_scales)
+    return formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded, has_whole_scales(config.tuning))
 
 
 def reductions(config: RunConfig, passes: int = 1) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.model import ModelConfig
-from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, trained_dtype
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, trained_dtype
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
@@ -21,7 +21,6 @@ from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.halves import TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
-from zerosim.placement.formats import WEIGHTS
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
@@ -69,10 +68,7 @@ class Builder:
         elements."""
         dtypes = self.device, self.dtype, self.grad_dtype
         if kind != TRAINED:
-            stored = WEIGHTS.get(kind)
-            if stored is not None and self.tuning.whole_scales:
-                stored = stored._replace(apart=1)
-            return self.flat(name, *dtypes, module, stored, is_trained=False)
+            return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
         block = row if self.block == 1 and row else self.block
         members = self.shards if block > 1 else 1

@@ -20,7 +20,7 @@ from zerosim.config.parts.offload import OffloadConfig
 from zerosim.config.parts.precision import PrecisionConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
-from zerosim.placement.formats import WEIGHTS
+from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
 
 ADAPTERS = ("lora_A", "lora_B")
@@ -132,6 +132,17 @@ ALL_TRAINED = TuningConfig()
 def stores_codes(tuning: TuningConfig) -> bool | None:
     """Return whether frozen weights are stored as codes; None if all are trained."""
     return tuning.base is not None if tuning.is_on else None
+
+
+def has_whole_scales(tuning: TuningConfig) -> bool:
+    """Return whether scales of codes are whole on every rank."""
+    return tuning.whole_scales
+
+
+def format_of(tuning: TuningConfig, kind: str) -> Format | None:
+    """Return the format of weights of a kind that is stored as codes; None for other kinds."""
+    stored = WEIGHTS.get(kind)
+    return stored._replace(apart=1) if stored is not None and tuning.whole_scales else stored
 
 
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
