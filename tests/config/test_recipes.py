@@ -48,6 +48,7 @@ def test_the_names() -> None:
 TORCH: dict[str, Any] = {"loss": "torch", "kernels": "eager"}
 DEEPSPEED: dict[str, Any] = {**TORCH, "upcast_grads": True, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
+EACH: dict[str, Any] = {**LATE, "replica_reduction": "micro_batch"}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 FSDP1: dict[str, Any] = {
     "replica_reduction": "micro_batch",
@@ -86,11 +87,11 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             {**LATE, **FP32, **FSDP1, "keep_root_units": True, "cast_shards": True, "prefetch": 1}
             | {"forward_prefetch": False, "use_reentrant": True, "whole_scales": True},
         ),
-        ("fsdp2", 2, {**LATE, **FP32}),
+        ("fsdp2", 2, {**EACH, **FP32}),
         (
             "fsdp2",
             3,
-            {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
+            {**EACH, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
             | {"whole_scales": True},
         ),
         ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),

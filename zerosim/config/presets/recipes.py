@@ -137,7 +137,9 @@ def recipes() -> tuple[Recipe, ...]:
             "computes, the next unit is gathered and the previous unit's gradient reduced. Stage 2 is "
             "reshard_after_forward=False. The optimizer steps "
             "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's. Every microbatch is "
-            "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
+            "reduced, and averaged over replicas, its default; set_requires_gradient_sync(False) is --no-grad-sync, "
+            "set_requires_all_reduce(False) before the last is --replica-reduction step. In QLoRA scales are whole on "
+            "every rank.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; in "
@@ -211,21 +213,22 @@ _DEEPSPEED_3 = {
 _DEEPSPEED_FROM_1 = ({**_DEEPSPEED_2, "own_grads_only": True}, _DEEPSPEED_2, _DEEPSPEED_3)
 _FOREACH = {**_TORCH, "foreach": True}
 _LATE = {**_FOREACH, "overlap_reduction": True}
+_EACH = {**_LATE, "replica_reduction": "micro_batch"}
 _FSDP2 = (
     _FOREACH,
     _FOREACH,
-    _LATE,
-    {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
+    _EACH,
+    {**_EACH, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
     | {"whole_scales": True},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
-_EACH = {**_LATE, "replica_reduction": "micro_batch", "keep_grads": True}
+_KEPT = {**_EACH, "keep_grads": True}
 _FSDP1_PURE = (
     _FOREACH,
     _FOREACH,
-    {**_EACH, "adapter_shards": "tensor"},
+    {**_KEPT, "adapter_shards": "tensor"},
     {
-        **_EACH,
+        **_KEPT,
         "keep_root_units": True,
         "prefetch": 1,
         "forward_prefetch": False,
