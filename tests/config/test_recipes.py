@@ -87,12 +87,12 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             {**LATE, **FP32, **FSDP1, "keep_root_units": True, "cast_shards": True, "prefetch": 1}
             | {"forward_prefetch": False, "use_reentrant": True, "whole_scales": True},
         ),
-        ("fsdp2", 2, {**EACH, **FP32}),
+        ("fsdp2", 2, {**EACH, **FP32, "adapter_shards": "rows"}),
         (
             "fsdp2",
             3,
             {**EACH, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
-            | {"whole_scales": True},
+            | {"whole_scales": True, "adapter_shards": "rows"},
         ),
         ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),
         ("megatron", 2, MEGATRON),

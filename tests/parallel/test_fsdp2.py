@@ -9,7 +9,7 @@ import pytest
 from same import assert_same_weights
 
 from zerosim.analysis.checks import checks, formulas_agree
-from zerosim.config import RunConfig
+from zerosim.config import RunConfig, plan_config
 from zerosim.device.events import Launch
 from zerosim.train.plan import plan
 from zerosim.train.run import run
@@ -54,3 +54,24 @@ def test_pure_bf16_has_no_masters_and_is_reduced_in_bf16(recipe: str, stage: int
     at_end = result.memory[0].marks["end_of_backward"]
     held = sum(at_end.by_kind[kind] - at_end.padding.get(kind, 0) for kind in ("grad", "optim"))
     assert 4 * held == 6 * result.num_parameters  # 2 + 4 bytes, divided by the ranks
+
+
+LLAMA3 = dict(model="llama3-8b", recipe="fsdp2", lora_rank=16, adapter_dtype="fp32", optimizer="adamw", stage=3, seq=64)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first", "rest", "sent"),
+    [(64, 303_104, 40_960, 606_208), (512, 267_264, 5_120, 4_276_224)],
+)
+def test_adapters_are_cut_along_dimension_0_and_padded_to_a_row_on_every_rank(
+    ranks: int, first: int, rest: int, sent: int
+) -> None:
+    """Run with fully_shard on a fake process group, by Llama 3 8B's shapes: q and v of 32 blocks, of rank 16."""
+    result = plan(plan_config(**LLAMA3, ranks=ranks), keep_events=True)
+    moments = [memory.marks["after_step"].by_kind["optim"] for memory in result.memory]
+    assert moments == [8 * first] * 16 + [8 * rest] * (ranks - 16)
+    block = [
+        e for e in result.events[0] if isinstance(e, Launch) and e.op == "reduce_scatter" and e.scope.unit == "layers.1"
+    ]
+    assert sum(e.payload_bytes for e in block) == 4 * sent
+    assert formulas_agree(checks(result))

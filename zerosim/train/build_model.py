@@ -54,6 +54,6 @@ def build_model(
         config.memory.loss,
         LabelKeys(device, seed, first_micro_batch),
         block,
-        config.mesh.shards,
+        config.mesh.shards if block > 1 else 1,
     )
     return BUILDERS[config.model.family](new)

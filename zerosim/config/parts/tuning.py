@@ -7,6 +7,7 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,6 +23,7 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
 from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
+from zerosim.placement.spec import FlatSpec
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -145,6 +147,13 @@ def format_of(tuning: TuningConfig, kind: str) -> Format | None:
     return stored._replace(apart=1) if stored is not None and tuning.whole_scales else stored
 
 
+def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
+    """Return the elements of a row of a buffer that is cut between rows; 0 for other buffers."""
+    if tuning.adapter_shards != "rows" or flat.block > 1 or not is_adapter(flat.weights[0].name):
+        return 0
+    return math.prod(flat.weights[0].shape[1:])
+
+
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
     """Return the format of trained parameters, where others are `stored`: adapters may be wider than their base."""
     return "fp32" if tuning.is_wide else stored
@@ -205,7 +214,14 @@ def dtype_rules(
 def settles(draft: Draft) -> Mapping[str, str]:
     """Store and send gradients of fp32 adapters in fp32, as autograd makes them; they need no cast. Take out what a
     recipe does with adapters, where there are none. Raises: InputError."""
-    if not draft.values.get("lora_rank"):
+    values, given = draft.values, draft.given
+    cut = next((name for name in ("secondary_shard", "quantized_weights") if values.get(name)), "")
+    cut = "partition" if values.get("partition") == "owner" else cut
+    if cut and given.get("adapter_shards", "unit") != "unit":
+        raise wrong(
+            "adapter_shards", f" {given['adapter_shards']!r}: {cut} cuts whole units; leave one of them out", beside=cut
+        )
+    if cut or not values.get("lora_rank"):
         draft.without("adapter_shards", "")
     if not draft.values.get("base"):
         draft.without("whole_scales", "")

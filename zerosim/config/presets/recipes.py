@@ -217,9 +217,9 @@ _EACH = {**_LATE, "replica_reduction": "micro_batch"}
 _FSDP2 = (
     _FOREACH,
     _FOREACH,
-    _EACH,
+    {**_EACH, "adapter_shards": "rows"},
     {**_EACH, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
-    | {"whole_scales": True},
+    | {"whole_scales": True, "adapter_shards": "rows"},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
 _KEPT = {**_EACH, "keep_grads": True}
