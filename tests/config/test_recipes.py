@@ -50,6 +50,7 @@ DEEPSPEED_0: dict[str, Any] = {**TORCH, "upcast_grads": True, "clip_norm": 1.0}
 LAZY: dict[str, Any] = {"lazy_states": True, "skip_nonfinite": True, "flatten_grads": True}
 DEEPSPEED: dict[str, Any] = {**DEEPSPEED_0, **LAZY, "reduce_bucket": 500_000_000}
 LATE: dict[str, Any] = {**TORCH, "foreach": True, "overlap_reduction": True}
+EACH: dict[str, Any] = {**LATE, "replica_reduction": "micro_batch"}
 FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 FSDP1: dict[str, Any] = {
     "replica_reduction": "micro_batch",
@@ -87,13 +88,14 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             "fsdp1",
             3,
             {**LATE, **FP32, **FSDP1, "keep_root_units": True, "cast_shards": True, "prefetch": 1}
-            | {"forward_prefetch": False, "use_reentrant": True},
+            | {"forward_prefetch": False, "use_reentrant": True, "whole_scales": True},
         ),
-        ("fsdp2", 2, {**LATE, **FP32}),
+        ("fsdp2", 2, {**EACH, **FP32, "adapter_shards": "rows"}),
         (
             "fsdp2",
             3,
-            {**LATE, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"},
+            {**EACH, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
+            | {"whole_scales": True, "adapter_shards": "rows"},
         ),
         ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),
         ("megatron", 2, MEGATRON),
@@ -102,7 +104,12 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
 def test_rows(name: str, stage: int, row: dict[str, Any]) -> None:
     """Where a recipe says nothing it does as the paper does."""
     assert find_recipe(name).row(stage) == row
-    unused = "offload_policy", "adapter_shards", "use_reentrant"  # nothing is offloaded, and there are no adapters
+    unused = (
+        "offload_policy",
+        "adapter_shards",
+        "use_reentrant",
+        "whole_scales",
+    )  # nothing is offloaded, and there are no adapters
     without = {flat: value for flat, value in row.items() if flat not in unused}
     assert RunConfig(recipe=name, stage=stage) == RunConfig(stage=stage, **without).replace(recipe=name)
 

@@ -95,7 +95,9 @@ REFUSED: list[tuple[str, ...]] = [
         "--rounding 'kahan': only a pure half type is rounded; choose precision bf16-pure",
     ),
     (f"{PURE} --master-init exact", "--master-init 'exact': bf16-pure has no masters"),
-    (f"{PURE} --recipe fsdp2", "recipe fsdp2 needs fp32 masters, and this precision has none; choose recipe paper"),
+    (f"{PURE} --recipe deepspeed", "recipe deepspeed needs fp32 masters, and this precision has none"),
+    ("--whole-scales", "--whole-scales: no weights are stored as codes; choose a base"),
+    ("--adapter-shards rows", "--adapter-shards 'rows': there are no adapters; choose a lora_rank"),
     (f"{PURE} --rounding up", "--rounding 'up': expected one of nearest, stochastic, kahan"),
     # -- memory
     ("--capacity 3elephants", "--capacity: '3elephants' is not a size in bytes: write it like 32GB"),

@@ -17,10 +17,11 @@ from zerosim.analysis import forms, formulas
 from zerosim.analysis.capabilities.delayed import has_late, updated_by
 from zerosim.analysis.capability import Key, Step
 from zerosim.analysis.check import Check, Compared
-from zerosim.analysis.cost import kept_bytes, kept_padding
+from zerosim.analysis.cost import kept_bytes, kept_padding, master_bytes
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.lazy_states import has_states
+from zerosim.config.parts.tuning import row_of
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
@@ -40,6 +41,8 @@ def check_states(of: Compared) -> list[Check]:
         more = of.held.get("Y", 0)
         formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept)) + more
         expected["optim"] = tuple(Fraction(nbytes + padding + more) for nbytes, padding in kept)
+    elif has_states(result) and any(row_of(config.tuning, one) for one in result.layout.flats.values()):
+        expected["optim"] = tuple(_of_rows(of, rank) for rank in share.ranks)
     counted = {kind: [memory.everywhere(MARK, kind) for memory in memories] for kind in formulas.STATES}
     checks = [
         Check(
@@ -127,6 +130,7 @@ def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
         "Ψ_t": sum(held[name] for name in trained),
         "Ψ_q": sum(held[name] for name in codes),
         "Q": sum(share.whole[name] for name in codes),
+        "Q_s": sum(layout.flats[name].scale_bytes for name in codes),
         **{letter: of.padded[letter] for letter in ("R", "P", "Y", "d") if letter in of.padded},
     }
 
@@ -142,6 +146,16 @@ def _kept(result: RunResult, rank: int) -> tuple[int, int]:
         padding += kept_padding(config, layout.flats[name].padding(part))
         kept += sum(kept_bytes(config, mine.weight, mine.numel) for mine in layout.flats[name].within(part))
     return kept, padding
+
+
+def _of_rows(of: Compared, rank: int) -> Fraction:
+    """Return the bytes of optimizer states where some slices of adapters are nothing but padding: they have masters."""
+    config, layout, masters = of.result.config, of.result.layout, master_bytes(of.result.config)
+    nbytes = Fraction(0)
+    for name in filter(layout.is_trained, layout.stages[config.mesh.axes.index(rank, "pp")]):
+        part, row = layout.own(rank, name), row_of(config.tuning, layout.flats[name])
+        nbytes += (masters if row and part.padding == part.size else of.cost.optim) * part.size
+    return nbytes
 
 
 def _total(shares: Sequence[tuple[Fraction, ...]]) -> tuple[Fraction, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
-from zerosim.config.parts.tuning import stores_codes
+from zerosim.config.parts.tuning import has_whole_scales, stores_codes
 from zerosim.dtypes import dtype
 
 
@@ -21,7 +21,9 @@ def operations(config: RunConfig) -> tuple[str, str]:
 def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     """Return the bytes per frozen parameter; None if all are trained."""
     is_coded = stores_codes(config.tuning)
-    return None if is_coded is None else formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded)
+    if is_coded is None:
+        return None
+    return formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded, has_whole_scales(config.tuning))
 
 
 def reductions(config: RunConfig, passes: int = 1) -> int:

@@ -100,6 +100,7 @@ def of_weights(
         "Ψ": sum(numel for name, numel in numels.items() if name not in codes) + held,
         "Ψ_q": held,
         "Q": sum(codes.values()),
+        "Q_s": sum(flats[name].scale_bytes for name in stored),
         "Ψ_t": sum(numels[name] for name in trained),
         "VD": sum(numels[name] for name in share.tied if name in freed),
         "U": kept_for_next(placed, share, numels),

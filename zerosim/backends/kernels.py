@@ -506,8 +506,9 @@ class Backend(Protocol):
         A slice that begins at a quantisation block gets the same bits as the whole array.
         """
 
-    def dequantize_nf4(self, stored: Array, out: Array) -> None:
-        """out = the values of a weight in NF4; `placement/formats.py` gives the layout of its bytes (uint8).
+    def dequantize_nf4(self, stored: Array, out: Array, scales: Array | None = None) -> None:
+        """out = the values of a weight in NF4; `placement/formats.py` gives the layout of its bytes (uint8), of which
+        those before the codes may be apart, in `scales`.
 
         Each value is an fp32 product, an entry of the table times its block's absmax, rounded to out's dtype.
         """

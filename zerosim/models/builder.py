@@ -9,7 +9,7 @@ from typing import Any
 
 from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.model import ModelConfig
-from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, trained_dtype
+from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, trained_dtype
 from zerosim.device.device import Device
 from zerosim.dtypes import DType, dtype
 from zerosim.functional.lora import Casts
@@ -22,7 +22,6 @@ from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.halves import TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
-from zerosim.placement.formats import WEIGHTS
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
@@ -44,7 +43,7 @@ class Builder:
     only        the names of the blocks to build; None: all
     wrap        puts a unit around a block, by the block's number
     loss_mode, label_keys   the model's (`models/model.py`)
-    block, shards   of an optimizer with blocks, its elements; the members that divide trained buffers
+    block, members   of trained buffers' specs, for an optimizer with blocks
     casts       holds adapters' weights that autocast has cast
     """
 
@@ -64,19 +63,16 @@ class Builder:
     loss_mode: str = "lean"
     label_keys: LabelKeys | None = None
     block: int = 1
-    shards: int = 1
+    members: int = 1
     casts: Casts | None = None
 
-    def buffer(self, name: str, module: str, kind: str, row: int = 0) -> Flat:
-        """Make a flat buffer, for parameters of this kind (`nn/halves.py`), which is cut between rows of so many
-        elements."""
+    def buffer(self, name: str, module: str, kind: str) -> Flat:
+        """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
         dtypes = self.device, self.dtype, self.grad_dtype
         if kind != TRAINED:
-            return self.flat(name, *dtypes, module, WEIGHTS.get(kind), is_trained=False)
+            return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
-        block = row if self.block == 1 and row else self.block
-        members = self.shards if block > 1 else 1
-        return self.flat(name, self.device, own, self.grad_dtype, module, block=block, members=members)
+        return self.flat(name, self.device, own, self.grad_dtype, module, block=self.block, members=self.members)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's

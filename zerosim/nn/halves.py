@@ -7,7 +7,6 @@ add their kind. Tensors of adapters may each have a buffer, of their own name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,9 +16,8 @@ from zerosim.placement.block import Role
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Parameter
 
-MakeFlat = Callable[..., Flat]
-"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, the kind of its parameters and, if
-ranks have whole rows of it, a row's elements."""
+MakeFlat = Callable[[str, str, str], Flat]
+"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, and the kind of its parameters."""
 TRAINED, FROZEN = "trained", "frozen"
 
 
@@ -46,8 +44,7 @@ class Halves:
         key = name if apart else kind
         if key not in self._halves:
             own = name if apart else f"{self.name}.{kind}" if self._halves else self.name
-            row = math.prod(shape[1:]) if apart and self.tuning.adapter_shards == "rows" else 0
-            self._halves[key] = self.make(own, self.name, kind, row)
+            self._halves[key] = self.make(own, self.name, kind)
         return self._halves[key].declare(name, shape, **how)
 
 

@@ -17,5 +17,6 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     if config.parallel.zero_stage < 2:
         return made
     each = config.parallel.replica_reduction == "micro_batch"
-    averages = "each" if each else "last" if config.parallel.overlaps_reductions else "after"
+    beside = config.reduction.overlaps
+    averages = ("beside" if beside else "each") if each else "last" if config.parallel.overlaps_reductions else "after"
     return made._replace(reducer=partial(made.reducer, averages=averages))

@@ -32,8 +32,9 @@ class Reducer:
     """Common parts of all reducers: reductions in flight, and storing their results.
 
     averages   when local shards are averaged over the ranks that hold the same ones (HSDP): each result in "each"
-               microbatch; the sum of all in the "last" backward, in flight until its end (FSDP2's all-reduce
-               stream, _fsdp_collectives.py, foreach_reduce); or "after" it, in `across.py`
+               microbatch, or "beside" each microbatch's backward, in flight until its end (FSDP2's all-reduce stream,
+               _fsdp_collectives.py, foreach_reduce); the sum of all in the "last" backward, in flight until its end;
+               or "after" it, in `across.py`
     """
 
     def __init__(self, exchange: Slices, *, averages: str = "after") -> None:
@@ -41,7 +42,7 @@ class Reducer:
         self.averages = averages
         self.timetable = Timetable()
         self._in_flight: deque[tuple[Work[Any], Callable[[Any], None]]] = deque()
-        self._averages: list[tuple[Flat, Work[Any] | None]] = []
+        self._averages: list[tuple[Flat, Buffer | None, Work[Any] | None]] = []  # a buffer: it is stored then
 
     def join(self, groups: Groups, shards: Shards = HERE) -> None:
         """Join the ranks."""
@@ -65,20 +66,29 @@ class Reducer:
     def close(self) -> None:
         """End a microbatch's backward."""
         self.wait()
+        if self.averages == "beside":
+            self.arrive()
 
     def finish(self) -> None:
         """Finish the step's last backward: everything is reduced when this returns."""
         self.wait()
-        for flat, average in self._averages:
+        self.arrive()
+
+    def arrive(self) -> None:
+        """Wait for averages in flight, and store those of one microbatch."""
+        averages, self._averages = self._averages, []
+        for flat, own, average in averages:
             flat.device.turn(flat.name)
             if average is not None:
                 average.wait()
-        self._averages.clear()
+            if own is not None:
+                with flat.device.scope(unit=flat.spec.module):
+                    self.gradients.keep(flat, own)
 
     def launch(self, flats: Sequence[Flat], grads: list[Buffer]) -> int:
         """Reduce whole gradients, which are removed from the list, in as many calls as the exchange needs."""
         waiting, calls = dict(zip(flats, grads, strict=True)), self.exchange.calls(flats)
-        averages = self.averages == "each" or (self.averages == "last" and self.timetable.last)
+        averages = self.averages in ("each", "beside") or (self.averages == "last" and self.timetable.last)
         grads.clear()
         for together in calls:
             work = self.exchange.launch_reduce(together, [waiting.pop(flat) for flat in together])
@@ -98,18 +108,22 @@ class Reducer:
         del reduced
         for flat in flats:
             with flat.device.scope(unit=flat.spec.module):
-                average = self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
-                self._averages.append((flat, average))
+                own, average = self._keep_part(flat, self.exchange.own_part(flat, parts.pop(0)), averages)
+                self._averages.append((flat, own, average))
 
-    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> Work[Any] | None:
+    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> tuple[Buffer | None, Work[Any] | None]:
+        """Store a local shard, unless its average is to arrive first. Return what is to be stored later, and what is in
+        flight."""
         if own is None:
-            return None
+            return None, None
         replicas = self.groups.replicas(*flat.held.axes, *flat.spec.cut_axes) if averages else None
         if replicas is not None and self.averages == "each":
             replicas.all_reduce(own)
+        if replicas is not None and self.averages == "beside":
+            return own, replicas.launch_all_reduce(own)
         self.gradients.keep(flat, own)
         shard = flat.grad_shard if self.averages == "last" else None
-        return None if replicas is None or shard is None else replicas.launch_all_reduce(shard)
+        return None, None if replicas is None or shard is None else replicas.launch_all_reduce(shard)
 
 
 class AtOnce(Reducer):
@@ -227,7 +241,7 @@ class OutOfBuffers(Reducer):
 
     def close(self) -> None:
         self._send()
-        self.wait()
+        super().close()
         if not self.lasting:
             self._buffers.clear()
 

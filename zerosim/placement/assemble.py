@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,12 +14,14 @@ from zerosim.placement.split import Cut, put, take
 
 
 class Piece(NamedTuple):
-    """One rank's piece of a flat buffer, and its values: a flat host array, padding included."""
+    """One rank's piece of a flat buffer, and its values: a flat host array, padding included. `scales`: the buffer's,
+    if they are whole on every rank."""
 
     rank: int
     flat: str
     part: Slice
     values: Any
+    scales: Any = None
 
 
 Decode = Callable[[WeightSpec, Any], Any]
@@ -31,6 +34,8 @@ def assemble(layout: Layout, pieces: Iterable[Piece], decode: Decode | None = No
 
     Raises: PlacementError naming rank and tensor, if no rank holds an element, or two ranks hold it differently.
     """
+    import numpy as np
+
     mesh, axes = layout.mesh, {name: flat.cut_axes for name, flat in layout.flats.items()}
     found: dict[tuple[int, str, int], list[Piece]] = {
         (stage, name, index): []
@@ -46,10 +51,13 @@ def assemble(layout: Layout, pieces: Iterable[Piece], decode: Decode | None = No
     for (_, name, _), parts in found.items():
         flat = layout.flats[name]
         parts.sort(key=lambda piece: (piece.part.start, piece.rank))
-        values = _joined(flat, parts)
+        values, at = _joined(flat, parts), 0
         for weight, offset in zip(flat.weights, flat.offsets, strict=True):
             local = values[offset : offset + weight.numel]
             if weight.format is not None and decode is not None:
+                if (scales := parts[0].scales) is not None:
+                    first, at = at, at + weight.format.beside(math.prod(weight.shape))
+                    local = np.concatenate([scales[first:at], local])
                 local = decode(weight, local)
             local = local.reshape(weight.shape)
             whole.put(weight, local, weight.cuts(mesh, parts[0].rank), parts, offset)
@@ -67,7 +75,7 @@ def cut(layout: Layout, whole: Mapping[str, Any], rank: int, encode: Encode | No
         for mine in flat.within(part):
             local = take(whole[mine.weight.name], mine.weight.cuts(layout.mesh, rank))
             if mine.weight.format is not None and encode is not None:
-                local = encode(mine.weight, local)
+                local = encode(mine.weight, local)[mine.weight.format.beside(local.size) :]
             found[mine.at] = local.reshape(-1)[mine.start : mine.stop]
         values = np.zeros(part.size, next(iter(found.values())).dtype if found else np.float32)
         for at, local in found.items():
@@ -125,7 +133,7 @@ def _joined(flat: FlatSpec, pieces: list[Piece]) -> Any:
         return pieces[0].values[: flat.numel]
     end, whole = 0, np.empty(flat.numel, pieces[0].values.dtype if pieces else np.float32)
     writers: list[tuple[int, int]] = []  # (end, owner), in order
-    for rank, _, part, values in pieces:
+    for rank, _, part, values, _ in pieces:
         stop = min(part.stop, flat.numel)
         if part.start > end:
             break

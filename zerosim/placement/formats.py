@@ -29,6 +29,7 @@ class Format(NamedTuple):
     scales    the format of the scales; None: there are none
     dtype     of the array that the codes are in
     centred   the numbers' mean, stored in fp32, is subtracted from them before they become codes
+    apart     how many of its arrays are cut and gathered, the others being whole on every rank; 0: all are in one run
     """
 
     name: str
@@ -37,6 +38,7 @@ class Format(NamedTuple):
     scales: Format | None = None
     dtype: DType = uint8
     centred: bool = False
+    apart: int = 0
 
     def blocks(self, numel: int) -> int:
         """Return how many scales `numel` elements have."""
@@ -56,13 +58,18 @@ class Format(NamedTuple):
             found.append(slice(stop, stop := stop + count * dtype.itemsize))
         return found[::-1]
 
+    def beside(self, numel: int) -> int:
+        """Return how many of that run's first bytes are apart from it: its scales."""
+        return self.places(numel)[self.apart - 1].start if self.apart else 0
+
     def nbytes(self, numel: int) -> int:
-        """Return the length of that run, up to a multiple of its widest number: another one may follow."""
+        """Return the length of that run, up to a multiple of its widest number: another one may follow. Without bytes
+        that are apart."""
         total = widest = 0
         for count, dtype in self.arrays(numel):
             total += count * dtype.itemsize
             widest = dtype.itemsize if dtype.itemsize > widest else widest
-        return -(-total // widest) * widest
+        return -(-total // widest) * widest - self.beside(numel)
 
 
 FP32 = Format("fp32", 32, dtype=fp32)

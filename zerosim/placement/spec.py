@@ -140,6 +140,11 @@ class FlatSpec:
         """The elements of its weights."""
         return sum(math.prod(weight.shape) for weight in self.weights)
 
+    @property
+    def scale_bytes(self) -> int:
+        """The bytes of scales that are apart from its codes."""
+        return sum(one.format.beside(math.prod(one.shape)) for one in self.weights if one.format is not None)
+
     def padding(self, part: Slice) -> int:
         """Return the padding in `part`: elements in gaps, or past the buffer's end."""
         if self.block == self.members == 1:  # then there are no gaps

@@ -23,7 +23,7 @@ from zerosim.placement.rows import Row
 from zerosim.placement.spec import WeightSpec, unit_of
 from zerosim.placement.split import Splits, Tile
 from zerosim.tensor.accumulation import GradAccumulator
-from zerosim.tensor.stored import decoded, encoded
+from zerosim.tensor.stored import beside, decoded, encoded
 from zerosim.tensor.tensor import Parameter
 from zerosim.tensor.turns import in_turn as in_turn
 
@@ -32,6 +32,7 @@ class Flat(GradAccumulator):
     """One flat buffer of parameters as one rank holds it.
 
     param        the whole, while resident: PARAM if every rank stores it, UNSHARDED_PARAM if it is gathered for use
+    scales       of codes, where they are whole on every rank and the codes are not
     param_shard  the local slice: a window of `param`, or (ZeRO-3) a buffer; None if the master is cast at each use
     master       fp32 copy of the local slice, for half types
     states       the optimizer's states of the local slice, by name
@@ -45,12 +46,17 @@ class Flat(GradAccumulator):
     ) -> None:  # fmt: skip
         super().__init__(name, device, grad_dtype, module, **how)
         self.format, self.value_dtype = format, dtype  # of codes, None: there are none; of the values that ops read
-        self.dtype = dtype if format is None else format.dtype
         self.param: Buffer | None = None
+        self.scales: Buffer | None = None
         self.param_shard: Buffer | None = None
         self.was_unsharded = False  # since the start: the whole buffer was on the device once, and is freed
         self.master: Buffer | None = None
         self.states: dict[str, Buffer] = {}
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of its buffers: of codes, if it has some."""
+        return self.value_dtype if self.format is None else self.format.dtype
 
     def declare(
         self, name: str, shape: tuple[int, ...], *, splits: Splits = (), tile: Tile | None = None, **how: Any
@@ -64,12 +70,18 @@ class Flat(GradAccumulator):
         return Parameter(self, len(self._declared) - 1, name, layer, shape)
 
     def place_params(self, row: Row) -> None:
-        """Allocate the parameters before the first step: the whole, the local slice, or nothing."""
+        """Allocate the parameters before the first step: the whole, the local slice, or nothing. And their scales."""
+        self.place_scales()
         if row.is_whole:
             self.param = self._alloc_param(Slice(0, self.padded_numel, self.numel))
             self.param_shard = self.own_window(self.param)
         elif row.lives != "use":
             self.param_shard = self._alloc_param(self.own, row.memory)
+
+    def place_scales(self) -> None:
+        """Allocate scales that are apart from their codes."""
+        if self.format is not None and self.format.apart:
+            self.scales = self.device.alloc((self.spec.scale_bytes,), self.dtype, Kind.PARAM)
 
     def _alloc_param(self, part: Slice, memory: str = DEVICE) -> Buffer:
         padding = self.spec.padding(part)
@@ -85,7 +97,9 @@ class Flat(GradAccumulator):
                 f"rank {self.device.rank} uses {self.spec.weights[index].own_name} while {self.name} is sharded: "
                 "all_gather it before use, and reshard only after its last use"
             )
-        return self.window(param, index) if self.format is None else decoded(param, self.spec, index, self.value_dtype)
+        if self.format is None:
+            return self.window(param, index)
+        return decoded(param, self.spec, index, self.value_dtype, self.scales)
 
     def shard(self) -> Buffer:
         assert self.param_shard is not None, f"{self.name} has not been placed"
@@ -111,6 +125,10 @@ class Flat(GradAccumulator):
         """
         backend = self.device.backend
         values = values.reshape(-1) if self.format is None else encoded(backend, self.value_dtype, self.format, values)
+        if self.scales is not None:
+            place = beside(self.spec, index)
+            backend.from_host(values[: place.stop - place.start], self.scales[place].array)
+            values = values[place.stop - place.start :]
         if self.param is not None:
             backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)

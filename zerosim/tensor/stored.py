@@ -20,7 +20,7 @@ class Codes(NamedTuple):
 
     encode: Callable[[Array], Array]
     decode: Callable[[Array, int], Array]
-    launch: Callable[[Device, Buffer, Buffer], None]
+    launch: Callable[[Device, Buffer, Buffer, Buffer | None], None]
 
 
 @cache
@@ -30,8 +30,9 @@ def _codes_of(name: str) -> Codes:
     return {"nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}[name]
 
 
-def _launch_nf4(device: Device, codes: Buffer, out: Buffer) -> None:
-    device.kernel(2 * out.numel, device.backend.dequantize_nf4, codes.array, out.array)
+def _launch_nf4(device: Device, codes: Buffer, out: Buffer, scales: Buffer | None) -> None:
+    apart = () if scales is None else (scales.array,)
+    device.kernel(2 * out.numel, device.backend.dequantize_nf4, codes.array, out.array, *apart)
 
 
 def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:
@@ -41,12 +42,20 @@ def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:
     return _codes_of(stored.name).encode(backend.to_host(rounded))
 
 
-def decoded(param: Buffer, spec: FlatSpec, index: int, dtype: DType) -> Buffer:
-    """Return a weight's values in a new buffer, which lives as long as the product that reads it."""
+def beside(spec: FlatSpec, index: int) -> slice:
+    """Return where a weight's scales are in a buffer's, which are apart from its codes."""
+    sizes = [one.format.beside(math.prod(one.shape)) for one in spec.weights[: index + 1] if one.format is not None]
+    return slice(sum(sizes[:-1]), sum(sizes))
+
+
+def decoded(param: Buffer, spec: FlatSpec, index: int, dtype: DType, scales: Buffer | None = None) -> Buffer:
+    """Return a weight's values in a new buffer, which lives as long as the product that reads it. `scales`: the
+    buffer's, if they are apart."""
     weight, offset = spec.weights[index], spec.offsets[index]
     assert weight.format is not None, f"{weight.name} is not stored as codes"
     out = param.device.alloc(weight.shape, dtype, Kind.TEMP)
-    _codes_of(weight.format.name).launch(param.device, param[offset : offset + weight.numel], out)
+    own = None if scales is None else scales[beside(spec, index)]
+    _codes_of(weight.format.name).launch(param.device, param[offset : offset + weight.numel], out, own)
     return out
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
 from zerosim.config import RunConfig
+from zerosim.config.parts.tuning import row_of
 from zerosim.device.device import Device
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
@@ -21,7 +22,7 @@ from zerosim.placement.mesh import Mesh
 from zerosim.placement.rows import Rows
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
-from zerosim.placement.zero import frozen, rows_said, zero_rows
+from zerosim.placement.zero import cut_between, frozen, rows_said, zero_rows
 from zerosim.tensor.flat import Flat
 from zerosim.train.pieces import pieces_of
 
@@ -38,9 +39,14 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
     if strategy is not None:
         rows = rows_said(rows, keeps_params=strategy.keeps_params, keeps_grads=strategy.keeps_grads)
     trained, held = {**rows, **exchange.states}, frozen(rows)
+    between = dict[int, Rows]()  # by a row's elements
 
     def of_flat(flat: FlatSpec) -> Rows:
-        return {**trained, **made.beside(flat)} if flat.is_trained else held
+        if not flat.is_trained:
+            return held
+        if row := row_of(config.tuning, flat):
+            return between.setdefault(row, cut_between(trained, row))
+        return {**trained, **made.beside(flat)}
 
     return of_flat
 

@@ -381,6 +381,7 @@ class RehearsedFlat(Flat):
         self.script, self.number = script, number
         self.collector = Collector(like.collector.dtype, like.adds_at_once, like.collector.dummies)
         self.param = self.device.alloc((self.numel,), self.dtype, Kind.PARAM)
+        self.place_scales()
         if like.adds_at_once:
             self.collector.lasting = self.grad_whole = script.buffer((self.numel,), self.grad_dtype)
 

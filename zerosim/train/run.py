@@ -183,7 +183,16 @@ class Experiment:
         with device.scope(step=self.steps):  # records from here on come after the last step
             sample = None if config.data.sample is None else self._sample(trained, device)
         to_host = device.backend.to_host
-        pieces = [Piece(ctx.rank, flat.name, flat.own, to_host(flat.weights().array)) for flat in trained.model.flats]
+        pieces = [
+            Piece(
+                ctx.rank,
+                flat.name,
+                flat.own,
+                to_host(flat.weights().array),
+                None if flat.scales is None else to_host(flat.scales.array),
+            )
+            for flat in trained.model.flats
+        ]
         gpu = None if device.stream is None else device.stream.gpu_bytes()
         lost = self._lost_on(ctx.rank, trained.strategy.updater.lost.counts())
         return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu, lost)

@@ -21,6 +21,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "Ψ_t": Letter("parameters that are trained", "parameters"),
         "Ψ_q": Letter("parameters stored in NF4", "parameters"),
         "Q": Letter("bytes of the NF4 weights: codes, their scales, and the scales' own", "bytes"),
+        "Q_s": Letter("bytes of scales that are whole on every rank (FSDP); Q is then of the codes alone", "bytes"),
         "N": Letter("ranks that model states are divided among, of one replica with hybrid sharding", "ranks"),
         "d": Letter("ranks of one node", "ranks"),
         "n": Letter("nodes of the N ranks", "nodes"),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zerosim.analysis.formulas.form import Form, form, group, symbols, total
 
 PSI, N = symbols("Ψ N")
-TRAINED, QUANTIZED, QUANTIZED_BYTES = symbols("Ψ_t Ψ_q Q")
+TRAINED, QUANTIZED, QUANTIZED_BYTES, SCALES = symbols("Ψ_t Ψ_q Q Q_s")
 KEPT, GRAD_BYTES = symbols("Y g")
 STATES = ("param", "grad", "optim")
 ZERO_PAPER = "ZeRO paper (arXiv 1910.02054)"
@@ -71,10 +71,12 @@ def first_partitioned(kind: str) -> int:
 
 
 class Frozen(NamedTuple):
-    """Parameters that are not trained: `each` bytes a parameter. Of those that are `quantized`, Q bytes in all."""
+    """Parameters that are not trained: `each` bytes a parameter. Of those that are `quantized`, Q bytes in all, and
+    with `whole_scales` Q_s more on every rank."""
 
     each: int
     quantized: bool = False
+    whole_scales: bool = False
 
 
 def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
@@ -87,7 +89,10 @@ def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = No
     if frozen is not None:
         whole = {"param": frozen_params(cost, frozen), "grad": cost.grad * TRAINED, "optim": cost.optim * TRAINED}
     source = f"{ZERO_PAPER}, sections 3.1 and 5"
-    return {kind: (whole[kind] / (N if stage >= first_partitioned(kind) else 1)).by(source) for kind in STATES}
+    held = {kind: whole[kind] / (N if stage >= first_partitioned(kind) else 1) for kind in STATES}
+    if frozen is not None and frozen.whole_scales:
+        held["param"] = held["param"] + SCALES
+    return {kind: held[kind].by(source) for kind in STATES}
 
 
 def frozen_params(cost: BytesPerParameter, frozen: Frozen) -> Form:

@@ -28,13 +28,14 @@ __device__ inline float number_at(const unsigned char* bytes) {
 }
 
 template <class T>
-__global__ void dequantize_nf4(const unsigned char* stored, T* out, int mean, int absmax, int codes, long long numel) {
+__global__ void dequantize_nf4(const unsigned char* scales, const unsigned char* stored, T* out, int mean, int absmax,
+                               int codes, long long numel) {
     using W = typename wide<T>::type;
     const long long byte = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x, first = 2 * byte;
     if (first >= numel) return;
     const long long block = first / NF4_BLOCK;  // both values are in one block, whose size is even
-    const float quotient = absmax_map[stored[absmax + block]] * number_at(stored + 4 * (block / ABSMAX_BLOCK));
-    const float largest = quotient + number_at(stored + mean);
+    const float quotient = absmax_map[scales[absmax + block]] * number_at(scales + 4 * (block / ABSMAX_BLOCK));
+    const float largest = quotient + number_at(scales + mean);
     const unsigned char both = stored[codes + byte];
     store(W(nf4_map[both >> 4] * largest), out[first]);
     if (first + 1 < numel) store(W(nf4_map[both & 15] * largest), out[first + 1]);
@@ -43,9 +44,11 @@ __global__ void dequantize_nf4(const unsigned char* stored, T* out, int mean, in
 )
 
 
-def dequantize_nf4(stored: Array, out: Array) -> None:
+def dequantize_nf4(stored: Array, out: Array, scales: Array | None = None) -> None:
     numel = out.size
     with result_for(out) as target:
         kernel = raw(DEQUANTIZE, "dequantize_nf4", (target.dtype,))
         codes, absmax, mean, _ = (np.int32(place.start) for place in formats.NF4.places(numel))
-        run_threads(kernel, -(-numel // 2), dense(stored), target, mean, absmax, codes, numel)
+        first = codes if scales is None else np.int32(0)
+        apart = dense(stored if scales is None else scales)
+        run_threads(kernel, -(-numel // 2), apart, dense(stored), target, mean, absmax, first, numel)

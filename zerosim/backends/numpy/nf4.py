@@ -73,5 +73,6 @@ def decode_nf4(stored: Array, numel: int) -> Array:
     return NF4[codes[:numel]] * np.repeat(absmax, BLOCK)[:numel]
 
 
-def dequantize_nf4(stored: Array, out: Array) -> None:
+def dequantize_nf4(stored: Array, out: Array, scales: Array | None = None) -> None:
+    stored = stored if scales is None else np.concatenate([scales, stored])
     out.reshape(-1)[...] = decode_nf4(stored, out.size).astype(out.dtype)

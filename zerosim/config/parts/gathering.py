@@ -96,6 +96,6 @@ WORDS = (
         "--reshard-after-forward or --no-reshard-after-forward, with --stage 3",
     ),
     ("*backward_prefetch", "--prefetch 1"),
-    ("*forward_prefetch", "--prefetch 1 with --forward-prefetch or --no-forward-prefetch"),
+    ("fsdp_forward_prefetch", "--prefetch 1 with --forward-prefetch or --no-forward-prefetch"),
     ("*param_persistence_threshold", "--persistent-numel COUNT, with --gather module"),
 )

@@ -7,6 +7,7 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -20,8 +21,9 @@ from zerosim.config.parts.offload import OffloadConfig
 from zerosim.config.parts.precision import PrecisionConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
-from zerosim.placement.formats import WEIGHTS
+from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
+from zerosim.placement.spec import FlatSpec
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -74,6 +76,10 @@ class TuningConfig(Part):
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
     )  # fmt: skip
+    whole_scales: bool = option(
+        False, "with --base: every rank holds the scales of the codes whole, and only codes are cut and gathered "
+        "(bitsandbytes' absmax under FSDP)", stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
     adapters: str | None = option(
         None, "adapters to start from, by name, in a file from --save-adapters; or a folder that PEFT wrote",
         metavar="IN.npz|DIR", shown="A normal, B 0",
@@ -83,8 +89,12 @@ class TuningConfig(Part):
         for name, value in (("freeze", self.freeze), ("lora_target", self.lora_target)):
             if value is not None and not all(pattern.strip("! ") for pattern in value.split(",")):
                 raise wrong(name, f" {value!r}: a pattern is empty; expected names of parameters such as h.0,wte")
+        if self.whole_scales and self.base is None:
+            raise wrong("whole_scales", ": no weights are stored as codes; choose a base, or leave it out")
         if self.lora_rank:
             return
+        if self.adapter_shards != "unit":
+            raise wrong("adapter_shards", f" {self.adapter_shards!r}: there are no adapters; choose a lora_rank")
         for name in ("lora_alpha", "lora_target", "adapter_dtype", "autocast", "adapters"):
             if (value := getattr(self, name)) is not None:
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
@@ -134,6 +144,24 @@ ALL_TRAINED = TuningConfig()
 def stores_codes(tuning: TuningConfig) -> bool | None:
     """Return whether frozen weights are stored as codes; None if all are trained."""
     return tuning.base is not None if tuning.is_on else None
+
+
+def has_whole_scales(tuning: TuningConfig) -> bool:
+    """Return whether scales of codes are whole on every rank."""
+    return tuning.whole_scales
+
+
+def format_of(tuning: TuningConfig, kind: str) -> Format | None:
+    """Return the format of weights of a kind that is stored as codes; None for other kinds."""
+    stored = WEIGHTS.get(kind)
+    return stored._replace(apart=1) if stored is not None and tuning.whole_scales else stored
+
+
+def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
+    """Return the elements of a row of a buffer that is cut between rows; 0 for other buffers."""
+    if tuning.adapter_shards != "rows" or flat.block > 1 or not is_adapter(flat.weights[0].name):
+        return 0
+    return math.prod(flat.weights[0].shape[1:])
 
 
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
@@ -202,8 +230,17 @@ def dtype_rules(
 def settles(draft: Draft) -> Mapping[str, str]:
     """Store and send gradients of fp32 adapters in fp32, as autograd makes them; they need no cast. Take out what a
     recipe does with adapters, where there are none. Raises: InputError."""
-    if not draft.values.get("lora_rank"):
+    values, given = draft.values, draft.given
+    cut = next((name for name in ("secondary_shard", "quantized_weights") if values.get(name)), "")
+    cut = "partition" if values.get("partition") == "owner" else cut
+    if cut and given.get("adapter_shards", "unit") != "unit":
+        raise wrong(
+            "adapter_shards", f" {given['adapter_shards']!r}: {cut} cuts whole units; leave one of them out", beside=cut
+        )
+    if cut or not values.get("lora_rank"):
         draft.without("adapter_shards", "")
+    if not draft.values.get("base"):
+        draft.without("whole_scales", "")
     if draft.values.get("adapter_dtype") == "fp32":
         if (given := draft.given.get("grad_dtype", "fp32")) != "fp32":
             raise wrong("grad_dtype", f" {given!r}: fp32 adapters have fp32 gradients; leave it out")

@@ -160,7 +160,9 @@ def recipes() -> tuple[Recipe, ...]:
             "reshard_after_forward=False. The optimizer steps "
             "all tensors together (foreach; fused=True is --no-foreach). The loss is PyTorch's on the model's logits. "
             "Where these are cast first, use --loss torch. Every microbatch is "
-            "reduced, its default; set_requires_gradient_sync(False) is --no-grad-sync.",
+            "reduced, and averaged over replicas, its default; set_requires_gradient_sync(False) is --no-grad-sync, "
+            "set_requires_all_reduce(False) before the last is --replica-reduction step. In QLoRA scales are whole on "
+            "every rank.",
             "PyTorch fully_shard: MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32); _fully_shard/"
             "_fsdp_param_group.py at 002a76f (_backward_prefetch; post_backward, which waits for the reduction before)",
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; in "
@@ -249,25 +251,28 @@ _BY_DEEPSPEED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 _CLIENT = {"foreach": True, "loss": "hf-5"}
 _FOREACH = {**_TORCH, "foreach": True}
 _LATE = {**_FOREACH, "overlap_reduction": True}
+_EACH = {**_LATE, "replica_reduction": "micro_batch"}
 _FSDP2 = (
     _FOREACH,
     _FOREACH,
-    _LATE,
-    {**_LATE, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"},
+    {**_EACH, "adapter_shards": "rows"},
+    {**_EACH, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
+    | {"whole_scales": True, "adapter_shards": "rows"},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
-_EACH = {**_LATE, "replica_reduction": "micro_batch", "keep_grads": True}
+_KEPT = {**_EACH, "keep_grads": True}
 _FSDP1_PURE = (
     _FOREACH,
     _FOREACH,
-    {**_EACH, "adapter_shards": "tensor"},
+    {**_KEPT, "adapter_shards": "tensor"},
     {
-        **_EACH,
+        **_KEPT,
         "keep_root_units": True,
         "prefetch": 1,
         "forward_prefetch": False,
         "use_reentrant": True,
         "adapter_shards": "tensor",
+        "whole_scales": True,
     },
 )
 _FSDP1 = (*_FSDP1_PURE[:3], {**_FSDP1_PURE[3], "cast_shards": True})
