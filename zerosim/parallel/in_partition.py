@@ -38,7 +38,7 @@ class InPartition(OutOfBuffers):
         while parts:
             flat, own, averages = parts.pop()
             with flat.device.scope(unit=flat.spec.module):
-                self._averages.append((flat, super()._keep_part(flat, own, averages)))
+                self._averages.append((flat, *super()._keep_part(flat, own, averages)))
                 del own
 
     def _keep(self, flats: Sequence[Flat], averages: bool, reduced: Any) -> None:
@@ -50,6 +50,6 @@ class InPartition(OutOfBuffers):
             del self._room[flat.name]  # each part takes its own room
         super()._keep(flats, averages, reduced)
 
-    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> Work[Any] | None:
+    def _keep_part(self, flat: Flat, own: Buffer | None, averages: bool) -> tuple[Buffer | None, Work[Any] | None]:
         self._parts.append((flat, own, averages))
-        return None
+        return None, None
