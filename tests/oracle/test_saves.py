@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import zerosim
+from zerosim.device.events import Alloc, Free
 
 H, KV, F, T, HEADS = 64, 32, 160, 32, 4
 
@@ -42,3 +46,76 @@ def test_a_block_keeps_what_transformers_block_keeps(family: str, config: type[A
     assert counted - 4 * HEADS * T - 2 * 4 * T == T * (20 * H + 4 * KV + 8 * F)
     assert counted == theirs(config, 3, True) - theirs(config, 2, True)
     assert theirs(config, 3, False) - theirs(config, 2, False) == T * (12 * H + 4 * KV + 6 * F) + 4 * T * (HEADS + 2)
+
+
+class Live(TorchDispatchMode):
+    """The most bytes live during the last block's backward, of storages of at least `least` bytes."""
+
+    def __init__(self, least: int, without: set[int]) -> None:
+        self.least, self.without = least, without
+        self.live: dict[int, Any] = {}
+        self.runs, self.most = 0, 0
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in tree_leaves(out):
+            if isinstance(one, torch.Tensor):
+                kept, at = one.untyped_storage(), one.untyped_storage()._cdata
+                if at not in self.live and kept.nbytes() >= self.least and kept.data_ptr() not in self.without:
+                    self.live[at] = (weakref.ref(kept, lambda _, at=at: self.live.pop(at)), kept.nbytes())
+        if self.runs == 2:
+            self.most = max(self.most, sum(nbytes for _, nbytes in self.live.values()))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_working_set_of_a_recomputed_block_is_transformers(autocast: bool) -> None:
+    """With PEFT's adapters on q, k, v and o, under reentrant checkpoints: the most live bytes in the last block's
+    backward, beside buffers smaller than its keys."""
+    peft, wide, layers = pytest.importorskip("peft"), 224, 3
+    sizes = {"hidden_size": H, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": wide}
+    made = LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=11, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(made).to(torch.bfloat16)
+    lora = peft.LoraConfig(r=1, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"], lora_dropout=0.1)
+    model = peft.get_peft_model(model, lora)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):  # as on a GPU, with a mask of bytes
+            module.forward = lambda x, p=module.p: torch.native_dropout(x, p, True)[0]
+    model.train().gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    least, kv = 2 * T * 16, 16
+    live = Live(least, {one.untyped_storage().data_ptr() for one in model.parameters()})
+
+    def entered(*_: Any) -> None:
+        live.runs += 1
+
+    model.base_model.model.model.layers[-1].input_layernorm.register_forward_pre_hook(entered)
+    model.base_model.model.model.layers[-2].input_layernorm.register_forward_pre_hook(
+        lambda *_: entered() if live.runs == 2 else None
+    )
+    ids = torch.zeros((1, T), dtype=torch.long)
+    with live:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+
+    sizes_here: dict[str, Any] = dict(hidden=H, heads=8, kv_heads=2, ffn=wide, layers=layers, seq=T, vocab=11)
+    config = zerosim.RunConfig(
+        model="llama", **sizes_here, micro_batch=1, ranks=1, attention="flash", saves="eager", recompute="full",
+        recipe="ddp", stage=0, lora_rank=1, lora_target="q,k,v,o", lora_dropout=0.1, adapter_dtype="fp32",
+        autocast="bf16" if autocast else None, loss="hf-5",
+    )  # fmt: skip
+    held, most = dict[int, int](), 0
+    for event in zerosim.plan(config, keep_events=True).events[0]:
+        if isinstance(event, Alloc) and event.scope.phase != "init" and event.nbytes >= least:
+            held[event.id] = event.nbytes
+            if event.scope.unit == "layers.2" and event.scope.phase == "backward":
+                most = max(most, sum(held.values()))
+        elif isinstance(event, Free):
+            held.pop(event.id, None)
+    assert most == live.most
+    adapters = 12 * H if autocast else 20 * H
+    lse = 4 * 8
+    assert most == T * (2 * layers * H + 12 * wide + 8 * H + adapters + 4 * H + 4 * kv + 4 * H + lse)

@@ -117,7 +117,7 @@ def group_of(name: str) -> str:
     return next(group for group, words in TARGETS.items() if word in words.split(","))
 
 
-def saved_by_peft(dtype: str, dropout: float, tokens: int) -> dict[str, int]:
+def saved_by_peft(dtype: str, dropout: float, tokens: int, autocast: bool) -> dict[str, int]:
     """Return the bytes that adapters of one block of a bf16 Llama save beside what others have saved."""
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
     sizes = transformers.LlamaConfig(
@@ -144,16 +144,17 @@ def saved_by_peft(dtype: str, dropout: float, tokens: int) -> dict[str, int]:
         if hasattr(module, "lora_A") and ".layers.1." in name:
             module.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
             module.register_forward_hook(lambda *_: inside.pop() and None)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), cast:
         model(input_ids=torch.zeros((1, tokens), dtype=torch.int64)).logits.sum()
     return found
 
 
-def saved_here(dtype: str, dropout: float, tokens: int) -> dict[str, int]:
+def saved_here(dtype: str, dropout: float, tokens: int, autocast: bool) -> dict[str, int]:
     """Return the same of ours."""
     config = RunConfig(
         model="llama", **SIZES | dict(seq=tokens), lora_rank=4, lora_target="q,k,v,o,gate,up,down", micro_batch=1,
-        lora_dropout=dropout, adapter_dtype=dtype, attention="flash", ranks=1,
+        lora_dropout=dropout, adapter_dtype=dtype, attention="flash", ranks=1, autocast="bf16" if autocast else None,
     )  # fmt: skip
     seen, found = set[int](), dict.fromkeys(TARGETS, 0)
     for event in plan(config, keep_events=True).events[0]:
@@ -171,14 +172,18 @@ def saved_here(dtype: str, dropout: float, tokens: int) -> dict[str, int]:
         ("fp32", 0.1, dict(qkv=3 * (5 * 32 + 16), o=5 * 32 + 16, gate_up=2 * (5 * 32 + 16), down=5 * 48 + 16)),
         ("fp32", 0.0, dict(qkv=3 * (4 * 32 + 16), o=4 * 32 + 16, gate_up=2 * (4 * 32 + 16), down=4 * 48 + 16)),
         ("bf16", 0.1, dict(qkv=3 * (3 * 32 + 8), o=3 * 32 + 8, gate_up=2 * (3 * 32 + 8), down=3 * 48 + 8)),
+        ("cast", 0.1, dict(qkv=3 * (3 * 32 + 8), o=3 * 32 + 8, gate_up=2 * (3 * 32 + 8), down=3 * 48 + 8)),
+        ("cast", 0.0, dict(qkv=3 * (2 * 32 + 8), o=2 * 32 + 8, gate_up=2 * (2 * 32 + 8), down=2 * 48 + 8)),
         ("bf16", 0.0, dict(qkv=2 * 32 + 3 * 8, o=8, gate_up=2 * 32 + 2 * 8, down=2 * 48 + 8)),
     ],
 )
 def test_what_adapters_save_is_what_pefts_save(dtype: str, dropout: float, expected: dict[str, int]) -> None:
-    """Bytes a token and block, by the maps that share an input."""
-    tokens = 16
-    ours, theirs = saved_here(dtype, dropout, tokens), saved_by_peft(dtype, dropout, tokens)
-    assert ours == theirs == {group: tokens * each for group, each in expected.items()}
+    """Bytes a token and block, by the maps that share an input; under autocast ("cast") also those of A's and B's
+    casts."""
+    tokens, autocast, stored = 16, dtype == "cast", dtype.replace("cast", "fp32")
+    ours, theirs = (of(stored, dropout, tokens, autocast) for of in (saved_here, saved_by_peft))
+    casts = dict(qkv=8 * (64 + 48 + 48), o=8 * 64, gate_up=8 * 2 * 80, down=8 * 80) if autocast else {}
+    assert ours == theirs == {group: tokens * each + casts.get(group, 0) for group, each in expected.items()}
 
 
 def test_fp32_adapters_of_a_bf16_map_compute_as_pefts() -> None:

@@ -50,11 +50,15 @@ class Recompute(Unit):
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         """Forward once more, of which only the graph is wanted; then the unit's backward."""
         self.open_asides()
-        ends = [Tensor(self._kept.pop(slot)())]
-        ends.append(self.unit.forward(ends[0], slot))
-        if not self.keeps_ends:
-            ends.clear()
+        _ends = self._again(slot)  # live to the end of this call
         self.unit.backward(grads, slot, defers=defers)
+
+    def _again(self, slot: int) -> tuple[Tensor, Tensor] | None:
+        """Run forward once more; return its input and output if they are to be held."""
+        if self.keeps_ends:
+            return (x := Tensor(self._kept.pop(slot)())), self.unit.forward(x, slot)
+        self.unit.forward(Tensor(self._kept.pop(slot)()), slot)
+        return None
 
     def backward_weights(self, slot: int = 0) -> None:
         self.unit.backward_weights(slot)

@@ -68,9 +68,9 @@ class MemoryConfig(Part):
         "device moves them to host memory, and back for the optimizer's step", group="training", after="lazy_states",
     )  # fmt: skip
     saves: str = option(
-        "lean", "tensors saved for backward: those that zerosim's own kernels need, or those that Megatron's save, "
-        "or those of transformers' modules: their own (eager), Liger's (liger), or fused norms beside their own gate "
-        "(foak, as fms-acceleration has it)", choices=("lean", "megatron", "eager", "liger", "foak"),
+        "lean", "tensors saved for backward: what zerosim's own kernels need, Megatron's, transformers' own modules "
+        "(eager) or Liger's. foak is fms-acceleration: fused norms beside transformers' own gate",
+        choices=("lean", "megatron", "eager", "liger", "foak"),
     )  # fmt: skip
     attention: str = option(
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
