@@ -100,6 +100,8 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "upcast_grads": (True, False),
     "flatten_grads": (True,),
     "grads_in_partition": (True,),
+    "host_buffers": (True,),
+    "pin_memory": (True,),
     "keep_upcast": (True,),
     "delayed_update": (1, 2),
     "optimizer_in_backward": (True,),
