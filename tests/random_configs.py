@@ -102,6 +102,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "grads_in_partition": (True,),
     "host_buffers": (True,),
     "pin_memory": (True,),
+    "host_load": (True,),
     "keep_upcast": (True,),
     "delayed_update": (1, 2),
     "optimizer_in_backward": (True,),

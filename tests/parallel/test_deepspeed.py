@@ -255,3 +255,17 @@ def test_pinned_memory_is_a_power_of_two_of_each_request() -> None:
     assert ends[0] - ends[1] == rests
     with pytest.raises(InputError, match="pin_memory: no model state lies on the host"):
         RunConfig(pin_memory=True)
+
+
+def test_each_process_that_loads_fp32_weights_holds_them_on_the_host_until_its_device_has_them() -> None:
+    settings: dict[str, Any] = dict(SIZES, stage=2, ranks=2, steps=1, offload="optimizer=host")
+    result, plain = (run(RunConfig(**settings, host_load=on)) for on in (True, False))
+    assert_same_bits(result, plain)
+    loads, before = result.memory[0].others["host"], plain.memory[0].others["host"]
+    held = before.marks["after_init"].total_bytes
+    assert loads.marks["after_init"].total_bytes == held
+    assert loads.peak.total_bytes == max(4 * result.num_parameters + held, before.peak.total_bytes)
+    planned = plan(RunConfig(**settings, host_load=True), every_rank=True)
+    assert [one.others["host"].peak.total_bytes for one in planned.memory] == [loads.peak.total_bytes] * 2
+    with pytest.raises(InputError, match="host_load: no model state lies on the host"):
+        RunConfig(host_load=True)

@@ -64,6 +64,10 @@ class OffloadConfig(Part):
         False, "pin the host's masters, gradients and parameters. PyTorch rounds each pinned request up to a power of "
         "two: DeepSpeed's is a rank's whole slice, FSDP2's that of a unit"
     )  # fmt: skip
+    host_load: bool = option(
+        False, "with --offload: each process loads its weights in fp32 into host memory before its device has them, as "
+        "from_pretrained does without zero.Init. Otherwise loading takes no memory here"
+    )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
         "end", metavar="DIR", shown="none",
@@ -149,8 +153,9 @@ def rules(
         )
     if offload.policy == FSDP2 and grads.lasts:
         yield wrong("persistent_grads", f": with offload_policy {FSDP2!r} each gradient's copy is a buffer of its own")
-    if offload.pin_memory and not offload.is_on:
-        yield wrong("pin_memory", ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
+    for name, asks in (("pin_memory", offload.pin_memory), ("host_load", offload.host_load)):
+        if asks and not offload.is_on:
+            yield wrong(name, ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
     if not offload.is_on:
         return
 
