@@ -76,7 +76,11 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
         ("ddp", 0, {**LATE, "grad_buckets": "copies"}),
         ("deepspeed", 0, {**DEEPSPEED_0, "skip_nonfinite": True}),
         ("deepspeed", 1, {**DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}),
-        ("deepspeed", 2, {**DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True}),
+        (
+            "deepspeed",
+            2,
+            {**DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True, "host_buffers": True},
+        ),
         ("hf-deepspeed", 0, {**DEEPSPEED_0, "skip_nonfinite": True, "foreach": True, "loss": "hf-5"}),
         (
             "deepspeed",

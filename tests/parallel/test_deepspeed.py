@@ -212,3 +212,60 @@ def test_overlap_comm_below_stage_3_is_a_second_bucket() -> None:
     assert [len(found) for found in buckets] == [1, 2]
     assert_same_bits(one, two)
     assert plan(small(stage=3, overlap_comm=True)).config.reduction.buffers == 1
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_host_holds_eighteen_bytes_of_the_slice_under_zero_offload(precision: str, accumulate: int) -> None:
+    """Master 4 and gradient 4 from the start, Adam's 8 and staging 2 from the first step. Microbatches add up in a
+    buffer of 2 more."""
+    settings: dict[str, Any] = dict(
+        SIZES, recipe="deepspeed", stage=2, ranks=2, reduce_bucket=BUCKET, precision=precision, accumulate=accumulate,
+        offload="optimizer=host", initial_scale_power=8,
+    )  # fmt: skip
+    result, plain = (run(RunConfig(**settings, host_buffers=on), keep_events=True) for on in (True, False))
+    assert_same_bits(result, plain)
+    own = sum(result.layout.padded(name) for name in result.layout.flats) // 2
+    host = result.memory[0].others["host"]
+    assert host.marks["after_init"].total_bytes == 8 * own
+    held = (18 if accumulate == 1 else 20) * own
+    assert host.marks["after_step"].total_bytes == held
+    assert 0 <= host.peak.total_bytes - held <= 2 * max(result.layout.padded(name) for name in result.layout.flats)
+    assert formulas_agree(checks(result))
+    assert formulas_agree(checks(plan(RunConfig(**{**settings, "steps": None}))))
+    assert_same_record(RunConfig(**settings))
+
+
+def test_pinned_memory_is_a_power_of_two_of_each_request() -> None:
+    """One request for all of a rank's masters, gradients and staging; Adam's states are pageable."""
+    settings: dict[str, Any] = dict(
+        SIZES, recipe="deepspeed", stage=2, ranks=2, reduce_bucket=BUCKET, offload="optimizer=host", steps=1
+    )
+    pinned, pageable = (run(RunConfig(**settings, pin_memory=on)) for on in (True, False))
+    assert_same_bits(pinned, pageable)
+    own = sum(pinned.layout.padded(name) for name in pinned.layout.flats) // 2
+    rests = sum((1 << (each * own - 1).bit_length()) - each * own for each in (4, 4, 2))
+    ends = [result.memory[0].others["host"].marks["after_step"].total_bytes for result in (pinned, pageable)]
+    assert ends[0] - ends[1] == rests > 0
+    by_unit = dict(SIZES, recipe="fsdp2", stage=3, ranks=2, offload="optimizer=host,params=host", steps=1)
+    pinned, pageable = (run(RunConfig(**by_unit, pin_memory=on)) for on in (True, False))
+    sizes = [pinned.layout.padded(name) // 2 for name in pinned.layout.flats]
+    rests = sum((1 << (each * own - 1).bit_length()) - each * own for own in sizes for each in (4, 2))
+    ends = [result.memory[0].others["host"].marks["after_step"].total_bytes for result in (pinned, pageable)]
+    assert ends[0] - ends[1] == rests
+    with pytest.raises(InputError, match="pin_memory: no model state lies on the host"):
+        RunConfig(pin_memory=True)
+
+
+def test_each_process_that_loads_fp32_weights_holds_them_on_the_host_until_its_device_has_them() -> None:
+    settings: dict[str, Any] = dict(SIZES, stage=2, ranks=2, steps=1, offload="optimizer=host")
+    result, plain = (run(RunConfig(**settings, host_load=on)) for on in (True, False))
+    assert_same_bits(result, plain)
+    loads, before = result.memory[0].others["host"], plain.memory[0].others["host"]
+    held = before.marks["after_init"].total_bytes
+    assert loads.marks["after_init"].total_bytes == held
+    assert loads.peak.total_bytes == max(4 * result.num_parameters + held, before.peak.total_bytes)
+    planned = plan(RunConfig(**settings, host_load=True), every_rank=True)
+    assert [one.others["host"].peak.total_bytes for one in planned.memory] == [loads.peak.total_bytes] * 2
+    with pytest.raises(InputError, match="host_load: no model state lies on the host"):
+        RunConfig(host_load=True)

@@ -11,6 +11,7 @@ from zerosim.analysis.capability import Kept
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.shares import Placed, itemsizes, trained_itemsize
 from zerosim.config import RunConfig
+from zerosim.config.parts.offload import has_host_buffers
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.placement.spec import WeightSpec
 
@@ -25,6 +26,8 @@ def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
     cost = formulas.bytes_per_parameter(*sizes, moments, cast_shards=kept.casts, masters=masters)
     if kept.masters and not masters:
         cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
+    if has_host_buffers(config.grads, config.offload, config.precision):
+        cost = replace(cost, grad=formulas.MASTER_BYTES)
     if not kept.grads:
         cost = replace(cost, grad=0)
     if config.optim.optimizer in formulas.UNIFORM:

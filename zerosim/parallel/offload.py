@@ -183,7 +183,7 @@ class OffloadedStep(Step):
         device, rounded = flat.device, shard
         with device.at(master.memory):
             if shard.memory != master.memory:
-                rounded = device.alloc(shard.shape, shard.dtype, Kind.TEMP)
+                rounded = self.rounded(flat, shard)
             device.kernel(0, device.backend.copy, master.array, rounded.array)
         if rounded is shard:
             return
@@ -197,6 +197,10 @@ class OffloadedStep(Step):
             self._written[flat.name] = back  # the host's buffer stays until it has been written
         else:
             back.settle()
+
+    def rounded(self, flat: Flat, shard: Buffer) -> Buffer:
+        """Return room for a rounded master, on its way to another memory."""
+        return flat.device.alloc(shard.shape, shard.dtype, Kind.TEMP)
 
     def tiles(self, groups: Iterable[list[Flat]]) -> Iterator[list[Flat]]:
         """Yield the groups with their states on the host. While one is updated, the next is read from NVMe and the one
@@ -271,6 +275,7 @@ def shards_of(
     place: Place,
     updater: Updater,
     make_step: Callable[[Parameters, str], OffloadedStep] | None = None,
+    make_gradients: Callable[..., OffloadedGradients] = OffloadedGradients,
 ) -> Shards:
     """Return the local shards of the rank at a place, in the memories of --offload."""
     assert place.groups is not None
@@ -280,7 +285,7 @@ def shards_of(
     gradients, home = Gradients(), offload.memory_of("grads")
     if home != DEVICE:
         alone = place.groups.mesh.size("dp_replicate", *MODEL) == 1
-        make = UnwaitedGradients if offload.policy == FSDP2 else OffloadedGradients
+        make = UnwaitedGradients if offload.policy == FSDP2 else make_gradients
         gradients = make(home, step.left, as_it_goes=alone)
     return Shards(gradients, parameters, step)
 

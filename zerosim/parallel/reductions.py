@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.offload import has_host_buffers
 from zerosim.parallel.exchange import AllReduce, KeepSlice, Owners, Slices
 from zerosim.parallel.in_partition import InPartition
 from zerosim.parallel.pieces import Pieces, Place
@@ -17,7 +18,8 @@ BY_WORD: Mapping[str, type[Slices]] = MappingProxyType({"reduce_scatter": Slices
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the exchange, the reducer, and how long gradients are stored."""
-    rows = partial(made.rows, grad="always" if config.grads.lasts else "step")
+    buffered = has_host_buffers(config.grads, config.offload, config.precision)
+    rows = partial(made.rows, grad="always" if config.grads.lasts or buffered else "step")
     return made._replace(exchange=_exchange(config), reducer=_reducer(config), rows=rows)
 
 

@@ -35,7 +35,7 @@ def upcast_grad_shard(flat: Flat) -> Buffer | None:
 
 def _copy(flat: Flat, dtype: DType) -> Buffer | None:
     half = flat.grad_shard
-    if half is None or not flat.grad_dtype.is_half:
+    if half is None or not half.dtype.is_half:
         return None
     copy = flat.device.alloc(half.shape, dtype, Kind.GRAD, padding=flat.own_padding)
     flat.device.kernel(0, flat.device.backend.copy, half.array, copy.array)

@@ -18,7 +18,7 @@ from typing import Any
 from zerosim.backends.kernels import Array
 from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer, Device, Kind
-from zerosim.dtypes import DType
+from zerosim.dtypes import DType, compute_dtype
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import Slice, nothing
 from zerosim.placement.rows import Held, Row
@@ -107,8 +107,10 @@ class GradAccumulator:
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
             if not row.is_whole:
                 numel, padding = self.own.size, self.own_padding
+            is_wide = memory.host_buffers and not row.is_whole and row.memory != DEVICE
+            dtype = compute_dtype(self.grad_dtype) if is_wide else self.grad_dtype
             with self.device.at(DEVICE if row.is_whole else row.memory):
-                self.collector.lasting = self.device.alloc((numel,), self.grad_dtype, Kind.GRAD, padding=padding)
+                self.collector.lasting = self.device.alloc((numel,), dtype, Kind.GRAD, padding=padding)
                 self._zero(self.collector.lasting.array)
             if row.is_whole:
                 self.grad_whole = self.collector.lasting

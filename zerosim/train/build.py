@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from zerosim.comm.collectives import Comm
@@ -86,7 +87,15 @@ def build_rank(
     return Built(model, strategy, pipeline_of(config, place, schedule))
 
 
-def place_rank(ctx: Context, model: Model, strategy: Strategy, write: Callable[[Flat, Group], None]) -> None:
-    """Allocate memory for the weights and the optimizer's states, and write the weights."""
-    strategy.place(model.flats, lambda flat: write(flat, model.group))
+def place_rank(
+    ctx: Context,
+    model: Model,
+    strategy: Strategy,
+    write: Callable[[Flat, Group], None],
+    loaded: AbstractContextManager[None] = nullcontext(),  # noqa: B008  has no state
+) -> None:
+    """Allocate memory for the weights and the optimizer's states, and write the weights, which are `loaded`
+    meanwhile."""
+    with loaded:
+        strategy.place(model.flats, lambda flat: write(flat, model.group))
     ctx.device.mark("after_init")

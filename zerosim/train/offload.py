@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from zerosim.comm.runtime import Context
 from zerosim.config import RunConfig
 from zerosim.config.parts.paging import moves_pages
 from zerosim.config.presets.cluster import Cluster
+from zerosim.device.device import Kind
 from zerosim.device.nvme import asks_for_folder
+from zerosim.dtypes import fp32
+from zerosim.models.model import Model
 from zerosim.placement.memories import HOST, NVME
 
 
@@ -26,6 +33,16 @@ def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None
     known."""
     host, drives = (None, None) if cluster is None else (cluster.host_bytes, cluster.nvme_bytes)
     return {HOST: config.offload.host_memory or host, NVME: drives}
+
+
+@contextmanager
+def loaded(ctx: Context, config: RunConfig, model: Model) -> Iterator[None]:
+    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if each process loads
+    them."""
+    numel = sum(flat.spec.num_parameters for flat in model.flats) if config.offload.host_load else 0
+    held = ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST) if numel else None
+    yield
+    del held
 
 
 def check_folder(config: RunConfig) -> None:

@@ -19,6 +19,7 @@ from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, Whole, build_rank, place_rank
 from zerosim.train.build_updater import build_updater
+from zerosim.train.offload import loaded
 from zerosim.train.repeated import Rehearsals
 
 Progress = Callable[[int, int, float], None]
@@ -71,7 +72,7 @@ def train_rank(
     model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, whole=whole, repeats=repeats)
     if opened is not None:
         opened(ctx, model, strategy)
-    place_rank(ctx, model, strategy, inputs.write)
+    place_rank(ctx, model, strategy, inputs.write, loaded(ctx, config, model))
     losses: list[float] = []
     batches = (inputs.micro_batches(ctx, step) for step in range(inputs.steps))
     for micro_losses in engine.train(model, batches, strategy, ctx.device, pipeline=pipeline):

@@ -11,6 +11,7 @@ from zerosim.analysis.facts import all_reduce_times, frozen_of, operations, redu
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.zero_gathers import schedule_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.offload import has_host_buffers
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
@@ -57,13 +58,18 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
 
 def _held(config: RunConfig, cost: BytesPerParameter) -> Forms:
     stage, grads, optim, frozen = config.states_stage, config.grads, config.optim, frozen_of(config)
+    buffered = has_host_buffers(grads, config.offload, config.precision)
     at = {
         "states": formulas.model_states(stage, cost, frozen),
         "upcast": formulas.optimizer_step_states(
             stage, cost, frozen, upcast_grads=grads.upcast, sub_group=optim.sub_group
         ),
         "between": formulas.after_step_states(
-            stage, cost, frozen, persistent_grads=grads.lasts or grads.keep_shards, keep_upcast=grads.keep_upcast
+            stage,
+            cost,
+            frozen,
+            persistent_grads=grads.lasts or buffered or grads.keep_shards,
+            keep_upcast=grads.keep_upcast,
         ),
     }
     for subject, by_kind in at.items():

@@ -14,6 +14,7 @@ _READ = "the CPU still reads a gradient while the next step writes new ones"
 EXCLUSIONS = (
     Exclusion("persistent_grads", "delayed_update", _READ, (2, 3)),
     Exclusion("upcast_grads", "delayed_update", _READ),
+    Exclusion("host_buffers", "delayed_update", _READ),
 )
 
 

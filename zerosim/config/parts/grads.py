@@ -79,6 +79,11 @@ class GradMemory(Part):
         group="offload", after="offload",
     )  # fmt: skip
 
+    host_buffers: bool = option(
+        False, "stage 2, with --offload optimizer=host and half types: the host holds an fp32 gradient and a half-type "
+        "copy of the local slice from start to end (DeepSpeed)", stages=(2,), follows=OF_RECIPE, group="offload",
+        after="delayed_update",
+    )  # fmt: skip
     in_backward: bool = option(
         False, "update each flat buffer inside backward, as soon as its gradient is reduced, and free the gradient. "
         "Nothing is accumulated or clipped (LOMO; torchtune's optimizer_in_bwd)", flat="optimizer_in_backward",

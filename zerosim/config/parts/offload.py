@@ -60,6 +60,14 @@ class OffloadConfig(Part):
         "backward ends (PyTorch's CPUOffloadPolicy), and needs --offload optimizer=host,params=host",
         flat="offload_policy", choices=("deepspeed", FSDP2), stages=(3,), follows=OF_RECIPE,
     )  # fmt: skip
+    pin_memory: bool = option(
+        False, "pin the host's masters, gradients and parameters. PyTorch rounds each pinned request up to a power of "
+        "two: DeepSpeed's is a rank's whole slice, FSDP2's that of a unit"
+    )  # fmt: skip
+    host_load: bool = option(
+        False, "with --offload: each process loads its weights in fp32 into host memory before its device has them, as "
+        "from_pretrained does without zero.Init. Otherwise loading takes no memory here"
+    )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
         "end", metavar="DIR", shown="none",
@@ -112,6 +120,12 @@ class OffloadConfig(Part):
         return {row: self.memory_of(what) for what, row in STATES.items()}
 
 
+def has_host_buffers(grads: GradMemory, offload: OffloadConfig, precision: PrecisionConfig) -> bool:
+    """Return whether the host holds the buffers of `--host-buffers`."""
+    on_host = offload.memory_of("optimizer") == offload.memory_of("grads") == HOST
+    return grads.host_buffers and on_host and precision.has_masters
+
+
 def settles(draft: Draft) -> Mapping[str, str]:
     """Take out a recipe's gradient buffer that stays on the device, if gradients lie on NVMe, and its policy, if
     not all states lie on the host."""
@@ -139,6 +153,9 @@ def rules(
         )
     if offload.policy == FSDP2 and grads.lasts:
         yield wrong("persistent_grads", f": with offload_policy {FSDP2!r} each gradient's copy is a buffer of its own")
+    for name, asks in (("pin_memory", offload.pin_memory), ("host_load", offload.host_load)):
+        if asks and not offload.is_on:
+            yield wrong(name, ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
     if not offload.is_on:
         return
 

@@ -231,7 +231,7 @@ _DEEPSPEED = {
     "skip_nonfinite": True,
 }
 _DEEPSPEED_1 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}
-_DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True}
+_DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True, "host_buffers": True}
 _DEEPSPEED_3 = {
     **_DEEPSPEED,
     "persistent_grads": True,
