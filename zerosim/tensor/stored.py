@@ -15,8 +15,8 @@ from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
 class Codes(NamedTuple):
-    """What makes a weight's bytes of its values (n), and fp32 values (n) of its bytes, on the host; and what launches
-    the kernel that fills a buffer of a device with them."""
+    """What makes a weight's bytes of its values (..., inputs), and fp32 values (n) of its bytes, on the host; and what
+    launches the kernel that fills a buffer of a device with them."""
 
     encode: Callable[[Array], Array]
     decode: Callable[[Array, int], Array]
@@ -25,13 +25,20 @@ class Codes(NamedTuple):
 
 @cache
 def _codes_of(name: str) -> Codes:
-    from zerosim.backends.numpy import nf4  # codes are made on the host, once
+    from zerosim.backends.numpy import gptq, nf4  # codes are made on the host, once
 
-    return {"nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}[name]
+    return {
+        "nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4),
+        "gptq": Codes(gptq.encode_gptq, gptq.decode_gptq, _launch_gptq),
+    }[name]
 
 
 def _launch_nf4(device: Device, codes: Buffer, out: Buffer) -> None:
     device.kernel(2 * out.numel, device.backend.dequantize_nf4, codes.array, out.array)
+
+
+def _launch_gptq(device: Device, codes: Buffer, out: Buffer) -> None:
+    device.kernel(2 * out.numel, device.backend.dequantize_gptq, codes.array, out.array)
 
 
 def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:

@@ -58,7 +58,8 @@ class TuningConfig(Part):
         shown="the parameters', with one shared input", switches={"autocast_adapter_dtype": "fp32"},
     )  # fmt: skip
     base: str | None = option(
-        None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
+        None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA), "
+        "gptq 4-bit codes and zeros in groups of 128",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
     )  # fmt: skip
     adapters: str | None = option(
@@ -148,6 +149,10 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
             yield wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
         if not model.has_blocks:
             yield wrong("base", f" {tuning.base!r}: model {model.family} has no blocks; leave it out")
+        elif tuning.base == "gptq" and model.decoder.block.attention.columns.layout == "in_out":
+            yield wrong(
+                "base", f" 'gptq': model {model.family} stores maps by inputs first, as no GPTQ file does; choose nf4"
+            )
 
 
 def dtype_rules(
