@@ -13,6 +13,7 @@ import pytest
 from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import AdamStep, Backend, Dropout, Heads, Probs
 from zerosim.backends.numpy.backend import NumpyBackend
+from zerosim.backends.numpy.gptq import decode_gptq, encode_gptq
 from zerosim.backends.numpy.nf4 import decode_nf4, encode_nf4
 from zerosim.dtypes import FLOATING, DType, compute_dtype, int64, uint8
 
@@ -542,7 +543,17 @@ def nf4_cases() -> Iterator[Case]:
         yield Case(f"dequantize_nf4 {numel}", lambda k, *a: k.dequantize_nf4(*a), formula, [codes], [(numel,)])
 
 
-CASES = [*cases(), *llama_cases(), *nf4_cases()]
+def gptq_cases() -> Iterator[Case]:
+    for shape in ((1, 1), (1, 127), (3, 128), (2, 129), (65, 200)):
+        codes = encode_gptq(np.random.default_rng(shape[1]).standard_normal(shape) * 0.02)
+
+        def formula(stored: Values, shape: tuple[int, int] = shape) -> Values:
+            return np.asarray(decode_gptq(stored, shape[0] * shape[1]), np.float64).reshape(shape)
+
+        yield Case(f"dequantize_gptq {shape}", lambda k, *a: k.dequantize_gptq(*a), formula, [codes], [shape])
+
+
+CASES = [*cases(), *llama_cases(), *nf4_cases(), *gptq_cases()]
 
 
 def every_case(numpy: Sequence[DType], cuda: Sequence[DType], cases: Sequence[Case] = CASES) -> pytest.MarkDecorator:

@@ -38,6 +38,8 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=4, stage=1, tp=4, lora_target="q,k,v,o,gate,up,down"),
     LLAMA | dict(ranks=2, stage=2, freeze="layers.0", lora_target="q_proj"),
     *(LLAMA | dict(ranks=4, stage=stage, base="nf4") for stage in range(4)),
+    *(LLAMA | dict(ranks=3, stage=stage, base="gptq") for stage in (0, 3)),
+    LLAMA | dict(ranks=2, stage=3, base="gptq", gather="module", tp=2, lora_target="all-linear", recompute="full"),
     GPT | dict(ranks=3, stage=3, base="nf4", gather="module", recipe="deepspeed", lora_target="all-linear"),
     GPT | dict(ranks=2, stage=1, base="nf4", freeze="h.0"),  # adapters that are frozen stay numbers
     LLAMA | dict(ranks=2, stage=3, base="nf4", freeze="lora_A", gather="module", lora_target="all-linear"),
@@ -88,6 +90,7 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
         dict(lora_target="all-linear", lora_dropout=0.3),
         dict(model="llama"),
         dict(base="nf4"),
+        dict(model="llama", base="gptq"),
         dict(adapter_dtype="fp32", lora_dropout=0.1),
         dict(adapter_dtype="fp32", base="nf4"),
         dict(**CAST, lora_dropout=0.1),

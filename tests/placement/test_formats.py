@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from zerosim.dtypes import fp32, uint8
-from zerosim.placement.formats import DYNAMIC8, FP32, NF4, WEIGHTS, Format, blocks
+from zerosim.dtypes import fp16, fp32, int32, uint8
+from zerosim.placement.formats import DYNAMIC8, FP32, GPTQ, NF4, WEIGHTS, Format, blocks
 
 SIZES = (1, 2, 63, 64, 65, 16_384, 16_385, 300_001)
-EVERY = (*WEIGHTS.values(), DYNAMIC8, FP32, blocks(8, 256), blocks(4, 64), blocks(1, 0))
+EVERY = (*WEIGHTS.values(), GPTQ.of_map(5), DYNAMIC8, FP32, blocks(8, 256), blocks(4, 64), blocks(1, 0))
 
 
 def test_nf4_has_the_bytes_of_its_paper() -> None:
@@ -21,6 +21,17 @@ def test_nf4_has_the_bytes_of_its_paper() -> None:
         assert starts == [scales + mean + absmax, scales + mean, scales, 0]
         assert NF4.nbytes(numel) == -(-(scales + mean + absmax + codes) // 4) * 4
     assert round(8 * NF4.nbytes(2**30) / 2**30, 3) == 4.127
+
+
+def test_gptq_has_zeros_scales_and_the_group_of_each_input() -> None:
+    """As fms-acceleration's Mistral 7B in GPTQ holds them: of a map, half a byte, 1/256 and 2/128 a weight, and 4 bytes
+    an input."""
+    form, numel = GPTQ.of_map(14_336), 4096 * 14_336
+    assert form.arrays(numel) == [
+        (numel // 2, uint8), (numel // 256, uint8), (numel // 128, fp16), (14_336, int32)
+    ]  # fmt: skip
+    assert form.nbytes(numel) == numel // 2 + numel // 256 + numel // 64 + 4 * 14_336
+    assert NF4.of_map(14_336) == NF4
 
 
 @pytest.mark.parametrize("numel", SIZES)

@@ -506,6 +506,10 @@ class Backend(Protocol):
         A slice that begins at a quantisation block gets the same bits as the whole array.
         """
 
+    def dequantize_gptq(self, stored: Array, out: Array, scales: Array | None = None) -> None:
+        """Fill `out` with the values of a map's weight in GPTQ's format, from its bytes (`numpy/gptq.py`), of which the
+        scales and the blocks' numbers may be apart, in `scales`."""
+
     def dequantize_nf4(self, stored: Array, out: Array, scales: Array | None = None) -> None:
         """out = the values of a weight in NF4; `placement/formats.py` gives the layout of its bytes (uint8), of which
         those before the codes may be apart, in `scales`.

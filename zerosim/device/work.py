@@ -24,7 +24,7 @@ FILLS: dict[str, tuple[int, ...]] = {
     "fill": (0,),
     **dict.fromkeys(("copy", "exp", "log", "sqrt", "tanh", "sum_to", "max_to"), (1,)),
     **dict.fromkeys(("gelu", "gelu_erf", "relu", "silu", "swiglu", "geglu"), (1,)),
-    **dict.fromkeys(("column_sum", "finite_probe", "dequantize_nf4"), (1,)),
+    **dict.fromkeys(("column_sum", "finite_probe", "dequantize_nf4", "dequantize_gptq"), (1,)),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "matmul", "mask_future"), (2,)),
     **dict.fromkeys(("gelu_backward", "gelu_erf_backward", "relu_backward", "sum_squares"), (2,)),
     **dict.fromkeys(("swiglu_backward", "geglu_backward"), (2,)),

@@ -64,7 +64,8 @@ class Flat(GradAccumulator):
         """Append a parameter, without memory. `shape`: of the whole; `how`: other fields of its `WeightSpec`."""
         cuts = splits if tile is None else (*splits, tile.split)
         shape = cuts[-1].local_shape if cuts else shape
-        self._declared.append(WeightSpec(name, shape, splits=splits, format=self.format, tile=tile, **how))
+        form = None if self.format is None else self.format.of_map(shape[-1])
+        self._declared.append(WeightSpec(name, shape, splits=splits, format=form, tile=tile, **how))
         vars(self).pop("spec", None)  # it is made when somebody reads it
         layer = name.rpartition(".")[0].rpartition(f"{unit_of(self._how['module'] or self.name)}.")[2]
         return Parameter(self, len(self._declared) - 1, name, layer, shape)

@@ -8,31 +8,29 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from zerosim.backends.kernels import Array, Backend
-from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType
 from zerosim.placement.formats import Format
 from zerosim.placement.spec import FlatSpec, WeightSpec
 
 
 class Codes(NamedTuple):
-    """What makes a weight's bytes of its values (n), and fp32 values (n) of its bytes, on the host; and what launches
-    the kernel that fills a buffer of a device with them."""
+    """What makes a weight's bytes of its values (..., inputs), and fp32 values (n) of its bytes, on the host; and a
+    backend's kernel that makes values of bytes."""
 
     encode: Callable[[Array], Array]
     decode: Callable[[Array, int], Array]
-    launch: Callable[[Device, Buffer, Buffer, Buffer | None], None]
+    kernel: Callable[[Backend], Callable[..., None]]
 
 
 @cache
 def _codes_of(name: str) -> Codes:
-    from zerosim.backends.numpy import nf4  # codes are made on the host, once
+    from zerosim.backends.numpy import gptq, nf4  # codes are made on the host, once
 
-    return {"nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, _launch_nf4)}[name]
-
-
-def _launch_nf4(device: Device, codes: Buffer, out: Buffer, scales: Buffer | None) -> None:
-    apart = () if scales is None else (scales.array,)
-    device.kernel(2 * out.numel, device.backend.dequantize_nf4, codes.array, out.array, *apart)
+    return {
+        "nf4": Codes(nf4.encode_nf4, nf4.decode_nf4, lambda backend: backend.dequantize_nf4),
+        "gptq": Codes(gptq.encode_gptq, gptq.decode_gptq, lambda backend: backend.dequantize_gptq),
+    }[name]
 
 
 def encoded(backend: Backend, dtype: DType, stored: Format, values: Any) -> Any:
@@ -55,7 +53,9 @@ def decoded(param: Buffer, spec: FlatSpec, index: int, dtype: DType, scales: Buf
     assert weight.format is not None, f"{weight.name} is not stored as codes"
     out = param.device.alloc(weight.shape, dtype, Kind.TEMP)
     own = None if scales is None else scales[beside(spec, index)]
-    _codes_of(weight.format.name).launch(param.device, param[offset : offset + weight.numel], out, own)
+    device, codes = param.device, param[offset : offset + weight.numel]
+    apart = () if own is None else (own.array,)
+    device.kernel(2 * out.numel, _codes_of(weight.format.name).kernel(device.backend), codes.array, out.array, *apart)
     return out
 
 

@@ -19,6 +19,7 @@ from zerosim.backends.cuda import (
     coded,
     flash,
     fused,
+    gptq,
     llama,
     losses,
     nf4,
@@ -38,7 +39,7 @@ from zerosim.backends.kernels import Array, Native, made_of
 
 KERNELS = (
     *(arrays, ops, products, norm, fused, activations, attention, flash, llama, rotary),
-    *(losses, tokens, update, quantize, nf4, coded, rules),
+    *(losses, tokens, update, quantize, nf4, gptq, coded, rules),
 )
 
 

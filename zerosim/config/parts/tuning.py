@@ -73,7 +73,8 @@ class TuningConfig(Part):
         choices=("unit", "tensor", "rows"), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
     base: str | None = option(
-        None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
+        None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA), "
+        "gptq 4-bit codes and zeros in groups of 128",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
     )  # fmt: skip
     whole_scales: bool = option(
@@ -154,7 +155,7 @@ def has_whole_scales(tuning: TuningConfig) -> bool:
 def format_of(tuning: TuningConfig, kind: str) -> Format | None:
     """Return the format of weights of a kind that is stored as codes; None for other kinds."""
     stored = WEIGHTS.get(kind)
-    return stored._replace(apart=1) if stored is not None and tuning.whole_scales else stored
+    return stored._replace(apart=1 + stored.zeros) if stored is not None and tuning.whole_scales else stored
 
 
 def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
@@ -191,6 +192,10 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
             yield wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
         if not model.has_blocks:
             yield wrong("base", f" {tuning.base!r}: model {model.family} has no blocks; leave it out")
+        elif tuning.base == "gptq" and model.decoder.block.attention.columns.layout == "in_out":
+            yield wrong(
+                "base", f" 'gptq': model {model.family} stores maps by inputs first, as no GPTQ file does; choose nf4"
+            )
 
 
 def dtype_rules(
