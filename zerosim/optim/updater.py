@@ -16,13 +16,7 @@ from zerosim.optim.elementwise import Elementwise
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
 from zerosim.placement.memories import NVME
-from zerosim.placement.partition import RowSlices
 from zerosim.tensor.flat import Flat, in_turn
-
-
-def is_idle(flat: Flat) -> bool:
-    """Return whether the local slice is nothing but padding, of a tensor with fewer rows than ranks."""
-    return isinstance(flat.held.rows["optim"].partition, RowSlices) and flat.own.padding == flat.own.size
 
 
 class Updater:
@@ -68,7 +62,7 @@ class Updater:
 
     def allocate(self, flat: Flat) -> None:
         """Allocate the local slice's states, unless lazy, and its master for half types, zeroed, to the end."""
-        arrays = [] if self.lazy or is_idle(flat) else self._arrays(flat)
+        arrays = [] if self.lazy or flat.held.is_idle else self._arrays(flat)
         if self.rounding is None and (flat.dtype.is_half or self.cpu_steps):
             arrays.append(StateArray("master", flat.own.size, self._stored(flat), flat.own_padding))
         flat.states = self._zeroed(flat, arrays)
@@ -77,7 +71,7 @@ class Updater:
     def make_states(self, flats: Sequence[Flat]) -> None:
         """Allocate the lazy states, before the first weight moves. Source: PyTorch 2.13, optim/adam.py, _init_group."""
         for flat in in_turn(flats):
-            if self.lazy and not flat.states and not is_idle(flat):
+            if self.lazy and not flat.states and not flat.held.is_idle:
                 with flat.device.scope(unit=flat.spec.module):
                     flat.states = self._zeroed(flat, self._arrays(flat))
 
@@ -112,7 +106,7 @@ class Updater:
         held = [
             flat.device.alloc((flat.own.size,), self._stored(flat), Kind.TEMP, padding=flat.own_padding)
             for flat in in_turn(flats)
-            if not is_idle(flat)
+            if not flat.held.is_idle
             for _ in range(count)
         ]
         yield
@@ -133,7 +127,7 @@ class Updater:
 
     def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
         """Move the local slice of one flat by one step; `grad_scale` is `decide`'s. `add`: see `Optimizer.step`."""
-        if is_idle(flat):
+        if flat.held.is_idle:
             return
         if flat.grad_shard is None:
             assert flat.own.size == 0

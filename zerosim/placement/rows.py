@@ -8,7 +8,7 @@ from typing import Literal
 
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import STATES
-from zerosim.placement.partition import Partition, Slice, Whole
+from zerosim.placement.partition import Partition, RowSlices, Slice, Whole
 
 Lives = Literal["always", "step", "use"]
 
@@ -55,6 +55,13 @@ class Held:
     def memory(self, state: str) -> str:
         """Return the memory of the local shard of a state; the device's if the buffer has none."""
         return self.rows[state].memory if state in self.rows else DEVICE
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether this rank's slice is nothing but padding, of a tensor with fewer rows than ranks: nothing is
+        updated."""
+        optim = self.rows.get("optim")
+        return optim is not None and isinstance(optim.partition, RowSlices) and self.own.padding == self.own.size
 
     @property
     def axes(self) -> tuple[str, ...]:
