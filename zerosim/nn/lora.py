@@ -16,9 +16,11 @@ tuners/lora/layer.py, Linear.forward). The base's weights are frozen then, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from zerosim import functional as F
 from zerosim.backends.kernels import Window
 from zerosim.config.parts.tuning import ALL_LINEAR, TuningConfig, matches
 from zerosim.device.device import Buffer
@@ -66,9 +68,23 @@ def way_of(tuning: TuningConfig, casts: Casts | None = None) -> Way:
     if tuning.adapter_dtype is None:
         return PLAIN
     autocast = None if tuning.autocast is None else dtype(tuning.autocast)
-    widens = tuning.is_wide and not (autocast and tuning.base)
+    widens = tuning.is_wide and (tuning.prepare_kbit or not (autocast and tuning.base))
     keeps = not tuning.fused_lora and (tuning.lora_dropout > 0 or widens)
     return Way(keeps, widens, tuning.fused_lora, autocast, casts)
+
+
+def in_half(layer: Callable[[Tensor], Tensor], tuning: TuningConfig) -> Callable[[Tensor], Tensor]:
+    """Return a map that computes in autocast's dtype, with a result of its input's, as bitsandbytes' Linear4bit; the
+    map itself, if activations are not fp32."""
+    if not tuning.prepare_kbit:
+        return layer
+    half = dtype(tuning.autocast or "bf16")
+    return lambda x: F.cast(layer(F.cast(x, half)), x.dtype)
+
+
+def before_kernel(tuning: TuningConfig) -> list[Callable[[Tensor], Tensor]]:
+    """Return the cast to autocast's dtype before flash attention or the head, if activations are fp32."""
+    return [partial(F.cast, dtype=dtype(tuning.autocast or "bf16"))] if tuning.prepare_kbit else []
 
 
 class Adapters:

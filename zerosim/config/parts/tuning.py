@@ -7,7 +7,7 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -22,6 +22,7 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
 from zerosim.placement.formats import WEIGHTS
 from zerosim.placement.memories import DEVICE
+from zerosim.placement.spec import WeightSpec
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -65,6 +66,11 @@ class TuningConfig(Part):
         False, "adapters of maps with one input are one op, as in unsloth and fms-acceleration: it keeps the input and "
         "each dropped copy, and backward recomputes the rest", also=("--fast-lora",),
     )  # fmt: skip
+    prepare_kbit: bool = option(
+        False, "store norms in fp32 beside a 4-bit base, as PEFT's prepare_model_for_kbit_training does: activations "
+        "between blocks are fp32 then. The table and the head stay as they are (TRL's peft_module_casting_to_bf16)",
+        also=("--prepare-model-for-kbit-training",),
+    )  # fmt: skip
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
@@ -85,8 +91,9 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
-        if self.fused_lora:
-            raise wrong("fused_lora", ": there are no adapters; choose a lora_rank")
+        for name in ("fused_lora", "prepare_kbit"):
+            if getattr(self, name):
+                raise wrong(name, ": there are no adapters; choose a lora_rank")
 
     @property
     def is_on(self) -> bool:
@@ -131,6 +138,11 @@ def stores_codes(tuning: TuningConfig) -> bool | None:
     return tuning.base is not None if tuning.is_on else None
 
 
+def stored_fp32(tuning: TuningConfig, weights: Sequence[WeightSpec]) -> bool:
+    """Return whether a buffer of these weights is frozen and stored in fp32: norms, with `prepare_kbit`."""
+    return tuning.prepare_kbit and all(len(weight.shape) == 1 for weight in weights)
+
+
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
     """Return the format of trained parameters, where others are `stored`: adapters may be wider than their base."""
     return "fp32" if tuning.is_wide else stored
@@ -153,6 +165,10 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
         yield wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
     if tuning.lora_rank > model.hidden:
         yield wrong("lora_rank", f" {tuning.lora_rank}: more than hidden {model.hidden}; choose a smaller rank")
+    if tuning.prepare_kbit and model.has_blocks:
+        row = model.decoder
+        if row.second is not None or row.block.parallel or not row.block.norm.startswith("rms"):
+            yield wrong("prepare_kbit", f": blocks of model {model.family} are not like Llama's; leave it out")
     if tuning.base is not None:
         if not tuning.is_on:
             yield wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
@@ -170,6 +186,11 @@ def dtype_rules(
         yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
     if tuning.autocast not in (None, stored):
         yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
+    if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
+        yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
+    if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
+        other = "fused_lora" if tuning.fused_lora else "pp"
+        yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)
     if name is None:
         if tuning.fused_lora:
             yield wrong("fused_lora", ": its kernels are for PEFT's adapters; add adapter_dtype fp32 or bf16")
