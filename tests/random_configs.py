@@ -128,6 +128,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "autocast": ("bf16", "fp16"),
     "fused_lora": (True,),
     "prepare_kbit": (True,),
+    "bnb_saves_input": (True,),
     "base": ("nf4",),
     "precision": ("fp32", "fp16", "fp64", "bf16-pure"),
     "grad_dtype": ("fp32", "bf16"),

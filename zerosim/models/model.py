@@ -147,6 +147,7 @@ class Model:
         """Drop what stands beside the stream, at the end of a microbatch."""
         for one in self.asides:
             one.forget()
+        self.casts.inputs.clear()
 
     @property
     def num_parameters(self) -> int:

@@ -73,9 +73,17 @@ def way_of(tuning: TuningConfig, casts: Casts | None = None) -> Way:
     return Way(keeps, widens, tuning.fused_lora, autocast, casts)
 
 
-def in_half(layer: Callable[[Tensor], Tensor], tuning: TuningConfig) -> Callable[[Tensor], Tensor]:
-    """Return a map that computes in autocast's dtype, with a result of its input's, as bitsandbytes' Linear4bit; the
-    map itself, if activations are not fp32."""
+def as_4bit(layer: Callable[[Tensor], Tensor], here: LayerContext, name: str) -> Callable[[Tensor], Tensor]:
+    """Return a map as bitsandbytes' Linear4bit: it computes in autocast's dtype, with a result of its input's, and the
+    graph holds the input in versions to 0.41; the map itself, if it is none or neither differs."""
+    tuning, casts = here.tuning, here.casts
+    if tuning.bnb_saves_input and casts is not None:
+
+        def keeping(x: Tensor, inner: Callable[[Tensor], Tensor] = layer) -> Tensor:
+            casts.keep_input(x, name)
+            return inner(x)
+
+        layer = keeping
     if not tuning.prepare_kbit:
         return layer
     half = dtype(tuning.autocast or "bf16")

@@ -71,6 +71,9 @@ class TuningConfig(Part):
         "between blocks are fp32 then. The table and the head stay as they are (TRL's peft_module_casting_to_bf16)",
         also=("--prepare-model-for-kbit-training",),
     )  # fmt: skip
+    bnb_saves_input: bool = option(
+        False, "the products of a 4-bit base hold their input until backward ends, as in bitsandbytes to 0.41"
+    )
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA)",
         choices=tuple(WEIGHTS), shown="as parameters are", switches={"load_in_4bit": "nf4"},
@@ -91,7 +94,7 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
-        for name in ("fused_lora", "prepare_kbit"):
+        for name in ("fused_lora", "prepare_kbit", "bnb_saves_input"):
             if getattr(self, name):
                 raise wrong(name, ": there are no adapters; choose a lora_rank")
 
@@ -188,6 +191,8 @@ def dtype_rules(
         yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
     if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
         yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
+    if tuning.bnb_saves_input and (tuning.base is None or mesh.pp > 1 or mesh.tp > 1):
+        yield wrong("bnb_saves_input", ": it is for a 4-bit base, without pp or tp; add base nf4, or leave it out")
     if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
         other = "fused_lora" if tuning.fused_lora else "pp"
         yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)
