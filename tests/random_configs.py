@@ -138,6 +138,8 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "adapter_shards": ("tensor", "rows"),
     "base": ("nf4", "gptq"),
     "whole_scales": (True,),
+    "prepare_kbit": (True,),
+    "bnb_saves_input": (True,),
     "precision": ("fp32", "fp16", "fp64", "bf16-pure"),
     "grad_dtype": ("fp32", "bf16"),
     "master_init": ("exact",),
@@ -197,6 +199,7 @@ OFTEN = (
 """Options that others need, or that change much."""
 
 NODES = {"stage": 3, "ranks": 4, "ranks_per_node": 2, "dp_replicate": 1, "tp": 1, "pp": 1}
+CAST = {"lora_rank": 1, "adapter_dtype": "fp32", "autocast": "bf16", "tp": 1}
 FP32 = {"grad_dtype": "fp32", "tp": 1}
 TOGETHER: Sequence[Mapping[str, Any]] = (
     *({"compress": name, **FP32} for name in ("int8", "int4", "top-k", "random-k", "fp16")),
@@ -233,8 +236,17 @@ TOGETHER: Sequence[Mapping[str, Any]] = (
     {"pp": 2, "pipeline": "interleaved", "virtual_stages": 2, "micro_batch_group": 3, "accumulate": 4},
     {"lora_rank": 1, "base": "nf4", "hidden": 8, "heads": 2},
     {"lora_rank": 1, "adapter_dtype": "fp32", "lora_dropout": 0.2, "tp": 1},
-    {"lora_rank": 1, "adapter_dtype": "fp32", "autocast": "bf16", "lora_dropout": 0.2, "tp": 1, "recompute": "full"},
+    {**CAST, "lora_dropout": 0.2, "recompute": "full"},
     {"lora_rank": 1, "adapter_dtype": "bf16", "fused_lora": True, "lora_dropout": 0.2, "tp": 1},
+    {
+        "lora_rank": 1,
+        "adapter_dtype": "fp32",
+        "autocast": "bf16",
+        "base": "nf4",
+        "prepare_kbit": True,
+        "tp": 1,
+        "pp": 1,
+    },
     {"optimizer": "sgd", "momentum": 0.9, "nesterov": True},
     {"optimizer": "sgd", "momentum": 0.9, "momentum_form": "ema"},
     {"precision": "bf16-pure", "rounding": "kahan"},

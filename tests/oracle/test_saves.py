@@ -48,6 +48,14 @@ def test_a_block_keeps_what_transformers_block_keeps(family: str, config: type[A
     assert theirs(config, 3, False) - theirs(config, 2, False) == T * (12 * H + 4 * KV + 6 * F) + 4 * T * (HEADS + 2)
 
 
+def test_gemma_2s_four_norms_keep_40h() -> None:
+    """Bytes a token and block, all trained: input and normalised of each norm in fp32."""
+    size: dict[str, Any] = {"hidden": H, "heads": HEADS, "kv_heads": 2, "ffn": F, "layers": 3, "seq": T, "vocab": 128}
+    run: dict[str, Any] = {"precision": "bf16", "attention": "flash", "saves": "eager", "micro_batch": 1, "ranks": 1}
+    rows = zerosim.plan(zerosim.RunConfig(model="gemma2", **size, **run)).saved["layers.1"]
+    assert sum(row.nbytes for row in rows) - 4 * HEADS * T - 4 * 4 * T == T * (40 * H + 4 * KV + 8 * F)
+
+
 class Live(TorchDispatchMode):
     """The most bytes live during the last block's backward, of storages of at least `least` bytes."""
 

@@ -20,6 +20,7 @@ from zerosim.train.run import run
 GPT: dict[str, Any] = dict(layers=3, hidden=16, heads=2, seq=8, vocab=256, steps=3, micro_batch=1, seed=5, lora_rank=4)
 LLAMA = GPT | dict(model="llama", heads=4, kv_heads=2)
 CAST = dict(adapter_dtype="fp32", autocast="bf16")
+KBIT = dict(base="nf4", prepare_kbit=True, attention="flash")
 CASES: tuple[dict[str, Any], ...] = (
     *(GPT | dict(ranks=4, stage=stage) for stage in range(4)),
     *(GPT | dict(ranks=2, stage=stage, lora_target="all-linear", lora_dropout=0.2) for stage in (1, 3)),
@@ -62,6 +63,9 @@ CASES: tuple[dict[str, Any], ...] = (
     *(LLAMA | dict(ranks=2, stage=stage, **CAST, recompute="full", lora_dropout=0.2) for stage in (0, 3)),
     LLAMA | dict(ranks=2, stage=2, **CAST, base="nf4", recompute="selective:layernorm", lora_target="all-linear"),
     LLAMA | dict(ranks=2, stage=1, **CAST, fused_lora=True, lora_dropout=0.2, lora_target="all-linear", saves="liger"),
+    *(LLAMA | dict(ranks=2, stage=stage, **CAST, **KBIT, recompute="full") for stage in (0, 2, 3)),
+    LLAMA | dict(ranks=2, stage=1, **CAST, **KBIT, lora_target="all-linear", lora_dropout=0.1, saves="eager"),
+    LLAMA | dict(ranks=2, stage=3, base="nf4", bnb_saves_input=True, adapter_dtype="bf16", recompute="full:2"),
     LLAMA | dict(ranks=4, stage=0, **CAST, fused_lora=True, pp=2, accumulate=4, pipeline="zb-h1", layers=4),
     LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),
 )
@@ -94,6 +98,8 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
         dict(adapter_dtype="fp32", lora_dropout=0.1),
         dict(adapter_dtype="fp32", base="nf4"),
         dict(**CAST, lora_dropout=0.1),
+        dict(**CAST, **KBIT, model="llama"),
+        dict(**CAST, base="nf4", bnb_saves_input=True),
     ],
     ids=str,
 )
@@ -214,6 +220,10 @@ def test_fp32_adapters_take_16_bytes_and_no_master(stage: int) -> None:
         (dict(adapter_dtype="bf16", autocast="bf16"), "only fp32 adapters are cast"),
         (dict(adapter_dtype=None, fused_lora=True), "add adapter_dtype fp32 or bf16"),
         (dict(lora_rank=0, adapter_dtype=None, fused_lora=True), "there are no adapters; choose a lora_rank"),
+        (dict(bnb_saves_input=True), "it is for a 4-bit base"),
+        (dict(prepare_kbit=True, model="llama"), "it is for 4-bit maps under autocast; add base nf4 and autocast bf16"),
+        (dict(prepare_kbit=True, base="nf4", autocast="bf16"), "blocks of model gpt are not like Llama's"),
+        (dict(prepare_kbit=True, base="nf4", autocast="bf16", fused_lora=True, model="llama"), "leave out fused_lora"),
         (dict(cast_shards=True, stage=3), "cast_shards keeps fp32 shards already"),
         (dict(recipe="deepspeed", stage=2), "upcast_grads is DeepSpeed's"),
         (dict(stage=3, offload="params=host"), "offload the optimizer too"),
@@ -251,3 +261,17 @@ def test_autocast_caches_casts_of_adapters_until_forward_ends() -> None:
         plain, cast = (plan(config.replace(stage=stage, autocast=one)).memory[0] for one in (None, "bf16"))
         assert cast.peak.total_bytes - plain.peak.total_bytes == bytes_each * trained
         assert cast.marks["end_of_forward"].by_kind == plain.marks["end_of_forward"].by_kind
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_inputs_of_4_bit_maps_live_until_their_graph_dies(recompute: str) -> None:
+    """In the last block's backward through its gate: q, k and v's input, the gate's, and 2f of down's, which it has
+    left. o's is attention's output. Without recompute of all blocks."""
+    base = RunConfig(
+        **LLAMA | dict(seq=64, ffn=160), ranks=1, attention="flash", saves="eager", base="nf4", adapter_dtype="fp32",
+        lora_dropout=0.1, recompute=recompute, loss="in-place",
+    )  # fmt: skip
+    plain, held = (plan(base.replace(bnb_saves_input=one)).memory[0] for one in (False, True))
+    blocks = 3 if recompute == "none" else 1
+    assert held.peak.total_bytes - plain.peak.total_bytes == blocks * 64 * (2 * 16 + 2 * 16 + 2 * 160)
+    assert held.marks["end_of_backward"].total_bytes == plain.marks["end_of_backward"].total_bytes

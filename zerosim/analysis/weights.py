@@ -19,6 +19,7 @@ from zerosim.analysis.shares import Placed, Share, itemsizes, shared_grads, trai
 from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
+from zerosim.config.parts.tuning import stored_fp32
 from zerosim.dtypes import compute_dtype, dtype
 from zerosim.placement.mesh import CUTS
 from zerosim.placement.spec import is_block
@@ -115,13 +116,15 @@ def of_weights(
 
 
 def numels_of(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
-    """Return the elements of each flat buffer; of one that is stored as codes the number of parameters with as many
-    bytes, a Fraction if that is no whole number."""
+    """Return the elements of each flat buffer; of one that is stored as codes, or of fp32 norms, the number of
+    parameters with as many bytes, a Fraction if that is no whole number."""
     flats, numels = placed.layout.flats, dict(share.whole if padded else share.numels)
     for name in numels:
         if flats[name].weights[0].format:
             codes = share.whole[name] if padded else flats[name].numel
             numels[name] = cast(int, Fraction(codes, itemsizes(placed.config)[0]))
+        elif stored_fp32(placed.config.tuning, flats[name].weights):
+            numels[name] = cast(int, Fraction(4 * numels[name], itemsizes(placed.config)[0]))
     return numels
 
 

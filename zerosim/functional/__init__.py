@@ -10,6 +10,8 @@ from zerosim.functional.activation import gelu_erf as gelu_erf
 from zerosim.functional.activation import relu as relu
 from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
+from zerosim.functional.cast import cast as cast
+from zerosim.functional.cast import promoted_sum as promoted_sum
 from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_row as add_row
 from zerosim.functional.embedding import add_row_runs as add_row_runs

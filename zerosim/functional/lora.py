@@ -23,7 +23,7 @@ from zerosim.functional.common import Grads, rows_of, weight_grad
 from zerosim.functional.dropout import dropout_mask
 from zerosim.tensor.autograd import Rule
 from zerosim.tensor.discarded import Readable
-from zerosim.tensor.tensor import Operand, Outline, Tensor
+from zerosim.tensor.tensor import Operand, Outline, Tensor, record_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,24 @@ class Adapter:
 
 @dataclass(slots=True)
 class Casts:
-    """The casts of weights that torch.autocast caches until the forward that made them ends. A graph holds its own."""
+    """Buffers that PyTorch holds longer than their ops: if `caches`, the casts of weights that torch.autocast caches
+    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies."""
 
+    caches: bool = True
     held: list[Buffer] = field(default_factory=list)
+    inputs: list[Buffer] = field(default_factory=list)
 
     def keep(self, cast: Buffer) -> None:
         """Hold a cast, if this is a training step's forward without a graph."""
-        if cast.device.is_training and not cast.device.grad_enabled:
+        if self.caches and cast.device.is_training and not cast.device.grad_enabled:
             self.held.append(cast)
+
+    def keep_input(self, x: Tensor, op: str) -> None:
+        """Hold a map's input, if there is a graph."""
+        if x.device.grad_enabled:
+            self.inputs.append(x.buffer)
+            if x.device.recorder.enabled:
+                record_saved(x.device, op, {"input": x})
 
 
 @dataclass(frozen=True, slots=True)

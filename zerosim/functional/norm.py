@@ -115,7 +115,8 @@ def rms_norm(
 
 
 def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
-    device, out, rows, keeps = x.device, like(x), rows_of(x.array), policy.saves != "megatron"
+    wide = max(x.dtype, params[0].dtype, key=lambda dtype: dtype.itemsize)  # fp32 weights of a norm make it fp32
+    device, out, rows, keeps = x.device, like(x, dtype=wide), rows_of(x.array), policy.saves != "megatron"
     stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
     sources = [rows, *(param.array for param in params), *(None for _ in range(form.absent))]
     arrays = [*sources, eps, rows_of(out.array), *(stat.array for stat in stats.values()), *form.more]

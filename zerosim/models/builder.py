@@ -11,7 +11,7 @@ from zerosim.backends.forms import LogitForm
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, trained_dtype
 from zerosim.device.device import Device
-from zerosim.dtypes import DType, dtype
+from zerosim.dtypes import DType, dtype, fp32
 from zerosim.functional.lora import Casts
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.models.model import Model
@@ -19,7 +19,7 @@ from zerosim.nn import Tensors, Unit
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext, MakeLayer
 from zerosim.nn.group import ONE_RANK, Group
-from zerosim.nn.halves import TRAINED, buffers_of
+from zerosim.nn.halves import FROZEN_FP32, TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
 from zerosim.tensor.flat import Flat
@@ -68,7 +68,7 @@ class Builder:
 
     def buffer(self, name: str, module: str, kind: str) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
-        dtypes = self.device, self.dtype, self.grad_dtype
+        dtypes = self.device, fp32 if kind == FROZEN_FP32 else self.dtype, self.grad_dtype
         if kind != TRAINED:
             return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))

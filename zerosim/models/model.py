@@ -150,6 +150,7 @@ class Model:
             one.forget()
         for unit in self.units:
             unit.close()
+        self.casts.inputs.clear()
 
     @property
     def num_parameters(self) -> int:

@@ -19,6 +19,7 @@ from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
 from zerosim.nn.layers import Dropout
+from zerosim.nn.lora import before_kernel
 from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
@@ -73,7 +74,12 @@ class Attention:
         self.columns = into_columns(here, number, branch.columns)
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
         self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
-        self.placed = [*self._norms(here), *self._rotary(here, kind), *self._repeated(here)]
+        self.placed = [
+            *self._norms(here),
+            *self._rotary(here, kind),
+            *before_kernel(here.tuning),
+            *self._repeated(here),
+        ]
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
@@ -179,6 +185,7 @@ class DecoderBlock:
         self.attentions += [attention(2, of, "resid_cross", beside=memory) for of in cross]
         self.mlp = branch(1, mlp, partial(FeedForward, branch=mlp), "resid_2", mlp.rows.part)
         self.is_parallel, self.policy = row.parallel, here.policy
+        self.add = F.promoted_sum if before_kernel(here.tuning) else add
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.policy.run  # no name for a branch, so that it is freed when it is added
@@ -188,9 +195,9 @@ class DecoderBlock:
         for one in self.attentions:
             in_part = partial(run, one.part)
             branch.append(one.layer(through(one.before, of_norm, [x])))
-            x = through(one.of_sum, of_norm, [in_part(add, x, through(one.after, in_part, branch))])
+            x = through(one.of_sum, of_norm, [in_part(self.add, x, through(one.after, in_part, branch))])
         branch.append(self.mlp.layer(through(self.mlp.before, of_norm, [x])))
-        return through(self.mlp.of_sum, plainly, [x + through(self.mlp.after, plainly, branch)])
+        return through(self.mlp.of_sum, plainly, [self.add(x, through(self.mlp.after, plainly, branch))])
 
     def _side_by_side(self, x: Tensor, of_norm: Run) -> Tensor:
         """Return x + attention(norm(x)) + feed-forward(norm(x)). Without a norm of its own the second branch reads the

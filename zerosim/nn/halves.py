@@ -18,7 +18,7 @@ from zerosim.tensor.tensor import Parameter
 
 MakeFlat = Callable[[str, str, str], Flat]
 """Makes a flat buffer: its name, the unit or leaf module that is gathered with it, and the kind of its parameters."""
-TRAINED, FROZEN = "trained", "frozen"
+TRAINED, FROZEN, FROZEN_FP32 = "trained", "frozen", "frozen_fp32"
 
 
 class Halves:
@@ -49,9 +49,12 @@ class Halves:
 
 
 def kind_of(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role | None) -> str:
-    """Return the kind of a parameter: trained, frozen or, of a frozen linear map of a block, the format `base`."""
+    """Return the kind of a parameter: trained, frozen, frozen in fp32 (vectors, with `prepare_kbit`) or, of a frozen
+    linear map of a block, the format `base`."""
     if tuning.trains(name):
         return TRAINED
+    if tuning.prepare_kbit and len(shape) == 1:
+        return FROZEN_FP32
     is_map = role is not None and role.is_map and len(shape) == 2 and not is_adapter(name)
     return (tuning.base if is_map else None) or FROZEN
 

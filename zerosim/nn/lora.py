@@ -16,9 +16,11 @@ tuners/lora/layer.py, Linear.forward). The base's weights are frozen then, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from zerosim import functional as F
 from zerosim.backends.kernels import Window
 from zerosim.config.parts.tuning import ALL_LINEAR, TuningConfig, matches
 from zerosim.device.device import Buffer
@@ -66,9 +68,31 @@ def way_of(tuning: TuningConfig, casts: Casts | None = None) -> Way:
     if tuning.adapter_dtype is None:
         return PLAIN
     autocast = None if tuning.autocast is None else dtype(tuning.autocast)
-    widens = tuning.is_wide and not (autocast and tuning.base)
+    widens = tuning.is_wide and (tuning.prepare_kbit or not (autocast and tuning.base))
     keeps = not tuning.fused_lora and (tuning.lora_dropout > 0 or widens)
     return Way(keeps, widens, tuning.fused_lora, autocast, casts)
+
+
+def as_4bit(layer: Callable[[Tensor], Tensor], here: LayerContext, name: str) -> Callable[[Tensor], Tensor]:
+    """Return a map as bitsandbytes' Linear4bit: it computes in autocast's dtype, with a result of its input's, and the
+    graph holds the input in versions to 0.41; the map itself, if it is none or neither differs."""
+    tuning, casts = here.tuning, here.casts
+    if tuning.bnb_saves_input and casts is not None:
+
+        def keeping(x: Tensor, inner: Callable[[Tensor], Tensor] = layer) -> Tensor:
+            casts.keep_input(x, name)
+            return inner(x)
+
+        layer = keeping
+    if not tuning.prepare_kbit:
+        return layer
+    half = dtype(tuning.autocast or "bf16")
+    return lambda x: F.cast(layer(F.cast(x, half)), x.dtype)
+
+
+def before_kernel(tuning: TuningConfig) -> list[Callable[[Tensor], Tensor]]:
+    """Return the cast to autocast's dtype before flash attention or the head, if activations are fp32."""
+    return [partial(F.cast, dtype=dtype(tuning.autocast or "bf16"))] if tuning.prepare_kbit else []
 
 
 class Adapters:

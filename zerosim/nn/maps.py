@@ -9,7 +9,7 @@ from typing import Any, Literal
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import Adaptable, Adapters
+from zerosim.nn.lora import Adaptable, Adapters, as_4bit
 from zerosim.placement.block import Map, Role, Width
 from zerosim.tensor.tensor import Parameter, Tensor
 
@@ -117,9 +117,9 @@ class RowMap:
 
 def into_columns(here: LayerContext, at: int, row: Map, place: Literal["columns", "memory"] = "columns") -> Layer:
     """Declare the first map of a block's branch number `at`, or its map of what cross-attention reads."""
-    return here.taking(Role(at, place, row.part)).map(row.name, ColumnMap, row)
+    return as_4bit(here.taking(Role(at, place, row.part)).map(row.name, ColumnMap, row), here, row.name)
 
 
 def back_to_width(here: LayerContext, at: int, row: Map, inner: int) -> Layer:
     """Declare its last map, of `inner` columns."""
-    return here.taking(Role(at, "rows", row.part)).map(row.name, RowMap, row, inner)
+    return as_4bit(here.taking(Role(at, "rows", row.part)).map(row.name, RowMap, row, inner), here, row.name)

@@ -19,14 +19,25 @@ from zerosim.tensor.tensor import Tensor
 
 
 class Recompute(Unit):
-    """A unit around a unit. `inputs` stores its input; backward recomputes everything else. With `keeps_ends` the input
-    and the second output live until its backward ends (PyTorch's CheckpointFunction, reentrant)."""
+    """A unit around a unit. `inputs` stores its input; backward recomputes everything else.
 
-    def __init__(self, unit: Unit, inputs: StoredInputs | None = None, *, keeps_ends: bool = False) -> None:
+    keeps_ends   the input and the second output live until its backward ends (PyTorch's CheckpointFunction, reentrant)
+    graph        buffers that live until their graph dies: those of the second forward until its backward ends
+    """
+
+    def __init__(
+        self,
+        unit: Unit,
+        inputs: StoredInputs | None = None,
+        *,
+        keeps_ends: bool = False,
+        graph: list[Buffer] | None = None,
+    ) -> None:
         super().__init__(unit.name, unit, unit.function, reduces=unit.reduces, reads=unit.reads)
         self.unit = unit
         self.inputs = inputs or StoredInputs()
         self.keeps_ends = keeps_ends
+        self.graph = [] if graph is None else graph
         self._kept: dict[int, Restore] = {}
 
     def reach(self, sends_back: bool, trained: Collection[str]) -> None:
@@ -50,8 +61,10 @@ class Recompute(Unit):
     def backward(self, grads: list[Buffer], slot: int = 0, *, defers: bool = False) -> None:
         """Forward once more, of which only the graph is wanted; then the unit's backward."""
         self.open_asides()
+        before = len(self.graph)
         _ends = self._again(slot)  # live to the end of this call
         self.unit.backward(grads, slot, defers=defers)
+        del self.graph[before:]
 
     def _again(self, slot: int) -> tuple[Tensor, Tensor] | None:
         """Run forward once more; return its input and output if they are to be held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import is_adapter
@@ -18,7 +19,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     memory = config.memory
     policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax, memory.repeat_kv)
     copies = memory.offload_activations or memory.stash_window
-    return made._replace(policy=policy, wrap=_around(config, place, policy), repeats=made.repeats and not copies)
+    return made._replace(policy=policy, wrap=_around(made, config, place, policy), repeats=made.repeats and not copies)
 
 
 def retaining(made: Pieces, config: RunConfig) -> Pieces:
@@ -36,7 +37,7 @@ def retaining(made: Pieces, config: RunConfig) -> Pieces:
     return made._replace(wrap=wrap)
 
 
-def _around(config: RunConfig, place: Place, policy: ActivationPolicy) -> Callable[[int, Unit], Unit]:
+def _around(made: Pieces, config: RunConfig, place: Place, policy: ActivationPolicy) -> Callable[[int, Unit], Unit]:
     """Return what is put around a block: its saved buffers go to the host, or only its input is kept, whole, in shards
     over tp, or on the host."""
     memory = config.memory
@@ -45,5 +46,5 @@ def _around(config: RunConfig, place: Place, policy: ActivationPolicy) -> Callab
         return lambda number, unit: OffloadsSaves(unit, saves)
     comm = place.groups(*CUTS) if place.groups is not None and config.partitions_inputs else None
     inputs = StoredInputs(comm, on_host=memory.cpu_checkpointing, window=memory.stash_window)
-    ends = policy.keeps_ends
-    return lambda number, unit: Recompute(unit, inputs, keeps_ends=ends) if policy.again.wraps(number) else unit
+    recompute = partial(Recompute, keeps_ends=policy.keeps_ends, graph=made.casts.inputs if made.casts else None)
+    return lambda number, unit: recompute(unit, inputs) if policy.again.wraps(number) else unit

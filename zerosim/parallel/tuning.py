@@ -1,4 +1,4 @@
-"""Adapters under autocast: who holds the casts of their weights."""
+"""Fine-tuning's buffers that PyTorch holds longer than their ops: autocast's casts, inputs of 4-bit maps."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from zerosim.parallel.pieces import Pieces, Place
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
-    """Add autocast's cache of casts. They outlive a recomputed block's forward, so no block's record is repeated."""
+    """Add what holds them. They outlive a block's forward or backward, so no block's record is repeated."""
     tuning = config.tuning
-    if tuning.autocast is None or tuning.fused_lora or gathers_params(config.parallel):  # FSDP's views are no leaves
+    caches = tuning.autocast is not None and not tuning.fused_lora
+    caches = caches and not gathers_params(config.parallel)  # FSDP's gathered weights are views, no leaves
+    if not caches and not tuning.bnb_saves_input:
         return made
-    return made._replace(casts=Casts(), repeats=made.repeats and made.policy.recompute == "none")
+    return made._replace(casts=Casts(caches), repeats=False)

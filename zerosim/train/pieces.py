@@ -49,8 +49,8 @@ ADDS: tuple[Add, ...] = (
     paging.add,
     tensor.add,
     sequence.add,
-    activations.add,
     tuning.add,
+    activations.add,
     pipeline.add,
 )
 """The capabilities. A later one may replace what an earlier one set."""

@@ -8,7 +8,7 @@ block, `c_attn` a map of every block, `*.bias` every bias. Of several patterns t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -23,7 +23,7 @@ from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
 from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.spec import FlatSpec
+from zerosim.placement.spec import FlatSpec, WeightSpec
 
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
@@ -72,6 +72,14 @@ class TuningConfig(Part):
         "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2)",
         choices=("unit", "tensor", "rows"), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
+    prepare_kbit: bool = option(
+        False, "store norms in fp32 beside a 4-bit base, as PEFT's prepare_model_for_kbit_training does: activations "
+        "between blocks are fp32 then. The table and the head stay as they are (TRL's peft_module_casting_to_bf16)",
+        also=("--prepare-model-for-kbit-training",),
+    )  # fmt: skip
+    bnb_saves_input: bool = option(
+        False, "the products of a 4-bit base hold their input until backward ends, as in bitsandbytes to 0.41"
+    )
     base: str | None = option(
         None, "format of the blocks' frozen linear maps: nf4 stores 4-bit codes in quantization blocks of 64 (QLoRA), "
         "gptq 4-bit codes and zeros in groups of 128",
@@ -101,8 +109,9 @@ class TuningConfig(Part):
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
             raise wrong("lora_dropout", f" {self.lora_dropout}: there are no adapters; choose a lora_rank")
-        if self.fused_lora:
-            raise wrong("fused_lora", ": there are no adapters; choose a lora_rank")
+        for name in ("fused_lora", "prepare_kbit", "bnb_saves_input"):
+            if getattr(self, name):
+                raise wrong(name, ": there are no adapters; choose a lora_rank")
 
     @property
     def is_on(self) -> bool:
@@ -165,6 +174,11 @@ def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
     return math.prod(flat.weights[0].shape[1:])
 
 
+def stored_fp32(tuning: TuningConfig, weights: Sequence[WeightSpec]) -> bool:
+    """Return whether a buffer of these weights is frozen and stored in fp32: norms, with `prepare_kbit`."""
+    return tuning.prepare_kbit and all(len(weight.shape) == 1 for weight in weights)
+
+
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
     """Return the format of trained parameters, where others are `stored`: adapters may be wider than their base."""
     return "fp32" if tuning.is_wide else stored
@@ -187,6 +201,10 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
         yield wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
     if tuning.lora_rank > model.hidden:
         yield wrong("lora_rank", f" {tuning.lora_rank}: more than hidden {model.hidden}; choose a smaller rank")
+    if tuning.prepare_kbit and model.has_blocks:
+        row = model.decoder
+        if row.second is not None or row.block.parallel or not row.block.norm.startswith("rms"):
+            yield wrong("prepare_kbit", f": blocks of model {model.family} are not like Llama's; leave it out")
     if tuning.base is not None:
         if not tuning.is_on:
             yield wrong("base", f" {tuning.base!r}: nothing is frozen; choose a lora_rank, or freeze something")
@@ -208,6 +226,13 @@ def dtype_rules(
         yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
     if tuning.autocast not in (None, stored):
         yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
+    if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
+        yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
+    if tuning.bnb_saves_input and (tuning.base is None or mesh.pp > 1 or mesh.tp > 1):
+        yield wrong("bnb_saves_input", ": it is for a 4-bit base, without pp or tp; add base nf4, or leave it out")
+    if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
+        other = "fused_lora" if tuning.fused_lora else "pp"
+        yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)
     if name is None:
         if tuning.fused_lora:
             yield wrong("fused_lora", ": its kernels are for PEFT's adapters; add adapter_dtype fp32 or bf16")
