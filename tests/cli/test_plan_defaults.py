@@ -113,7 +113,10 @@ def test_every_stage_has_a_usual_recipe_which_has_that_stage() -> None:
         assert stage in find_recipe(usual_recipe(stage)).stages
         assert RunConfig(stage=stage, recipe="usual") == RunConfig(stage=stage, recipe=usual_recipe(stage))
         assert RunConfig(stage=stage, recipe="usual").replace(stage=3).parallel.recipe == usual_recipe(3)
-    assert {usual_recipe(stage, is_cut=cut) for stage in range(4) for cut in (False, True)} == {*NAMES} - {"paper", "fsdp1"}
+    assert {usual_recipe(stage, is_cut=cut) for stage in range(4) for cut in (False, True)} == {*NAMES} - {
+        "paper",
+        "fsdp1",
+    }
 
 
 # -- attention --------------------------------------------------------------------------------------
