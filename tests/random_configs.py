@@ -112,6 +112,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "hierarchical_gather": (True,),
     "keep_last_unit": (True,),
     "keep_root_units": (True, False),
+    "keep_last_output": (True,),
     "gather": ("module", "unit"),
     "tiles": (2,),
     "persistent_numel": (10, 100, 4000),

@@ -99,7 +99,7 @@ LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 
             "fsdp2",
             3,
             {**EACH, **FP32, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
-            | {"whole_scales": True, "adapter_shards": "rows"},
+            | {"keep_last_output": True, "whole_scales": True, "adapter_shards": "rows"},
         ),
         ("megatron", 1, {**MEGATRON, "gradient_accumulation_fusion": True}),
         ("megatron", 2, MEGATRON),

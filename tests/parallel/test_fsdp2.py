@@ -10,7 +10,7 @@ from same import assert_same_weights
 
 from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.config import RunConfig, plan_config
-from zerosim.device.events import Launch
+from zerosim.device.events import Alloc, Free, Launch
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -75,3 +75,31 @@ def test_adapters_are_cut_along_dimension_0_and_padded_to_a_row_on_every_rank(
     ]
     assert sum(e.payload_bytes for e in block) == 4 * sent
     assert formulas_agree(checks(result))
+
+
+def most_at_the_loss(config: RunConfig, phase: str) -> int:
+    """Return the most bytes that are live while the loss computes in a phase of the first step."""
+    live, highest, sizes = 0, 0, dict[int, int]()
+    for event in plan(config, keep_events=True).events[0]:
+        if isinstance(event, Alloc):
+            sizes[event.id] = event.nbytes
+            live += event.nbytes
+            if event.scope[:3] == (0, phase, "loss"):
+                highest = max(highest, live)
+        elif isinstance(event, Free):
+            live -= sizes.pop(event.id)
+    return highest
+
+
+def test_the_last_blocks_output_stays_beside_a_loss_in_the_model() -> None:
+    """Until the root's forward ends. A loss that the trainer computes comes after that."""
+    config = RunConfig(**FSDP2, loss="hf-5", accumulate=2)
+    without = config.replace(keep_last_output=False)
+    block = 2 * (12 * 16 * 16 + 13 * 16)
+    assert most_at_the_loss(config, "forward") - most_at_the_loss(without, "forward") == block
+    assert most_at_the_loss(config, "backward") == most_at_the_loss(without, "backward")
+    outside = config.replace(loss="torch")
+    assert most_at_the_loss(outside, "forward") == most_at_the_loss(outside.replace(keep_last_output=False), "forward")
+    result = run(config)
+    assert_same_weights(result, run(without))
+    assert result.live_bytes_after == [0] * 4

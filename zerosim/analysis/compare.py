@@ -21,6 +21,7 @@ from zerosim.analysis.cost import kept_bytes, kept_padding, master_bytes
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.lazy_states import has_states
+from zerosim.analysis.shares import has_rows
 from zerosim.config.parts.tuning import row_of
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
@@ -41,8 +42,8 @@ def check_states(of: Compared) -> list[Check]:
         more = of.held.get("Y", 0)
         formula["optim"] = Fraction(sum(nbytes for nbytes, _ in kept), len(kept)) + more
         expected["optim"] = tuple(Fraction(nbytes + padding + more) for nbytes, padding in kept)
-    elif has_states(result) and any(row_of(config.tuning, one) for one in result.layout.flats.values()):
-        expected["optim"] = tuple(_of_rows(of, rank) for rank in share.ranks)
+    elif has_states(result) and has_rows(result):
+        expected["optim"] = tuple(_of_rows(of, rank) + of.held.get("Y", 0) for rank in share.ranks)
     counted = {kind: [memory.everywhere(MARK, kind) for memory in memories] for kind in formulas.STATES}
     checks = [
         Check(

@@ -15,6 +15,7 @@ from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.compare import MARK
 from zerosim.analysis.facts import is_owned
+from zerosim.analysis.shares import has_rows
 from zerosim.analysis.traffic import Expected, expect
 from zerosim.analysis.weights import passes_of, shown
 from zerosim.config.parts.paging import moves_pages
@@ -70,7 +71,7 @@ def check_memories(of: Compared) -> list[Check]:
     for (kind, memory), form in forms.of(of.forms, "lies").items():
         counted = tuple(_lies(result.memory[rank], kind, memory) for rank in of.ranks)
         uneven = kind == "optim" and config.optim.optimizer not in formulas.UNIFORM
-        uneven = uneven or (kind == "optim" and moves_pages(config.memory))
+        uneven = uneven or (kind == "optim" and (moves_pages(config.memory) or has_rows(result)))
         number = None if uneven or is_owned(config) else form.at(of.padded)
         key = Key("lies", kind, memory or DEVICE)
         checks.append(Check(key, counted, of.shown(form), number, () if number is None else (number,)))

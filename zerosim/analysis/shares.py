@@ -137,6 +137,11 @@ def trained_itemsize(config: RunConfig) -> int:
     return dtype(trained_dtype(config.tuning, config.precision.stored)).itemsize
 
 
+def has_rows(placed: Placed) -> bool:
+    """Return whether a buffer is cut between rows, so that ranks may lack optimizer states."""
+    return any(row_of(placed.config.tuning, flat) for flat in placed.layout.flats.values())
+
+
 def is_mesh(config: RunConfig) -> bool:
     """Return whether ranks' shares of the model differ in more than ZeRO's slices."""
     return config.mesh.tp > 1 or config.mesh.pp > 1

@@ -35,6 +35,9 @@ class Residency:
                 (FSDP2's root: tables, last norm, head)
     persistent  whether a flat of so many elements stays for good. It is gathered once after each step
 
+    keep_output the buffer in which the last block arrived stays until its forward ends (FSDP2 copies parameters out of
+                it, and frees it when the next unit arrives or the root's forward ends)
+
     The root is one unit, so those of its parts that no backward reads stay as long as the others.
     """
 
@@ -42,6 +45,7 @@ class Residency:
     keep_next: bool = False
     keep_root: bool = False
     persistent: Callable[[int], bool] = lambda numel: False
+    keep_output: bool = False
 
     def is_root(self, unit: str) -> bool:
         """Return whether a unit is the root's."""
@@ -78,6 +82,7 @@ class Gathered(Published):
         self.live = 0  # elements that are resident or in flight and will be freed
         self._in_flight: dict[str, Arriving] = {}  # by flat
         self._persistent: frozenset[str] = frozenset()  # flats
+        self._output: list[Buffer] = []  # the last block's, which is no longer read
         self._waiting: list[Unit] = []  # units of the root whose backward has ended, or is none
 
     def place(self, flats: Sequence[Flat]) -> None:
@@ -105,8 +110,22 @@ class Gathered(Published):
             self._waiting.append(unit)
             return
         if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
+            if self.residency.keep_output and self._is_last_block(unit):
+                freed = [flat for flat in unit.flats if flat.name not in self._persistent]
+                self._output = [
+                    one.param for one in freed if one.param is not None and one.param is not one.param_shard
+                ]
+                for output in self._output:
+                    output.device.retag(output, Kind.COMM)
             for flat in unit.flats:
                 self._reshard(flat)
+
+    def open_backward(self) -> None:
+        self._output = []
+
+    def _is_last_block(self, unit: Unit) -> bool:
+        rest = self.timetable.rest_of_action()
+        return is_block(unit.name) and not any(is_block(use.unit.name) for use in rest) and self.timetable.turns_next
 
     def reshard(self, unit: Unit) -> None:
         """Free a unit's parameters after its backward, unless another unit that shares a flat still needs it."""

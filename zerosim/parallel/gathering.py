@@ -7,6 +7,7 @@ from functools import partial
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.gathering import Gathering
+from zerosim.config.parts.memory import is_loss_in_model
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
 from zerosim.parallel.gathers import AllGather
@@ -19,7 +20,9 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     choices = config.gathering
     published: Callable[[Slices], Published] = InForward if config.reduction.in_forward else Published
     if config.parallel.zero_stage == 3:
-        published = gathered(Gathered, choices)
+        published = gathered(
+            Gathered, choices, keep_output=choices.keep_last_output and is_loss_in_model(config.memory)
+        )
     return made._replace(
         gathers=AllGather(config.reduction.allgather_bucket),
         published=published,
@@ -29,10 +32,10 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     )
 
 
-def residency_of(choices: Gathering) -> Residency:
+def residency_of(choices: Gathering, *, keep_output: bool = False) -> Residency:
     """Return what stays gathered."""
     keeps = not choices.reshard_after_forward
-    return Residency(keeps, choices.keep_last_unit, choices.keep_root_units, choices.stays)
+    return Residency(keeps, choices.keep_last_unit, choices.keep_root_units, choices.stays, keep_output)
 
 
 def keeping(choices: Gathering, numel: int) -> int:
@@ -40,13 +43,13 @@ def keeping(choices: Gathering, numel: int) -> int:
     return numel + (not choices.by_module)
 
 
-def gathered(kind: type[Gathered], choices: Gathering) -> Callable[[Slices], Published]:
+def gathered(kind: type[Gathered], choices: Gathering, *, keep_output: bool = False) -> Callable[[Slices], Published]:
     """Return what makes stage 3's gathered parameters over an exchange."""
 
     def make(exchange: Slices) -> Gathered:
         prefetch: Prefetch | None = Units(choices.prefetch, choices.forward_prefetch) if choices.prefetch else None
         if choices.prefetch_elements:
             prefetch = Elements(choices.prefetch_elements, choices.max_live)
-        return kind(exchange, residency_of(choices), prefetch)
+        return kind(exchange, residency_of(choices, keep_output=keep_output), prefetch)
 
     return make

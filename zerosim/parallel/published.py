@@ -43,6 +43,9 @@ class Published:
     def open(self) -> None:
         """Begin a microbatch's forward. In a pipeline its input has not been received yet."""
 
+    def open_backward(self) -> None:
+        """Begin a microbatch's backward."""
+
     def publish(self, flat: Flat) -> None:
         """Bring a flat's new slices to every rank. Called after its update."""
         self.exchange.publish(flat)

@@ -82,6 +82,7 @@ class Stage(Strategy):
         self.gathered.open()
 
     def open_backward(self) -> None:
+        self.gathered.open_backward()
         self.reducer.open(self.trained)
 
     def close_backward(self) -> None:

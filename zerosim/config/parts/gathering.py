@@ -32,6 +32,10 @@ class Gathering(Part):
     keep_root_units: bool = option(
         False, "stage 3: keep units outside the blocks gathered from forward to backward", follows=OF_RECIPE
     )
+    keep_last_output: bool = option(
+        False, "stage 3, under transformers' losses: the buffer in which the last block arrived stays until forward "
+        "ends, beside the loss (FSDP2, whose root computes the loss there)", stages=(3,), follows=OF_RECIPE,
+    )  # fmt: skip
     gather: str = option(
         "unit", "stage 3: gather, use and free a whole unit at a time (a block, the table, the head), or a leaf "
         "module as DeepSpeed does (a linear map, a norm). Each tensor of a module has its own slices. Under an "

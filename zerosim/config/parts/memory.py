@@ -114,6 +114,11 @@ class MemoryConfig(Part):
         return read_recompute(self.recompute, self.attention)
 
 
+def is_loss_in_model(memory: MemoryConfig) -> bool:
+    """Return whether the model's own forward computes the loss, as transformers' models do."""
+    return memory.loss.startswith(("hf-", "unsloth", "liger"))
+
+
 EXCLUSIONS = (Exclusion("fp32_softmax", "attention", "flash attention saves no softmax"),)
 
 

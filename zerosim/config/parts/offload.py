@@ -137,7 +137,10 @@ def settles(draft: Draft) -> Mapping[str, str]:
     return found if offload.is_on else {}
 
 
-EXCLUSIONS = (Exclusion("cast_shards", "offload", "the masters are not on the device"),)
+EXCLUSIONS = (
+    Exclusion("cast_shards", "offload", "the masters are not on the device"),
+    Exclusion("keep_grads", "offload", "what leaves the device is freed there"),
+)
 
 
 def rules(

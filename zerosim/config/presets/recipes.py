@@ -168,7 +168,8 @@ def recipes() -> tuple[Recipe, ...]:
             "In stage 2 FSDP2 frees the gathered parameters when backward ends and stores fp32 shards only; in "
             "zerosim the 2-byte parameters stay. FSDP2 copies gathered parameters into a tensor per parameter: in "
             "forward it holds both copies of the computing unit and gathers the next unit when its turn comes. That "
-            "takes as much memory as zerosim's gather of the next unit. FSDP2 gathers and reduces the root's units "
+            "takes as much memory as zerosim's gather of the next unit. Under transformers' losses the last block's "
+            "first copy stays beside the loss. FSDP2 gathers and reduces the root's units "
             "in one call, zerosim one by one.",
             (2, 3),
             (2, 3),
@@ -257,7 +258,7 @@ _FSDP2 = (
     _FOREACH,
     {**_EACH, "adapter_shards": "rows"},
     {**_EACH, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
-    | {"whole_scales": True, "adapter_shards": "rows"},
+    | {"keep_last_output": True, "whole_scales": True, "adapter_shards": "rows"},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
 _KEPT = {**_EACH, "keep_grads": True}
