@@ -151,6 +151,7 @@ def test_stage_0_in_bf16_keeps_states_whole_and_reduces_two_bytes() -> None:
     assert "BF16_Optimizer" in (recipe.note(0, pp=2) or "")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("trained", [dict(lora_rank=2), dict(freeze="!h.1.mlp.c_fc.weight"), dict()], ids=str)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_stage_3_gathers_what_stays_gathered_after_each_step_one_by_one(

@@ -112,7 +112,7 @@ def _first_step(result: RunResult) -> str:
     first = max(memory.first_step_bytes for memory in result.memory)
     later = max(memory.peak.total_bytes for memory in result.memory)
     return (
-        f"Step 1, which creates the optimizer's states, peaks at {format_bytes(first)}; step 2 at "
+        f"The first step, which creates the optimizer's states, peaks at {format_bytes(first)}, the second at "
         f"{format_bytes(later)}."
     )
 
