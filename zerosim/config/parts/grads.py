@@ -107,6 +107,7 @@ def settles(draft: Draft) -> Mapping[str, str]:
 
 
 EXCLUSIONS = (
+    Exclusion("keep_grads", "partition", "the owner reduces gradients in place"),
     Exclusion("keep_upcast", "upcast_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "persistent_grads", needs=True),
     Exclusion("gradient_accumulation_fusion", "transformer_engine", needs=True),
