@@ -34,8 +34,9 @@ from zerosim.parallel.base import Strategy
 from zerosim.parallel.compression import powersgd
 from zerosim.parallel.compression.codecs import TopK
 from zerosim.parallel.exchange import Slices
-from zerosim.parallel.gathered import Elements, Gathered, Units
+from zerosim.parallel.gathered import Gathered
 from zerosim.parallel.offload import OffloadedGradients, OffloadedStep
+from zerosim.parallel.prefetch import Elements, Units
 from zerosim.parallel.reducer import Reducer
 from zerosim.parallel.secondary import Secondary
 from zerosim.parallel.tensor import Borders

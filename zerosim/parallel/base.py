@@ -28,9 +28,7 @@ class Strategy:
     keeps_grads: bool | None = None  # whether every rank holds all gradients until the step
     sees_all_grads = False  # every rank sees every reduced gradient, so that the norm needs no exchange
     flats: Sequence[Flat] = ()  # the rank's, from `place` on
-    averages = (
-        "after"  # when replicas average their shards: in "each" microbatch, or "beside" it, the "last" or "after" it
-    )
+    averages = "after"  # when replicas average their shards: "each" microbatch or "beside" it, "last" or "after" it
 
     def __init__(self, comm: Comm, device: Device, updater: Updater) -> None:
         self.comm = comm

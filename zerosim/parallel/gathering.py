@@ -9,9 +9,10 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import is_loss_in_model
 from zerosim.parallel.exchange import Slices
-from zerosim.parallel.gathered import Elements, Gathered, Prefetch, Residency, Units
+from zerosim.parallel.gathered import Gathered, Prefetch, Residency
 from zerosim.parallel.gathers import AllGather
 from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.prefetch import Elements, Units
 from zerosim.parallel.published import InForward, Published
 
 

@@ -1,8 +1,7 @@
-"""Rules for a group member's slice of a flat buffer.
+"""Three rules for a group member's slice of a flat buffer.
 
 Whole        every member holds all of it
 EvenSlices   N equal slices, the last ones padded (ZeRO's implementations)
-RowSlices    the same of one tensor, cut between its rows (FSDP2's dimension 0)
 WholeUnits   a unit belongs to one member (the wording of the ZeRO paper, section 5)
 """
 
@@ -78,24 +77,6 @@ class EvenSlices:
 
     def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
         return list(zip(*(shares(numel, size) for numel in dict.fromkeys(numels)), strict=True)) or [None] * size
-
-
-@dataclass(frozen=True, slots=True)
-class RowSlices(EvenSlices):
-    """One tensor is cut between rows of `row` elements into slices of equally many rows, as fully_shard cuts dimension
-    0. With fewer rows than members some members have nothing but padding, for which they have no optimizer states."""
-
-    row: int = 1
-
-    def part(self, numels: Sequence[int], which: int, index: int, size: int) -> Slice:
-        step = self.padded(numels[which], size) // size
-        return Slice(index * step, (index + 1) * step, numels[which])
-
-    def padded(self, numel: int, size: int) -> int:
-        return slice_size(numel, self.row * size) * self.row * size
-
-    def kinds(self, numels: Sequence[int], size: int) -> Sequence[Hashable]:
-        return list(zip(*(shares(numel // self.row, size) for numel in dict.fromkeys(numels)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

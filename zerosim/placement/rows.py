@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from zerosim.placement.dimension_zero import RowSlices
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import STATES
-from zerosim.placement.partition import Partition, RowSlices, Slice, Whole
+from zerosim.placement.partition import Partition, Slice, Whole
 
 Lives = Literal["always", "step", "use"]
 

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from zerosim.placement.dimension_zero import RowSlices
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.partition import EvenSlices, Partition, RowSlices, Whole
+from zerosim.placement.partition import EvenSlices, Partition, Whole
 from zerosim.placement.rows import Lives, Row, Rows
 
 CUT_FROM = (("grad", 2), ("param", 3), ("optim", 1))

@@ -121,6 +121,7 @@ def settles(draft: Draft) -> Mapping[str, str]:
 
 
 EXCLUSIONS = (
+    Exclusion("keep_grads", "partition", "the owner reduces gradients in place"),
     Exclusion("keep_upcast", "upcast_grads", needs=True),
     Exclusion("flatten_grads", "upcast_grads", needs=True),
     Exclusion("grads_in_partition", "reduce_bucket", needs=True),
