@@ -63,6 +63,9 @@ class Prefetch:
     def launch(self, gathered: Gathered) -> None:
         """Launch gathers. Called when a unit is resident and about to compute."""
 
+    def end(self, gathered: Gathered, unit: Unit) -> None:
+        """Launch gathers after a unit's backward, before it is freed."""
+
 
 class Gathered(Published):
     """The sharded parameters: which rank holds which whole flat, and when."""
@@ -135,6 +138,7 @@ class Gathered(Published):
         """Free what is no longer needed after a unit's backward or its input gradient. Yield each flat whose gradient
         is then complete. The root's units wait until the whole backward ends. A weight gradient has gathered
         nothing."""
+        self.prefetch.end(self, unit)
         done = [] if self.residency.is_root(unit.name) else [unit]
         if not done:
             self._waiting.append(unit)

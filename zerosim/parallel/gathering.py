@@ -8,6 +8,7 @@ from functools import partial
 from zerosim.config import RunConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import is_loss_in_model
+from zerosim.config.parts.tuning import are_units
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.gathered import Gathered, Prefetch, Residency
 from zerosim.parallel.gathers import AllGather
@@ -21,9 +22,8 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     choices = config.gathering
     published: Callable[[Slices], Published] = InForward if config.reduction.in_forward else Published
     if config.parallel.zero_stage == 3:
-        published = gathered(
-            Gathered, choices, keep_output=choices.keep_last_output and is_loss_in_model(config.memory)
-        )
+        keeps = choices.keep_last_output and is_loss_in_model(config.memory)
+        published = gathered(Gathered, choices, keep_output=keeps, by_adapters=are_units(config.tuning))
     return made._replace(
         gathers=AllGather(config.reduction.allgather_bucket),
         published=published,
@@ -44,11 +44,15 @@ def keeping(choices: Gathering, numel: int) -> int:
     return numel + (not choices.by_module)
 
 
-def gathered(kind: type[Gathered], choices: Gathering, *, keep_output: bool = False) -> Callable[[Slices], Published]:
+def gathered(
+    kind: type[Gathered], choices: Gathering, *, keep_output: bool = False, by_adapters: bool = False
+) -> Callable[[Slices], Published]:
     """Return what makes stage 3's gathered parameters over an exchange."""
 
     def make(exchange: Slices) -> Gathered:
-        prefetch: Prefetch | None = Units(choices.prefetch, choices.forward_prefetch) if choices.prefetch else None
+        prefetch: Prefetch | None = None
+        if choices.prefetch:
+            prefetch = Units(choices.prefetch, choices.forward_prefetch, by_adapters)
         if choices.prefetch_elements:
             prefetch = Elements(choices.prefetch_elements, choices.max_live)
         return kind(exchange, residency_of(choices, keep_output=keep_output), prefetch)

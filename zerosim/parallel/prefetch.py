@@ -6,23 +6,38 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 
+from zerosim.nn import Unit
 from zerosim.parallel.gathered import Gathered, Prefetch
 from zerosim.parallel.schedule import Timetable, Use
+from zerosim.placement.spec import is_block
 from zerosim.tensor.flat import Flat
 
 
 @dataclass
 class Units(Prefetch):
     """Prefetch the next `count` units of this forward or backward that are not resident; without `forward`, of this
-    backward (FSDP1's BACKWARD_PRE). The volume stays the same; the peak grows by those units."""
+    backward (FSDP1's BACKWARD_PRE). The volume stays the same; the peak grows by those units.
+
+    by_adapters   where adapters are units of their own (FSDP1), they come between two blocks: the next block is
+                  gathered when backward has reached the block's first adapter, so not beside its feed-forward
+    """
 
     count: int
     forward: bool = True
+    by_adapters: bool = False
 
     def launch(self, gathered: Gathered) -> None:
-        action = gathered.timetable.action
-        if not self.forward and action is not None and action.sends > 0:
-            return
+        action, at = gathered.timetable.action, gathered.timetable.at
+        goes_forward = action is None or action.sends > 0
+        waits = self.by_adapters and at > 0 and _has_adapters(gathered.timetable.uses[at - 1].unit)
+        if self.forward if goes_forward else not waits:
+            self._launch(gathered)
+
+    def end(self, gathered: Gathered, unit: Unit) -> None:
+        if self.by_adapters and _has_adapters(unit):
+            self._launch(gathered)
+
+    def _launch(self, gathered: Gathered) -> None:
         coming = (use.unit for use in gathered.timetable.rest_of_action())
         missing = (unit for unit in coming if any(flat.param is None for flat in unit.flats))
         for place, unit in enumerate(islice(missing, self.count + 2)):
@@ -31,6 +46,11 @@ class Units(Prefetch):
                     gathered.launch(unit, flat)
                 else:  # ZeRO-Infinity's next reads
                     gathered.fetch(flat)
+
+
+def _has_adapters(unit: Unit) -> bool:
+    """Return whether adapters are trained beside a frozen block."""
+    return is_block(unit.name) and len({flat.spec.is_trained for flat in unit.flats}) > 1
 
 
 @dataclass

@@ -156,6 +156,11 @@ def stores_codes(tuning: TuningConfig) -> bool | None:
     return tuning.base is not None if tuning.is_on else None
 
 
+def are_units(tuning: TuningConfig) -> bool:
+    """Return whether each tensor of an adapter is a unit of its own (FSDP1)."""
+    return tuning.lora_rank > 0 and tuning.adapter_shards == "tensor"
+
+
 def has_whole_scales(tuning: TuningConfig) -> bool:
     """Return whether scales of codes are whole on every rank."""
     return tuning.whole_scales
