@@ -26,7 +26,7 @@ from zerosim.device.work import DGRAD, WGRAD
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.common import Grads, grad_like, like, rows_of
-from zerosim.functional.loss_modes import cast
+from zerosim.functional.loss import cast
 from zerosim.tensor.tensor import Operand, Tensor
 
 INPUT = "gradient of the input"

@@ -6,14 +6,20 @@ what they read, so that it costs no buffer. Gradients are those of the logits be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer, Kind
-from zerosim.dtypes import compute_dtype
+from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, rows_of
 from zerosim.tensor.tensor import Saved, Tensor, apply
+
+MakeGrad = Callable[[], Buffer]
+"""A function called when backward begins. It returns the gradient of the logits, of their shape and dtype."""
+Sums = Callable[[Buffer], tuple[Buffer, Buffer]]
+"""From logits to the sum of the losses and the log-sum-exp of each row. A group of ranks may compute it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +114,13 @@ def form_rows(logits: Buffer, form: LogitForm) -> None:
         logits.device.kernel(logits.numel, k.divide, array, form.cap, array)
         logits.device.kernel(logits.numel, k.tanh, array, array)
         logits.device.kernel(logits.numel, k.multiply, array, form.cap, array)
+
+
+def cast(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
+    """Cast to another dtype; return the buffer itself if it has that dtype, as `Tensor.to` does."""
+    if source.dtype == dtype:
+        return source
+    device = source.device
+    result = device.alloc(source.shape, dtype, kind)
+    device.kernel(0, device.backend.copy, source.array, result.array)
+    return result

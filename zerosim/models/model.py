@@ -20,8 +20,8 @@ from zerosim.functional.chunked_loss import ChunkedLoss
 from zerosim.functional.labels import predicted, sample_labels
 from zerosim.functional.liger_loss import LIGER, LigerLoss
 from zerosim.functional.lora import Casts
-from zerosim.functional.loss import LogitsGrad, form_rows
-from zerosim.functional.loss_modes import FUSED, MODES, MakeGrad
+from zerosim.functional.loss import LogitsGrad, MakeGrad, form_rows
+from zerosim.functional.loss_modes import FUSED, MODES
 from zerosim.nn import Group, TokenTable, Unit
 from zerosim.nn.group import ONE_RANK, WHOLE_MAPS, WholeMaps
 from zerosim.placement.spec import WeightSpec

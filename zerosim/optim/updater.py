@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 
 from zerosim.device.device import Buffer, Kind
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.optim.control import StepControl
-from zerosim.optim.elementwise import Elementwise
 from zerosim.optim.optimizer import Add, EstimatesCurvature, Optimizer, StateArray, Step, alone, estimates_every
 from zerosim.optim.rounding import Lost, Rounding
+from zerosim.optim.temporaries import Temporaries
 from zerosim.placement.memories import NVME
 from zerosim.tensor.flat import Flat, in_turn
 
@@ -25,8 +24,7 @@ class Updater:
     decay      the weights with decay, 'all' or 'matrices' (two dimensions or more)
     sub_group  flats are stepped together until they have this number of the rank's elements; 0: all of them
     cpu_steps  the host's CPU updates, and so needs masters of every format
-    foreach    with the temporaries of PyTorch's foreach implementation; a fused one has none
-    for_loop   with those of its loop over tensors
+    temporaries   a step's (`temporaries.py`); None: it has none
     lazy       states are allocated in the first step, not before it
     rounding   the rounding of weights of half types without masters (`rounding.py`); None: they have masters
     """
@@ -39,8 +37,7 @@ class Updater:
         decay: str = "all",
         sub_group: int = 0,
         cpu_steps: bool = False,
-        foreach: bool = False,
-        for_loop: bool = False,
+        temporaries: Temporaries | None = None,
         lazy: bool = False,
         rounding: Rounding | None = None,
     ) -> None:
@@ -50,8 +47,7 @@ class Updater:
         self.decay = decay
         self.sub_group = sub_group
         self.cpu_steps = cpu_steps
-        self.foreach = foreach
-        self.for_loop = for_loop
+        self.temporaries = temporaries or Temporaries(optimizer)
         self.lazy = lazy
         self.rounding = rounding
         self.lost = Lost()
@@ -64,7 +60,7 @@ class Updater:
         """Allocate the local slice's states, unless lazy, and its master for half types, zeroed, to the end."""
         arrays = [] if self.lazy or flat.held.is_idle else self._arrays(flat)
         if self.rounding is None and (flat.dtype.is_half or self.cpu_steps):
-            arrays.append(StateArray("master", flat.own.size, self._stored(flat), flat.own_padding))
+            arrays.append(StateArray("master", flat.own.size, self.stored(flat), flat.own_padding))
         flat.states = self._zeroed(flat, arrays)
         flat.master = flat.states.pop("master", None)
 
@@ -78,9 +74,9 @@ class Updater:
     def _arrays(self, flat: Flat) -> list[StateArray]:
         """Return the local slice's states, without the master."""
         rounding = [] if self.rounding is None else self.rounding.arrays(flat.own)
-        return [*self.optimizer.arrays(flat.spec, flat.own, self._stored(flat)), *rounding]
+        return [*self.optimizer.arrays(flat.spec, flat.own, self.stored(flat)), *rounding]
 
-    def _stored(self, flat: Flat) -> DType:
+    def stored(self, flat: Flat) -> DType:
         """Return the states' format: fp32 beside masters, the weights' own format without."""
         return compute_dtype(flat.dtype) if self.rounding is None else flat.dtype
 
@@ -97,33 +93,6 @@ class Updater:
                 group, elements = [], 0
         if group:
             yield group
-
-    @contextmanager
-    def temporaries(self, flats: Sequence[Flat], *, is_one: bool = False) -> Iterator[None]:
-        """Allocate a step's temporaries for these flats inside the block, contents undefined. `is_one`: they are one
-        tensor, so a loop over tensors has all of them at once."""
-        count = self.optimizer.foreach_temporaries if self.foreach else self._of_loop if is_one else 0
-        held = [
-            flat.device.alloc((flat.own.size,), self._stored(flat), Kind.TEMP, padding=flat.own_padding)
-            for flat in in_turn(flats)
-            if not flat.held.is_idle
-            for _ in range(count)
-        ]
-        yield
-        del held
-
-    @contextmanager
-    def of_tensor(self, flat: Flat) -> Iterator[None]:
-        """Allocate the temporaries of a loop over a flat's tensors inside the block: those of the largest."""
-        most = max((mine.numel for mine in flat.spec.within(flat.own)), default=0) if self._of_loop else 0
-        held = [flat.device.alloc((most,), self._stored(flat), Kind.TEMP) for _ in range(self._of_loop if most else 0)]
-        yield
-        del held
-
-    @property
-    def _of_loop(self) -> int:
-        is_known = self.for_loop and isinstance(self.optimizer, Elementwise)
-        return self.optimizer.loop_temporaries if is_known and isinstance(self.optimizer, Elementwise) else 0
 
     def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
         """Move the local slice of one flat by one step; `grad_scale` is `decide`'s. `add`: see `Optimizer.step`."""

@@ -19,6 +19,7 @@ from zerosim.device.device import Buffer, Phase
 from zerosim.optim.updater import Updater
 from zerosim.parallel import update
 from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.published import regather
 from zerosim.parallel.schedule import Use
 from zerosim.parallel.shards import Gradients, Shards, Step
 from zerosim.tensor.flat import Flat, in_turn
@@ -57,7 +58,7 @@ class InBackward(Gradients, Step):
             if flat.spec.is_trained:
                 publish(flat)
         if self._scale is not None:
-            update.regather(flats, publish)
+            regather(flats, publish)
 
 
 def shards_of(shards: Callable[[Updater], Shards], memory: GradMemory, place: Place, updater: Updater) -> Shards:

@@ -18,14 +18,14 @@ Megatron's first step gathers nothing (disable_forward_pre_hook).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zerosim.comm.group import Work
 from zerosim.device.device import Buffer
 from zerosim.nn import Unit
 from zerosim.parallel.exchange import Slices
 from zerosim.parallel.schedule import Timetable
-from zerosim.tensor.flat import Flat
+from zerosim.tensor.flat import Flat, in_turn
 
 
 class Published:
@@ -80,3 +80,11 @@ class InForward(Published):
     def _launch(self, flat: Flat) -> Work[Buffer]:
         with flat.device.scope(unit=flat.spec.module):
             return self.exchange.launch_publish(flat)
+
+
+def regather(flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
+    """Gather the frozen flats that stay gathered for good, as after every step of DeepSpeed (0.19.8, stage3.py,
+    _post_step: all persistent parameters, one by one)."""
+    for flat in in_turn(flats):
+        if not flat.spec.is_trained and flat.param is not None and not flat.held.rows["param"].is_whole:
+            publish(flat)

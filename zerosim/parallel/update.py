@@ -9,6 +9,7 @@ from zerosim.comm.groups import Groups
 from zerosim.config.parts.grads import GradMemory
 from zerosim.device.device import Buffer
 from zerosim.optim.updater import Updater
+from zerosim.parallel.published import regather
 from zerosim.parallel.shards import Shards
 from zerosim.parallel.upcast import upcast
 from zerosim.placement.memories import DEVICE
@@ -56,9 +57,9 @@ def step(
                 upcast(together, kept, is_first=is_first, flatten=memory.flatten)
             if on_device:
                 updater.make_states(together)
-            with updater.temporaries(together, is_one=memory.flatten):
+            with updater.temporaries.of_flats(together, updater.stored, is_one=memory.flatten):
                 for flat in in_turn(together):
-                    with updater.temporaries([]) if memory.flatten else updater.of_tensor(flat):
+                    with updater.temporaries.of_tensor(flat, updater.stored, is_one=memory.flatten):
                         updater.update(flat, scale, partial(_add, groups, flat))
                     shards.step.store(flat)  # fp32 master -> own slice, no traffic between ranks
                     end(flat, memory)
@@ -70,14 +71,6 @@ def step(
         for flat in in_turn(waiting):
             publish(flat)
     regather(flats, publish)
-
-
-def regather(flats: Sequence[Flat], publish: Callable[[Flat], None]) -> None:
-    """Gather the frozen flats that stay gathered for good, as after every step of DeepSpeed (0.19.8, stage3.py,
-    _post_step: all persistent parameters, one by one)."""
-    for flat in in_turn(flats):
-        if not flat.spec.is_trained and flat.param is not None and not flat.held.rows["param"].is_whole:
-            publish(flat)
 
 
 def _add(groups: Groups, flat: Flat, sums: Buffer) -> None:

@@ -11,6 +11,7 @@ from zerosim.optim.lr_schedule import LRSchedule
 from zerosim.optim.optimizer import Optimizer
 from zerosim.optim.precision import LossScaler
 from zerosim.optim.rounding import Rounding
+from zerosim.optim.temporaries import Temporaries
 from zerosim.optim.updater import Updater
 from zerosim.train.pieces import pieces_of
 
@@ -29,15 +30,14 @@ def build_updater(
         clip_norm=optim.clip_norm or None,
         skip_nonfinite=config.precision.skip_nonfinite,
     )
-    kind = config.precision.rounding
+    kind, rule = config.precision.rounding, optimizer or made.optimizer()
     return made.updater(
-        optimizer or made.optimizer(),
+        rule,
         control,
         decay=optim.decay,
         sub_group=made.sub_group,
         cpu_steps=made.cpu_steps,
-        foreach=optim.foreach,
-        for_loop=optim.for_loop,
+        temporaries=Temporaries(rule, foreach=optim.foreach, for_loop=optim.for_loop),
         lazy=optim.lazy_states,
         rounding=None if kind is None else Rounding(kind, config.data.seed),
     )

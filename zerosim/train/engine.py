@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
 from zerosim.functional.common import one_like
-from zerosim.functional.loss_modes import MODES, OF_CALLER, MakeGrad
+from zerosim.functional.loss import MakeGrad
+from zerosim.functional.loss_modes import MODES, OF_CALLER
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.nn.rows import ALL_ROWS, OwnRows
