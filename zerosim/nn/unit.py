@@ -142,7 +142,7 @@ class Unit:
             later.popleft()()
 
     def close(self) -> None:
-        """End a microbatch's backward, through all units."""
+        """End a microbatch's backward."""
 
     def forget(self) -> None:
         """Drop graphs that no backward will use."""

@@ -32,7 +32,6 @@ class Residency:
     keep_root   units outside the blocks stay until a microbatch's backward ends, and their gradients are reduced then
                 (FSDP2's root: tables, last norm, head)
     persistent  whether a flat of so many elements stays for good. It is gathered once after each step
-
     keep_output the buffer in which the last block arrived stays until its forward ends (FSDP2 copies parameters out of
                 it, and frees it when the next unit arrives or the root's forward ends)
 
@@ -112,10 +111,8 @@ class Gathered(Published):
             return
         if not stays and not (self.residency.keep_next and self.timetable.is_used_next(unit)):
             if self.residency.keep_output and self._is_last_block(unit):
-                freed = [flat for flat in unit.flats if flat.name not in self._persistent]
-                self._output = [
-                    one.param for one in freed if one.param is not None and one.param is not one.param_shard
-                ]
+                freed = [one for one in unit.flats if one.name not in self._persistent]
+                self._output = [one.param for one in freed if one.param and one.param is not one.param_shard]
                 for output in self._output:
                     output.device.retag(output, Kind.COMM)
             for flat in unit.flats:
@@ -125,8 +122,8 @@ class Gathered(Published):
         self._output = []
 
     def _is_last_block(self, unit: Unit) -> bool:
-        rest = self.timetable.rest_of_action()
-        return is_block(unit.name) and not any(is_block(use.unit.name) for use in rest) and self.timetable.turns_next
+        more = any(is_block(use.unit.name) for use in self.timetable.rest_of_action())
+        return is_block(unit.name) and not more and self.timetable.turns_next
 
     def reshard(self, unit: Unit) -> None:
         """Free a unit's parameters after its backward, unless another unit that shares a flat still needs it."""

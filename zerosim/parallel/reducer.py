@@ -32,9 +32,8 @@ class Reducer:
     """Common parts of all reducers: reductions in flight, and storing their results.
 
     averages   when local shards are averaged over the ranks that hold the same ones (HSDP): each result in "each"
-               microbatch, or "beside" each microbatch's backward, in flight until its end (FSDP2's all-reduce stream,
-               _fsdp_collectives.py, foreach_reduce); the sum of all in the "last" backward, in flight until its end;
-               or "after" it, in `across.py`
+               microbatch; "beside" each backward or, their sum, the "last" one, in flight until it ends (FSDP2's
+               all-reduce stream, _fsdp_collectives.py, foreach_reduce); or "after" it, in `across.py`
     """
 
     def __init__(self, exchange: Slices, *, averages: str = "after") -> None:

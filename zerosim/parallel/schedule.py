@@ -235,7 +235,7 @@ class Timetable:
         """Return whether the current forward is followed by its own backward."""
         now = self.action
         then = next((use.action for use in self.uses[self.at :] if use.action != now), None)
-        return now is not None and then is not None and then == Backward(now.slot, now.chunk)
+        return now is not None and then == Backward(now.slot, now.chunk)
 
     def is_used_next(self, unit: Unit) -> bool:
         """Return whether the next use is of this unit again, in another forward or backward."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
 from zerosim.functional.lora import Casts
 from zerosim.parallel.pieces import Pieces, Place
+from zerosim.placement.dimension_zero import RowSlices
+from zerosim.placement.partition import EvenSlices
+from zerosim.placement.rows import Rows
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
@@ -16,3 +21,11 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     if not caches and not tuning.bnb_saves_input:
         return made
     return made._replace(casts=Casts(caches), repeats=False)
+
+
+def cut_between(rows: Rows, row: int) -> Rows:
+    """Return the rows of a buffer of one tensor that is cut between rows of so many elements, where slices are even."""
+    return {
+        state: replace(one, partition=RowSlices(row)) if isinstance(one.partition, EvenSlices) else one
+        for state, one in rows.items()
+    }

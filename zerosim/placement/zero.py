@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from zerosim.placement.dimension_zero import RowSlices
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.partition import EvenSlices, Partition, Whole
 from zerosim.placement.rows import Lives, Row, Rows
@@ -46,14 +45,6 @@ def frozen(rows: Rows) -> Rows:
     """Return the rows of a frozen buffer: it has no gradient and no optimizer state, so no master either from
     which parameters could be cast for a use."""
     return {"param": replace(rows["param"], lives="always")}
-
-
-def cut_between(rows: Rows, row: int) -> Rows:
-    """Return the rows of a buffer of one tensor that is cut between rows of so many elements, where slices are even."""
-    return {
-        state: replace(one, partition=RowSlices(row)) if isinstance(one.partition, EvenSlices) else one
-        for state, one in rows.items()
-    }
 
 
 def rows_said(rows: Rows, *, keeps_params: bool | None, keeps_grads: bool | None) -> Rows:

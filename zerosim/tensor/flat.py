@@ -127,9 +127,9 @@ class Flat(GradAccumulator):
         backend = self.device.backend
         values = values.reshape(-1) if self.format is None else encoded(backend, self.value_dtype, self.format, values)
         if self.scales is not None:
-            place = beside(self.spec, index)
-            backend.from_host(values[: place.stop - place.start], self.scales[place].array)
-            values = values[place.stop - place.start :]
+            own = self.scales[beside(self.spec, index)]
+            backend.from_host(values[: own.numel], own.array)
+            values = values[own.numel :]
         if self.param is not None:
             backend.from_host(values, self.param[(at := self.spec.offsets[index]) : at + values.size].array)
         mine = self.spec.overlap(self.own, index)

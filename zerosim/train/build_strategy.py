@@ -14,6 +14,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.ddp import DDP
 from zerosim.parallel.stage import Stage
+from zerosim.parallel.tuning import cut_between
 from zerosim.parallel.zero1 import Zero1
 from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
@@ -22,7 +23,7 @@ from zerosim.placement.mesh import Mesh
 from zerosim.placement.rows import Rows
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
-from zerosim.placement.zero import cut_between, frozen, rows_said, zero_rows
+from zerosim.placement.zero import frozen, rows_said, zero_rows
 from zerosim.tensor.flat import Flat
 from zerosim.train.pieces import pieces_of
 

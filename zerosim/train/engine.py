@@ -113,10 +113,9 @@ def forward_loss(
     `draws`: on labels drawn from the model."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
-    if draws:
-        targets = device.alloc((batch.shape[0], batch.shape[1] - 1), int64, Kind.ACTIVATION)
-    else:
-        targets = upload(model.parted(batch)[1], device, model.group.rows)
+    shape = batch.shape[0], batch.shape[1] - 1
+    own = device.alloc(shape, int64, Kind.ACTIVATION) if draws else None
+    targets = upload(model.parted(batch)[1], device, model.group.rows) if own is None else own
     units = model.chunks[action.chunk]
     if model.loss_mode not in MODES:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)
