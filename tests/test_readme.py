@@ -71,7 +71,7 @@ def test_the_plan_is_what_the_readme_shows(capsys: pytest.CaptureFixture[str]) -
         assert line in lines
 
 
-WITH_OUTPUTS = "".join(PAGES[name].read_text("utf-8") for name in ("ten_jobs.md", "zeropp.md"))
+WITH_OUTPUTS = "".join(PAGES[name].read_text("utf-8") for name in ("ten_jobs.md", "zeropp.md", "frameworks.md"))
 JOBS = re.findall(r"```console\n\$ (zerosim [^\n]*)\n(.*?)```", WITH_OUTPUTS, re.DOTALL)
 
 

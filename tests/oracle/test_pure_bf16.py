@@ -35,7 +35,7 @@ def train(adam: Adam, implementation: dict[str, bool]) -> list[tuple[Any, Any]]:
         grad = (random.standard_normal(NUMEL) * 10.0 ** random.uniform(-6, 0, NUMEL)).astype(BF16)
         param.grad = torch.tensor(grad.astype(np.float32)).to(torch.bfloat16)
         optimizer.step()
-        storing = Storing("nearest", (0, 0), 0, None, np.zeros(1))
+        storing = Storing("nearest", (0, 0), 0, None, np.zeros(2))
         backend.elementwise(Rule(adam.rule, Now(LR, step, adam.weight_decay), 1.0), grad, *ours, storing=storing)
     state = optimizer.state[param]
     theirs = [param.detach(), state["exp_avg"], state["exp_avg_sq"]]
