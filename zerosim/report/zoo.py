@@ -136,8 +136,9 @@ def fine_tuning_table(word: str = "") -> RenderableType:
         "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention, --recompute "
     )
     note += (
-        "full, --loss chunked, on 8 GPUs --stage 3. LoRA and QLoRA have adapters of rank 16 on all linear maps. The "
+        "full, --loss chunked, on 8 GPUs --stage 3, on one --stage 0. LoRA and QLoRA have adapters of rank 16 on all "
     )
+    note += "linear maps. The "
     note += "smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
     note += " T5 has eager attention." if any(map(_is_second, _asked(word))) else ""
     return titled("Fine-tuning", Adaptive(grid, narrow), note)
@@ -156,8 +157,8 @@ def _tuned(preset: ModelPreset, how: Mapping[str, Any]) -> tuple[str, str]:
     """Return the bytes of the fullest GPU, and the smallest GPU that has them."""
     attention = "eager" if _is_second(preset) else "flash"
     config = plan_config(
-        model=preset.name, stage=3, micro_batch=1, seq=min(2048, int(preset.sizes["positions"])), recompute="full",
-        attention=attention, loss="chunked", recipe="usual", **{"ranks": 1, **how},
+        model=preset.name, stage=3 if "ranks" in how else 0, micro_batch=1, recompute="full", attention=attention,
+        seq=min(2048, int(preset.sizes["positions"])), loss="chunked", recipe="usual", **{"ranks": 1, **how},
     )  # fmt: skip
     peak = peak_of(config)
     devices = sorted((one for one in hardware.presets() if "bf16" in one.formats), key=lambda one: one.memory_bytes)
