@@ -18,7 +18,7 @@ from zerosim.device.allocators import arena
 from zerosim.grading import *
 from zerosim.grading import best_fit, optimizers, placing, waiting
 from zerosim.grading.given import bugs, other_bugs
-from zerosim.parallel import ddp, gathered, pipeline, zero1
+from zerosim.parallel import ddp, gathered, pipeline, prefetch, zero1
 from zerosim.parallel.compression import codecs, powersgd
 from zerosim.parallel.exchange import AllReduce, Slices
 from zerosim.parallel.offload import OffloadedGradients
@@ -93,7 +93,7 @@ class MyClipping(Zero2):
     "prefetch": ("Units.launch", """\
 class MyPrefetch(Zero3):
     def default_gathered(self):
-        return gathered.Gathered(self.exchange, gathered.Residency(), gathered.Units(1))
+        return gathered.Gathered(self.exchange, gathered.Residency(), prefetch.Units(1))
 """),
     "bug_thrifty": ("Shared.gather", "class Thrifty(bugs.Shared): pass\n"),
     "bug_mean": ("DDP.post_backward", "class Mean(ddp.DDP): pass\n"),

@@ -19,7 +19,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     ),  # a tied table is added at each use
     "gathered by pieces": dict(stage=1, allgather_bucket=100),
     "gathered by pieces, all-reduced": dict(stage=2, allgather_bucket=3, grad_reduction="all_reduce"),
-    "sub-groups": dict(stage=3, recipe="deepspeed", sub_group=1000, reduce_bucket=0),
+    "sub-groups": dict(stage=3, recipe="deepspeed", sub_group=1000, reduce_bucket=0, clip_norm=0.0),
     "foreach": dict(stage=3, foreach=True, optimizer="adamw"),
 }
 

@@ -219,7 +219,7 @@ def first_page(words: str, capsys: pytest.CaptureFixture[str], code: int = 0) ->
         ("plan --ranks 4 --limit 1MB", 3, ["Does not fit: peak 1.57 MB, on a 1 MB device", "Cheapest change: --"]),
         ("plan --ranks 4 --limit 1KB", 3, ["No change that was tried fits: see zerosim fit --find mesh."]),
         (
-            "plan --ranks 4 --recipe deepspeed --stage 0",
+            "plan --ranks 4 --recipe deepspeed --stage 0 --pp 2 --accumulate 4",
             0,
             ["Warning: recipe deepspeed's stage 0 in bf16 divides the optimizer"],
         ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import cast
 
 from zerosim.analysis import forms, formulas
 from zerosim.analysis.capabilities.delayed import has_late, updated_by
@@ -21,8 +22,8 @@ from zerosim.analysis.cost import kept_bytes, kept_padding, master_bytes
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.lazy_states import has_states
-from zerosim.analysis.shares import has_rows
-from zerosim.config.parts.tuning import row_of
+from zerosim.analysis.shares import has_rows, itemsizes
+from zerosim.config.parts.tuning import row_of, stored_fp32
 from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
@@ -126,6 +127,8 @@ def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
     trained = [name for name in names if layout.is_trained(name)]
     codes = [name for name in names if layout.flats[name].weights[0].format]
     held = {name: share.numels[name] if name in codes else share.whole[name] for name in names}
+    for name in (name for name in names if stored_fp32(of.result.config.tuning, layout.flats[name].weights)):
+        held[name] = cast(int, Fraction(4 * held[name], itemsizes(of.result.config)[0]))
     return {
         "Ψ": sum(held.values()),
         "Ψ_t": sum(held[name] for name in trained),

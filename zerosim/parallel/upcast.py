@@ -9,7 +9,7 @@ from zerosim.dtypes import DType, compute_dtype
 from zerosim.tensor.flat import Flat, in_turn
 
 
-def upcast(flats: Sequence[Flat], kept: dict[str, Buffer], *, is_first: bool, flatten: bool = False) -> None:
+def upcast(flats: Sequence[Flat], kept: dict[str, Buffer], is_first: bool, *, flatten: bool = False) -> None:
     """Cast these flats' local slices to fp32, beside the half-type ones; then free those (DeepSpeed's order). The
     copies in `kept` outlive the step.
 
@@ -18,7 +18,8 @@ def upcast(flats: Sequence[Flat], kept: dict[str, Buffer], *, is_first: bool, fl
     """
     flattened = [_copy(flat, flat.grad_dtype) for flat in in_turn(flats)] if flatten else []
     copies = [upcast_grad_shard(flat) for flat in in_turn(flats)]
-    del flattened
+    for _ in in_turn(flats if flatten else ()):
+        del flattened[0]
     if is_first:  # of several groups, this is the first
         flats[0].device.mark("gradients_upcast")
     for flat, shard in zip(in_turn(flats), copies, strict=True):

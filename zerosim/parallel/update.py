@@ -53,8 +53,8 @@ def step(
         device, waiting = together[0].device, []
         with device.at(shards.step.place):  # on the host, where the CPU steps
             if memory.upcast:
-                kept, is_first = updater.upcasts if memory.keep_upcast else {}, together[0] is trained[0]
-                upcast(together, kept, is_first=is_first, flatten=memory.flatten)
+                is_first = together[0] is trained[0]
+                upcast(together, updater.upcasts if memory.keep_upcast else {}, is_first, flatten=memory.flatten)
             if on_device:
                 updater.make_states(together)
             with updater.temporaries.of_flats(together, updater.stored, is_one=memory.flatten):

@@ -14,6 +14,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
+from zerosim.train.delayed import planned_steps
 from zerosim.train.pieces import pieces_of
 from zerosim.units import format_count
 
@@ -47,7 +48,7 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
     """Estimate the events of one step of `config` with that number of microbatches, on that number of ranks per
     pipeline stage."""
     model, mesh = config.model, config.mesh
-    steps = (config.optim.steps or 1) * ranks
+    steps = planned_steps(config) * ranks
     units = (model.units or 1) if model.family == "flat" else model.layers + 2
     made = pieces_of(config)
     modules = _MODULES + _OF_MAPS * (made.tiles - 1) if made.by_module and model.has_blocks else 1

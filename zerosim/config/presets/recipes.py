@@ -45,8 +45,8 @@ class Recipe:
         """Return a note on a ZeRO stage that the framework lacks, or does otherwise beside a pipeline."""
         if self.name.endswith("deepspeed") and stage == 0 and precision == "bf16" and pp > 1:
             return (
-                "in its own pipeline DeepSpeed's stage 0 in bf16 divides the optimizer states too (BF16_Optimizer: "
-                "6 + 12/N, as recipe megatron at stage 1); zerosim leaves them whole, as stage 0 does"
+                "deepspeed's stage 0 in bf16 divides the optimizer states too, beside its own pipeline "
+                "(BF16_Optimizer: 6 + 12/N, as recipe megatron at stage 1); zerosim leaves them whole, as stage 0 does"
             )
         if stage in self.stages:
             return None
