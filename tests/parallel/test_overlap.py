@@ -67,7 +67,7 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "out of buffers": dict(stage=2, reduce_bucket=1000, layers=6),
     "rings": dict(stage=3, collective="ring"),
     "pipeline": dict(stage=2, ranks=8, pp=2, pipeline="zb-v", layers=4),
-    "scaled": dict(stage=3, precision="fp16", recipe="fsdp2"),
+    "scaled": dict(stage=3, precision="fp16", recipe="fsdp2", replica_reduction="step"),
 }
 
 
