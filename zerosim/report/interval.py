@@ -19,7 +19,14 @@ from zerosim.ledger.clock import StepTime
 from zerosim.report.names import listed
 
 _RECIPES: Mapping[str, str] = MappingProxyType(
-    {"": "any framework", "fsdp2": "FSDP", "megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "ddp": "DDP"}
+    {
+        "": "any framework",
+        "fsdp1": "FSDP1",
+        "fsdp2": "FSDP",
+        "megatron": "Megatron-LM",
+        "deepspeed": "DeepSpeed",
+        "ddp": "DDP",
+    }
 )
 NEVER = "Modelled, never compared: too few steps like this one were measured"
 
