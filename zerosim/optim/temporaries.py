@@ -18,8 +18,7 @@ class Temporaries:
     """An optimizer's temporaries, in the states' format of each flat (`stored`), contents undefined."""
 
     def __init__(self, optimizer: Optimizer, *, foreach: bool = False, for_loop: bool = False) -> None:
-        is_known = for_loop and isinstance(optimizer, Elementwise)
-        self._of_loop = optimizer.loop_temporaries if is_known and isinstance(optimizer, Elementwise) else 0
+        self._of_loop = optimizer.loop_temporaries if for_loop and isinstance(optimizer, Elementwise) else 0
         self._of_all = optimizer.foreach_temporaries if foreach else 0
 
     @contextmanager

@@ -116,8 +116,7 @@ class Updater:
 
     def estimate(self, flat: Flat, grad_scale: float) -> None:
         """Update the optimizer's estimate for the local slice of one flat, from the gradient on drawn labels."""
-        has_any = flat.grad_shard is not None and not flat.held.is_idle
-        if has_any and isinstance(self.optimizer, EstimatesCurvature):
+        if flat.grad_shard is not None and not flat.held.is_idle and isinstance(self.optimizer, EstimatesCurvature):
             self.optimizer.estimate(flat, grad_scale)
 
     def _zeroed(self, flat: Flat, arrays: Sequence[StateArray]) -> dict[str, Buffer]:

@@ -18,7 +18,7 @@ from zerosim.config.presets.published import best_published
 from zerosim.ledger.clock import StepTime
 from zerosim.report.names import listed
 
-_RECIPES: Mapping[str, str] = MappingProxyType(
+FRAMEWORKS: Mapping[str, str] = MappingProxyType(
     {
         "": "any framework",
         "fsdp1": "FSDP1",
@@ -44,7 +44,7 @@ def band(config: RunConfig, time: StepTime, cluster: Cluster) -> tuple[float, fl
 
 def class_words(of: StepClass, rows: int) -> str:
     """Return '14 of FSDP on A100, 2B to 20B'."""
-    framework = _RECIPES.get(of.recipe, of.recipe)
+    framework = FRAMEWORKS.get(of.recipe, of.recipe)
     parts = [
         f"{rows} of {framework} on {of.gpu.upper()}",
         of.size,

@@ -5,20 +5,15 @@ The intervals are those of `analysis/memory_interval.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.interval import Interval
 from zerosim.analysis.memory_interval import ALLOCATED, DEVICE, ONE_GPU, MemoryClass, memory_interval, most_shown
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import is_exact
+from zerosim.report.interval import FRAMEWORKS
 from zerosim.report.verdict import Limit, Planned
 from zerosim.units import format_bytes
-
-_FRAMEWORKS: Mapping[str, str] = MappingProxyType(
-    {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "megatron": "Megatron-LM", "deepspeed": "DeepSpeed", "ddp": "DDP"}
-)
 
 
 class Certainty(NamedTuple):
@@ -101,5 +96,5 @@ def certainty(config: RunConfig, limit: Limit | None, peak: int) -> Certainty | 
 def _class_words(found: Interval[MemoryClass]) -> str:
     """Return '33 of FSDP1, LoRA'."""
     framework, trained, _ = found.of
-    where = "on one GPU" if framework == ONE_GPU else f"of {_FRAMEWORKS.get(framework, framework)}"
+    where = "on one GPU" if framework == ONE_GPU else f"of {FRAMEWORKS.get(framework, framework)}"
     return f"{found.rows} {where}, {trained}"

@@ -134,12 +134,10 @@ def fine_tuning_table(word: str = "") -> RenderableType:
         grid.add(preset.name, *cells)
     note = (
         "What each GPU holds: one row of 2,048 tokens (or the model's most), bf16, Adam, flash attention, --recompute "
-    )
-    note += (
         "full, --loss chunked, on 8 GPUs --stage 3, on one --stage 0. LoRA and QLoRA have adapters of rank 16 on all "
+        "linear maps. The smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning "
+        "qwen."
     )
-    note += "linear maps. The "
-    note += "smallest GPU also has room for CUDA and its libraries. Other models: zerosim zoo fine-tuning qwen."
     note += " T5 has eager attention." if any(map(_is_second, _asked(word))) else ""
     return titled("Fine-tuning", Adaptive(grid, narrow), note)
 
