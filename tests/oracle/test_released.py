@@ -70,6 +70,7 @@ def made(family: str, sizes: dict[str, Any], folder: Path) -> Task:
         lr=LR, steps=2, precision="fp32", micro_batch=ROWS, ranks=1,
     )  # fmt: skip
     values = config_json(config.model, "float32")
+    torch.manual_seed(3)  # what transformers draws
     model = auto(config).from_config(transformers.AutoConfig.for_model(**values))
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
