@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -105,6 +106,66 @@ class Beside(NamedTuple):
 
 
 ALONE = Beside()
+
+
+class Met(NamedTuple):
+    """Where the queries and the keys of an attention lie in a row of `tokens`: the positions of each, in their order.
+    Dropout's mask is that of (B, H, tokens, tokens)."""
+
+    queries: tuple[range, ...]
+    keys: tuple[range, ...]
+    tokens: int
+
+    def blocks(self, form: Scores) -> list[tuple[slice, slice, range, range]]:
+        """Return, for each run of queries and each run of keys that some of them read, their places and positions."""
+        return [
+            (here, there, queries, keys)
+            for here, queries in _placed(self.queries)
+            for there, keys in _placed(self.keys)
+            if not (form.causal and keys.start > queries[-1])
+            and not (form.reach(self.tokens) and keys[-1] <= queries.start - form.window)
+        ]
+
+    def reading(self, form: Scores) -> int:
+        """Return how many queries read a key."""
+        return sum(here.stop - here.start for here in {here.start: here for here, *_ in self.blocks(form)}.values())
+
+    def pairs(self, form: Scores) -> int:
+        """Return how many scores of a head are read."""
+        window = form.reach(self.tokens)
+        return sum(
+            _up_to(queries, keys, 0) - (_up_to(queries, keys, window) if window else 0)
+            if form.causal
+            else len(queries) * len(keys)
+            for _, _, queries, keys in self.blocks(form)
+        )
+
+    def counted(self, form: Scores) -> int:
+        """Return how many count as work: those that are read but, of a causal kernel without a window, twice as many
+        without the diagonal. Those of all ranks together are then T², as those of one kernel over all (`Scores`)."""
+        if not form.causal or form.reach(self.tokens):
+            return self.pairs(form)
+        own = (range(max(q.start, k.start), min(q.stop, k.stop)) for q in self.queries for k in self.keys)
+        return 2 * self.pairs(form) - sum(map(len, own))
+
+
+def _up_to(queries: range, keys: range, behind: int) -> int:
+    """Return the sum over queries of how many keys lie at least `behind` positions before them."""
+
+    def from_on(first: int) -> int:
+        return _triangle(queries.stop - behind - first) - _triangle(queries.start - behind - first)
+
+    return from_on(keys.start) - from_on(keys.stop)
+
+
+def _triangle(rows: int) -> int:
+    return rows * (rows + 1) // 2 if rows > 0 else 0
+
+
+def _placed(runs: tuple[range, ...]) -> list[tuple[slice, range]]:
+    """Return runs of positions, each with its place where they lie end to end."""
+    stops = list(accumulate(map(len, runs)))
+    return [(slice(stop - len(run), stop), run) for run, stop in zip(runs, stops, strict=True)]
 
 
 class Coded(NamedTuple):
@@ -356,6 +417,36 @@ class Backend(Protocol):
 
         delta (B, H, T), in the compute dtype, receives the sum of grad * out of each query and head.
         """
+
+    def attention_block(
+        self, q: Array, kv: Array, heads: Heads, met: Met, dropout: Dropout, out: Array, lse: Array
+    ) -> None:
+        """Merge the attention of q (B, T, H d) to some keys and values, kv (B, U, 2K d), into out (B, T, H d) and lse
+        (B, H, T), both in the compute dtype; in place. Before the first ones out is 0 and lse -inf.
+
+        With L = log(e^lse + e^new) of each query, out = e^(lse - L) out + e^(new - L) times the new result. A query reads
+        the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may be
+        strided.
+        """
+
+    def attention_delta(self, grad: Array, out: Array, heads: Heads, delta: Array) -> None:
+        """delta (B, H, T), in the compute dtype: the sum of grad * out, both (B, T, H d), of each query and head."""
+
+    def attention_block_backward(
+        self,
+        grad: Array,
+        q: Array,
+        kv: Array,
+        heads: Heads,
+        met: Met,
+        dropout: Dropout,
+        lse: Array,
+        delta: Array,
+        dq: Array,
+        dkv: Array,
+    ) -> None:
+        """Add the part of these keys and values in the gradients to dq, like q, and to dkv, like kv, both in the compute
+        dtype. lse is that of all keys, delta that of `attention_delta`. q may be strided."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
         """out (M, D) = x * rstd * (weight + offset); rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""

@@ -44,6 +44,18 @@ class Groups:
             self._neighbours[axis, 0] = group
         return self._neighbours[axis, 0]
 
+    def across(self, axis: str, count: int) -> Comm:
+        """Return the group of every `count`-th rank along one axis, this rank among them: one of each `count`
+        neighbours."""
+        if count == 1:
+            return self(axis)
+        if (axis, -count) not in self._neighbours:
+            rank, mesh = self._world.device.rank, self.mesh
+            ranks = mesh.group(rank, axis)[mesh.index(rank, axis) % count :: count]
+            number = 64 * (mesh.world_size + count) + mesh.number(axis)
+            self._neighbours[axis, -count] = self._world.subgroup(ranks, axis, number)
+        return self._neighbours[axis, -count]
+
     def neighbours(self, axis: str, count: int) -> Comm:
         """Return the group of `count` neighbours along one axis, this rank among them; all of the axis if count is its
         size."""

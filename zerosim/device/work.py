@@ -52,8 +52,8 @@ class KernelWork(NamedTuple):
 
     `shape` is what else decides its speed: (M, K, N) of a product (M, K) by (K, N); (B, H, K, T, d) of a
     FlashAttention over B rows of T tokens, with H query heads and K key-value heads of width d. Its flops count T²
-    scores a head, of which a causal kernel skips half. If they count what the kernel reads (in a window, or without a
-    causal mask), those scores are a sixth number. Other kernels have no shape.
+    scores a head, of which a causal kernel skips half. The scores that it computes, where these are others (in a
+    window, without a causal mask, of some of a row's tokens), are a sixth number. Other kernels have no shape.
     """
 
     name: str
@@ -92,6 +92,34 @@ def _embedding_backward(flops: int, grad: Any, ids: Any, table: Any, first: int 
 
 
 BY_ROWS = {"embedding": _embedding, "embedding_backward": _embedding_backward}
+
+
+class Block(NamedTuple):
+    """A part of an attention: B rows, H heads of width d that share K heads of keys and values, T queries that read
+    some of U keys. `scores` a head are computed; `counted` are those that flops count, masked ones included."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    width: int
+    scores: int
+    counted: int
+
+
+def flash_block(name: str, products: int, of: Block, itemsize: int, wide: int) -> tuple[KernelWork, ...]:
+    """Return a part of an attention as GPUs run it: FlashAttention (`name`, with so many products), and then a kernel
+    that merges its result or adds its gradients to those of other parts, in numbers of `wide` bytes."""
+    flops = 2 * products * of.batch * of.heads * of.counted * of.width
+    q, kv = of.batch * of.heads * of.queries * of.width, 2 * of.batch * of.kv_heads * of.keys * of.width
+    rows, is_forward = of.batch * of.heads * of.queries * wide, name == "flash_attention"
+    shape = *of[:4], of.width, of.scores
+    if is_forward:
+        flash = KernelWork(name, MATMUL, flops, (q + kv) * itemsize, q * itemsize + rows, shape)
+        return flash, KernelWork("merge_attention", VECTOR, 3 * q, q * (itemsize + wide) + 2 * rows, q * wide + rows)
+    flash = KernelWork(name, MATMUL, flops, (2 * q + kv) * itemsize + 2 * rows, (q + kv) * itemsize, shape)
+    return flash, KernelWork(ACCUMULATE, VECTOR, q + kv, (q + kv) * (itemsize + wide), (q + kv) * wide)
 
 
 def eager_attention(

@@ -32,7 +32,9 @@ log-sum-exp for backward. Eager computes it only on demand.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.forms import SCORES, Scores
@@ -57,6 +59,11 @@ class Core:
     policy: ActivationPolicy
     kv: Tensor | None = None
     bias: Tensor | None = None
+    own: RunCore | None = None
+
+    def run(self, qkv: Tensor) -> Attended:
+        """Run the core: its `own`, or the policy's."""
+        return (self.own or CORES[self.policy.attention])(qkv, self)
 
     def width(self, qkv: Tensor) -> int:
         """Return the columns of a head."""
@@ -93,8 +100,12 @@ class Core:
         batch, tokens, _ = qkv.shape
         return batch, self.heads.queries, tokens, tokens if self.kv is None else self.kv.shape[1]
 
+    def result_shape(self, qkv: Tensor) -> tuple[int, int, int]:
+        batch, tokens, _ = qkv.shape
+        return batch, tokens, self.width(qkv) * self.heads.queries
+
     def result(self, qkv: Tensor) -> Buffer:
-        return like(qkv, *qkv.shape[:2], self.width(qkv) * self.heads.queries)
+        return like(qkv, *self.result_shape(qkv))
 
 
 class CoreRule(Protocol):
@@ -183,8 +194,8 @@ def eager(qkv: Tensor, core: Core) -> Attended:
     out, probs = core.result(qkv), like(qkv, *shape)
     each = shape[2] * shape[3]
     own, whole = core.heads.queries * each, core.heads.whole * each
-    window = Window(core.heads.first * each, own, whole) if whole > own else None
-    mask = dropout_mask(qkv, shape, core.dropout, core.key, window)
+    windows = [Window(core.heads.first * each, own, whole)] if whole > own else []
+    mask = dropout_mask(qkv, shape, core.dropout, core.key, windows)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
     rule = Eager(qkv, core, probs, mask, dropped)
@@ -247,7 +258,8 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     return Attended(out, Flash(qkv, core, out, lse))
 
 
-CORES = {"eager": eager, "flash": flash}
+RunCore = Callable[[Tensor, Core], Attended]
+CORES: Mapping[str, RunCore] = MappingProxyType({"eager": eager, "flash": flash})
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +273,7 @@ class RecomputedCore:
         return {"q, k, v": self.qkv, "k, v": self.core.kv, "bias": self.core.bias}
 
     def backward(self, grad: Buffer) -> Grads:
-        return CORES[self.core.policy.attention](self.qkv, self.core).rule.backward(grad)
+        return self.core.run(self.qkv).rule.backward(grad)
 
 
 def attention(
@@ -277,6 +289,7 @@ def attention(
     form: Scores = SCORES,
     kv: Tensor | None = None,
     bias: Tensor | None = None,
+    run: RunCore | None = None,
 ) -> Tensor:
     """Compute causal self-attention, heads side by side, scale 1/sqrt(d). `form` changes scores and what queries read.
 
@@ -285,7 +298,7 @@ def attention(
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
     the whole. Eager attention may read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q
-    (B, T, H d), and add a trained `bias` (H, T, S) to the scores.
+    (B, T, H d), and add a trained `bias` (H, T, S) to the scores. `run`: a core in place of the policy's.
 
     Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
     """
@@ -306,9 +319,9 @@ def attention(
     check_chance(dropout)
     if policy.attention != "eager" and (kv is not None or bias is not None):
         raise InputError("attention: flash reads no other sequence and no bias; choose eager")
-    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy, kv, bias)
+    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy, kv, bias, run)
     rule: CoreRule | RecomputedCore
-    out, rule = CORES[policy.attention](qkv, core)
+    out, rule = core.run(qkv)
     if "core_attn" in policy.again.parts:
         rule = RecomputedCore(qkv, core)
     return apply(rule, out, qkv, *core.inputs, op="attention", saved=rule.saved())

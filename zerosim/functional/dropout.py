@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.backends.kernels import Window
@@ -32,10 +33,10 @@ class RecomputedMask:
 
     probability: float
     key: tuple[int, int]
-    window: Window | None
+    windows: Sequence[Window]
 
     def backward(self, grad: Buffer) -> Grads:
-        mask = dropout_mask(Tensor(grad), grad.shape, self.probability, self.key, self.window)
+        mask = dropout_mask(Tensor(grad), grad.shape, self.probability, self.key, self.windows)
         assert mask is not None
         return Dropout(mask, 1.0 - self.probability).backward(grad)
 
@@ -47,9 +48,11 @@ def check_chance(probability: float) -> None:
 
 
 def dropout_mask(
-    x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int], window: Window | None = None
+    x: Tensor, shape: tuple[int, ...], probability: float, key: tuple[int, int], windows: Sequence[Window] = ()
 ) -> Buffer | None:
     """Return a mask of this shape on x's device, uint8, 1 where an element is kept; None if nothing is dropped.
+
+    `windows`: those of a whole's mask, one after the other; of several each is one run.
 
     Raises: InputError for a number that is no such probability.
     """
@@ -57,7 +60,13 @@ def dropout_mask(
     if probability == 0.0:
         return None
     mask = x.device.alloc(shape, uint8, Kind.ACTIVATION)
-    x.device.kernel(0, x.device.backend.dropout_mask, key, probability, mask.array, window)
+    draw, at = x.device.backend.dropout_mask, 0
+    if len(windows) < 2:
+        x.device.kernel(0, draw, key, probability, mask.array, *(windows or (None,)))
+        return mask
+    for window in windows:
+        x.device.kernel(0, draw, key, probability, mask.array.reshape(-1)[at : at + window.run], window)
+        at += window.run
     return mask
 
 
@@ -67,23 +76,23 @@ def dropout(
     key: tuple[int, int],
     *,
     op: str = "dropout",
-    window: Window | None = None,
+    windows: Sequence[Window] = (),
     keep_mask: bool = True,
 ) -> Tensor:
     """Drop each element of x with chance `probability`, and divide the rest by 1 - probability.
 
     The dropped elements depend on `key` and the position alone (`tensor/rng.py`). Probability 0 returns x itself.
-    `op` is its name within the unit. If x is a part of a whole, `window` says which. Without
+    `op` is its name within the unit. If x is a part of a whole, `windows` say which. Without
     `keep_mask` backward recomputes the mask. Shapes: x and result any, the same.
 
     Raises: InputError for a number that is no such probability.
     """
-    mask = dropout_mask(x, x.shape, probability, key, window)
+    mask = dropout_mask(x, x.shape, probability, key, windows)
     if mask is None:
         return x
     out = like(x)
     keep = 1.0 - probability
     x.device.kernel(2 * out.numel, x.device.backend.dropout, x.array, mask.array, keep, out.array)
     if not keep_mask:
-        return apply(RecomputedMask(probability, key, window), out, x, op=op)
+        return apply(RecomputedMask(probability, key, windows), out, x, op=op)
     return apply(Dropout(mask, keep), out, x, op=op, saved={"mask": mask})

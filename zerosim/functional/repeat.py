@@ -22,6 +22,7 @@ class Repeated:
 
     heads: int
     kv_heads: int
+    times: int
     columns: int
 
     def backward(self, grad: Buffer) -> Grads:
@@ -36,19 +37,20 @@ class Repeated:
 
     def pairs(self, wide: Array, packed: Array) -> Iterator[tuple[Array, Array]]:
         """Yield the columns of queries in both, then those of each copy of keys and values with their original."""
-        heads, group = self.heads, self.heads // self.kv_heads
-        wide = wide.reshape(-1, 3 * heads, wide.shape[-1] // (3 * heads))
-        packed = packed.reshape(-1, heads + 2 * self.kv_heads, wide.shape[-1])
+        heads, width = self.heads, self.columns // (self.heads + 2 * self.kv_heads)
+        wide, packed = (of.reshape(-1, of.shape[-1] // width, width) for of in (wide, packed))
         yield wide[:, :heads], packed[:, :heads]
-        for copy in range(group):
-            yield wide[:, heads + copy :: group], packed[:, heads:]
+        for copy in range(self.times):
+            yield wide[:, heads + copy :: self.times], packed[:, heads:]
 
 
-def repeat_kv(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
-    """Return q|k|v with each head of keys and values repeated for its group of query heads. Shapes: qkv
-    (B, T, (H + 2K) d), result (B, T, 3H d)."""
+def repeat_kv(qkv: Tensor, num_heads: int, num_kv_heads: int, times: int = 0) -> Tensor:
+    """Return q|k|v with each head of keys and values repeated so many times, by default H/K, for its group of query
+    heads. Shapes: qkv (B, T, (H + 2K) d), result (B, T, (H + 2K times) d)."""
+    times = times or num_heads // num_kv_heads
     width = qkv.shape[-1] // (num_heads + 2 * num_kv_heads)
-    out, rule = like(qkv, *qkv.shape[:-1], 3 * num_heads * width), Repeated(num_heads, num_kv_heads, qkv.shape[-1])
+    out = like(qkv, *qkv.shape[:-1], (num_heads + 2 * num_kv_heads * times) * width)
+    rule = Repeated(num_heads, num_kv_heads, times, qkv.shape[-1])
     for into, source in rule.pairs(out.array, qkv.array):
         qkv.device.kernel(0, qkv.device.backend.copy, source, into)
     return apply(rule, out, qkv, op="repeat_kv")

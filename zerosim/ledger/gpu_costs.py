@@ -35,7 +35,7 @@ LAUNCH, WRAPPED, COMPILED, GRAPH = 7 * US, 27 * US, 6.8 * US, 44.3 * US
 CONTENTION = 0.15 / 0.85
 """A collective in flight takes 15 % of the multiprocessors (calculon-ai/calculon caa4b11, a100.json)."""
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
-_FLASH = ("flash_attention", "flash_attention_backward")
+_FLASH = {"flash_attention": 2, "flash_attention_backward": 5}  # products
 _TILE = 128
 
 
@@ -81,15 +81,18 @@ class GpuCosts:
             return 0.0
         at_peak = kernel.flops / self.cluster.peak_flops
         if kernel.name in _FLASH and kernel.shape:
-            skipped = 2 if len(kernel.shape) == 5 else 1  # blocks above the diagonal, if flops count them
-            return at_peak / skipped / self._flash_share(kernel)
+            if len(kernel.shape) == 5:
+                return at_peak / 2 / self._flash_share(kernel)  # without the blocks above the diagonal
+            batch, heads, _, _, width, scores = kernel.shape
+            flops = 2 * _FLASH[kernel.name] * batch * heads * width * scores
+            return flops / self.cluster.peak_flops / self._flash_share(kernel)
         narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
 
     def _flash_share(self, kernel: Kernel) -> float:
         batch, heads, _, tokens, width = kernel.shape[:5]
         flash, tiles = self.tables.flash(self.flash_kernel, width), batch * heads * -(-tokens // _TILE)
-        if kernel.name == _FLASH[0]:
+        if kernel.name == "flash_attention":
             return flash.forward.at(tokens) * self.tables.tiles.forward.at(tiles)
         return flash.backward.at(tokens) * self.tables.tiles.backward.at(tiles)
 

@@ -45,7 +45,7 @@ class Dropout:
         if self.maps is not None and self.maps.size > 1:
             own = x.shape[-1]
             window = Window(self.maps.index * own, own, self.maps.size * own)
-            return F.dropout(x, self.chance, self.keys(self.op), op=self.op, window=window)
+            return F.dropout(x, self.chance, self.keys(self.op), op=self.op, windows=[window])
         return self.rows.dropout(x, self.chance, self.keys(self.op), self.op, keep_mask=self.keep_mask)
 
 

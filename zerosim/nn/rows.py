@@ -1,8 +1,9 @@
-"""The rows of a rank between the linear maps: all B T, or some of them (sequence parallelism).
+"""The rows of a rank between the linear maps: all B T, or some of them (context and sequence parallelism).
 
-(B, T, D) is B T rows of D. Norms, dropout and residuals need one row at a time, so a group may divide the rows:
-Korthikanti et al., arXiv 2205.05198, section 4.2.2. Ops that depend on a row's position in the whole are here:
-learned positions, rotary positions, dropout.
+(B, T, D) is B T rows of D. Norms, dropout and residuals need one row at a time, so groups may divide the rows. Context
+parallelism divides the tokens of every row, everywhere. Sequence parallelism divides what is left among the ranks of
+tp, between the cut maps (Korthikanti et al., arXiv 2205.05198, section 4.2.2). Ops that depend on a row's position in
+the whole are here: learned positions, rotary positions, dropout.
 """
 
 from __future__ import annotations
@@ -13,62 +14,89 @@ from dataclasses import dataclass
 from zerosim import functional as F
 from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Window
+from zerosim.placement.context import WHOLE_ROWS, ContextCut
 from zerosim.tensor.tensor import Operand, Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """Share `index` of `parts` equal shares of the rows. A rank holds its share as (B, T / parts, D).
+    """Share `index` of `parts` equal shares of the rows that have the tokens of rank `place` of the `context`. A rank
+    holds its share as (B, T / (c parts), D), c ranks in the context.
 
-    Along `axes` other ranks have other rows: each computes a share of the gradient of weights that work on rows.
+    Along `axes` other ranks have other rows: each computes a share of the gradient of weights that work on rows. Of
+    other tokens the gradient is averaged with that of other rows, as ZeRO averages.
     """
 
     parts: int = 1
     index: int = 0
     axes: tuple[str, ...] = ()
+    context: ContextCut = WHOLE_ROWS
+    place: int = 0
 
     def own(self, tokens: int) -> int:
         """Return the length of this rank's T dim, for T `tokens`."""
-        return tokens // self.parts
+        return tokens // (self.parts * self.context.ranks)
 
     def tokens(self, count: int) -> Sequence[range]:
-        """Return the positions of this rank's tokens in a row of `count`: all of them."""
-        return (range(count),)
+        """Return the positions of this rank's tokens in a row of `count`, those of all shares."""
+        return self.context.pieces(count, self.place)
 
     def padding(self, tokens: int) -> int:
         """Return the tokens missing to a multiple of the shares."""
-        return -tokens % self.parts
+        return -tokens % (self.parts * self.context.multiple)
 
-    def positions(self, batch: int, own: int) -> list[tuple[slice, slice]]:
-        """Return runs of this rank's B * own rows, each with its positions. Row i of the whole has position i % T."""
-        tokens, count = own * self.parts, batch * own
+    def runs(self, tokens: int, first: int, count: int) -> list[tuple[slice, int]]:
+        """Return runs of rows `first` to `first` + `count` of this place's, each with the number of its first row among
+        the whole's B T, for T `tokens`."""
+        pieces, each = self.tokens(tokens), tokens // self.context.ranks
         runs, at = [], 0
         while at < count:
-            position = (self.index * count + at) % tokens
-            length = min(tokens - position, count - at)
-            runs.append((slice(at, at + length), slice(position, position + length)))
-            at += length
+            row, left = divmod(first + at, each)
+            for piece in pieces:
+                if left < len(piece):
+                    length = min(len(piece) - left, count - at)
+                    runs.append((slice(at, at + length), row * tokens + piece[left]))
+                    at += length
+                    break
+                left -= len(piece)
         return runs
+
+    def of_share(self, batch: int, own: int) -> list[tuple[slice, int]]:
+        """Return runs of this rank's B * own rows, each with the number of its first row among the whole's B T."""
+        return self.runs(own * self.parts * self.context.ranks, self.index * batch * own, batch * own)
+
+    @property
+    def is_all(self) -> bool:
+        """Whether this rank has all rows."""
+        return self.parts == self.context.ranks == 1
 
     def add_positions(self, x: Tensor, table: Operand, first: int = 0) -> Tensor:
         """Return x + each row's position, the first one being row `first` of the table. Shapes: x and result
-        (B, T / parts, D), table (first + T or more, D)."""
-        if self.parts == 1:
+        (B, own T, D), table (first + T or more, D)."""
+        if self.is_all:
             return F.add_rows(x, table, first)
-        runs = self.positions(*x.shape[:2])
-        return F.add_row_runs(x, table, [(here, slice(at.start + first, at.stop + first)) for here, at in runs])
+        batch, own, _ = x.shape
+        tokens = own * self.parts * self.context.ranks
+        places = [(here, first + at % tokens) for here, at in self.of_share(batch, own)]
+        return F.add_row_runs(x, table, [(here, slice(at, at + here.stop - here.start)) for here, at in places])
 
     def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
         """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1]))
+        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1] * self.context.ranks))
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
     ) -> Tensor:
         """Apply `functional.dropout` with these rows' window of the whole's mask."""
-        numel = x.buffer.numel
-        window = Window(self.index * numel, numel, 0) if self.parts > 1 else None
-        return F.dropout(x, probability, key, op=op, window=window, keep_mask=keep_mask)
+        batch, own, width = x.shape
+        windows = list[Window]()
+        for here, at in () if self.is_all else self.of_share(batch, own):
+            numel, last = (here.stop - here.start) * width, windows[-1] if windows else None
+            if last is not None and last.first + last.run == at * width:
+                windows[-1] = last._replace(run=last.run + numel)
+            else:
+                windows.append(Window(at * width, numel, 0))
+        return F.dropout(x, probability, key, op=op, windows=windows, keep_mask=keep_mask)
 
 
 ALL_ROWS = OwnRows()

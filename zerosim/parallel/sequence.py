@@ -21,7 +21,6 @@ from dataclasses import replace
 from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Kind
-from zerosim.nn.rows import OwnRows
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.tensor import PURPOSE, Borders, TensorParallel
 
@@ -32,7 +31,8 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     if not config.parallel.sequence_parallel or not isinstance(maps, TensorParallel):
         return made
     maps = maps.bordered(RowBorders(), keeps_gathered=config.parallel.keep_gathered)
-    return made._replace(group=replace(made.group, maps=maps, rows=OwnRows(maps.size, maps.index, maps.axes)))
+    rows = replace(made.group.rows, parts=maps.size, index=maps.index, axes=maps.axes)
+    return made._replace(group=replace(made.group, maps=maps, rows=rows))
 
 
 class RowBorders(Borders):

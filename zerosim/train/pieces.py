@@ -12,6 +12,7 @@ from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
     compression,
+    context,
     delayed,
     gathering,
     host_buffers,
@@ -49,6 +50,7 @@ ADDS: tuple[Add, ...] = (
     paging.add,
     tensor.add,
     sequence.add,
+    context.add,
     tuning.add,
     activations.add,
     pipeline.add,

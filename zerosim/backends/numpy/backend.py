@@ -12,7 +12,7 @@ from typing import ParamSpec
 import numpy as np
 
 from zerosim.backends.kernels import made_of
-from zerosim.backends.numpy import activations, attention, coded, flash, fused, gptq, llama, nf4, ops, tokens, update
+from zerosim.backends.numpy import activations, attention, blocks, coded, flash, fused, gptq, llama, nf4, ops, tokens, update
 from zerosim.backends.numpy.memory import keep_freed_memory
 from zerosim.errors import InputError
 
@@ -24,7 +24,7 @@ def _kernel(run: Callable[P, None]) -> staticmethod[P, None]:
     return staticmethod(np.errstate(all="ignore")(run))
 
 
-@made_of(ops, coded, fused, activations, attention, flash, gptq, llama, nf4, tokens, update, method=_kernel)
+@made_of(ops, coded, fused, activations, attention, blocks, flash, gptq, llama, nf4, tokens, update, method=_kernel)
 class NumpyBackend:
     """Implements `Backend` on the CPU; bfloat16 arrays are those of ml_dtypes."""
 

@@ -30,10 +30,7 @@ class BlockScores:
         self.form, self.tokens = heads.form, tokens
         self.window = heads.form.reach(tokens)
         self.bias = None if bias is None else raised(bias).reshape(heads.keys, -1, *bias.shape[1:])
-        self.slopes: Array | None = None
-        if heads.form.alibi:
-            own = alibi_slopes(heads.whole or heads.queries)[heads.first : heads.first + heads.queries]
-            self.slopes = np.array(own, compute).reshape(heads.keys, -1, 1, 1) * compute.type(heads.form.alibi)
+        self.slopes = slopes_of(heads, compute)
 
     def keys(self, rows: slice) -> slice:
         """Return the keys that these queries read."""
@@ -70,6 +67,14 @@ class BlockScores:
 
     def _products(self, q: Array, k: Array, rows: slice) -> Array:
         return product(q[..., rows, :], k[..., self.keys(rows), :].swapaxes(-1, -2))
+
+
+def slopes_of(heads: Heads, compute: np.dtype[Any]) -> Array | None:
+    """Return ALiBi's slopes of these heads, (K, H/K, 1, 1); None without it."""
+    if not heads.form.alibi:
+        return None
+    own = alibi_slopes(heads.whole or heads.queries)[heads.first : heads.first + heads.queries]
+    return np.array(own, compute).reshape(heads.keys, -1, 1, 1) * compute.type(heads.form.alibi)
 
 
 def blocks(tokens: int) -> list[slice]:

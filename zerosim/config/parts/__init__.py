@@ -17,6 +17,7 @@ from zerosim.config.parts import (
     buckets,
     clock,
     compression,
+    context,
     data,
     delayed,
     gathering,
@@ -61,6 +62,7 @@ class Parts:
     offload: offload.OffloadConfig
     world: world.WorldConfig
     clock: clock.ClockConfig
+    context: context.ContextConfig
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))
@@ -89,7 +91,7 @@ class Capability(NamedTuple):
 
 CAPABILITIES = (
     Capability(words=data.WORDS, lacking=data.LACKING),
-    Capability(words=mesh.WORDS, lacking=mesh.LACKING),
+    Capability(words=mesh.WORDS),
     Capability(words=model.WORDS, lacking=model.LACKING),
     Capability(words=parallel.WORDS),
     Capability(words=precision.WORDS, lacking=precision.LACKING, settles=precision.settles),
@@ -98,6 +100,10 @@ CAPABILITIES = (
     Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload)),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
+    Capability(
+        lambda c: context.rules(c.mesh, c.context, c.model, c.parallel, c.memory), (), context.WORDS,
+        settles=context.settles,
+    ),
     Capability(
         lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,
     ),

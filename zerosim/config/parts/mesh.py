@@ -38,7 +38,7 @@ class MeshConfig(Part):
         "zero_hpz_partition_size); 0: none", low=0, high=65536, metavar="G", stages=(3,), group="ZeRO++ and MiCS",
     )  # fmt: skip
     ranks_per_node: int = option(
-        0, "ranks on one node, those of tp included. Traffic between nodes is then counted. --quantized-gradients and "
+        0, "ranks on one node, those of tp and cp included. Traffic between nodes is then counted. --quantized-gradients and "
         "--hierarchical-gather communicate within a node and across nodes separately. 0: as --secondary-shard says, "
         "else unknown", low=0, high=65536, metavar="R", also=("--local-world-size",), words="gpus_per_node",
     )  # fmt: skip
@@ -47,6 +47,12 @@ class MeshConfig(Part):
         1, "tensor parallelism: number of ranks that share each linear map and the attention heads", low=1, high=65536,
         metavar="T", also=("--tensor-parallel", "--tensor-model-parallel-size"),
         words="tensor_parallel_size tp_size tensor_parallel_degree model_parallel_size",
+    )  # fmt: skip
+
+    cp: int = option(
+        1, "context parallelism: number of ranks that share every row's tokens", low=1, high=65536, metavar="C",
+        also=("--context-parallel", "--context-parallel-size"), after="tp",
+        words="cp_size context_parallel_size context_parallel_degree parallelism.context_parallel_degree",
     )  # fmt: skip
 
     pp: int = option(
@@ -59,7 +65,7 @@ class MeshConfig(Part):
     def _check(self) -> None:
         each = self.others.world_size
         if self.ranks % each:
-            sizes = {"tp": self.tp, "pp": self.pp, "dp_replicate": self.dp_replicate}
+            sizes = {"tp": self.tp, "cp": self.cp, "pp": self.pp, "dp_replicate": self.dp_replicate}
             product = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
             field = next(name for name, size in sizes.items() if size > 1)
             product = product.removeprefix(field)
@@ -71,14 +77,14 @@ class MeshConfig(Part):
             raise wrong(
                 field,
                 f"{product} does not divide ranks {self.ranks}: choose {right_sizes(self.ranks, sizes, most)} (a world "
-                "is pp x dp_replicate x dp_shard x tp ranks)",
+                "is pp x dp_replicate x dp_shard x cp x tp ranks)",
             )
-        check_node(self.ranks // each, self.tp, self.secondary_shard, self.ranks_per_node)
+        check_node(self.ranks // each, self.tp, self.secondary_shard, self.ranks_per_node, self.cp)
 
     @property
     def others(self) -> Mesh:
         """The axes that are given; dp_shard, which is 1 here, takes the remaining ranks."""
-        return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, tp=self.tp)
+        return Mesh(pp=self.pp, dp_replicate=self.dp_replicate, cp=self.cp, tp=self.tp)
 
     @property
     def axes(self) -> Mesh:
@@ -94,7 +100,7 @@ class MeshConfig(Part):
 @lru_cache(maxsize=1024)
 def _axes_of(mesh: MeshConfig) -> Mesh:
     given = mesh.others
-    node = mesh.secondary_shard or node_of(mesh.ranks_per_node, mesh.tp)
+    node = mesh.secondary_shard or node_of(mesh.ranks_per_node, mesh.cp * mesh.tp)
     return replace(given, dp_shard=mesh.ranks // given.world_size, node=node)
 
 
@@ -118,9 +124,9 @@ def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:
     return ", or ".join(found)
 
 
-def node_of(ranks_per_node: int, tp: int) -> int:
-    """Return the members of dp_shard that share a node with so many ranks, tp's among them."""
-    return max(1, ranks_per_node // tp)
+def node_of(ranks_per_node: int, block: int) -> int:
+    """Return the members of dp_shard that share a node with so many ranks, where a block is on `block` of them."""
+    return max(1, ranks_per_node // block)
 
 
 def between(shards: int) -> list[int]:
@@ -134,8 +140,9 @@ def choices(shards: int, otherwise: str, *, times: int = 1) -> str:
     return f"choose {' or '.join(sizes)}" if sizes else otherwise
 
 
-def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> None:
+def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int, cp: int = 1) -> None:
     """Check how many of dp_shard's ranks share a node. Raises: InputError."""
+    block, word = cp * tp, "tp" if cp == 1 else "cp x tp"
     right = choices(shards, f"dp_shard {shards} has no divisor between 1 and {shards}; choose more ranks")
     if secondary == 1:
         raise wrong(
@@ -150,11 +157,11 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int) -> Non
         raise wrong("secondary_shard", f" {secondary} does not divide dp_shard {shards}; {right}")
     if not ranks_per_node:
         return
-    if ranks_per_node >= tp and ranks_per_node % tp:
-        raise wrong("ranks_per_node", f" {ranks_per_node}: tp {tp} does not divide it; choose a multiple of {tp}")
-    node = node_of(ranks_per_node, tp)
+    if ranks_per_node >= block and ranks_per_node % block:
+        raise wrong("ranks_per_node", f" {ranks_per_node}: {word} {block} does not divide it; choose a multiple of {block}")
+    node = node_of(ranks_per_node, block)
     if shards % node:
-        fitting = choices(shards, f"choose {shards * tp}", times=tp)
+        fitting = choices(shards, f"choose {shards * block}", times=block)
         raise wrong("ranks_per_node", f" {ranks_per_node}: {node} does not divide dp_shard {shards}; {fitting}")
     if secondary not in (0, node):
         raise wrong(
@@ -175,11 +182,3 @@ WORDS = (
     ("mics_shard_size", "--dp-replicate R, for groups of N / R ranks"),
 )
 
-
-LACKING = (
-    (
-        "cp cp_size *context_parallel* ring_attention ulysses*",
-        "context parallelism",
-        "--tp with --sequence-parallel cuts a part of the activations by rows",
-    ),
-)

@@ -1,0 +1,121 @@
+"""Context parallelism: how ranks that share the rows of a batch read each other's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from zerosim.config.option import Draft, Part, option
+from zerosim.config.parts.memory import MemoryConfig
+from zerosim.config.parts.mesh import MeshConfig
+from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.errors import InputError, wrong
+from zerosim.placement.context import WHOLE_ROWS, ContextCut
+
+HOW = ("ring", "ulysses", "allgather", "ulysses+ring")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextConfig(Part):
+    """How ranks that share the rows of a batch read each other's tokens."""
+
+    group = "ranks and stage"
+
+    context: str | None = option(
+        None, "with --cp: keys and values go round (ring), ranks exchange tokens for heads (ulysses), all keys and "
+        "values are gathered (allgather), or exchanged within a node and sent round across nodes (ulysses+ring)",
+        choices=HOW, shown="ring", after="cp", words="cp_comm_type context_parallel_rotate_method",
+    )  # fmt: skip
+    context_order: str | None = option(
+        None, "with --cp: each rank has an early and a late part of every row, so that all read as many keys (zigzag), "
+        "or one part (contiguous)", choices=("zigzag", "contiguous"), after="context",
+        shown="zigzag; of ulysses contiguous",
+    )  # fmt: skip
+
+    @property
+    def how(self) -> str:
+        """The given way, or ring."""
+        return self.context or "ring"
+
+    @property
+    def is_zigzag(self) -> bool:
+        """Whether each rank has two parts of a row. Ulysses' ranks read whole rows: their order changes nothing."""
+        return self.how != "ulysses" and self.context_order != "contiguous"
+
+
+def cut_of(mesh: MeshConfig, context: ContextConfig) -> ContextCut:
+    """Return the cut of a row's tokens over the ranks of cp."""
+    if mesh.cp == 1:
+        return WHOLE_ROWS
+    within = {"ulysses": mesh.cp, "ulysses+ring": min(mesh.cp, max(1, mesh.ranks_per_node // mesh.tp))}
+    inner = within.get(context.how, 1)
+    return ContextCut(mesh.cp // inner, inner, context.is_zigzag)
+
+
+def rules(
+    mesh: MeshConfig,
+    context: ContextConfig,
+    model: ModelConfig,
+    parallel: ParallelConfig,
+    memory: MemoryConfig,
+) -> Iterator[InputError]:
+    """Yield what a context cannot divide."""
+    cp, how = mesh.cp, context.how
+    if cp == 1:
+        for name in ("context", "context_order"):
+            if (value := getattr(context, name)) is not None:
+                yield wrong(name, f" {value!r}: has no effect without cp; pass --cp 2 or more, or leave it out")
+        return
+    if not model.has_blocks or model.is_masked or model.is_second:
+        yield wrong("cp", f" {cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
+        return
+    if mesh.secondary_shard:
+        yield wrong("secondary_shard", f" {mesh.secondary_shard}: hpZ is not modelled with cp; leave one of them out")
+    if how == "ulysses" and context.context_order == "zigzag":
+        yield wrong("context_order", " 'zigzag': ulysses gives every rank all tokens of its heads; leave it out")
+    if how == "ulysses+ring":
+        node = mesh.ranks_per_node // mesh.tp
+        if node < 2:
+            yield wrong("context", " 'ulysses+ring': needs nodes of several ranks of cp; pass --ranks-per-node")
+            return
+        if node < cp and cp % node:
+            yield wrong("cp", f" {cp}: the {node} ranks of a node do not divide it; choose cp {node * (cp // node)}")
+            return
+    cut = cut_of(mesh, context)
+    multiple = cut.multiple * (mesh.tp if parallel.sequence_parallel else 1)
+    if model.seq % multiple:
+        what = "2 cp" if cut.zigzag and cut.within == 1 else "cp"
+        what += " x tp" if parallel.sequence_parallel else ""
+        near = max(1, round(model.seq / multiple)) * multiple
+        yield wrong("cp", f" {cp}: {what} ({multiple}) does not divide seq {model.seq}; choose seq {near}, for one")
+    heads, kv_heads = model.heads // mesh.tp, max(1, model.kv_heads // mesh.tp)
+    if cut.within > 1 and (heads % cut.within or (kv_heads % cut.within and cut.within % kv_heads)):
+        of = f"{heads} heads and {kv_heads} of keys and values"
+        yield wrong(
+            "context",
+            f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose cp "
+            f"{_right_cp(cut.within, heads, kv_heads)}, or ring",
+        )
+    if cut.around > 1 and memory.attention != "flash":
+        yield wrong("context", f" {how!r}: merges results as flash does; pass --attention flash, or --context ulysses")
+
+
+def _right_cp(most: int, heads: int, kv_heads: int) -> int:
+    """Return the largest number of ranks, up to `most`, that divides the heads."""
+    fits = [size for size in range(1, most + 1) if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0]
+    return fits[-1]
+
+
+def settles(draft: Draft) -> Mapping[str, str]:
+    """Choose flash attention where results are merged, unless another one is given."""
+    values = draft.values
+    if values.get("cp", 1) > 1 and values.get("context") != "ulysses" and "attention" not in draft.given:
+        values["attention"] = "flash"
+    return {}
+
+
+WORDS = (
+    ("ulysses_sequence_parallel_size sp_ulysses_degree", "--cp C --context ulysses"),
+    ("ring_attention* ring_attn*", "--cp C --context ring"),
+)

@@ -1,0 +1,45 @@
+"""Context parallelism: every row's tokens are cut over c ranks, which share the rows of the batch.
+
+All that works token by token, on T/c of them, is as without it: maps, norms, the loss. Only attention reads other
+tokens. Three ways bring them:
+
+    ring        keys and values go round, results are merged by log-sum-exp            (`ring_attention.py`)
+    allgather   every rank gathers all keys and values                                 (the same file)
+    ulysses     before attention a rank exchanges its tokens of all heads for all tokens of some heads   (`ulysses.py`)
+
+`ulysses+ring` exchanges within a node and goes round across nodes (USP, arXiv 2405.07719). Model states are cut over
+dp_shard x c, and gradients averaged over both: a rank's loss is the mean of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from zerosim import functional as F
+from zerosim.config import RunConfig
+from zerosim.config.parts.context import cut_of
+from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, Ring
+from zerosim.parallel.ulysses import Ulysses
+from zerosim.tensor.tensor import Tensor
+
+AROUND: dict[str, type[OtherKeys]] = {"ring": Ring, "allgather": GatheredKeys, "ulysses+ring": Ring}
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add the cut of the rows' tokens, and the attention to other ranks' tokens."""
+    cut, groups = cut_of(config.mesh, config.context), place.groups
+    if cut.ranks == 1:
+        return made
+    index = config.mesh.axes.index(place.rank, "cp")
+    attention: Callable[..., Tensor] = made.group.attention
+    if cut.around > 1:
+        comm = None if groups is None else groups.across("cp", cut.within)
+        attention = partial(F.attention, run=AROUND[config.context.how](cut, index // cut.within, comm))
+    if cut.within > 1:
+        comm = None if groups is None else groups.neighbours("cp", cut.within)
+        attention = Ulysses(cut.within, index % cut.within, comm, attention)
+    rows = replace(made.group.rows, context=cut, place=index)
+    return made._replace(group=replace(made.group, rows=rows, attention=attention))
