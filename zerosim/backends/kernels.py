@@ -126,10 +126,6 @@ class Met(NamedTuple):
             and not (form.reach(self.tokens) and keys[-1] <= queries.start - form.window)
         ]
 
-    def reading(self, form: Scores) -> int:
-        """Return how many queries read a key."""
-        return sum(here.stop - here.start for here in {here.start: here for here, *_ in self.blocks(form)}.values())
-
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
         window = form.reach(self.tokens)
