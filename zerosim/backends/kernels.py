@@ -420,9 +420,9 @@ class Backend(Protocol):
         """Merge the attention of q (B, T, H d) to some keys and values, kv (B, U, 2K d), into out (B, T, H d) and lse
         (B, H, T), both in the compute dtype; in place. Before the first ones out is 0 and lse -inf.
 
-        With L = log(e^lse + e^new) of each query, out = e^(lse - L) out + e^(new - L) times the new result. A query reads
-        the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may be
-        strided.
+        With L = log(e^lse + e^new) of each query, out = e^(lse - L) out + e^(new - L) times the new result. A query
+        reads the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may
+        be strided.
         """
 
     def attention_delta(self, grad: Array, out: Array, heads: Heads, delta: Array) -> None:
@@ -441,8 +441,8 @@ class Backend(Protocol):
         dq: Array,
         dkv: Array,
     ) -> None:
-        """Add the part of these keys and values in the gradients to dq, like q, and to dkv, like kv, both in the compute
-        dtype. lse is that of all keys, delta that of `attention_delta`. q may be strided."""
+        """Add the part of these keys and values in the gradients to dq, like q, and to dkv, like kv, both in the
+        compute dtype. lse is that of all keys, delta that of `attention_delta`. q may be strided."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
         """out (M, D) = x * rstd * (weight + offset); rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""

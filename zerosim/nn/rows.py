@@ -90,14 +90,27 @@ class OwnRows:
 
     def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
         """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1] * self.context.ranks))
+        return F.rotary(
+            qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1] * self.context.ranks)
+        )
+
+    def windows(self, x: Tensor, first: int, width: int) -> list[Window]:
+        """Return the windows of x (B, own T, C), one after the other, in a mask of (B, T, width): its rows' columns
+        from `first` on. None: it is all of the mask."""
+        own = x.shape[-1]
+        if self.is_all:
+            return [Window(first, own, width)] if own < width else []
+        runs = self.runs(*self._of_share(x))
+        if own == width:
+            return [Window(at * width, (here.stop - here.start) * width, 0) for here, at in runs]
+        rows = (row for here, at in runs for row in range(at, at + here.stop - here.start))
+        return [Window(row * width + first, own, 0) for row in rows]
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
     ) -> Tensor:
         """Apply `functional.dropout` with these rows' windows of the whole's mask."""
-        runs, width = [] if self.is_all else self.runs(*self._of_share(x)), x.shape[-1]
-        windows = [Window(at * width, (here.stop - here.start) * width, 0) for here, at in runs]
+        windows = self.windows(x, 0, x.shape[-1])
         return F.dropout(x, probability, key, op=op, windows=windows, keep_mask=keep_mask)
 
 

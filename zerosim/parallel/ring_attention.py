@@ -144,8 +144,8 @@ class AllKeys:
         return kv
 
     def work(self, name: str, products: int, met: Met) -> tuple[KernelWork, ...]:
-        """Return the work of a kernel over what these tokens read: all arrays are read and written once. Flops count the scores that
-        one kernel over the whole row would (`Met.counted`)."""
+        """Return the work of a kernel over what these tokens read: all arrays are read and written once. Flops count
+        the scores that one kernel over the whole row would (`Met.counted`)."""
         heads, form = self.core.heads, self.core.heads.form
         sizes = self.qkv.shape[0], heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, met.keys))
         of = Block(*sizes, self.core.width(self.qkv), met.pairs(form), met.counted(form))

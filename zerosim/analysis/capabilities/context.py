@@ -8,13 +8,14 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbols
 from zerosim.analysis.recompute import parts_again
 from zerosim.config import RunConfig
 from zerosim.config.parts.context import cut_of
 from zerosim.placement.context import ContextCut
 
-_l, _r, _y_q = symbols("l r y_q")
+_l, _r, _t, _y_q = symbols("l r t y_q")
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -26,10 +27,22 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     queries = Fraction(model.heads * model.head_dim, model.hidden)
     keys = Fraction(2 * max(model.kv_heads, config.mesh.tp * cut.within) * model.head_dim, model.hidden)
     by_operation = formulas.context_parallel(
-        cut.around, cut.within, queries, keys, back, again, _r, gathers=config.context.how == "allgather"
+        cut.around,
+        cut.within,
+        _on_tp(queries, config),
+        _on_tp(keys, config),
+        back,
+        again,
+        _r,
+        gathers=config.context.how == "allgather",
     )
     for name, form in by_operation.items():
         yield Key("exchanged", name, "cp"), step.passes * form
+
+
+def _on_tp(columns: Fraction, config: RunConfig) -> Form:
+    """Return the columns on a rank, whose heads tp divides."""
+    return (Form() + columns) / (_t if config.mesh.tp > 1 else 1)
 
 
 def _cut(config: RunConfig) -> ContextCut:
@@ -44,9 +57,7 @@ def _about(config: RunConfig) -> Iterator[str]:
     parts = "an early and a late part" if cut.zigzag and cut.around > 1 else "one part"
     yield f"The {config.model.seq:,} tokens of every row are cut over {cut.ranks} ranks, {parts} for each."
     if cut.within > 1:
-        yield (
-            f"Around attention {cut.within} ranks exchange their tokens of all heads for all their tokens of some heads."
-        )
+        yield f"Around attention {cut.within} ranks exchange tokens of all heads for all their tokens of some heads."
     if cut.around > 1 and how == "allgather":
         yield "Attention gathers all keys and values of a layer, and reduces their gradients in fp32."
     elif cut.around > 1:
@@ -64,5 +75,5 @@ def _premises(config: RunConfig) -> Iterator[str]:
 
 
 CAPABILITY = Capability(
-    forms=_forms, notes={"about": _about, "model_states": _states, "premises": _premises}, axes={"cp": "c"}
+    forms=_forms, notes={"about": _about, "model_states": _states, "premises": _premises}, axes={"cp": ""}
 )

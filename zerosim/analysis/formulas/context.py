@@ -12,19 +12,25 @@ recomputed, of which `exchanged` with the exchanges around it.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from zerosim.analysis.formulas.form import Form, form, ring, symbols
 
-_l, _m, _w, _c, _bsh, _t = symbols("l m w c bsh t")
+_l, _m, _w, _c, _bsh = symbols("l m w c bsh")
 _RING, _GATHERED, _ULYSSES = "arXiv 2310.01889", "arXiv 2407.21783, section 3.3.2", "arXiv 2309.14509, section 3.1"
 
 
 def context_parallel(
-    around: int, within: int, queries: Fraction, keys: Fraction, back: Form, again: Form, exchanged: Form, *, gathers: bool
+    around: int,
+    within: int,
+    queries: Form,
+    keys: Form,
+    back: Form,
+    again: Form,
+    exchanged: Form,
+    *,
+    gathers: bool,
 ) -> dict[str, Form]:
     """Return bytes per operation. `gathers`: keys and values are gathered, and do not go round."""
-    each, found = _m * _bsh / _t, dict[str, Form]()
+    each, found = _m * _bsh, dict[str, Form]()
     if within > 1:
         both = 2 * queries + keys
         found["all_to_all"] = (ring(form(within)) * _w * both * (_l + back + exchanged) * each).by(_ULYSSES)
