@@ -12,7 +12,7 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from types import ModuleType
@@ -108,6 +108,15 @@ class Beside(NamedTuple):
 ALONE = Beside()
 
 
+class Tile(NamedTuple):
+    """Queries `rows` and keys `keys` of an attention, by their places, and the positions of the first of each."""
+
+    rows: slice
+    keys: slice
+    query: int
+    key: int
+
+
 class Met(NamedTuple):
     """Where the queries and the keys of an attention lie in a row of `tokens`: the positions of each, in their order.
     Dropout's mask is that of (B, H, tokens, tokens)."""
@@ -116,19 +125,20 @@ class Met(NamedTuple):
     keys: tuple[range, ...]
     tokens: int
 
-    def blocks(self, form: Scores) -> list[tuple[slice, slice, range, range]]:
-        """Return, for each run of queries and each run of keys that some of them read, their places and positions."""
-        return [
-            (here, there, queries, keys)
-            for here, queries in _placed(self.queries)
-            for there, keys in _placed(self.keys)
-            if not (form.causal and keys.start > queries[-1])
-            and not (form.reach(self.tokens) and keys[-1] <= queries.start - form.window)
-        ]
+    def tiles(self, form: Scores, most: int) -> Iterator[Tile]:
+        """Yield at most `most` queries of a run at a time, with those keys of a run that some of them read."""
+        for here, queries in _placed(self.queries):
+            for there, keys in _placed(self.keys):
+                for start in range(0, len(queries), most):
+                    some = queries[start : start + most]
+                    if read := form.read(some, keys, self.tokens):
+                        rows, columns = here + start, there + read.start - keys.start
+                        of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
+                        yield Tile(of_queries, of_keys, some.start, read.start)
 
     def reading(self, form: Scores) -> int:
         """Return how many queries read a key."""
-        return sum(here.stop - here.start for here in {here.start: here for here, *_ in self.blocks(form)}.values())
+        return sum(_covered(form.reading(queries, keys, self.tokens) for keys in self.keys) for queries in self.queries)
 
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
@@ -137,7 +147,8 @@ class Met(NamedTuple):
             _up_to(queries, keys, 0) - (_up_to(queries, keys, window) if window else 0)
             if form.causal
             else len(queries) * len(keys)
-            for _, _, queries, keys in self.blocks(form)
+            for queries in self.queries
+            for keys in self.keys
         )
 
     def counted(self, form: Scores) -> int:
@@ -162,10 +173,18 @@ def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2 if rows > 0 else 0
 
 
-def _placed(runs: tuple[range, ...]) -> list[tuple[slice, range]]:
-    """Return runs of positions, each with its place where they lie end to end."""
-    stops = list(accumulate(map(len, runs)))
-    return [(slice(stop - len(run), stop), run) for run, stop in zip(runs, stops, strict=True)]
+def _covered(runs: Iterable[range]) -> int:
+    """Return how many positions lie in at least one of the runs."""
+    total = stop = 0
+    for run in sorted(runs, key=lambda run: run.start):
+        total += len(range(max(run.start, stop), run.stop))
+        stop = max(run.stop, stop)
+    return total
+
+
+def _placed(runs: tuple[range, ...]) -> Iterator[tuple[int, range]]:
+    """Yield runs of positions, each with the place where it begins if they lie end to end."""
+    return zip(accumulate(map(len, runs), initial=0), runs, strict=False)
 
 
 class Coded(NamedTuple):
@@ -424,9 +443,9 @@ class Backend(Protocol):
         """Merge the attention of q (B, T, H d) to some keys and values, kv (B, U, 2K d), into out (B, T, H d) and lse
         (B, H, T), both in the compute dtype; in place. Before the first ones out is 0 and lse -inf.
 
-        With L = log(e^lse + e^new) of each query, out = e^(lse - L) out + e^(new - L) times the new result. A query reads
-        the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may be
-        strided.
+        With L = log(e^lse + e^new) of each query, out = e^(lse - L) out + e^(new - L) times the new result. A query
+        reads the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may
+        be strided.
         """
 
     def attention_delta(self, grad: Array, out: Array, heads: Heads, delta: Array) -> None:
@@ -445,8 +464,8 @@ class Backend(Protocol):
         dq: Array,
         dkv: Array,
     ) -> None:
-        """Add the part of these keys and values in the gradients to dq, like q, and to dkv, like kv, both in the compute
-        dtype. lse is that of all keys, delta that of `attention_delta`. q may be strided."""
+        """Add the part of these keys and values in the gradients to dq, like q, and to dkv, like kv, both in the
+        compute dtype. lse is that of all keys, delta that of `attention_delta`. q may be strided."""
 
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, rstd: Array, offset: float = 0.0) -> None:
         """out (M, D) = x * rstd * (weight + offset); rstd (M), compute dtype, = 1 / sqrt(average of squares + eps)."""

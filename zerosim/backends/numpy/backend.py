@@ -12,7 +12,20 @@ from typing import ParamSpec
 import numpy as np
 
 from zerosim.backends.kernels import made_of
-from zerosim.backends.numpy import activations, attention, blocks, coded, flash, fused, gptq, llama, nf4, ops, tokens, update
+from zerosim.backends.numpy import (
+    activations,
+    attention,
+    blocks,
+    coded,
+    flash,
+    fused,
+    gptq,
+    llama,
+    nf4,
+    ops,
+    tokens,
+    update,
+)
 from zerosim.backends.numpy.memory import keep_freed_memory
 from zerosim.errors import InputError
 
