@@ -14,6 +14,7 @@ from kernel_cases import CASES, Case, check
 from zerosim.backends.cuda import attention as cuda_attention
 from zerosim.backends.cuda import flash as cuda_flash
 from zerosim.backends.cuda import fused as cuda_fused
+from zerosim.backends.cuda import tiles as cuda_tiles
 from zerosim.backends.cuda.backend import CudaBackend
 from zerosim.backends.kernels import Dropout, Heads, Probs
 from zerosim.backends.numpy import fused as numpy_fused
@@ -45,9 +46,9 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype:
 @halves_too
 @pytest.mark.parametrize("case", FLASH, ids=lambda case: case.name)
 def test_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype: DType) -> None:
-    monkeypatch.setattr(cuda_flash, "QUERIES", 16)
+    monkeypatch.setattr(cuda_tiles, "QUERIES", 16)
     for scores in (10**6, 2 * T * 16 * 2, 5 * T, 1):
-        monkeypatch.setattr(cuda_flash, "SCORES", scores)
+        monkeypatch.setattr(cuda_tiles, "SCORES", scores)
         check_on_device(case, dtype)
 
 
@@ -55,7 +56,7 @@ def test_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype
 def test_flash_never_holds_scores_of_all_queries(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
     """Every piece of memory that it asks for is of SCORES scores at most; all would not hold one head's T x T."""
     scores, tokens, heads, dropout = 2 * 1024, 256, Heads(2, 1), Dropout(KEY, 0.25)
-    monkeypatch.setattr(cuda_flash, "SCORES", scores)
+    monkeypatch.setattr(cuda_tiles, "SCORES", scores)
     draw = np.random.default_rng(5).standard_normal
     qkv, grad = (to_device(draw((1, tokens, columns)).astype(dtype)) for columns in (16, 8))
     out, dqkv = to_device(junk((1, tokens, 8), np.dtype(dtype))), to_device(junk((1, tokens, 16), np.dtype(dtype)))
