@@ -236,9 +236,9 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
         has_params, has_states = (offload.is_here(asked, what) for what in ("params", "optimizer"))
         has_states = has_states and not paging.is_on(asked)
-        each = has_params * dtype(precision.stored).itemsize / (mesh.dp_shard if stage == 3 else 1)
+        each = has_params * dtype(precision.stored).itemsize / (mesh.shards if stage == 3 else 1)
         if asked.optim.optimizer in ("adam", "adamw") and has_states:
-            each += (8 + 4 * precision.has_masters) / (mesh.dp_shard if stage else 1)
+            each += (8 + 4 * precision.has_masters) / (mesh.shards if stage else 1)
         one = _of_tp_alone(asked)
         live = min(mesh.pp, asked.data.accumulate) * (asked.model.layers // mesh.pp)
         return each * numel / (mesh.tp * mesh.pp) + (0.0 if one is None else live * kept(one))

@@ -16,11 +16,11 @@ from zerosim.analysis.check import Check, Compared
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.traffic import AXES
-from zerosim.analysis.weights import exchanged
+from zerosim.analysis.weights import exchanged, states_of_node
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.placement.mesh import MODEL, Mesh, what_for
+from zerosim.placement.mesh import BLOCK, MODEL, Mesh, what_for
 from zerosim.verbs import find_verb
 
 
@@ -30,21 +30,21 @@ def has_nodes(config: RunConfig) -> bool:
 
 
 def node_size(config: RunConfig) -> int:
-    """Return the ranks per node, ranks of tp included."""
-    return config.mesh.ranks_per_node or config.mesh.axes.node * config.mesh.tp
+    """Return the ranks per node, ranks of tp and cp included."""
+    return config.mesh.ranks_per_node or config.mesh.axes.node * config.mesh.axes.size(*BLOCK)
 
 
 def node_forms(config: RunConfig, sent: Mapping[Key, Form]) -> dict[tuple[str, str], Form]:
     """Return the forms of bytes that leave a node in a step, by operation and the group's purpose, from those that are
     `sent`."""
-    found, mesh = {}, config.mesh.axes
+    found, mesh, nodes = {}, config.mesh.axes, config.mesh.shards // states_of_node(config)
     rings, each = _on_ring(config), symbol("t") if mesh.tp > 1 else 1
     if node_size(config) < mesh.tp:  # a node has some of tp's ranks
         each = node_size(config)
     for (name, use), form in forms.of(sent, "sent").items():
-        if use == "replicas" or (use == "nodes" and mesh.nodes > 1):
+        if use == "replicas" or (use == "nodes" and nodes > 1):
             found[name, use] = each * symbol("d") * form
-        elif use == "states" and mesh.nodes > 1:
+        elif use == "states" and nodes > 1:
             is_ring = rings and not find_verb(name).pairwise
             found[name, use] = each * formulas.leaves_a_node(form, ring_of_all=is_ring)
     return found

@@ -21,7 +21,7 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.parts.tuning import stored_fp32
 from zerosim.dtypes import compute_dtype, dtype
-from zerosim.placement.mesh import CUTS
+from zerosim.placement.mesh import BLOCK, CUTS, SHARES
 from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
 
@@ -50,11 +50,12 @@ def exchanged(placed: Placed, stage: int = 0) -> list[int]:
 
 def sizes(config: RunConfig) -> dict[str, int]:
     """Return the letters that the configuration gives."""
-    model, tokens = config.model, config.data.micro_batch * config.model.seq
+    model, own, mesh = config.model, config.model.seq // config.mesh.cp, config.mesh.axes
+    tokens, on_node = config.data.micro_batch * own, states_of_node(config)
     of_blocks = {"h": model.hidden, "f": model.ffn, "a": model.heads} if model.has_blocks else {}
     return {
         **of_blocks,
-        "s": model.seq,
+        "s": own,
         "b": config.data.micro_batch,
         "bs": tokens,
         "bsh": tokens * (model.hidden if model.has_blocks else model.vocab),
@@ -63,12 +64,18 @@ def sizes(config: RunConfig) -> dict[str, int]:
         "t": config.mesh.tp,
         "p": config.mesh.pp,
         "v": config.chunks.each,
-        "N": config.mesh.shards,
-        "d": config.mesh.axes.node,
-        "n": config.mesh.axes.nodes,
+        "N": mesh.shards,
+        "d": on_node,
+        "n": mesh.shards // on_node,
         **dict(zip("wg", itemsizes(config), strict=True)),
         "c": compute_dtype(dtype(config.precision.stored)).itemsize,
     }
+
+
+def states_of_node(config: RunConfig) -> int:
+    """Return how many ranks of one node divide model states: neighbours along dp_shard, and those that share rows."""
+    mesh, ranks = config.mesh.axes, config.mesh.ranks_per_node
+    return max(1, ranks // mesh.tp) if 0 < ranks < mesh.size(*BLOCK) else mesh.node * mesh.size(*SHARES)
 
 
 def place_of(config: RunConfig, share: Share) -> dict[str, int]:

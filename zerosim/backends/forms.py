@@ -40,12 +40,6 @@ class Scores(NamedTuple):
         first = max(keys.start, queries.start - window + 1) if window else keys.start
         return range(first, min(keys.stop, queries.stop) if self.causal else keys.stop)
 
-    def reading(self, queries: range, keys: range, tokens: int) -> range:
-        """Return the queries that read some of these keys."""
-        window = self.reach(tokens)
-        first = max(queries.start, keys.start) if self.causal else queries.start
-        return range(first, min(queries.stop, keys.stop + window - 1) if window else queries.stop)
-
     def pairs(self, tokens: int) -> int:
         """Return how many scores of a head count as work: T², masked ones included, as GPUs' formulas have it; with a
         window those that a query reads, the sum of min(i + 1, window)."""

@@ -12,7 +12,7 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from types import ModuleType
@@ -136,10 +136,6 @@ class Met(NamedTuple):
                         of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
                         yield Tile(of_queries, of_keys, some.start, read.start)
 
-    def reading(self, form: Scores) -> int:
-        """Return how many queries read a key."""
-        return sum(_covered(form.reading(queries, keys, self.tokens) for keys in self.keys) for queries in self.queries)
-
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
         window = form.reach(self.tokens)
@@ -171,15 +167,6 @@ def _up_to(queries: range, keys: range, behind: int) -> int:
 
 def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2 if rows > 0 else 0
-
-
-def _covered(runs: Iterable[range]) -> int:
-    """Return how many positions lie in at least one of the runs."""
-    total = stop = 0
-    for run in sorted(runs, key=lambda run: run.start):
-        total += len(range(max(run.start, stop), run.stop))
-        stop = max(run.stop, stop)
-    return total
 
 
 def _placed(runs: tuple[range, ...]) -> Iterator[tuple[int, range]]:

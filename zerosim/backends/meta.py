@@ -7,7 +7,7 @@ counted. It computes no values: a program that reads from its device gets 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -112,9 +112,26 @@ def _reshaped(array: MetaArray, shape: tuple[int, ...]) -> MetaArray:
         rest = math.prod(length for length in lengths if length != -1)
         lengths[lengths.index(-1)] = array.size // rest if rest else 0
     new = _array(tuple(lengths), array.itemsize)
-    if new.size != array.size or not array.flags.c_contiguous:
+    if new.size == array.size and array.flags.c_contiguous:
+        return new
+    strides = _strides_as(array, lengths) if new.size == array.size else None
+    if strides is None:
         raise ValueError(f"{array.shape} with strides {array.strides} cannot be seen as {tuple(lengths)}")
-    return new
+    return _array(tuple(lengths), array.itemsize, strides)
+
+
+def _strides_as(array: MetaArray, lengths: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the strides of a strided array whose dims are cut into `lengths`; None where dims would be joined."""
+    strides, rest = list[int](), list(lengths)
+    for length, stride in zip(array.shape, array.strides, strict=True):
+        parts, numel = list[int](), 1
+        while rest and (numel < length or (numel == length and rest[0] == 1)):
+            parts.append(rest.pop(0))
+            numel *= parts[-1]
+        if numel != length:
+            return None
+        strides += [stride * inner for inner in _size_and_strides(tuple(parts))[1]]
+    return tuple(strides)
 
 
 @lru_cache(maxsize=16384)

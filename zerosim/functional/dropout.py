@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zerosim.backends.kernels import Window
 from zerosim.device.device import Buffer, Kind
+from zerosim.device.work import work_of
 from zerosim.dtypes import uint8
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, grad_like, like
@@ -60,13 +61,18 @@ def dropout_mask(
     if probability == 0.0:
         return None
     mask = x.device.alloc(shape, uint8, Kind.ACTIVATION)
-    draw, at = x.device.backend.dropout_mask, 0
+    draw = x.device.backend.dropout_mask
     if len(windows) < 2:
         x.device.kernel(0, draw, key, probability, mask.array, *(windows or (None,)))
         return mask
-    for window in windows:
-        x.device.kernel(0, draw, key, probability, mask.array.reshape(-1)[at : at + window.run], window)
-        at += window.run
+
+    def draw_each() -> None:
+        flat, at = mask.array.reshape(-1), 0
+        for window in windows:
+            draw(key, probability, flat[at : at + window.run], window)
+            at += window.run
+
+    x.device.kernels((work_of(draw.__name__, 0, (key, probability, mask.array)),), draw_each)
     return mask
 
 

@@ -28,11 +28,11 @@ from zerosim.tensor.tensor import Operand, Outline, Tensor, record_saved
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Dropout of an adapter's input: its chance, the key of its mask, and its window of the whole's mask."""
+    """Dropout of an adapter's input: its chance, the key of its mask, and its windows of the whole's mask."""
 
     chance: float
     key: tuple[int, int]
-    window: Window | None = None
+    windows: Sequence[Window] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _in(dtype: DType, source: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
 
 
 def _mask(x: Tensor, drop: Drop | None) -> Buffer | None:
-    return None if drop is None else dropout_mask(x, x.shape, drop.chance, drop.key, drop.window)
+    return None if drop is None else dropout_mask(x, x.shape, drop.chance, drop.key, drop.windows)
 
 
 def _add(x: Tensor, out: Buffer, adapter: Adapter, drop: Drop | None, way: Way) -> Down:

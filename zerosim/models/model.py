@@ -171,14 +171,17 @@ class Model:
         grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form)
         return MODES[self.loss_mode](logits, sums, grad_of)
 
-    def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
+    def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: Buffer | None = None) -> None:
         """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).
 
-        They are a whole microbatch's or, for a chunk, those from `row` on of a microbatch's `of` targets.
+        They are a whole microbatch's (B, T) or, for a chunk, those from `row` on of a microbatch's targets `of`.
         """
         assert self.label_keys is not None
-        key, first = self.label_keys(of or labels.numel)
-        sample_labels(logits, key, first + row, labels, self.logit_form)
+        targets, rows = labels if of is None else of, self.group.rows
+        key, first = self.label_keys(targets.numel * rows.context.ranks)
+        flat, into, own = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), targets.shape[-1]
+        for here, at in rows.runs(own * rows.context.ranks, row, into.numel):
+            sample_labels(flat[here], key, first + at, into[here], self.logit_form)
 
     def chunked_loss(
         self, targets: Buffer, *, scale: float, count: int, drawn: bool = False
@@ -196,7 +199,7 @@ class Model:
             lambda logits, ids: maps.cross_entropy_sum(logits, ids, splits, form=self.logit_form),
             LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form),
             [],
-            partial(self.draw_labels, of=targets.numel) if drawn else None,
+            partial(self.draw_labels, of=targets) if drawn else None,
         )
         if self.loss_mode not in LIGER:
             return lambda x: maps.columns(x, weights, loss.run, loss.rule, "chunked_loss")

@@ -4,8 +4,9 @@ of tensors: from x (..., D), D the model's width, to y of the same shape unless 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerosim import functional as F
-from zerosim.backends.kernels import Window
 from zerosim.nn.context import LayerContext
 from zerosim.nn.lora import before_kernel
 from zerosim.tensor.tensor import Tensor
@@ -44,8 +45,8 @@ class Dropout:
             return x
         if self.maps is not None and self.maps.size > 1:
             own = x.shape[-1]
-            window = Window(self.maps.index * own, own, self.maps.size * own)
-            return F.dropout(x, self.chance, self.keys(self.op), op=self.op, windows=[window])
+            windows = replace(self.rows, parts=1, index=0).windows(x, self.maps.index * own, self.maps.size * own)
+            return F.dropout(x, self.chance, self.keys(self.op), op=self.op, windows=windows)
         return self.rows.dropout(x, self.chance, self.keys(self.op), self.op, keep_mask=self.keep_mask)
 
 

@@ -16,12 +16,12 @@ tuners/lora/layer.py, Linear.forward). The base's weights are frozen then, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim import functional as F
-from zerosim.backends.kernels import Window
 from zerosim.config.parts.tuning import ALL_LINEAR, TuningConfig, matches
 from zerosim.device.device import Buffer
 from zerosim.dtypes import dtype
@@ -101,6 +101,7 @@ class Adapters:
     def __init__(self, here: LayerContext, targets: Iterable[Adaptable], *, by_rows: bool = False) -> None:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
+        self.own_rows = replace(here.group.rows, parts=1, index=0)  # a map reads the rows of all shares
         self.way = way_of(tuning, here.casts)
         self.keeps_inputs = self.way.keeps_inputs
         self.targets, self.adapters = list[Adaptable](), list[Adapter]()
@@ -149,10 +150,9 @@ class Adapters:
     def _drop(self, x: Tensor, target: Adaptable) -> Drop | None:
         if not self.chance or not x.device.is_training:
             return None
-        own, window = x.shape[-1], None
-        if own < target.inner:  # this rank's columns of a row-parallel map's input
-            window = Window(self.maps.index * own, own, target.inner)
-        return Drop(self.chance, self.keys(target.name, self.unit), window)
+        own = x.shape[-1]  # this rank's columns of a row-parallel map's input
+        windows = self.own_rows.windows(x, self.maps.index * own if own < target.inner else 0, target.inner)
+        return Drop(self.chance, self.keys(target.name, self.unit), windows)
 
     def columns(
         self,

@@ -8,7 +8,7 @@ the whole are here: learned positions, rotary positions, dropout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zerosim import functional as F
@@ -45,25 +45,34 @@ class OwnRows:
         """Return the tokens missing to a multiple of the shares."""
         return -tokens % (self.parts * self.context.multiple)
 
-    def runs(self, tokens: int, first: int, count: int) -> list[tuple[slice, int]]:
-        """Return runs of rows `first` to `first` + `count` of this place's, each with the number of its first row among
-        the whole's B T, for T `tokens`."""
-        pieces, each = self.tokens(tokens), tokens // self.context.ranks
-        runs, at = [], 0
+    def by_row(self, tokens: int, first: int, count: int) -> Iterator[tuple[slice, int]]:
+        """Yield runs of rows `first` to `first` + `count` of this place's, each within one of B, with the number of its
+        first row among the whole's B T, for T `tokens`."""
+        pieces, each, at = self.tokens(tokens), tokens // self.context.ranks, 0
         while at < count:
             row, left = divmod(first + at, each)
             for piece in pieces:
                 if left < len(piece):
                     length = min(len(piece) - left, count - at)
-                    runs.append((slice(at, at + length), row * tokens + piece[left]))
+                    yield slice(at, at + length), row * tokens + piece[left]
                     at += length
                     break
                 left -= len(piece)
-        return runs
 
-    def of_share(self, batch: int, own: int) -> list[tuple[slice, int]]:
-        """Return runs of this rank's B * own rows, each with the number of its first row among the whole's B T."""
-        return self.runs(own * self.parts * self.context.ranks, self.index * batch * own, batch * own)
+    def runs(self, tokens: int, first: int, count: int) -> list[tuple[slice, int]]:
+        """Return the same with as few runs as there can be."""
+        found = list[tuple[slice, int]]()
+        for here, at in self.by_row(tokens, first, count):
+            if found and found[-1][1] + found[-1][0].stop - found[-1][0].start == at:
+                before, start = found.pop()
+                here, at = slice(before.start, here.stop), start
+            found.append((here, at))
+        return found
+
+    def _of_share(self, x: Tensor) -> tuple[int, int, int]:
+        """Return the arguments of `runs` for the rows of x (B, own T, D)."""
+        batch, own, _ = x.shape
+        return own * self.parts * self.context.ranks, self.index * batch * own, batch * own
 
     @property
     def is_all(self) -> bool:
@@ -75,27 +84,33 @@ class OwnRows:
         (B, own T, D), table (first + T or more, D)."""
         if self.is_all:
             return F.add_rows(x, table, first)
-        batch, own, _ = x.shape
-        tokens = own * self.parts * self.context.ranks
-        places = [(here, first + at % tokens) for here, at in self.of_share(batch, own)]
+        tokens, start, count = self._of_share(x)
+        places = [(here, first + at % tokens) for here, at in self.by_row(tokens, start, count)]
         return F.add_row_runs(x, table, [(here, slice(at, at + here.stop - here.start)) for here, at in places])
 
     def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
         """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1] * self.context.ranks))
+        return F.rotary(
+            qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1] * self.context.ranks)
+        )
+
+    def windows(self, x: Tensor, first: int, width: int) -> list[Window]:
+        """Return the windows of x (B, own T, C), one after the other, in a mask of (B, T, width): its rows' columns
+        from `first` on. None: it is all of the mask."""
+        own = x.shape[-1]
+        if self.is_all:
+            return [Window(first, own, width)] if own < width else []
+        runs = self.runs(*self._of_share(x))
+        if own == width:
+            return [Window(at * width, (here.stop - here.start) * width, 0) for here, at in runs]
+        rows = (row for here, at in runs for row in range(at, at + here.stop - here.start))
+        return [Window(row * width + first, own, 0) for row in rows]
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True
     ) -> Tensor:
-        """Apply `functional.dropout` with these rows' window of the whole's mask."""
-        batch, own, width = x.shape
-        windows = list[Window]()
-        for here, at in () if self.is_all else self.of_share(batch, own):
-            numel, last = (here.stop - here.start) * width, windows[-1] if windows else None
-            if last is not None and last.first + last.run == at * width:
-                windows[-1] = last._replace(run=last.run + numel)
-            else:
-                windows.append(Window(at * width, numel, 0))
+        """Apply `functional.dropout` with these rows' windows of the whole's mask."""
+        windows = self.windows(x, 0, x.shape[-1])
         return F.dropout(x, probability, key, op=op, windows=windows, keep_mask=keep_mask)
 
 

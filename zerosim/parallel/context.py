@@ -13,7 +13,7 @@ dp_shard x c, and gradients averaged over both: a rank's loss is the mean of its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,8 @@ from zerosim.config.parts.context import cut_of
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, Ring
 from zerosim.parallel.ulysses import Ulysses
+from zerosim.placement.classes import Column, Reason
+from zerosim.placement.layout import Layout
 from zerosim.tensor.tensor import Tensor
 
 AROUND: dict[str, type[OtherKeys]] = {"ring": Ring, "allgather": GatheredKeys, "ulysses+ring": Ring}
@@ -43,3 +45,17 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
         attention = Ulysses(cut.within, index % cut.within, comm, attention)
     rows = replace(made.group.rows, context=cut, place=index)
     return made._replace(group=replace(made.group, rows=rows, attention=attention))
+
+
+def unlike(config: RunConfig) -> list[Reason]:
+    """Return why ranks that share rows differ: in one part of a row each, or with a window, later tokens read more
+    keys than the first ones."""
+    cut, model = cut_of(config.mesh, config.context), config.model
+    windowed = model.has_blocks and any(model.kind(number).window for number in range(model.layers))
+    if cut.around == 1 or (cut.zigzag and not windowed):
+        return []
+
+    def places(layout: Layout, stage: int) -> Iterator[Column]:
+        yield ("cp",), [index // cut.within for index in range(cut.ranks)]
+
+    return [places]

@@ -55,8 +55,9 @@ class OtherKeys:
         rule = AllKeys(self, qkv, core, total, lse)
         for sources, kv in self.arriving(rule.own_keys()):
             met = self.met(own, sources)
-            arrays = rule.queries, kv.array, core.heads, met, rule.dropout, total.array, lse.array
-            device.kernels(rule.work("flash_attention", 2, met), device.backend.attention_block, *arrays)
+            if met.pairs(core.heads.form):
+                arrays = rule.queries, kv.array, core.heads, met, rule.dropout, total.array, lse.array
+                device.kernels(rule.work("flash_attention", 2, met), device.backend.attention_block, *arrays)
             del kv
         if wide == qkv.dtype:
             return Attended(total, rule)
@@ -113,10 +114,11 @@ class AllKeys:
             for sources, kv in self.keys.arriving(self.own_keys()):
                 dkv, met = device.alloc(kv.shape, wide, Kind.TEMP), self.keys.met(own, sources)
                 device.kernel(0, k.fill, dkv.array, 0.0)
-                arrays = grad.array, self.queries, kv.array, heads, met, self.dropout
-                results = self.lse.array, delta.array, dq.array, dkv.array
-                work = self.work("flash_attention_backward", 5, met)
-                device.kernels(work, k.attention_block_backward, *arrays, *results)
+                if met.pairs(heads.form):
+                    arrays = grad.array, self.queries, kv.array, heads, met, self.dropout
+                    results = self.lse.array, delta.array, dq.array, dkv.array
+                    work = self.work("flash_attention_backward", 5, met)
+                    device.kernels(work, k.attention_block_backward, *arrays, *results)
                 del kv
                 yield dkv
 
@@ -142,10 +144,10 @@ class AllKeys:
         return kv
 
     def work(self, name: str, products: int, met: Met) -> tuple[KernelWork, ...]:
-        """Return the work of a kernel over what these tokens read. Flops count the scores that
-        one kernel over the whole row would (`Met.counted`)."""
+        """Return the work of a kernel over what these tokens read: all arrays are read and written once. Flops count
+        the scores that one kernel over the whole row would (`Met.counted`)."""
         heads, form = self.core.heads, self.core.heads.form
-        sizes = self.qkv.shape[0], heads.queries, heads.keys, met.reading(form), sum(map(len, met.keys))
+        sizes = self.qkv.shape[0], heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, met.keys))
         of = Block(*sizes, self.core.width(self.qkv), met.pairs(form), met.counted(form))
         return flash_block(name, products, of, self.qkv.dtype.itemsize, self.lse.dtype.itemsize)
 

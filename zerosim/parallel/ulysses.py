@@ -1,8 +1,8 @@
 """DeepSpeed-Ulysses: around attention, ranks exchange tokens of all heads for all tokens of some heads.
 
 (Jacobs et al., arXiv 2309.14509, section 3.1.) Between attentions each of u ranks has T/u tokens of every row. An
-all-to-all makes q|k|v of T tokens and H/u heads out of them, on which any attention runs; a second one brings the result
-back. In backward each runs the other way.
+all-to-all makes q|k|v of T tokens and H/u heads out of them, on which any attention runs; a second one brings the
+result back. In backward each runs the other way.
 
     per layer and way       2 all-to-alls: q, k and v packed into one, the result (DeepSpeed: one each, 4 in all)
     volume of both          (u-1)/u of b (T/u) (2 H + 2 K) d elements

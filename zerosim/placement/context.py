@@ -37,6 +37,16 @@ class ContextCut:
         place, inner = divmod(index, self.within)
         return tuple(_part(self.at(tokens, place), inner, tokens // self.ranks))
 
+    def holder(self, tokens: int, token: int) -> tuple[int, int]:
+        """Return which rank has a token of a row of `tokens`, and the number of tokens that it has before it."""
+        for index in range(self.ranks):
+            before = 0
+            for piece in self.pieces(tokens, index):
+                if token in piece:
+                    return index, before + piece.index(token)
+                before += len(piece)
+        raise IndexError(f"token {token} of {tokens}")
+
     def at(self, tokens: int, place: int) -> tuple[range, ...]:
         """Return the positions of a place in the ring: those of its `within` ranks together."""
         if not self.zigzag or self.around == 1:

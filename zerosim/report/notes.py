@@ -19,6 +19,7 @@ from zerosim.analysis.shares import extra_of
 from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
+from zerosim.placement.mesh import STATES, what_for
 from zerosim.report.look import spread
 from zerosim.report.words import by_stage, holds_part, of_rank
 from zerosim.train.check_trained import num_trained
@@ -74,7 +75,7 @@ def _trained(result: RunResult) -> str:
 
 def traffic_note(found: Sequence[Checks], checks: Sequence[Check]) -> str:
     """Return which part of a volume a rank sends, and the meaning of the letters of these volumes."""
-    config, axes = found[0].of.result.config, {check.axis for check in checks if check.axis}
+    config, axes = found[0].of.result.config, {axis_of(check) for check in checks if check.axis}
     volume = f" of {total} elements" if len(axes) == 1 and (total := checks[-1].text) else ""
     said = [f"Of a volume{of_rank(found)(volume)} a rank sends {_parts_sent(config, axes)}"]
     if is_by_pairs(config) and config.parallel.zero_stage == 0:
@@ -105,6 +106,11 @@ def nodes_note(config: RunConfig) -> str:
     )
 
 
+def axis_of(check: Check) -> str:
+    """Return the axis of a check; of model states dp_shard, whichever of the axes that cut them have several ranks."""
+    return "dp_shard" if check.key.subject == "sent" and what_for(check.axis) == "states" else check.axis
+
+
 def sent_of_volume(axes: Collection[str]) -> str:
     """Return '×(N-1)/N', the one factor between volumes and a rank's sent bytes; '' if axes have several, or none."""
     letters = [letter for axis in axes if (letter := _RANKS_OF.get(axis))]
@@ -115,8 +121,10 @@ def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
     """Return '(N-1)/N = 3/4 on dp_shard, (t-1)/t = 1/2 on tp, all on pp'; one axis goes without its name."""
     parts = {}
     for axis in filter(axes.__contains__, _RANKS_OF):
-        letter, size = _RANKS_OF[axis], config.mesh.axes.size(axis)
-        parts[axis] = f"({letter}-1)/{letter} = {Fraction(size - 1, size)}" if letter else "all"
+        is_states, letter = axis == "dp_shard", _RANKS_OF[axis]
+        size = config.mesh.axes.size(*STATES if is_states else (axis,))
+        name = "model states" if is_states and config.mesh.cp > 1 else axis
+        parts[name] = f"({letter}-1)/{letter} = {Fraction(size - 1, size)}" if letter else "all"
     return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts.items())
 
 

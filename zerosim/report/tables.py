@@ -236,7 +236,7 @@ def _sent_beside_formula(found: Sequence[Checks], groups: Groups[Check]) -> Adap
     """Return the table in full, or with fewer columns in little room. For native collectives their payload is counted,
     their messages are not: so nothing agrees with a formula."""
     rows, own = [check for _, checks in groups for check in checks], words.of_rank(found)
-    axes, modelled = {check.axis for check in rows if check.axis}, rows[0].modelled
+    axes, modelled = {notes.axis_of(check) for check in rows if check.axis}, rows[0].modelled
     has_padding = any(check.with_padding != check.formula for check in rows)
 
     def cells(check: Check) -> list[Cell]:

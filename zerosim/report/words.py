@@ -20,7 +20,7 @@ from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
 from zerosim.analysis.forms import forms, of
 from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
-from zerosim.placement.mesh import DATA
+from zerosim.placement.mesh import DATA, SHARES
 from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.check_trained import num_trained
@@ -245,7 +245,7 @@ def _other_axes(config: RunConfig) -> dict[str, int]:
 def _price(found: Sequence[Checks]) -> str:
     """Return the stage's traffic compared with DDP's."""
     config = found[0].of.result.config
-    data_ranks = config.mesh.axes.size(*DATA)
+    data_ranks = config.mesh.axes.size(*DATA, *SHARES)
     plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total
     sends = of(forms(config), "sent")
     zero = formulas.total(form for (_, use), form in sends.items() if use in ("states", "replicas"))

@@ -113,7 +113,7 @@ def forward_loss(
     `draws`: on labels drawn from the model."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
-    shape = batch.shape[0], batch.shape[1] - 1
+    shape = batch.shape[0], model.num_targets(batch.shape) // batch.shape[0]
     own = device.alloc(shape, int64, Kind.ACTIVATION) if draws else None
     targets = upload(model.parted(batch)[1], device, model.group.rows) if own is None else own
     units = model.chunks[action.chunk]

@@ -37,6 +37,7 @@ from zerosim.ledger.entries import Entries, Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
+from zerosim.parallel.context import unlike
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
@@ -172,7 +173,7 @@ def _plan(
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
-        stands_for = classes(whole.layout, reasons(by_tensor=by_tensor), of_owners)
+        stands_for = classes(whole.layout, [*reasons(by_tensor=by_tensor), *unlike(config)], of_owners)
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
         found = {rank: uneven[rank].found for rank in set(stands_for)}
         stands_for = by_shares(stands_for, whole.layout.mesh, found, around)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from zerosim.analysis.capabilities import (
     compression,
+    context,
     delayed,
     hybrid,
     in_backward,
@@ -37,6 +38,7 @@ CAPABILITIES: tuple[Capability, ...] = (
     zeropp.CAPABILITY,
     hybrid.CAPABILITY,
     tensor.CAPABILITY,
+    context.CAPABILITY,
     second.CAPABILITY,
     recompute.CAPABILITY,
     pipeline.CAPABILITY,

@@ -5,6 +5,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     states.py       bytes of parameters, gradients and optimizer states per rank, by stage
     traffic.py      elements and bytes that a rank sends per step
     zeropp.py       traffic of ZeRO++ and MiCS within and across nodes, hpZ's second shard, groups of codes
+    context.py      traffic of context parallelism
     parallel.py     traffic of tensor, sequence and pipeline parallelism
     printed.py      the ZeRO paper's printed figures and rounding, and the largest model that fits
     activations.py  activations that forward saves, by two papers that differ
@@ -28,6 +29,7 @@ from zerosim.analysis.formulas.compression import REDUCED as REDUCED
 from zerosim.analysis.formulas.compression import encoded_bytes as encoded_bytes
 from zerosim.analysis.formulas.compression import kept_numel as kept_numel
 from zerosim.analysis.formulas.compression import powersgd_numel as powersgd_numel
+from zerosim.analysis.formulas.context import context_parallel as context_parallel
 from zerosim.analysis.formulas.efficiency import activation_intensity as activation_intensity
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity

@@ -38,9 +38,10 @@ class MeshConfig(Part):
         "zero_hpz_partition_size); 0: none", low=0, high=65536, metavar="G", stages=(3,), group="ZeRO++ and MiCS",
     )  # fmt: skip
     ranks_per_node: int = option(
-        0, "ranks on one node, those of tp and cp included. Traffic between nodes is then counted. --quantized-gradients and "
-        "--hierarchical-gather communicate within a node and across nodes separately. 0: as --secondary-shard says, "
-        "else unknown", low=0, high=65536, metavar="R", also=("--local-world-size",), words="gpus_per_node",
+        0, "ranks on one node, those of tp and cp included. Traffic between nodes is then counted. "
+        "--quantized-gradients and --hierarchical-gather communicate within a node and across nodes separately. 0: as "
+        "--secondary-shard says, else unknown", low=0, high=65536, metavar="R", also=("--local-world-size",),
+        words="gpus_per_node",
     )  # fmt: skip
 
     tp: int = option(
@@ -158,7 +159,9 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int, cp: in
     if not ranks_per_node:
         return
     if ranks_per_node >= block and ranks_per_node % block:
-        raise wrong("ranks_per_node", f" {ranks_per_node}: {word} {block} does not divide it; choose a multiple of {block}")
+        raise wrong(
+            "ranks_per_node", f" {ranks_per_node}: {word} {block} does not divide it; choose a multiple of {block}"
+        )
     node = node_of(ranks_per_node, block)
     if shards % node:
         fitting = choices(shards, f"choose {shards * block}", times=block)
@@ -181,4 +184,3 @@ WORDS = (
     ("num_distributed_optimizer_instances", "--dp-replicate R with --stage 1"),
     ("mics_shard_size", "--dp-replicate R, for groups of N / R ranks"),
 )
-
