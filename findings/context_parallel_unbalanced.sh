@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # torch 2.13.0: context_parallel balances causal attention only if 2 x ranks divides the sequence, and never says so.
 #
-# One would guess that a length which cannot be balanced is refused, as Megatron-Core refuses it, or that a warning says
+# One would guess that a length which cannot be balanced is refused, as Megatron-LM refuses it, or that a warning says
 # so. On 4 ranks a row of 16 tokens is cut into an early and a late part for each rank. A row of 12 is cut into one part
 # each, in order: the last rank then reads 33 of the 78 keys, the first 6. A row of 10 is cut into 3, 3, 3 and 1 tokens,
 # whose mean losses must not be averaged as they are. No error, no warning, no line in a log.
