@@ -1,4 +1,4 @@
-"""Keys and values repeated to all heads of queries, for an attention kernel without grouped queries.
+"""Keys and values repeated to all heads of queries, for an attention kernel without grouped queries; and a copy.
 
 B batch, T tokens, H query heads, K heads of keys and values, d width of a head. transformers' `repeat_kv`: versions
 4.45 and 4.48 do so before every SDPA kernel, 4.45 before Mistral's flash attention, which then saves 2H heads of keys
@@ -52,3 +52,18 @@ def repeat_kv(qkv: Tensor, num_heads: int, num_kv_heads: int) -> Tensor:
     for into, source in rule.pairs(out.array, qkv.array):
         qkv.device.kernel(0, qkv.device.backend.copy, source, into)
     return apply(rule, out, qkv, op="repeat_kv")
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Saves nothing: the gradient passes."""
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (grad,)
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a copy of x, as reshaping makes of a result whose heads lie before its tokens."""
+    out = like(x)
+    x.device.kernel(0, x.device.backend.copy, x.array, out.array)
+    return apply(Copied(), out, x, op="copied")

@@ -98,12 +98,13 @@ class Attention:
         if here.decoder.positions != "rotary" or not kind.rotates:
             return []
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
-        return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope)]
+        keeps = here.policy.is_litgpt and self.num_heads == self.num_kv_heads
+        return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope, keeps=keeps)]
 
     def _repeated(self, here: LayerContext) -> list[Layer]:
         """Return the layer that repeats keys and values to all heads, if the kernel wants it."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        if not here.policy.repeat_kv or heads == kv_heads or self.memory is not None:
+        if not (here.policy.repeat_kv or here.policy.is_litgpt) or heads == kv_heads or self.memory is not None:
             return []
         self.num_kv_heads = heads
         return [partial(F.repeat_kv, num_heads=heads, num_kv_heads=kv_heads)]
@@ -123,7 +124,7 @@ class Attention:
             kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
             bias=None if self.bias is None else self.bias.read(),
         )
-        return self.policy.run(self.part, self.proj, y)
+        return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
 
 
 ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention})
