@@ -52,9 +52,12 @@ class Adapter:
 @dataclass(slots=True)
 class Casts:
     """Buffers that PyTorch holds longer than their ops: if `caches`, the casts of weights that torch.autocast caches
-    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies."""
+    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies; and,
+    if the model `returns` keys and values, these `outputs` and its logits until the next forward returns."""
 
     caches: bool = True
+    returns: bool = False
+    outputs: list[Buffer] = field(default_factory=list)
     held: list[Buffer] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
 

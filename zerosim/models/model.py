@@ -169,7 +169,10 @@ class Model:
             return maps.cross_entropy_sum(own, targets, splits, fused=self.loss_mode in FUSED, form=self.logit_form)
 
         grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form)
-        return MODES[self.loss_mode](logits, sums, grad_of)
+        kept, outputs = logits[:] if self.casts.returns else [], self.casts.outputs
+        made = MODES[self.loss_mode](logits, sums, grad_of)
+        outputs[:] = kept  # only now: the caller's name still has the last forward's
+        return made
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: int = 0) -> None:
         """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).

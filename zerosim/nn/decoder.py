@@ -79,6 +79,7 @@ class Attention:
             *self._rotary(here, kind),
             *before_kernel(here.tuning),
             *self._repeated(here),
+            *self._returned(here),
         ]
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
@@ -100,6 +101,13 @@ class Attention:
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
         keeps = here.policy.is_litgpt and self.num_heads == self.num_kv_heads
         return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope, keeps=keeps)]
+
+    def _returned(self, here: LayerContext) -> list[Layer]:
+        """Return the layer whose keys and values outlive backward, if the model returns them."""
+        if here.casts is None or not here.casts.returns:
+            return []
+        columns = 2 * self.num_kv_heads * here.sizes.head_dim
+        return [partial(F.returned_kv, columns=columns, keep=here.casts.outputs.append)]
 
     def _repeated(self, here: LayerContext) -> list[Layer]:
         """Return the layer that repeats keys and values to all heads, if the kernel wants it."""

@@ -80,6 +80,10 @@ class MemoryConfig(Part):
         False, "repeat keys and values to all heads of queries before attention, which saves the copies: transformers' "
         "SDPA to 4.48, and Mistral's flash attention in 4.45",
     )  # fmt: skip
+    use_cache: bool = option(
+        False, "the model returns keys and values of all blocks, as transformers' models do without checkpointing. The "
+        "caller keeps them with the logits until the next forward returns; with a loss such as hf-5-kept",
+    )  # fmt: skip
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
