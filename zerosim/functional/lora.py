@@ -52,8 +52,9 @@ class Adapter:
 @dataclass(slots=True)
 class Casts:
     """Buffers that PyTorch holds longer than their ops: if `caches`, the casts of weights that torch.autocast caches
-    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies; and,
-    if the model `returns` keys and values, these `outputs` and its logits until the next forward returns."""
+    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies;
+    `outputs` that the caller keeps through backward or, if the model `returns` keys and values too, until the next
+    forward returns."""
 
     caches: bool = True
     returns: bool = False

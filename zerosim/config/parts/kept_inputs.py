@@ -43,7 +43,7 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
             ": without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out",
         )
     if memory.use_cache:
-        if memory.loss not in ("hf-4.48-kept", "hf-5-kept"):
+        if not (memory.loss.startswith("hf-") and memory.loss.endswith("-kept")):
             yield wrong("use_cache", f": with loss {memory.loss!r} nobody keeps them; choose loss hf-5-kept")
         if memory.again.every or memory.repeat_kv or mesh.tp * mesh.pp > 1:
             yield wrong("use_cache", ": leave out recompute of blocks, repeat_kv, tp and pp, or leave it out")
