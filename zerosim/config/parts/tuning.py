@@ -296,7 +296,9 @@ WORDS = (
 
 LACKING = (
     (
-        "peft* use_dora use_galore use_apollo use_badam",
+        "peft* use_dora use_galore use_apollo use_badam adalora* adaption_prompt* boft* bone* c3a* fourierft* hra* "
+        "ia3* ln_tuning* loha* lokr* miss* oft* p_tuning* prefix_tuning* prompt_tuning* randlora* road* shira* "
+        "trainable_tokens* vblora* vera* waveft* xlora*",
         "PEFT's other methods",
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),
