@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
-from zerosim.config.parts.tuning import row_of, trained_dtype
+from zerosim.config.parts.tuning import are_whole, row_of, trained_dtype
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import CUTS, Mesh
@@ -109,7 +109,11 @@ def _padded(config: RunConfig, layout: Layout, name: str) -> int:
     """Return the elements of a buffer, padding included. A frozen buffer is cut as parameters are."""
     flat = layout.flats[name]
     tensors, block = [weight.numel for weight in flat.weights], row_of(config.tuning, flat) or flat.block
-    is_cut = is_sliced(config.parallel) and (layout.is_trained(name) or config.parallel.zero_stage == 3)
+    is_cut = (
+        is_sliced(config.parallel)
+        and not (are_whole(config.tuning) and layout.is_trained(name))
+        and (layout.is_trained(name) or config.parallel.zero_stage == 3)
+    )
     if block > 1 and (flat.block > 1 or is_cut):
         return formulas.blocked_numel(tensors, config.mesh.shards, block)
     return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_cut else 1)

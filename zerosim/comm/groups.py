@@ -29,6 +29,7 @@ class Groups:
         """Return the ranks that hold the same part as this one of a buffer cut over these axes; None if no other rank
         does."""
         rest = without(DATA, axes)
+        rest = DATA if rest == without(DATA, ()) else rest
         return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.zero import fetched
 from zerosim.analysis.capability import Asked, Capability, Sent, Step
-from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.facts import all_reduce_times, frozen_of, reductions
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.recompute import is_wrapped
 from zerosim.analysis.shares import itemsizes, trained_itemsize
@@ -29,7 +29,13 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     if config.parallel.zero_stage < 3:
         return Sent(grads, {operation: wide * form for operation, form in params.items()})
     schedule = schedule_of(config, step.passes)
-    gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide)
+    whole = frozen.whole_trained
+    gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide, whole=whole)
+    if whole:
+        each = config.parallel.replica_reduction == "micro_batch"
+        times = reductions(config, step.passes) if each else step.passes
+        reduced = formulas.reduced(times * all_reduce_times(config, config.mesh.shards))
+        grads = {("all_reduce", "states"): reduced.where(Ψ=formulas.TRAINED)}
     return Sent(grads, dict.fromkeys(params, gathers), fetched(config, gathers))
 
 
@@ -41,7 +47,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     placed, share, config, layout = asked.placed, asked.share, asked.placed.config, asked.placed.layout
     if frozen_of(config) is None:
         return {}
-    moved, freed = schedule_of(config), freed_of(config, share)
+    moved, freed = schedule_of(config), freed_of(placed, share)
     numels, reach = gathered_numels(placed, share, padded=asked.padded), reach_of(placed, share)
     again, stay, reached, last_kept = 0, set[str](), set[str](), moved.keep_last_unit
     for units in reach.units:

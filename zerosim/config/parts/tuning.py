@@ -18,7 +18,10 @@ from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.optim import OptimConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.precision import PrecisionConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
 from zerosim.placement.formats import WEIGHTS, Format
@@ -69,8 +72,8 @@ class TuningConfig(Part):
     )  # fmt: skip
     adapter_shards: str = option(
         "unit", "the buffer that is cut and gathered: a unit's adapters together, each of their tensors (FSDP1's "
-        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2)",
-        choices=("unit", "tensor", "rows"), stages=(1, 2, 3), follows=OF_RECIPE,
+        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2). whole: none is cut "
+        "(FSDP1's ignored_modules)", choices=("unit", "tensor", "rows", "whole"), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
     prepare_kbit: bool = option(
         False, "store norms in fp32 beside a 4-bit base, as PEFT's prepare_model_for_kbit_training does: activations "
@@ -172,6 +175,11 @@ def format_of(tuning: TuningConfig, kind: str) -> Format | None:
     return stored._replace(apart=1 + stored.zeros) if stored is not None and tuning.whole_scales else stored
 
 
+def are_whole(tuning: TuningConfig) -> bool:
+    """Return whether every rank holds adapters whole, with their gradients and states."""
+    return tuning.lora_rank > 0 and tuning.adapter_shards == "whole"
+
+
 def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
     """Return the elements of a row of a buffer that is cut between rows; 0 for other buffers."""
     if tuning.adapter_shards != "rows" or flat.block > 1 or not is_adapter(flat.weights[0].name):
@@ -260,6 +268,24 @@ def dtype_rules(
         yield refused("cast_shards keeps fp32 shards already, and computes in the base's dtype; leave one of them out")
     if tuning.is_wide and grads.upcast:
         yield refused("upcast_grads is DeepSpeed's, which casts adapters to the base's dtype; leave one of them out")
+
+
+def whole_rules(
+    tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, parallel: ParallelConfig,
+    optim: OptimConfig, offload: OffloadConfig,
+) -> Iterator[InputError]:  # fmt: skip
+    """Yield what adapters that are whole on every rank do not have."""
+    if not are_whole(tuning):
+        return
+    if (
+        (parallel.recipe, parallel.zero_stage) != ("fsdp1", 3)
+        or tuning.adapter_dtype is None
+        or not (tuning.is_wide or precision.is_pure)
+    ):
+        why = "only FSDP1 leaves modules alone, here adapters without masters: choose recipe fsdp1 at stage 3 and "
+        yield wrong("adapter_shards", f" 'whole': {why}adapter_dtype fp32, or bf16 with precision bf16-pure")
+    elif mesh.tp * mesh.pp * mesh.dp_replicate > 1 or offload.is_on or OPTIMIZERS[optim.optimizer].cut == "sums":
+        yield wrong("adapter_shards", " 'whole': leave out tp, pp, dp_replicate, offload and adafactor")
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
