@@ -108,7 +108,7 @@ def share_of(placed: Placed, stage: int) -> Share:
 def _padded(config: RunConfig, layout: Layout, name: str) -> int:
     """Return the elements of a buffer, padding included. A frozen buffer is cut as parameters are."""
     flat = layout.flats[name]
-    tensors, block = [weight.numel for weight in flat.weights], row_of(config.tuning, flat) or flat.block
+    tensors, block = [weight.numel for weight in flat.weights], max(row_of(config.tuning, flat), 0) or flat.block
     is_cut = (
         is_sliced(config.parallel)
         and not (are_whole(config.tuning) and layout.is_trained(name))
@@ -143,7 +143,7 @@ def trained_itemsize(config: RunConfig) -> int:
 
 def has_rows(placed: Placed) -> bool:
     """Return whether a buffer is cut between rows, so that ranks may lack optimizer states."""
-    return any(row_of(placed.config.tuning, flat) for flat in placed.layout.flats.values())
+    return any(row_of(placed.config.tuning, flat) > 0 for flat in placed.layout.flats.values())
 
 
 def is_mesh(config: RunConfig) -> bool:

@@ -87,11 +87,10 @@ class Gathered(Published):
 
     def place(self, flats: Sequence[Flat]) -> None:
         stays = self.residency.persistent
-        self._persistent = frozenset(one.name for one in flats if stays(one.spec.num_parameters) or is_uncut(one))
+        self._persistent = frozenset(one.name for one in flats if stays(one.spec.num_parameters) or not one.held.axes)
         for flat in flats:
             if flat.name in self._persistent:
-                own = flat.param_shard if is_uncut(flat) else None
-                self._arrive(flat, own or self.exchange.gather(flat, exactly=True))
+                self._arrive(flat, self.exchange.gather(flat, exactly=True) if flat.held.axes else flat.shard())
 
     def begin(self, timetable: Timetable) -> None:
         """Begin a step."""
@@ -151,7 +150,7 @@ class Gathered(Published):
 
     def publish(self, flat: Flat) -> None:
         """Gather new parameters of flats that stay resident for good."""
-        if flat.name in self._persistent and not is_uncut(flat):
+        if flat.name in self._persistent and flat.held.axes:
             flat.reshard()  # free the old ones before the new ones arrive
             self._arrive(flat, self.exchange.gather(flat, exactly=True))
 
@@ -197,8 +196,3 @@ class Gathered(Published):
         if flat.name not in self._persistent:
             self.live -= flat.numel if flat.param is not None else 0
             flat.reshard()
-
-
-def is_uncut(flat: Flat) -> bool:
-    """Return whether this rank has all of a flat, as no axis cuts it."""
-    return not flat.held.rows["param"].axes

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
+from zerosim.config.parts.tuning import NOT_CUT
 from zerosim.functional.lora import Casts
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.placement.dimension_zero import RowSlices
@@ -24,7 +25,10 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 
 
 def cut_between(rows: Rows, row: int) -> Rows:
-    """Return the rows of a buffer of one tensor that is cut between rows of so many elements, where slices are even."""
+    """Return the rows of a buffer of one tensor that is cut between rows of so many elements, where slices are even; of
+    one that every rank has whole if it is NOT_CUT."""
+    if row == NOT_CUT:
+        return {state: replace(one, axes=()) for state, one in rows.items()}
     return {
         state: replace(one, partition=RowSlices(row)) if isinstance(one.partition, EvenSlices) else one
         for state, one in rows.items()

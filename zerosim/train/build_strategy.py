@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from zerosim.comm.collectives import Comm
 from zerosim.comm.groups import Groups
 from zerosim.config import RunConfig
-from zerosim.config.parts.tuning import are_whole, row_of
+from zerosim.config.parts.tuning import row_of
 from zerosim.device.device import Device
 from zerosim.models.model import Model
 from zerosim.optim.updater import Updater
@@ -41,14 +40,11 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
     if strategy is not None:
         rows = rows_said(rows, keeps_params=strategy.keeps_params, keeps_grads=strategy.keeps_grads)
     trained, held = {**rows, **exchange.states}, frozen(rows)
-    uncut = {state: replace(row, axes=()) for state, row in trained.items()}
     between = dict[int, Rows]()  # by a row's elements
 
     def of_flat(flat: FlatSpec) -> Rows:
         if not flat.is_trained:
             return held
-        if are_whole(config.tuning):
-            return uncut
         if row := row_of(config.tuning, flat):
             return between.setdefault(row, cut_between(trained, row))
         return {**trained, **made.beside(flat)}

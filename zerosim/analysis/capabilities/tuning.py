@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.hybrid import averages
 from zerosim.analysis.capabilities.zero import fetched
 from zerosim.analysis.capability import Asked, Capability, Sent, Step
-from zerosim.analysis.facts import all_reduce_times, frozen_of, reductions
+from zerosim.analysis.facts import all_reduce_times, frozen_of
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.recompute import is_wrapped
 from zerosim.analysis.shares import itemsizes, trained_itemsize
@@ -32,9 +33,7 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     whole = frozen.whole_trained
     gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide, whole=whole)
     if whole:
-        each = config.parallel.replica_reduction == "micro_batch"
-        times = reductions(config, step.passes) if each else step.passes
-        reduced = formulas.reduced(times * all_reduce_times(config, config.mesh.shards))
+        reduced = formulas.reduced(averages(config, step) * all_reduce_times(config, config.mesh.shards))
         grads = {("all_reduce", "states"): reduced.where(Ψ=formulas.TRAINED)}
     return Sent(grads, dict.fromkeys(params, gathers), fetched(config, gathers))
 

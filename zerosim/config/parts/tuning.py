@@ -31,6 +31,7 @@ from zerosim.placement.spec import FlatSpec, WeightSpec
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
 ALL_LINEAR = "all-linear"
+NOT_CUT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,9 @@ def are_whole(tuning: TuningConfig) -> bool:
 
 
 def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
-    """Return the elements of a row of a buffer that is cut between rows; 0 for other buffers."""
+    """Return the elements of a row of a buffer that is cut between rows; NOT_CUT, or 0 for other buffers."""
+    if are_whole(tuning):
+        return NOT_CUT
     if tuning.adapter_shards != "rows" or flat.block > 1 or not is_adapter(flat.weights[0].name):
         return 0
     return math.prod(flat.weights[0].shape[1:])
