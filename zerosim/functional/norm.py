@@ -4,8 +4,8 @@ Saved for backward beside x: with `saves` 'lean' the statistics, as in PyTorch's
 each in the compute dtype. With 'megatron' nothing more, as 2205.05198 counts (section 4.1: 2 sbh a norm), and
 backward recomputes the statistics, to the same bits. With 'eager' an RMS norm of a half type keeps no x but its copy
 in the compute dtype, the statistics and, for the gradient of a trained weight, what the weight multiplies: rounded
-to x's dtype first, or in the compute dtype with the factor 1 + weight (Gemma's), as transformers' modules do. D is
-the width.
+to x's dtype first, or in the compute dtype with the factor 1 + weight (Gemma's), as transformers' modules do, and in
+the compute dtype with 'litgpt', whose norm rounds last. D is the width.
 """
 
 from __future__ import annotations
@@ -128,21 +128,21 @@ def _norm(
     device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
     kept = tuple(stats.values()) if keeps else None
     is_wide = compute_dtype(x.dtype) == x.dtype
-    if policy.saves != "eager" or form.kernel != RMS_NORM.kernel or is_wide:
+    if policy.saves not in ("eager", "litgpt") or form.kernel != RMS_NORM.kernel or is_wide:
         rule = Norm(form, held(x), params, eps, kept)
     else:
-        rule = Norm(form, outline(x), params, eps, kept, *_eager(form, x, params[0], stats["rstd"]))
+        rule = Norm(form, outline(x), params, eps, kept, *_eager(form, x, params[0], stats["rstd"], policy.is_litgpt))
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
 
 
-def _eager(form: Form, x: Tensor, weight: Operand, rstd: Buffer) -> tuple[Buffer, Buffer | None]:
+def _eager(form: Form, x: Tensor, weight: Operand, rstd: Buffer, rounds_last: bool) -> tuple[Buffer, Buffer | None]:
     """Return x in the compute dtype and, if the weight is trained, what it multiplies."""
     device, compute = x.device, compute_dtype(x.dtype)
     wide = device.alloc(x.shape, compute, Kind.ACTIVATION)
     device.kernel(0, device.backend.copy, x.array, wide.array)
     if not weight.requires_grad:
         return wide, None
-    normed = device.alloc(x.shape, compute if form.more else x.dtype, Kind.ACTIVATION)
+    normed = device.alloc(x.shape, compute if form.more or rounds_last else x.dtype, Kind.ACTIVATION)
     arrays = rows_of(wide.array), rstd.array.reshape(-1, 1), rows_of(normed.array)
     device.kernel(normed.numel, device.backend.multiply, *arrays)
     return wide, normed

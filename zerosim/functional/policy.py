@@ -14,7 +14,7 @@ from zerosim.errors import InputError, did_you_mean
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Tensor
 
-SAVES = ("lean", "megatron", "eager", "liger", "foak")
+SAVES = ("lean", "megatron", "eager", "liger", "foak", "litgpt")
 OF_TRANSFORMERS = ("eager", "liger", "foak")
 """Kernels of transformers' modules, whose blocks PyTorch checkpoints."""
 ATTENTIONS = ("eager", "flash")
@@ -27,7 +27,7 @@ class ActivationPolicy:
     saves       'lean': the needs of zerosim's own kernels; 'megatron': the buffers that Megatron's kernels save
     (2205.05198, section 4); 'eager': those of transformers' own modules, whose RMS norms and gates are several ops;
     'liger': those of Liger's, fused, whose gate writes its gradient over its input; 'foak': fused norms (unsloth's)
-    beside transformers' own gate, as in fms-acceleration
+    beside transformers' own gate, as in fms-acceleration; 'litgpt': those of its modules, which are several ops too
     attention   'eager' materialises scores (B, H, T, T); 'flash' never does
     repeat_kv   attention saves keys and values repeated to all heads of queries
     return_kv   what attention reads lives until forward ends, also where a block is recomputed
@@ -56,6 +56,11 @@ class ActivationPolicy:
                 hint = did_you_mean(value, known, "")
                 raise InputError(f"{name} {value!r}: expected one of {', '.join(known)}{'; ' * bool(hint)}{hint}")
         object.__setattr__(self, "again", read_recompute(self.recompute, self.attention))
+
+    @property
+    def is_litgpt(self) -> bool:
+        """Whether blocks are litgpt's: q, k and v are one map's result, with one adapter."""
+        return self.saves == "litgpt"
 
     @property
     def keeps_ends(self) -> bool:

@@ -158,6 +158,7 @@ def _by_chunks(
             part = grads.pop()
             joined.device.kernel(0, joined.device.backend.copy, part.array, into[start : start + part.shape[0]].array)
             start += part.shape[0]
+        grad_of.outputs.extend(kept)
         kept.clear()
         return joined
 
@@ -181,7 +182,8 @@ def _shifted(wide: Buffer) -> Buffer:
 def _log_softmax(
     wide: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]
 ) -> tuple[Buffer, MakeGrad]:
-    """Compute log-softmax. `kept` lives until the gradient exists, which has the logits' `dtype`."""
+    """Compute log-softmax. `kept` goes to the outputs of the caller when the gradient exists, which has the
+    logits' `dtype`."""
     device = wide.device
     total, lse = sums(wide)
     saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
@@ -200,6 +202,7 @@ def _log_softmax(
         grad = grad_of.write(log_probabilities, of_logits, grad_like(log_probabilities))
         del log_probabilities, nll_grad
         narrow = cast(grad, dtype, Kind.ACTIVATION_GRAD)
+        grad_of.outputs.extend(kept)
         kept.clear()
         return narrow
 

@@ -16,6 +16,7 @@ tuners/lora/layer.py, Linear.forward). The base's weights are frozen then, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -113,6 +114,8 @@ class Adapters:
             if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets):
                 self.targets.append(one)
                 self.adapters.append(self._declare(here.named(one.name), one, by_rows=by_rows))
+        if here.policy.is_litgpt and all(set(one.words) & {"q", "k", "v"} for one in self.targets):
+            self.way = replace(self.way, merged=True, pads=len(self.targets) < 3)
 
     def _declare(self, at: LayerContext, one: Adaptable, *, by_rows: bool) -> Adapter:
         """Declare A and B. Raises: InputError for a map that cannot be cut."""

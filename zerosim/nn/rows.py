@@ -58,9 +58,10 @@ class OwnRows:
         runs = self.positions(*x.shape[:2])
         return F.add_row_runs(x, table, [(here, slice(at.start + first, at.stop + first)) for here, at in runs])
 
-    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
+    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope, keeps: bool = False) -> Tensor:
         """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1]))
+        positions = self.tokens(qkv.shape[1])
+        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=positions, keeps=keeps)
 
     def dropout(
         self, x: Tensor, probability: float, key: tuple[int, int], op: str, *, keep_mask: bool = True

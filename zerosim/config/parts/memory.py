@@ -70,8 +70,8 @@ class MemoryConfig(Part):
     )  # fmt: skip
     saves: str = option(
         "lean", "tensors saved for backward: what zerosim's own kernels need, Megatron's, transformers' own modules "
-        "(eager) or Liger's. foak is fms-acceleration: fused norms beside transformers' own gate",
-        choices=("lean", "megatron", "eager", "liger", "foak"),
+        "(eager) or Liger's. foak is fms-acceleration: fused norms beside transformers' own gate. litgpt has one "
+        "adapter of q, k and v", choices=("lean", "megatron", "eager", "liger", "foak", "litgpt"),
     )  # fmt: skip
     attention: str = option(
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
@@ -84,6 +84,10 @@ class MemoryConfig(Part):
     return_kv: bool = option(
         False, "with --recompute full: blocks return their keys and values, which live until the loss is computed, "
         "with all of a fused map's result: transformers' gpt_bigcode in 4.48, whose use_cache stays on",
+    )  # fmt: skip
+    use_cache: bool = option(
+        False, "the model returns keys and values of all blocks, as transformers' models do without checkpointing. The "
+        "caller keeps them with the logits until the next forward returns; with a loss such as hf-5-kept",
     )  # fmt: skip
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
@@ -154,11 +158,11 @@ def rules(
             f"full:{model.layers}",
         )
     is_rms = model.has_blocks and model.decoder.block.norm.startswith("rms")
-    if memory.saves == "eager" and is_rms and "attn_proj" in again.parts and "layernorm" not in again.parts:
+    if memory.saves in ("eager", "litgpt") and is_rms and "attn_proj" in again.parts and "layernorm" not in again.parts:
         yield wrong(
             "saves",
-            f" 'eager': its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees nothing by "
-            "attn_proj; leave attn_proj out, or add layernorm",
+            f" {memory.saves!r}: its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees "
+            "nothing by attn_proj; leave attn_proj out, or add layernorm",
         )
     if parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
         yield wrong(
