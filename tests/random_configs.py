@@ -105,6 +105,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "host_load": (True,),
     "keep_upcast": (True,),
     "keep_grads": (True,),
+    "sum_computed_grads": (True,),
     "delayed_update": (1, 2),
     "optimizer_in_backward": (True,),
     "reshard_after_forward": (False,),

@@ -55,6 +55,7 @@ FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 FSDP1: dict[str, Any] = {
     "replica_reduction": "micro_batch",
     "keep_grads": True,
+    "sum_computed_grads": True,
     "adapter_shards": "tensor",
     "compress": "bf16",
 }

@@ -102,6 +102,7 @@ class GradAccumulator:
             stays_whole=row.is_whole,
             dummies=dummies if uses_dummies else None,
             probe=GradProbe(self.device) if probes else None,
+            sums=memory.sum_computed,
         )
         if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
@@ -178,18 +179,24 @@ class GradAccumulator:
 
     def take_grad(self) -> Buffer:
         """Take this microbatch's finished gradient, padded_numel elements; the flat forgets it."""
-        whole = self._take_local()
-        if whole.dtype not in (self.grad_dtype, self.collector.sent):
-            local, whole = whole, self._new_whole(self.grad_dtype)
-            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
-        return self.collector.look(whole)
+        return self.collector.look(self._as_sent(self._take_local()))
 
     def hold_grad(self) -> None:
         """Add this microbatch's finished gradient to the earlier ones, whole and not reduced."""
-        if self.collector.waiting is None:
-            self.collector.waiting = self.take_grad()
+        into, mine = self.collector, self._take_local()
+        if into.waiting is None:
+            into.waiting = mine if into.sums else self._as_sent(mine)
         else:
-            self.collector.look(added(self.collector.waiting, self._take_local()))
+            into.waiting = added(into.waiting, mine)
+        into.look(into.waiting)
+
+    def _as_sent(self, whole: Buffer) -> Buffer:
+        """Return a finished gradient in a dtype in which it is sent."""
+        if whole.dtype in (self.grad_dtype, self.collector.sent):
+            return whole
+        cast = self._new_whole(self.grad_dtype)
+        self.device.kernel(0, self.device.backend.copy, whole.array, cast.array)
+        return cast
 
     def _take_local(self) -> Buffer:
         """Take it in the dtype in which it was computed, without a cast."""
@@ -239,8 +246,8 @@ class GradAccumulator:
         """Take the whole gradient that is to be reduced, in a list; the flat forgets it."""
         if self.collector.waiting is not None:
             self.hold_grad()
-            held, self.collector.waiting = [self.collector.waiting], None
-            return held
+            held, self.collector.waiting = self.collector.waiting, None
+            return [self._as_sent(held)]
         if not self.collector.stays_whole:
             return [self.take_grad()]
         whole = [self.whole_grad()]

@@ -147,7 +147,8 @@ def recipes() -> tuple[Recipe, ...]:
             "An adapter's tensors are gathered with their block, not each at its own turn. The root's units are "
             "gathered and reduced one by one. A unit with frozen and trained parameters has a buffer of each; "
             "FSDP1 has one for both, so that some ranks hold no states and the reduce-scatter carries frozen elements. "
-            "accelerate reduces only the last microbatch (no_sync: --no-grad-sync, which adds in 2 bytes). In stage 2 "
+            "accelerate reduces only the last microbatch (no_sync: --no-grad-sync, which adds in 2 bytes, whatever "
+            "reduce_dtype says). In stage 2 "
             "(SHARD_GRAD_OP) the 2-byte parameters stay between steps.",
             (2, 3),
             (2, 3),
@@ -261,7 +262,7 @@ _FSDP2 = (
     | {"keep_last_output": True, "whole_scales": True, "adapter_shards": "rows"},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
-_KEPT = {**_EACH, "keep_grads": True}
+_KEPT = {**_EACH, "keep_grads": True, "sum_computed_grads": True}
 _FSDP1_PURE = (
     _FOREACH,
     _FOREACH,
