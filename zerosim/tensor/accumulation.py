@@ -77,8 +77,7 @@ class GradAccumulator:
 
     def own_window(self, whole: Buffer) -> Buffer:
         """Return the local shard of a buffer of this layout."""
-        own = self.held.own
-        return whole[own.start : own.stop]
+        return whole[self.own.start : self.own.stop]
 
     @property
     def adds_at_once(self) -> bool:
@@ -184,19 +183,15 @@ class GradAccumulator:
     def hold_grad(self) -> None:
         """Add this microbatch's finished gradient to the earlier ones, whole and not reduced."""
         into, mine = self.collector, self._take_local()
-        if into.waiting is None:
-            into.waiting = mine if into.sums else self._as_sent(mine)
-        else:
-            into.waiting = added(into.waiting, mine)
-        into.look(into.waiting)
+        as_it_is = into.sums or into.waiting is not None
+        into.waiting = into.look(added(into.waiting, mine if as_it_is else self._as_sent(mine)))
 
     def _as_sent(self, whole: Buffer) -> Buffer:
         """Return a finished gradient in a dtype in which it is sent."""
-        if whole.dtype in (self.grad_dtype, self.collector.sent):
-            return whole
-        cast = self._new_whole(self.grad_dtype)
-        self.device.kernel(0, self.device.backend.copy, whole.array, cast.array)
-        return cast
+        if whole.dtype not in (self.grad_dtype, self.collector.sent):
+            computed, whole = whole, self._new_whole(self.grad_dtype)
+            self.device.kernel(0, self.device.backend.copy, computed.array, whole.array)
+        return whole
 
     def _take_local(self) -> Buffer:
         """Take it in the dtype in which it was computed, without a cast."""
@@ -216,8 +211,7 @@ class GradAccumulator:
     def new_grad_shard(self) -> Buffer:
         """Return a buffer for the local slice of a reduced gradient; a later microbatch's is added to the stored
         sum."""
-        own = self.held.own
-        return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
+        return self.device.alloc((self.own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
     def add_grad_shard(self, grad: Buffer | None) -> None:
         """Store the local shard of a reduced gradient (None: there is none)."""
@@ -250,9 +244,8 @@ class GradAccumulator:
             return [self._as_sent(held)]
         if not self.collector.stays_whole:
             return [self.take_grad()]
-        whole = [self.whole_grad()]
-        self.grad_whole = self.collector.lasting
-        return whole
+        whole, self.grad_whole = self.whole_grad(), self.collector.lasting
+        return [whole]
 
     def whole_grad(self) -> Buffer:
         assert self.grad_whole is not None, f"{self.name}: its gradient is not stored whole"

@@ -14,6 +14,7 @@ from typing import Any
 from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp1", "fsdp2", "megatron")
+PYTORCHS = ("ddp", "fsdp1", "fsdp2")
 USUAL = "usual"
 """In place of a name: the recipe that people run at this ZeRO stage (`usual_recipe`)."""
 
