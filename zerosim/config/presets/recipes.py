@@ -80,8 +80,9 @@ def recipes() -> tuple[Recipe, ...]:
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
             "In PyTorch the first step has one bucket with everything, so nothing overlaps there. From the second step "
             "on the first bucket has 1 MiB, and a bucket ends with a tensor. In zerosim one call moves at "
-            "most 25 MiB in every step. Half types have fp32 masters, as with apex O2 or ZeRO's own baseline. "
-            "Autocast, which keeps fp32 parameters and casts them for each product, is --precision fp32 --autocast bf16.",
+            "most 25 MiB in every step. Half types have fp32 masters, as with apex O2 or ZeRO's own "
+            "baseline. Autocast, which keeps fp32 parameters and casts them for each product, is "
+            "--precision fp32 --autocast bf16.",
             (0,),
             (0,),
         ),
