@@ -135,7 +135,7 @@ def ours(version: int) -> dict[str, int]:
             sizes[event.id] = event.nbytes
             live += event.nbytes
             name = f"{event.scope.unit}{', backward' if event.scope.phase == 'backward' else ''}"
-            name = "held" if event.scope.phase == "init" else name
+            name = "held" if event.scope.phase == "init" else "early" if event.kind == "prefetched_param" else name
             most[name] = max(most.get(name, 0), live)
         elif isinstance(event, Free):
             live -= sizes.pop(event.id, 0)

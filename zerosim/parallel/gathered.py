@@ -27,10 +27,8 @@ class Residency:
     """The units and flats that stay gathered. In the paper: none.
 
     keep_all    all units stay from forward to backward (FSDP's reshard_after_forward=False, 2 Psi, and ZeRO-2's peak)
-    keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward (3 Psi less
-                that unit)
-    keep_root   units outside the blocks stay until a microbatch's backward ends, and their gradients are reduced then
-                (FSDP2's root: tables, last norm, head)
+    keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward
+    keep_root   units outside the blocks stay until a microbatch's backward ends, with their gradients (FSDP's root)
     persistent  whether a flat of so many elements stays for good. It is gathered once after each step
     keep_output the buffer in which the last block arrived stays until its forward ends (FSDP2 copies out of it)
 

@@ -50,7 +50,8 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
-    """Take out a recipe's reentrant checkpoints where nothing is frozen, recomputed or prefetched. Raises: InputError."""
+    """Take out a recipe's reentrant checkpoints where nothing is recomputed, or frozen or prefetched. Raises:
+    InputError."""
     if not draft.values.get("use_reentrant"):
         return {}
     why = ""
