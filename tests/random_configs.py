@@ -102,7 +102,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "grads_in_partition": (True,),
     "host_buffers": (True,),
     "pin_memory": (True,),
-    "host_load": (True,),
+    "host_load": ("every", "first"),
     "keep_upcast": (True,),
     "keep_grads": (True,),
     "sum_computed_grads": (True,),

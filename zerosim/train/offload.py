@@ -17,9 +17,9 @@ from zerosim.placement.memories import HOST, NVME
 
 
 def moves_states(config: RunConfig) -> bool:
-    """Return whether model states move between a rank's memories. With offload gradient sums return from another memory
+    """Return whether model states move between a rank's memories, when they are loaded or later. With offload gradient sums return from another memory
     from the second microbatch on."""
-    return config.offload.is_on or moves_pages(config.memory)
+    return config.offload.is_on or moves_pages(config.memory) or config.offload.host_load != "none"
 
 
 def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
@@ -35,11 +35,18 @@ def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None
     return {HOST: config.offload.host_memory or host, NVME: drives}
 
 
+def loads(config: RunConfig, rank: int) -> bool:
+    """Return whether a rank's process loads the weights itself."""
+    if config.offload.host_load == "first":
+        return rank % (config.mesh.ranks_per_node or config.mesh.ranks) == 0
+    return config.offload.host_load == "every"
+
+
 @contextmanager
 def loaded(ctx: Context, config: RunConfig, model: Model) -> Iterator[None]:
-    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if each process loads
+    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if this process loads
     them."""
-    numel = sum(flat.spec.num_parameters for flat in model.flats) if config.offload.host_load else 0
+    numel = sum(flat.spec.num_parameters for flat in model.flats) if loads(config, ctx.rank) else 0
     held = ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST) if numel else None
     yield
     del held

@@ -64,9 +64,11 @@ class OffloadConfig(Part):
         False, "pin the host's masters, gradients and parameters. PyTorch rounds each pinned request up to a power of "
         "two: DeepSpeed's is a rank's whole slice, FSDP2's that of a unit"
     )  # fmt: skip
-    host_load: bool = option(
-        False, "with --offload: each process loads its weights in fp32 into host memory before its device has them, as "
-        "from_pretrained does without zero.Init. Otherwise loading takes no memory here"
+    host_load: str = option(
+        "none", "which processes load the weights in fp32 into host memory before their device has them: every one, as "
+        "from_pretrained does without zero.Init, or rank 0 of each node (--ranks-per-node) alone, as with accelerate's "
+        "cpu_ram_efficient_loading. none: loading takes no memory here", choices=("none", "every", "first"),
+        switches={"fsdp_cpu_ram_efficient_loading": "first", "cpu_ram_efficient_loading": "first"},
     )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
@@ -156,9 +158,8 @@ def rules(
         )
     if offload.policy == FSDP2 and grads.lasts:
         yield wrong("persistent_grads", f": with offload_policy {FSDP2!r} each gradient's copy is a buffer of its own")
-    for name, asks in (("pin_memory", offload.pin_memory), ("host_load", offload.host_load)):
-        if asks and not offload.is_on:
-            yield wrong(name, ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
+    if offload.pin_memory and not offload.is_on:
+        yield wrong("pin_memory", ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
     if not offload.is_on:
         return
 
