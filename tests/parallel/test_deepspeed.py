@@ -274,3 +274,15 @@ def test_processes_that_load_fp32_weights_hold_them_on_the_host_until_their_devi
     alone = plan(RunConfig(**{**settings, "offload": ""}, host_load="first"))
     found = [one.others["host"].peak.total_bytes if "host" in one.others else 0 for one in alone.memory]
     assert found == [4 * alone.num_parameters, 0] * 2
+
+
+def test_without_zero_init_a_device_has_all_weights_before_its_shard() -> None:
+    settings: dict[str, Any] = dict(SIZES, stage=3, ranks=4, steps=1)
+    whole, plain = (run(RunConfig(**settings, host_load=which)) for which in ("device", "every"))
+    assert_same_bits(whole, plain)
+    before = plain.memory[0].marks["after_init"].total_bytes
+    assert whole.memory[0].marks["after_init"].total_bytes == before
+    assert whole.memory[0].peak.total_bytes == max(2 * whole.num_parameters + before, plain.memory[0].peak.total_bytes)
+    assert plan(whole.config).memory == plan(whole.config, every_rank=True).memory
+    with pytest.raises(InputError, match="stage 2 holds whole parameters in any case; choose every"):
+        RunConfig(**{**settings, "stage": 2}, host_load="device")

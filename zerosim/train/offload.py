@@ -17,8 +17,8 @@ from zerosim.placement.memories import HOST, NVME
 
 
 def moves_states(config: RunConfig) -> bool:
-    """Return whether model states move between a rank's memories, when they are loaded or later. With offload gradient sums return from another memory
-    from the second microbatch on."""
+    """Return whether model states move between a rank's memories, when they are loaded or later. With offload gradient
+    sums return from another memory from the second microbatch on."""
     return config.offload.is_on or moves_pages(config.memory) or config.offload.host_load != "none"
 
 
@@ -39,15 +39,17 @@ def loads(config: RunConfig, rank: int) -> bool:
     """Return whether a rank's process loads the weights itself."""
     if config.offload.host_load == "first":
         return rank % (config.mesh.ranks_per_node or config.mesh.ranks) == 0
-    return config.offload.host_load == "every"
+    return config.offload.host_load in ("every", "device")
 
 
 @contextmanager
 def loaded(ctx: Context, config: RunConfig, model: Model) -> Iterator[None]:
-    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if this process loads
-    them."""
-    numel = sum(flat.spec.num_parameters for flat in model.flats) if loads(config, ctx.rank) else 0
-    held = ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST) if numel else None
+    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if this process loads them,
+    and in the parameters' format on the device, if it has all of them first."""
+    numel = sum(flat.spec.num_parameters for flat in model.flats)
+    held = [ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST)] if loads(config, ctx.rank) else []
+    if config.offload.host_load == "device":
+        held.append(ctx.device.alloc((numel,), model.dtype, Kind.TEMP))
     yield
     del held
 

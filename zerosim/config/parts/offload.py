@@ -67,7 +67,9 @@ class OffloadConfig(Part):
     host_load: str = option(
         "none", "which processes load the weights in fp32 into host memory before their device has them: every one, as "
         "from_pretrained does without zero.Init, or rank 0 of each node (--ranks-per-node) alone, as with accelerate's "
-        "cpu_ram_efficient_loading. none: loading takes no memory here", choices=("none", "every", "first"),
+        "cpu_ram_efficient_loading. device: every one, and at stage 3 the device holds all of them before it keeps a "
+        "shard (DeepSpeed without zero.Init). none: loading takes no memory here",
+        choices=("none", "every", "first", "device"),
         switches={"fsdp_cpu_ram_efficient_loading": "first", "cpu_ram_efficient_loading": "first"},
     )  # fmt: skip
     nvme: str | None = option(
@@ -160,10 +162,11 @@ def rules(
         yield wrong("persistent_grads", f": with offload_policy {FSDP2!r} each gradient's copy is a buffer of its own")
     if offload.pin_memory and not offload.is_on:
         yield wrong("pin_memory", ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
+    stage = parallel.zero_stage
+    if offload.host_load == "device" and stage < 3:
+        yield wrong("host_load", f" 'device': stage {stage} holds whole parameters in any case; choose every")
     if not offload.is_on:
         return
-
-    stage = parallel.zero_stage
 
     def refuse(why: str) -> InputError:
         return wrong("offload", f" {offload.where!r}: {why}")
