@@ -35,19 +35,12 @@ def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None
     return {HOST: config.offload.host_memory or host, NVME: drives}
 
 
-def loads(config: RunConfig, rank: int) -> bool:
-    """Return whether a rank's process loads the weights itself."""
-    if config.offload.host_load == "first":
-        return rank % (config.mesh.ranks_per_node or config.mesh.ranks) == 0
-    return config.offload.host_load in ("every", "device")
-
-
 @contextmanager
-def loaded(ctx: Context, config: RunConfig, model: Model) -> Iterator[None]:
-    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if this process loads them,
-    and in the parameters' format on the device, if it has all of them first."""
+def loaded(ctx: Context, config: RunConfig, model: Model, *, itself: bool) -> Iterator[None]:
+    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if the process loads them
+    `itself`, and in the parameters' format on the device, if it has all of them first."""
     numel = sum(flat.spec.num_parameters for flat in model.flats)
-    held = [ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST)] if loads(config, ctx.rank) else []
+    held = [ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST)] if itself else []
     if config.offload.host_load == "device":
         held.append(ctx.device.alloc((numel,), model.dtype, Kind.TEMP))
     yield

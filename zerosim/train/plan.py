@@ -44,13 +44,13 @@ from zerosim.train.build import Whole, declare
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
-from zerosim.train.offload import loads, node_memories
+from zerosim.train.offload import node_memories
 from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
-from zerosim.train.world import node_ranks, world_of
+from zerosim.train.world import loads, node_ranks, world_of
 
 MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""
