@@ -141,12 +141,9 @@ def _chunks(placed: Placed, share: Share, order: Sequence[str]) -> Mapping[int, 
     """Return the pipeline stage's chunks by number, each with the position of its first unit in the model, or of an
     empty one's next."""
     config, found = placed.config, dict[int, tuple[int, tuple[str, ...]]]()
-    numbers, before = (
-        config.chunks.of_stage(share.stage),
-        next((n for n, unit in enumerate(order) if is_block(unit)), 0),
-    )
+    numbers, blocks = config.chunks.of_stage(share.stage), [n for n, unit in enumerate(order) if is_block(unit)]
     for number, units in zip(numbers, share.chunks, strict=True):
-        at = before + sum(config.layers_by_chunk(config.model.layers)[:number]) if number else 0
+        at = blocks[0] + sum(config.layers_by_chunk(len(blocks))[:number]) if number and blocks else 0
         if units:  # a chunk that begins with the tied table's second use begins at the end
             at = len(order) - 1 if number and units[0] == order[0] else order.index(units[0])
         found[number] = at, units

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from zerosim.comm.runtime import Context
@@ -35,12 +35,22 @@ def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None
     return {HOST: config.offload.host_memory or host, NVME: drives}
 
 
+def by_loading(config: RunConfig, stands_for: Sequence[int]) -> list[int]:
+    """Cut classes of ranks by whether their processes load the weights themselves."""
+    first, local, loads = dict[tuple[int, bool], int](), config.mesh.local, config.offload.loads
+    return [first.setdefault((lowest, loads(local(rank))), rank) for rank, lowest in enumerate(stands_for)]
+
+
 @contextmanager
-def loaded(ctx: Context, config: RunConfig, model: Model, *, itself: bool) -> Iterator[None]:
-    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if the process loads them
-    `itself`, and in the parameters' format on the device, if it has all of them first."""
+def loaded(ctx: Context, config: RunConfig, model: Model) -> Iterator[None]:
+    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if this process loads them,
+    and in the parameters' format on the device, if it has all of them first."""
     numel = sum(flat.spec.num_parameters for flat in model.flats)
-    held = [ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST)] if itself else []
+    held = (
+        [ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST)]
+        if config.offload.loads(config.mesh.local(ctx.rank))
+        else []
+    )
     if config.offload.host_load == "device":
         held.append(ctx.device.alloc((numel,), model.dtype, Kind.TEMP))
     yield

@@ -44,13 +44,13 @@ from zerosim.train.build import Whole, declare
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
-from zerosim.train.offload import node_memories
+from zerosim.train.offload import by_loading, node_memories
 from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
 from zerosim.train.result import RunResult, collect
 from zerosim.train.work import check_plan
-from zerosim.train.world import loads, node_ranks, world_of
+from zerosim.train.world import node_ranks, world_of
 
 MOST_STEPS = 10
 """The most steps planned to decide whether a configuration fits."""
@@ -172,9 +172,7 @@ def _plan(
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
-        stands_for = classes(whole.layout, reasons(by_tensor=by_tensor), of_owners)
-        first = dict[tuple[int, bool], int]()
-        stands_for = [first.setdefault((one, loads(config, rank)), rank) for rank, one in enumerate(stands_for)]
+        stands_for = by_loading(config, classes(whole.layout, reasons(by_tensor=by_tensor), of_owners))
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
         found = {rank: uneven[rank].found for rank in set(stands_for)}
         stands_for = by_shares(stands_for, whole.layout.mesh, found, around)

@@ -21,7 +21,6 @@ from zerosim.train.build import MakeStrategy, Whole, build_rank, place_rank
 from zerosim.train.build_updater import build_updater
 from zerosim.train.offload import loaded
 from zerosim.train.repeated import Rehearsals
-from zerosim.train.world import loads
 
 Progress = Callable[[int, int, float], None]
 """A callback progress(rank, step, loss) on the rank's own thread."""
@@ -73,7 +72,7 @@ def train_rank(
     model, strategy, pipeline = build_rank(ctx, config, updater, make_strategy, schedule, whole=whole, repeats=repeats)
     if opened is not None:
         opened(ctx, model, strategy)
-    place_rank(ctx, model, strategy, inputs.write, loaded(ctx, config, model, itself=loads(config, ctx.rank)))
+    place_rank(ctx, model, strategy, inputs.write, loaded(ctx, config, model))
     losses: list[float] = []
     batches = (inputs.micro_batches(ctx, step) for step in range(inputs.steps))
     for micro_losses in engine.train(model, batches, strategy, ctx.device, pipeline=pipeline):

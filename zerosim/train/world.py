@@ -36,9 +36,3 @@ def world_of(
 def node_ranks(config: RunConfig, cluster: Cluster | None) -> int:
     """Return how many neighbouring ranks share a node: a cluster's GPUs per node, else `--ranks-per-node`, or all."""
     return min(config.mesh.ranks, cluster.node_gpus if cluster else config.mesh.ranks_per_node or config.mesh.ranks)
-
-
-def loads(config: RunConfig, rank: int) -> bool:
-    """Return whether a rank's process loads the weights itself."""
-    first = config.offload.host_load == "first" and rank % node_ranks(config, None) == 0
-    return first or config.offload.host_load in ("every", "device")

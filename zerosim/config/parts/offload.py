@@ -81,6 +81,10 @@ class OffloadConfig(Part):
         low=1, high=MOST_BYTES, metavar="SIZE", shown="no limit", parse=parse_bytes,
     )  # fmt: skip
 
+    def loads(self, local: int) -> bool:
+        """Return whether the process of the node's rank `local` loads the weights itself."""
+        return self.host_load in ("every", "device") or (self.host_load == "first" and local == 0)
+
     def _check(self) -> None:
         if self.nvme == "":
             raise wrong("nvme", " '': expected the name of an existing folder")
