@@ -170,8 +170,8 @@ def test_stages_that_a_framework_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed?"),
-        ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2?"),
+        ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed or hf-deepspeed?"),
+        ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2 or fsdp1?"),
         (
             "horovod",
             f"recipe 'horovod' is not known; expected one of {', '.join(NAMES)}, usual",

@@ -43,9 +43,9 @@ def test_casts_of_all_maps_live_from_forward_to_backward(stage: int, recompute: 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (dict(precision="bf16"), "it casts fp32 weights, whole ones; choose precision fp32"),
-        (dict(tp=2), "it casts fp32 weights, whole ones; leave out tp"),
-        (dict(pp=2), "it casts fp32 weights, whole ones; leave out pp"),
+        (dict(precision="bf16"), "without adapters it casts whole fp32 weights; choose precision fp32"),
+        (dict(tp=2), "without adapters it casts whole fp32 weights; leave out tp"),
+        (dict(pp=2), "without adapters it casts whole fp32 weights; leave out pp"),
         (dict(model="mlp", attention=None, saves=None), "model mlp is no stack of blocks alone; leave it out"),
     ],
     ids=str,

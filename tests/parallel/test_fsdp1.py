@@ -149,6 +149,12 @@ def test_nothing_is_kept_of_trained_blocks_without_recompute_and_by_fsdp2(more: 
     assert most(config, "backward", "h.0") == most(config.replace(use_reentrant=False), "backward", "h.0")
 
 
+def test_gradients_of_2_bytes_need_no_cast() -> None:
+    config = RunConfig(**GPT, recipe="fsdp1", grad_dtype="bf16")
+    assert config.reduction.compress == "none"
+    assert "gradients are no wider" in config.set_aside["compress"]
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

@@ -102,7 +102,7 @@ def test_the_flag_turns_it_off(flag: str, capsys: pytest.CaptureFixture[str]) ->
     assert main([*words, "--stage", "2", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["grad_sync"] is False
     assert main([*words, "--stage", "1"]) == 2
-    assert "stage 1 does not use it" in capsys.readouterr().err
+    assert f"{flag}: stage 1 does not use it" in capsys.readouterr().err
 
 
 def test_stages_that_keep_whole_gradients_have_none() -> None:

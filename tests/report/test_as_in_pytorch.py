@@ -75,3 +75,9 @@ def test_a_plan_warns_that_fsdp1_reduces_frozen_parameters_of_a_unit() -> None:
     for recipe, freeze, said in (("fsdp1", "*.ln_*", 1), ("fsdp2", "*.ln_*", 0), ("fsdp1", None, 0)):
         config = plan_config(model="gpt2", ranks=4, stage=3, recipe=recipe, freeze=freeze)
         assert sum("some ranks then hold no" in text for text in warnings_of(config, None, None, None)) == said
+
+
+def test_a_plan_warns_that_deepspeed_reduces_every_microbatch() -> None:
+    for recipe, sync, said in (("deepspeed", False, 1), ("deepspeed", True, 0), ("fsdp2", False, 0)):
+        config = plan_config(model="gpt2", ranks=4, stage=2, recipe=recipe, grad_sync=sync, accumulate=2)
+        assert sum("no_sync refuses" in text for text in warnings_of(config, None, None, None)) == said

@@ -134,6 +134,13 @@ def _hiding(config: RunConfig) -> list[str]:
     return when(not has_all, f"--overlap {most}")
 
 
+def _warned(config: RunConfig) -> list[str]:
+    return when(
+        not config.grads.sync and config.parallel.recipe.endswith("deepspeed") and config.data.accumulate > 1,
+        "DeepSpeed's no_sync refuses ZeRO stages 2 and 3, which reduce every microbatch: --stage 1 reduces once",
+    )
+
+
 def _first_step(config: RunConfig) -> list[str]:
     """Return how the first step differs from the later ones, whose time is shown."""
     return when(
@@ -158,6 +165,7 @@ CAPABILITY = Capability(
     notes={
         "about": _about, "holds": _holds, "volume": _each_microbatch, "gathered": _gathered, "hiding": _hiding,
         "first_step": _first_step,
+        "warned": _warned,
         "piece": lambda c: [c.gathering.piece],
     },
     axes={"dp_shard": "N"},

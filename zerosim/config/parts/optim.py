@@ -122,9 +122,7 @@ def rules(
     if OPTIMIZERS[name].estimates_every and tp > 1:
         yield wrong("tp", f" {tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
     if precision.is_pure and cut not in ("elements", "blocks"):
-        yield wrong(
-            "precision", f" {PURE!r}: only for element-wise optimizers, and {name} needs fp32 masters; choose bf16"
-        )
+        yield wrong("precision", f" {PURE!r}: {name} needs fp32 masters here; choose bf16, or adamw, lion or adam8bit")
 
 
 EXCLUSIONS = (Exclusion("for_loop", "foreach", "PyTorch has one implementation of a step"),)

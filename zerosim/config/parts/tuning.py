@@ -240,7 +240,9 @@ def dtype_rules(
             if is_there:
                 right = "choose precision fp32" if beside == "precision" else f"leave out {beside}"
                 yield wrong(
-                    "autocast", f" {tuning.autocast!r}: it casts fp32 weights, whole ones; {right}", beside=beside
+                    "autocast",
+                    f" {tuning.autocast!r}: without adapters it casts whole fp32 weights; {right}",
+                    beside=beside,
                 )
     elif tuning.autocast is not None and not tuning.is_wide:
         yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
@@ -304,6 +306,7 @@ WORDS = (
     ("qlora", "--lora-rank R --base nf4"),
     ("lora use_lora use_peft adapter finetuning_type", "--lora-rank R for LoRA, with --base nf4 for QLoRA"),
     ("quantization quantization_* bnb_4bit_* double_quantization", "--base nf4 for 4 bits, with --lora-rank R"),
+    ("use_rslora", "--lora-alpha, times the root of --lora-rank: rsLoRA changes the scale alone"),
     ("lora_target_linear", "--lora-target all-linear"),
     ("freeze_* unfrozen_parameters", "--freeze PATTERN,..., where !PATTERN is trained"),
 )
@@ -311,7 +314,7 @@ WORDS = (
 
 LACKING = (
     (
-        "peft* use_dora use_galore use_apollo use_badam",
+        "peft* *dora use_galore *pissa loftq* init_lora_weights use_apollo use_badam",
         "PEFT's other methods",
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),

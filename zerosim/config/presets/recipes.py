@@ -210,7 +210,7 @@ def find_recipe(name: str, usual: str = NAMES[0]) -> Recipe:
     for recipe in recipes():
         if recipe.name == (usual if wanted == USUAL else wanted):
             return recipe
-    hint = did_you_mean(wanted, (*NAMES, USUAL), f"expected one of {', '.join((*NAMES, USUAL))}", quote=str)
+    hint = did_you_mean(wanted, (*NAMES, USUAL), f"expected one of {', '.join((*NAMES, USUAL))}", most=2, quote=str)
     raise wrong("recipe", f" {name!r} is not known; {hint}")
 
 
