@@ -271,6 +271,8 @@ def test_processes_that_load_fp32_weights_hold_them_on_the_host_until_their_devi
         assert result.memory[0].others["host"].marks["after_init"].total_bytes == held
         for shown in (plan(result.config, every_rank=True), plan(result.config)):
             assert [one.others["host"].peak.total_bytes for one in shown.memory] == peaks
+    kept = dict(model="gpt", layers=2, hidden=8, heads=2, seq=4, recompute="full", cpu_checkpointing=True)
+    assert formulas_agree(checks(plan(RunConfig(**{**settings, "offload": "", **kept}, host_load="every"))))
     alone = plan(RunConfig(**{**settings, "offload": ""}, host_load="first"))
     found = [one.others["host"].peak.total_bytes if "host" in one.others else 0 for one in alone.memory]
     assert found == [4 * alone.num_parameters, 0] * 2
