@@ -177,6 +177,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "saves": ("megatron", "eager", "liger", "foak"),
     "attention": ("flash",),
     "repeat_kv": (True,),
+    "return_kv": (True,),
     "fp32_softmax": (True, False),
     "loss": tuple(name for name in LOSSES if name != "lean"),
     "allocator": ("caching", "arena"),

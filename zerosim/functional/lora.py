@@ -51,17 +51,23 @@ class Adapter:
 
 @dataclass(slots=True)
 class Casts:
-    """Buffers that PyTorch holds longer than their ops: if `caches`, the casts of weights that torch.autocast caches
-    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies."""
+    """Buffers that PyTorch holds longer than their ops: until the forward that made them ends (a graph holds its own),
+    if `caches`, the casts of weights that torch.autocast caches, and keys and values that blocks return; `inputs` of
+    4-bit maps until their graph dies."""
 
     caches: bool = True
     held: list[Buffer] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
 
     def keep(self, cast: Buffer) -> None:
-        """Hold a cast, if this is a training step's forward without a graph."""
-        if self.caches and cast.device.is_training and not cast.device.grad_enabled:
-            self.held.append(cast)
+        """Hold a cast, as `hold`, if they are cached."""
+        if self.caches:
+            self.hold(cast)
+
+    def hold(self, buffer: Buffer) -> None:
+        """Hold a buffer until forward ends, if this is a training step's forward without a graph."""
+        if buffer.device.is_training and not buffer.device.grad_enabled:
+            self.held.append(buffer)
 
     def keep_input(self, x: Tensor, op: str) -> None:
         """Hold a map's input, if there is a graph."""

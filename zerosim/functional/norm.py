@@ -89,15 +89,17 @@ class Norm:
 
 
 def layer_norm(
-    x: Tensor, weight: Operand, bias: Operand | None, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT
-) -> Tensor:
+    x: Tensor, weight: Operand, bias: Operand | None, eps: float = 1e-5, *, widens: bool = False,
+    policy: ActivationPolicy = DEFAULT,
+) -> Tensor:  # fmt: skip
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D).
 
-    Without a bias nothing is added (Cohere's). Source: arXiv 1607.06450.
+    Without a bias nothing is added (Cohere's). `widens`: the result is in the compute dtype, as under autocast.
+    Source: arXiv 1607.06450.
     """
     if bias is None:
-        return _norm(LAYER_NORM_NO_BIAS, x, (weight,), eps, policy)
-    return _norm(LAYER_NORM, x, (weight, bias), eps, policy)
+        return _norm(LAYER_NORM_NO_BIAS, x, (weight,), eps, policy, widens=widens)
+    return _norm(LAYER_NORM, x, (weight, bias), eps, policy, widens=widens)
 
 
 def rms_norm(
@@ -114,8 +116,11 @@ def rms_norm(
     return _norm(RMS_NORM_PLUS_ONE if plus_one else RMS_NORM, x, (weight,), eps, policy)
 
 
-def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
+def _norm(
+    form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy, *, widens: bool = False
+) -> Tensor:
     wide = max(x.dtype, params[0].dtype, key=lambda dtype: dtype.itemsize)  # fp32 weights of a norm make it fp32
+    wide = compute_dtype(x.dtype) if widens else wide
     device, out, rows, keeps = x.device, like(x, dtype=wide), rows_of(x.array), policy.saves != "megatron"
     stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
     sources = [rows, *(param.array for param in params), *(None for _ in range(form.absent))]

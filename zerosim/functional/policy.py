@@ -30,14 +30,15 @@ class ActivationPolicy:
     beside transformers' own gate, as in fms-acceleration
     attention   'eager' materialises scores (B, H, T, T); 'flash' never does
     repeat_kv   attention saves keys and values repeated to all heads of queries
+    return_kv   what attention reads lives until forward ends, also where a block is recomputed
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks
     again       the parsed form of `recompute`
 
-    `saves`, `recompute` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its copies'
-    gradients. 'flash' adds in another order than 'eager'
-    and is within rounding of it. Raises: InputError for a name that is none of these.
+    `saves`, `recompute`, `return_kv` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its
+    copies' gradients. 'flash' adds in another order than 'eager' and is within rounding of it. Raises: InputError for a
+    name that is none of these.
     """
 
     saves: str = "lean"
@@ -45,6 +46,7 @@ class ActivationPolicy:
     recompute: str = "none"
     fp32_softmax: bool = False
     repeat_kv: bool = False
+    return_kv: bool = False
     again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

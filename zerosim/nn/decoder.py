@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
 from zerosim.config.numbers import Kind
+from zerosim.config.parts.tuning import widens_norms
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
@@ -42,12 +43,12 @@ class Norm:
         self.weight = here.declare("weight", shape, fill=0.0 if self.plus_one else 1.0, summed=summed)
         self.bias = here.declare("bias", shape, summed=summed) if kind == "layer" else None
         self.eps = here.sizes.norm_eps
-        self.policy = here.policy
+        self.policy, self.widens = here.policy, widens_norms(here.tuning, here.block)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.is_rms:
             return F.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, policy=self.policy)
-        return F.layer_norm(x, self.weight, self.bias, self.eps, policy=self.policy)
+        return F.layer_norm(x, self.weight, self.bias, self.eps, widens=self.widens, policy=self.policy)
 
 
 class Attention:
@@ -75,9 +76,10 @@ class Attention:
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
         self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
         self.placed = [
+            *self._returned(here),
             *self._norms(here),
             *self._rotary(here, kind),
-            *before_kernel(here.tuning),
+            *before_kernel(here),
             *self._repeated(here),
         ]
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
@@ -99,6 +101,18 @@ class Attention:
             return []
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
         return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope)]
+
+    def _returned(self, here: LayerContext) -> list[Layer]:
+        """Return the layer that holds the result of the first map, if the block returns keys and values of it."""
+        casts = here.casts
+        if not here.policy.return_kv or casts is None:
+            return []
+
+        def held(qkv: Tensor) -> Tensor:
+            casts.hold(qkv.buffer)
+            return qkv
+
+        return [held]
 
     def _repeated(self, here: LayerContext) -> list[Layer]:
         """Return the layer that repeats keys and values to all heads, if the kernel wants it."""
@@ -185,7 +199,7 @@ class DecoderBlock:
         self.attentions += [attention(2, of, "resid_cross", beside=memory) for of in cross]
         self.mlp = branch(1, mlp, partial(FeedForward, branch=mlp), "resid_2", mlp.rows.part)
         self.is_parallel, self.policy = row.parallel, here.policy
-        self.add = F.promoted_sum if before_kernel(here.tuning) else add
+        self.add = F.promoted_sum if before_kernel(here) else add
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.policy.run  # no name for a branch, so that it is freed when it is added

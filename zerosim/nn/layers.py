@@ -63,7 +63,7 @@ class TokenTable:
             at = here.named("lm_head")
             self.bias = at.declare("bias", shape[:1], splits=self.maps.split_vocabulary(shape[:1]))
         self.scale = sizes.embed_scale
-        self.casts, self.here = before_kernel(here.tuning), here
+        self.casts, self.here = before_kernel(here), here
 
     def __call__(self, ids: Tensor) -> Tensor:
         rows = self.maps.embedding(ids.buffer, self.weight, self.splits)

@@ -1,4 +1,4 @@
-"""Fine-tuning's buffers that PyTorch holds longer than their ops: autocast's casts, inputs of 4-bit maps."""
+"""Buffers that PyTorch holds longer than their ops: autocast's casts, inputs of 4-bit maps, keys and values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     tuning = config.tuning
     caches = tuning.autocast is not None and not tuning.fused_lora
     caches = caches and not gathers_params(config.parallel)  # FSDP's gathered weights are views, no leaves
-    if not caches and not tuning.bnb_saves_input:
+    if not caches and not tuning.bnb_saves_input and not config.memory.return_kv:
         return made
     return made._replace(casts=Casts(caches), repeats=False)
 

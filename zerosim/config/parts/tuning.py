@@ -21,6 +21,7 @@ from zerosim.config.parts.offload import OffloadConfig
 from zerosim.config.parts.precision import PrecisionConfig
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
+from zerosim.placement.block import Block
 from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import FlatSpec, WeightSpec
@@ -190,6 +191,14 @@ def stored_fp32(tuning: TuningConfig, weights: Sequence[WeightSpec]) -> bool:
     return tuning.prepare_kbit and all(len(weight.shape) == 1 for weight in weights)
 
 
+def widens_norms(tuning: TuningConfig, block: Block) -> bool:
+    """Return whether norms give fp32, and so activations between blocks are fp32: bitsandbytes' maps return the dtype
+    of their input. `prepare_kbit` stores norms so; autocast computes torch's layer norm so, but no RMS norm, which is
+    several ops."""
+    is_4bit = tuning.autocast is not None and tuning.base == "nf4" and not tuning.fused_lora
+    return tuning.prepare_kbit or (is_4bit and block.norm == "layer" and not block.parallel and not block.norms_sum)
+
+
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
     """Return the format of trained parameters, where others are `stored`: adapters may be wider than their base."""
     return "fp32" if tuning.is_wide else stored
@@ -231,7 +240,7 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
 
 def dtype_rules(
     tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, gathering: Gathering, grads: GradMemory,
-    offload: OffloadConfig,
+    offload: OffloadConfig, model: ModelConfig,
 ) -> Iterator[InputError]:  # fmt: skip
     """Yield what is wrong with adapters in a dtype of their own."""
     name, stored = tuning.adapter_dtype, precision.stored
@@ -255,6 +264,9 @@ def dtype_rules(
     if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
         other = "fused_lora" if tuning.fused_lora else "pp"
         yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)
+    elif mesh.pp > 1 and model.has_blocks and widens_norms(tuning, model.decoder.block):
+        why = "activations between blocks would be fp32; leave out pp"
+        yield wrong("autocast", f" {tuning.autocast!r}: {why}", beside="pp")
     if name is None:
         if tuning.fused_lora:
             yield wrong("fused_lora", ": its kernels are for PEFT's adapters; add adapter_dtype fp32 or bf16")
