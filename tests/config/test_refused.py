@@ -56,6 +56,11 @@ REFUSED: list[tuple[str, ...]] = [
     ("--optimizer adafactor --betas 0.9 0.99", "--betas (0.9, 0.99): adafactor has no betas"),
     ("--optimizer adafactor --eps 1e-8", "--eps 1e-08: adafactor has no eps"),
     ("--optimizer adafactor --momentum 0.9", "--momentum 0.9: adafactor has no momentum"),
+    (f"{PURE} --optimizer muon", "--precision 'bf16-pure': muon needs fp32 masters here; choose bf16, or adamw"),
+    ("--recipe fsdp", "--recipe 'fsdp' is not known; did you mean fsdp2 or fsdp1?"),
+    ("--loss hf-4.30", "did you mean 'hf-4.48' or 'hf-4.45'?"),
+    ("--optimizer adamw_torch_8bit", "did you mean 'adam8bit'?"),
+    ("--autocast bf16", "--autocast 'bf16': without adapters it casts whole fp32 weights; choose precision fp32"),
     ("--optimizer adam --no-scale-parameter", "--scale-parameter: adam does not use it; choose adafactor-hf"),
     ("--optimizer adafactor-hf --nesterov --momentum 0.9", "--nesterov: expected sgd"),
     ("--optimizer adam --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
@@ -124,7 +129,7 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{GPT} --recompute selective:mlp --ranks 2 --tp 2 {SP} --keep-gathered", "leave one out"),
     ("--model llama --saves eager --recompute selective:attn_proj", "frees nothing by attn_proj; leave attn_proj out"),
     # -- ZeRO's stages and recipes
-    ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed?"),
+    ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed or hf-deepspeed?"),
     (
         "--partition owner --stage 2 --grad-reduction all_reduce",
         "'all_reduce': not with partition 'owner': each gradient",
