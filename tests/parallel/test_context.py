@@ -248,12 +248,16 @@ def test_shapes_leave_the_record_of_a_run(way: str) -> None:
         check(config, plan(config, cluster=CLUSTER))
 
 
-@pytest.mark.parametrize("on", [dict(ranks=3, cp=3), dict(ranks=6, cp=3, tp=2), PIPE, dict(ranks=4, cp=4, **USP)], ids=str)
+CLOCKS = [dict(ranks=3, cp=3), dict(ranks=6, cp=3, tp=2), PIPE, dict(ranks=4, cp=4, **USP)]
+
+
+@pytest.mark.parametrize("on", CLOCKS, ids=str)
 def test_few_ranks_have_the_time_of_all(on: dict[str, Any]) -> None:
     """Of alike ranks one has a clock: its messages go to a neighbour which another one may stand for."""
     config = RunConfig(**{**LLAMA, "seq": 24, **on})
     few, every = (plan(config, cluster=CLUSTER, every_rank=each).time for each in (False, True))
-    assert few is not None and every is not None
+    assert few is not None
+    assert every is not None
     assert few.seconds == every.seconds
 
 
