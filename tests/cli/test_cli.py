@@ -75,7 +75,6 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--nproc-per-node two", "--nproc-per-node: 'two': expected a whole number"),
     ("--pytorch-cuda-alloc-conf x:1", "--pytorch-cuda-alloc-conf"),
     ("--no-scale-parameter", "--no-scale-parameter: adam does not use it"),
-    ("--cp 2", "--cp: zerosim does not model context parallelism yet."),
     ("--async-tp", "--async-tp: here it is --tp-comm-overlap, with --sequence-parallel (zerosim plan has"),
     ("--enable-cuda-graph", "--enable-cuda-graph: here it is --cuda-graphs (zerosim plan has --cuda-graphs)"),
     ("--sliding-window 4096", "--sliding-window: zerosim does not model attention in windows yet."),

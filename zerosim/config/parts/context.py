@@ -85,8 +85,6 @@ def rules(
     if not model.has_blocks or model.is_masked or model.is_second:
         yield wrong("cp", f" {cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
         return
-    if mesh.secondary_shard:
-        yield wrong("secondary_shard", f" {mesh.secondary_shard}: hpZ is not modelled with cp; leave one of them out")
     if how == "ulysses" and context.context_order == "zigzag":
         yield wrong("context_order", " 'zigzag': ulysses gives every rank all tokens of its heads; leave it out")
     if how == "ulysses+ring":
