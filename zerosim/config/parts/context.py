@@ -122,10 +122,13 @@ def _right_cp(most: int, heads: int, kv_heads: int) -> int:
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
-    values = draft.values
-    if values.get("cp", 1) > 1 and values.get("context") != "ulysses" and "attention" not in draft.given:
-        values["attention"] = "flash"
-    return {}
+    values, given = draft.values, draft.given
+    if values.get("cp", 1) == 1 or values.get("context") == "ulysses" or "attention" in given:
+        return {}
+    if given.get("fp32_softmax"):
+        return {}
+    values["attention"] = "flash"
+    return draft.without("fp32_softmax", "and flash attention saves no softmax")
 
 
 WORDS = (
