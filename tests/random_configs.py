@@ -197,7 +197,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 
 OFTEN = (
     *("pipeline", "recipe", "recompute", "offload", "gather", "prefetch", "freeze", "lora_rank", "collective"),
-    *("partition", "sequence_parallel", "optimizer", "precision"),
+    *("partition", "sequence_parallel", "optimizer", "precision", "context"),
 )
 """Options that others need, or that change much."""
 

@@ -76,6 +76,8 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ulysses and ring, tp": ({}, dict(ranks=8, cp=4, stage=3, **SP, **USP | dict(ranks_per_node=4))),
     "alibi": (dict(model="bloom", kv_heads=4), dict(ranks=4, cp=4, stage=2)),
     "alibi, ulysses": (dict(model="bloom", kv_heads=4), dict(ranks=2, cp=2, stage=2, context="ulysses")),
+    "repeated keys": ({}, dict(ranks=4, cp=4, stage=2, repeat_kv=True)),
+    "repeated keys, ulysses": ({}, dict(ranks=4, cp=4, stage=2, repeat_kv=True, context="ulysses")),
     # what else is cut
     "tp": (GPT, dict(ranks=4, cp=2, tp=2, stage=1)),
     "tp, ulysses": ({}, dict(ranks=4, cp=2, tp=2, stage=2, context="ulysses")),
@@ -100,6 +102,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "by module": ({}, dict(FOUR, gather="module")),
     "tiles": ({}, dict(FOUR, gather="module", tiles=2)),
     "chunked loss": (GPT, dict(FOUR, loss="chunked")),
+    "gradients on the host": (dict(precision="fp32"), dict(FOUR, offload="optimizer=host,params=host", accumulate=2)),
     # what is trained, and how it is sent
     "lora": (dict(lora_rank=2, lora_dropout=0.2), FOUR),
     "lora, sp": (dict(lora_rank=2, lora_dropout=0.2, lora_target="all-linear"), dict(ranks=4, cp=2, stage=3, **SP)),
