@@ -19,7 +19,20 @@ Made = TypeVar("Made")
 MOST_RANKS = 8
 MOST_WORK = 64  # ranks x layers x microbatches x steps
 SIZES = (
-    *("ranks", "pp", "tp", "cp", "dp_replicate", "stage", "steps", "micro_batch", "seed", "accumulate", "model", "layers"),
+    *(
+        "ranks",
+        "pp",
+        "tp",
+        "cp",
+        "dp_replicate",
+        "stage",
+        "steps",
+        "micro_batch",
+        "seed",
+        "accumulate",
+        "model",
+        "layers",
+    ),
     *("hidden", "heads", "kv_heads", "ffn", "seq", "vocab", "params", "units"),
 )
 """Drawn in `_sizes`, and never left out."""

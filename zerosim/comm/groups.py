@@ -44,10 +44,8 @@ class Groups:
 
     def across(self, axis: str, count: int) -> Comm:
         """Return the group of every `count`-th rank along one axis, this rank among them."""
-        rank, mesh = self._world.device.rank, self.mesh
-        return self._some(
-            axis, mesh.group(rank, axis)[mesh.index(rank, axis) % count :: count], mesh.world_size + count
-        )
+        ranks = self.mesh.group(self._rank, axis)[self.mesh.index(self._rank, axis) % count :: count]
+        return self._some(axis, ranks, self.mesh.world_size + count)
 
     def _some(self, axis: str, ranks: Sequence[int], number: int) -> Comm:
         """Return the group of some ranks along an axis, or of all of them; `number`: which of its parts."""

@@ -107,28 +107,24 @@ def rules(
         yield wrong("cp", f" {cp}: {what} ({multiple}) does not divide seq {model.seq}; choose seq {near}, for one")
     heads, kv_heads = model.heads // mesh.tp, max(1, model.kv_heads // mesh.tp)
     if cut.within > 1 and (heads % cut.within or (kv_heads % cut.within and cut.within % kv_heads)):
-        of = f"{heads} heads and {kv_heads} of keys and values"
-        yield wrong(
-            "context",
-            f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose cp "
-            f"{_right_cp(cut.within, heads, kv_heads)}, or ring",
-        )
+        of, right = f"{heads} heads and {kv_heads} of keys and values", _right_cp(cut.within, heads, kv_heads)
+        choice = f"cp {right}, or ring" if right > 1 else "ring"
+        yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
         yield wrong("context", f" {how!r}: merges results as flash does; pass --attention flash, or --context ulysses")
 
 
 def _right_cp(most: int, heads: int, kv_heads: int) -> int:
-    """Return the largest number of ranks, up to `most`, that divides the heads."""
-    fits = [size for size in range(1, most + 1) if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0]
-    return fits[-1]
+    """Return the largest divisor of `most` ranks that divides the heads."""
+    sizes = (size for size in range(most, 0, -1) if most % size == 0)
+    return next(size for size in sizes if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0)
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
     values, given = draft.values, draft.given
-    if values.get("cp", 1) == 1 or values.get("context") == "ulysses" or "attention" in given:
-        return {}
-    if given.get("fp32_softmax"):
+    merges = values.get("cp", 1) > 1 and values.get("context") != "ulysses"
+    if not merges or values.get("model") in ("mlp", "flat") or "attention" in given or given.get("fp32_softmax"):
         return {}
     values["attention"] = "flash"
     return draft.without("fp32_softmax", "and flash attention saves no softmax")
