@@ -256,7 +256,13 @@ def test_shapes_leave_the_record_of_a_run(way: str) -> None:
         check(config, plan(config, cluster=CLUSTER))
 
 
-CLOCKS = [dict(ranks=3, cp=3), dict(ranks=6, cp=3, tp=2), PIPE, dict(ranks=4, cp=4, **USP)]
+CLOCKS: list[dict[str, Any]] = [
+    dict(ranks=3, cp=3),
+    dict(ranks=6, cp=3, tp=2),
+    PIPE,
+    dict(ranks=4, cp=4, **USP),
+    dict(model="gpt", ranks=6, cp=2, heads=6, kv_heads=6, hidden=24, vocab=258, tp=3, sequence_parallel=True),
+]
 
 
 @pytest.mark.parametrize("on", CLOCKS, ids=str)
