@@ -1,4 +1,4 @@
-"""Ranks that share rows train what one rank trains: values, bits, records, what they send and what they say.
+"""Ranks that share rows train what one rank trains: values, bits, text, labels and losses.
 
 A mesh is compared with one rank on the same global batch. Under SGD a weight moves by its gradient, so that no
 difference is hidden by an optimizer, or made larger.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,11 @@ import numpy as np
 import pytest
 from config_files import small
 from crosses import CLUSTER, check
-from same import assert_close, assert_same_bits, assert_same_training, no_garbage_collector
+from same import assert_close, assert_same_training
 
-from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.cli.run import train
 from zerosim.config import RunConfig
 from zerosim.optim.sophia import SophiaG
-from zerosim.parallel.ring_attention import GatheredKeys, Ring
-from zerosim.parallel.ulysses import Ulysses
 from zerosim.train.plan import plan
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
@@ -167,6 +163,7 @@ WAYS_ROUND = [
 STATES_ON_HOST = dict(FOUR, offload="optimizer=host,params=host", accumulate=2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("on", [*WAYS_ROUND, STATES_ON_HOST], ids=str)
 def test_fp32_is_within_its_rounding(on: dict[str, Any]) -> None:
     """Losses under Adam; the first gradients, read off a step so large that a weight is lost in it."""
@@ -186,10 +183,10 @@ ZERO = [(0, "slices"), *[(stage, partition) for stage in (1, 2, 3) for partition
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("context", ["ring", "allgather", "ulysses"])
 def test_stages_partitions_and_recompute_change_no_bit(context: str) -> None:
-    of = dict(GPT, precision="bf16", optimizer="adam", lr=1e-3, clip_norm=0.5)
+    of = dict(GPT, layers=1, precision="bf16", optimizer="adam", lr=1e-3, clip_norm=0.5)
     mesh = dict(ranks=4, cp=2, context=context)
     first, *others = [trained(of, dict(mesh, stage=stage, partition=partition)) for stage, partition in ZERO]
-    others += [trained(of, dict(mesh, stage=3, recompute=how)) for how in ("full", "selective", "full:2")]
+    others += [trained(of, dict(mesh, stage=3, recompute=how)) for how in ("full", "selective")]
     others += [trained(of, dict(mesh, stage=2, **how)) for how in (dict(parallel=4), dict(bucket_bytes=64))]
     assert any(step.grad_norm > 0.5 for step in first.steps)
     for other in others:
@@ -200,6 +197,7 @@ def test_stages_partitions_and_recompute_change_no_bit(context: str) -> None:
 ALL_WAYS = [*WAYS_ROUND, dict(ranks=4, cp=2, stage=2, context_order="contiguous")]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("on", ALL_WAYS, ids=str)
 def test_text_is_the_same(on: dict[str, Any]) -> None:
     """From 3 bytes to more than fit. The logits of the last token are on a rank that changes with the length."""
@@ -209,12 +207,14 @@ def test_text_is_the_same(on: dict[str, Any]) -> None:
     assert trained(of, on).sample == expected.sample
 
 
+@pytest.mark.slow
 def test_text_goes_through_a_pipeline_and_past_tp() -> None:
     of = dict(sample="abc", sample_tokens=17, accumulate=3)
     for on in (PIPE, dict(PIPE, tp=2, pp=1, sequence_parallel=True)):
         assert trained(of, on).sample == alone(of, on).sample
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("loss", ["in-place", "chunked"])
 @pytest.mark.parametrize("on", ALL_WAYS, ids=str)
 def test_labels_are_drawn_for_the_same_tokens(on: dict[str, Any], loss: str) -> None:
@@ -240,93 +240,3 @@ def test_losses_are_those_of_all_tokens_of_a_row() -> None:
         result = train(config, said, quiet=False)
         np.testing.assert_allclose(result.losses, expected.losses, rtol=0, atol=2e-6)
         assert re.findall(r"loss (.*)", said.getvalue()) == [f"{loss:.4f}" for loss in result.mean_losses]
-
-
-# -- records --------------------------------------------------------------------------------------------------------
-RECORDS = {**WAYS, "states on the host": ({}, STATES_ON_HOST)}
-
-
-@pytest.mark.quick(6)
-@pytest.mark.parametrize("way", RECORDS)
-def test_shapes_leave_the_record_of_a_run(way: str) -> None:
-    """Event by event; volumes are those of the closed forms, and nothing is live at the end."""
-    of, on = RECORDS[way]
-    config = RunConfig(**{**LLAMA, **of, **on})
-    with no_garbage_collector():
-        check(config, plan(config, cluster=CLUSTER))
-
-
-CLOCKS: list[dict[str, Any]] = [
-    dict(ranks=3, cp=3),
-    dict(ranks=6, cp=3, tp=2),
-    PIPE,
-    dict(ranks=4, cp=4, **USP),
-    dict(model="gpt", ranks=6, cp=2, heads=6, kv_heads=6, hidden=24, vocab=258, tp=3, sequence_parallel=True),
-]
-
-
-@pytest.mark.parametrize("on", CLOCKS, ids=str)
-def test_few_ranks_have_the_time_of_all(on: dict[str, Any]) -> None:
-    """Of alike ranks one has a clock: its messages go to a neighbour which another one may stand for."""
-    config = RunConfig(**{**LLAMA, "seq": 24, **on})
-    few, every = (plan(config, cluster=CLUSTER, every_rank=each).time for each in (False, True))
-    assert few is not None
-    assert every is not None
-    assert few.seconds == every.seconds
-
-
-B, S, H, K, D, L = (LLAMA[name] for name in ("micro_batch", "seq", "heads", "kv_heads", "hidden", "layers"))
-
-
-@pytest.mark.parametrize("cp", [2, 4])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_bytes_sent_for_attention(cp: int, recompute: str) -> None:
-    """Written out, of half types and fp32. Keys and values: c - 1 steps in each forward and backward; their gradients:
-    c steps, or c - 1 of one reduce-scatter. Ulysses: (c-1)/c of q, k, v and the result, each way."""
-    kv, qo = B * S // cp * 2 * K * D // H, B * S // cp * 2 * D
-    times = (3 if recompute == "full" else 2) * L
-    wide = max(K, cp) * kv // K  # of copied heads
-    expected = {
-        "ring": {"send": times * (cp - 1) * 2 * kv + L * cp * 4 * kv},
-        "allgather": {"all_gather": times * (cp - 1) * 2 * kv, "reduce_scatter": L * (cp - 1) * 4 * kv},
-        "ulysses": {"all_to_all": times * (cp - 1) * 2 * (wide + qo) // cp},
-    }
-    for context, by_operation in expected.items():
-        on = dict(ranks=cp, cp=cp, stage=2, context=context, recompute=recompute, steps=1)
-        result = plan(RunConfig(**{**LLAMA, **on}))
-        sent = Counter[str]()
-        for row in result.traffic[0]:
-            sent[row.op] += row.wire_bytes if row.purpose == "activations" else 0
-        assert +sent == by_operation
-        assert formulas_agree(checks(result))
-
-
-def send_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    sends, gathers, exchange = Ring._pass, GatheredKeys.arriving, Ulysses.exchange
-
-    def twice(self: Ring, buffer: Any) -> Any:
-        sent, coming = sends(self, buffer)
-        sent.wait()
-        coming.wait()
-        return sends(self, buffer)
-
-    def gather_twice(self: GatheredKeys, kv: Any) -> Any:
-        list(gathers(self, kv))
-        return gathers(self, kv)
-
-    def exchange_twice(self: Ulysses, *args: Any, **how: Any) -> Any:
-        exchange(self, *args, **how)
-        return exchange(self, *args, **how)
-
-    monkeypatch.setattr(Ring, "_pass", twice)
-    monkeypatch.setattr(GatheredKeys, "arriving", gather_twice)
-    monkeypatch.setattr(Ulysses, "exchange", exchange_twice)
-
-
-@pytest.mark.parametrize("on", WAYS_ROUND, ids=str)
-def test_a_volume_sent_twice_is_a_difference(on: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig(**{**LLAMA, **on})
-    assert formulas_agree(checks(plan(config)))
-    send_twice(monkeypatch)
-    assert_same_bits(run(config), run(config))
-    assert not formulas_agree(checks(plan(config)))
