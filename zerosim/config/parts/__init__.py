@@ -100,11 +100,11 @@ CAPABILITIES = (
     Capability(lambda c: tuning.whole_rules(c.tuning, c.precision, c.mesh, c.parallel, c.optim, c.offload)),
     Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload, c.model)),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
-    Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
     Capability(
         lambda c: context.rules(c.mesh, c.context, c.model, c.parallel, c.memory), (), context.WORDS,
         settles=context.settles,
     ),
+    Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
     Capability(
         lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,
     ),

@@ -54,10 +54,13 @@ def cut_of(mesh: MeshConfig, context: ContextConfig) -> ContextCut:
     return ContextCut(mesh.cp // inner, inner, context.is_zigzag)
 
 
-def attended_columns(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> tuple[Fraction, Fraction]:
+def attended_columns(
+    mesh: MeshConfig, context: ContextConfig, model: ModelConfig, memory: MemoryConfig
+) -> tuple[Fraction, Fraction]:
     """Return the columns of queries, and those of keys and values with the copies that ranks need, for each of the
     model's width."""
-    keys, each = max(model.kv_heads, mesh.tp * cut_of(mesh, context).within), Fraction(model.head_dim, model.hidden)
+    keys = model.heads if memory.repeat_kv else max(model.kv_heads, mesh.tp * cut_of(mesh, context).within)
+    each = Fraction(model.head_dim, model.hidden)
     return model.heads * each, 2 * keys * each
 
 
@@ -85,8 +88,6 @@ def rules(
     if not model.has_blocks or model.is_masked or model.is_second:
         yield wrong("cp", f" {cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
         return
-    if mesh.secondary_shard:
-        yield wrong("secondary_shard", f" {mesh.secondary_shard}: hpZ is not modelled with cp; leave one of them out")
     if how == "ulysses" and context.context_order == "zigzag":
         yield wrong("context_order", " 'zigzag': ulysses gives every rank all tokens of its heads; leave it out")
     if how == "ulysses+ring":
@@ -106,12 +107,9 @@ def rules(
         yield wrong("cp", f" {cp}: {what} ({multiple}) does not divide seq {model.seq}; choose seq {near}, for one")
     heads, kv_heads = model.heads // mesh.tp, max(1, model.kv_heads // mesh.tp)
     if cut.within > 1 and (heads % cut.within or (kv_heads % cut.within and cut.within % kv_heads)):
-        of = f"{heads} heads and {kv_heads} of keys and values"
-        yield wrong(
-            "context",
-            f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose cp "
-            f"{_right_cp(cut.within, heads, kv_heads)}, or ring",
-        )
+        of, right = f"{heads} heads and {kv_heads} of keys and values", _right_cp(cut.within, heads, kv_heads)
+        choice = f"cp {right}, or ring" if right > 1 else "ring"
+        yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
         yield wrong("context", f" {how!r}: merges results as flash does; pass --attention flash, or --context ulysses")
 
@@ -124,11 +122,12 @@ def _right_cp(most: int, heads: int, kv_heads: int) -> int:
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
-    values = draft.values
+    values, given = draft.values, draft.given
     merges = values.get("cp", 1) > 1 and values.get("context") != "ulysses"
-    if merges and values.get("model") not in ("mlp", "flat") and "attention" not in draft.given:
-        values["attention"] = "flash"
-    return {}
+    if not merges or values.get("model") in ("mlp", "flat") or "attention" in given or given.get("fp32_softmax"):
+        return {}
+    values["attention"] = "flash"
+    return draft.without("fp32_softmax", "and flash attention saves no softmax")
 
 
 WORDS = (
