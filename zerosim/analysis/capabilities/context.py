@@ -64,16 +64,37 @@ def _about(config: RunConfig) -> Iterator[str]:
         yield f"Keys and values go round {cut.around} ranks. Results are merged by log-sum-exp, in fp32."
 
 
+def _sent(config: RunConfig) -> Iterator[str]:
+    """Yield what a block sends for its attention."""
+    cut, gathers = _cut(config), config.context.how == "allgather"
+    if cut.around > 1:
+        times, back = ("once", "once") if gathers else (f"{cut.around - 1} times", f"{cut.around} times")
+        verb, returned = ("gathers", "reduces") if gathers else ("sends", "sends")
+        yield f"In each forward and backward a block {verb} its keys and values {times}. In backward it also {returned}"
+        yield f"their fp32 gradients {back}."
+    if cut.within > 1:
+        part = Fraction(cut.within - 1, cut.within)
+        yield f"In each forward and backward a block exchanges {part} of q, k and v, and of the result."
+
+
+def _kept(config: RunConfig) -> Iterator[str]:
+    if config.mesh.cp > 1:
+        scores = " Attention that is merged stores no scores." if _cut(config).around > 1 else ""
+        yield f"Of the {config.model.seq:,} tokens of a row a rank has s, and their queries read the keys of all.{scores}"
+
+
+def _assumed(config: RunConfig) -> Iterator[str]:
+    if (cut := _cut(config)).ranks > 1:
+        yield f"context {config.context.how}{' (zigzag)' if cut.zigzag else ''}"
+
+
 def _states(config: RunConfig) -> Iterator[str]:
     if config.mesh.cp > 1:
         yield f"Model states are cut over dp_shard x cp, {config.mesh.shards:,} ranks."
 
 
-def _premises(config: RunConfig) -> Iterator[str]:
-    if config.mesh.cp > 1:
-        yield "a rank has a part of every row's tokens"
-
-
 CAPABILITY = Capability(
-    forms=_forms, notes={"about": _about, "model_states": _states, "premises": _premises}, axes={"cp": ""}
+    forms=_forms,
+    notes={"about": _about, "model_states": _states, "exchanges": _sent, "activations": _kept, "assumed": _assumed},
+    axes={"cp": ""},
 )
