@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from zerosim.analysis.capabilities import CAPABILITIES
+from zerosim.analysis.capabilities import CAPABILITIES, context
 from zerosim.analysis.interval import Interval, Measured, interval
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_toml
@@ -63,7 +63,7 @@ def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
     size = time.model_flops / (6 * config.tokens)
     name = next(name for most, name in SIZES if size < most)
     return StepClass(
-        gpu, config.parallel.recipe, name, is_host_bound(time), config.tuning.lora_rank > 0, config.mesh.cp > 1
+        gpu, config.parallel.recipe, name, is_host_bound(time), config.tuning.lora_rank > 0, bool(context.way(config))
     )
 
 

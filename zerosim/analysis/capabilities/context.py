@@ -12,7 +12,7 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbols
 from zerosim.analysis.recompute import parts_again
 from zerosim.config import RunConfig
-from zerosim.config.parts.context import cut_of
+from zerosim.config.parts.context import HOW, cut_of
 from zerosim.placement.context import ContextCut
 
 _l, _r, _t, _y_q = symbols("l r t y_q")
@@ -43,6 +43,17 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
 def _on_tp(columns: Fraction, config: RunConfig) -> Form:
     """Return the columns on a rank, whose heads tp divides."""
     return (Form() + columns) / (_t if config.mesh.tp > 1 else 1)
+
+
+def way(config: RunConfig) -> str:
+    """Return how ranks share rows; '' if none do."""
+    return config.context.how if _cut(config).ranks > 1 else ""
+
+
+def other_ways(config: RunConfig) -> list[dict[str, str | None]]:
+    """Return the values of other ways to share rows; the default one is not given."""
+    found: list[dict[str, str | None]] = [{"context": None if how == HOW[0] else how} for how in HOW]
+    return [values for values in found if way(config) and values["context"] != config.context.context]
 
 
 def _cut(config: RunConfig) -> ContextCut:
@@ -79,13 +90,14 @@ def _sent(config: RunConfig) -> Iterator[str]:
 
 def _kept(config: RunConfig) -> Iterator[str]:
     if config.mesh.cp > 1:
-        scores = " Attention that is merged stores no scores." if _cut(config).around > 1 else ""
-        yield f"Of the {config.model.seq:,} tokens of a row a rank has s, and their queries read the keys of all.{scores}"
+        yield f"Of the {config.model.seq:,} tokens of a row a rank has s, and their queries read the keys of all."
+    if _cut(config).around > 1:
+        yield "Attention that is merged stores no scores."
 
 
 def _assumed(config: RunConfig) -> Iterator[str]:
     if (cut := _cut(config)).ranks > 1:
-        yield f"context {config.context.how}{' (zigzag)' if cut.zigzag else ''}"
+        yield f"context {way(config)}{' (zigzag)' if cut.zigzag else ''}"
 
 
 def _states(config: RunConfig) -> Iterator[str]:
