@@ -71,6 +71,14 @@ def test_a_block_keeps_what_the_paper_counts(more: dict[str, Any], capsys: pytes
     assert "This is another count" not in page
 
 
+def test_waits_for_other_tokens_and_for_model_states_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where one group of ranks does both."""
+    words = "plan --model llama3-8b --seq 131072 --ranks 16 --cp 16 --context allgather --gpu h100-80 --all"
+    page = said(capsys, *words.split())
+    assert "waits for context parallelism " in page
+    assert "waits for ZeRO's collectives " in page
+
+
 def test_a_plan_says_who_shares_rows(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan --model llama3-8b --seq 131072 --ranks 64 --cp 16 --gpu h100-80"
     page = said(capsys, *words.split())
