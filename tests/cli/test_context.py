@@ -100,7 +100,7 @@ def test_formulas_say_what_a_block_sends(way: str, expected: str, capsys: pytest
     words = "explain --model llama --layers 2 --hidden 64 --heads 8 --kv-heads 8 --seq 256 --ranks 8 --cp 8 --context"
     page = said(capsys, *words.split(), way)
     assert expected in page
-    assert "Of the 256 tokens of a row a rank has s" in page
+    assert "A rank has s of the 8s tokens of a row" in page
 
 
 def test_rows_are_shared_where_activations_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:

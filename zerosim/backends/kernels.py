@@ -12,7 +12,7 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from types import ModuleType
@@ -108,6 +108,15 @@ class Beside(NamedTuple):
 ALONE = Beside()
 
 
+class Tile(NamedTuple):
+    """Queries `rows` and keys `keys` of an attention, by their places, and the positions of the first of each."""
+
+    rows: slice
+    keys: slice
+    query: int
+    key: int
+
+
 class Met(NamedTuple):
     """Where the queries and the keys of an attention lie in a row of `tokens`: the positions of each, in their order.
     Dropout's mask is that of (B, H, tokens, tokens)."""
@@ -116,15 +125,16 @@ class Met(NamedTuple):
     keys: tuple[range, ...]
     tokens: int
 
-    def blocks(self, form: Scores) -> list[tuple[slice, slice, range, range]]:
-        """Return, for each run of queries and each run of keys that some of them read, their places and positions."""
-        return [
-            (here, there, queries, keys)
-            for here, queries in _placed(self.queries)
-            for there, keys in _placed(self.keys)
-            if not (form.causal and keys.start > queries[-1])
-            and not (form.reach(self.tokens) and keys[-1] <= queries.start - form.window)
-        ]
+    def tiles(self, form: Scores, most: int) -> Iterator[Tile]:
+        """Yield at most `most` queries of a run at a time, with those keys of a run that some of them read."""
+        for here, queries in _placed(self.queries):
+            for there, keys in _placed(self.keys):
+                for start in range(0, len(queries), most):
+                    some = queries[start : start + most]
+                    if read := form.read(some, keys, self.tokens):
+                        rows, columns = here + start, there + read.start - keys.start
+                        of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
+                        yield Tile(of_queries, of_keys, some.start, read.start)
 
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
@@ -133,7 +143,8 @@ class Met(NamedTuple):
             _up_to(queries, keys, 0) - (_up_to(queries, keys, window) if window else 0)
             if form.causal
             else len(queries) * len(keys)
-            for _, _, queries, keys in self.blocks(form)
+            for queries in self.queries
+            for keys in self.keys
         )
 
     def counted(self, form: Scores) -> int:
@@ -158,10 +169,9 @@ def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2 if rows > 0 else 0
 
 
-def _placed(runs: tuple[range, ...]) -> list[tuple[slice, range]]:
-    """Return runs of positions, each with its place where they lie end to end."""
-    stops = list(accumulate(map(len, runs)))
-    return [(slice(stop - len(run), stop), run) for run, stop in zip(runs, stops, strict=True)]
+def _placed(runs: tuple[range, ...]) -> Iterator[tuple[int, range]]:
+    """Yield runs of positions, each with the place where it begins if they lie end to end."""
+    return zip(accumulate(map(len, runs), initial=0), runs, strict=False)
 
 
 class Coded(NamedTuple):

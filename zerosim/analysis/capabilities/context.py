@@ -6,31 +6,31 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.capabilities.tensor import heads_on_rank
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
-from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbols
 from zerosim.analysis.recompute import parts_again
 from zerosim.config import RunConfig
-from zerosim.config.parts.context import HOW, cut_of
+from zerosim.config.parts.context import HOW, attended_columns, cut_of
 from zerosim.placement.context import ContextCut
 
-_l, _r, _t, _y_q = symbols("l r t y_q")
+_l, _r, _y_q = symbols("l r y_q")
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
-    cut, model = _cut(config), config.model
+    cut = _cut(config)
     if cut.ranks == 1:
         return
     back = _l if frozen_of(config) is None else _y_q
     again = _r + (back if "core_attn" in parts_again(config) else 0)
-    queries = Fraction(model.heads * model.head_dim, model.hidden)
-    keys = Fraction(2 * max(model.kv_heads, config.mesh.tp * cut.within) * model.head_dim, model.hidden)
+    queries, keys = attended_columns(config.mesh, config.context, config.model)
+    share = heads_on_rank(config)
     by_operation = formulas.context_parallel(
         cut.around,
         cut.within,
-        _on_tp(queries, config),
-        _on_tp(keys, config),
+        queries * share,
+        keys * share,
         back,
         again,
         _r,
@@ -38,11 +38,6 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     )
     for name, form in by_operation.items():
         yield Key("exchanged", name, "cp"), step.passes * form
-
-
-def _on_tp(columns: Fraction, config: RunConfig) -> Form:
-    """Return the columns on a rank, whose heads tp divides."""
-    return (Form() + columns) / (_t if config.mesh.tp > 1 else 1)
 
 
 def way(config: RunConfig) -> str:
@@ -66,7 +61,7 @@ def _about(config: RunConfig) -> Iterator[str]:
     if cut.ranks == 1:
         return
     parts = "an early and a late part" if cut.zigzag and cut.around > 1 else "one part"
-    yield f"The {config.model.seq:,} tokens of every row are cut over {cut.ranks} ranks, {parts} for each."
+    yield f"The tokens of every row are cut over {cut.ranks} ranks, {parts} for each."
     if cut.within > 1:
         yield f"Around attention {cut.within} ranks exchange tokens of all heads for all their tokens of some heads."
     if cut.around > 1 and how == "allgather":
@@ -89,9 +84,10 @@ def _sent(config: RunConfig) -> Iterator[str]:
 
 
 def _kept(config: RunConfig) -> Iterator[str]:
-    if config.mesh.cp > 1:
-        yield f"Of the {config.model.seq:,} tokens of a row a rank has s, and their queries read the keys of all."
-    if _cut(config).around > 1:
+    cut = _cut(config)
+    if cut.ranks > 1:
+        yield f"A rank has s of the {cut.ranks}s tokens of a row, and their queries read the keys of all."
+    if cut.around > 1:
         yield "Attention that is merged stores no scores."
 
 
@@ -101,8 +97,7 @@ def _assumed(config: RunConfig) -> Iterator[str]:
 
 
 def _states(config: RunConfig) -> Iterator[str]:
-    if config.mesh.cp > 1:
-        yield f"Model states are cut over dp_shard x cp, {config.mesh.shards:,} ranks."
+    yield from when(_cut(config).ranks > 1, "Model states are cut over dp_shard x cp.")
 
 
 CAPABILITY = Capability(
