@@ -183,6 +183,15 @@ REFUSED: list[tuple[str, ...]] = [
     ("--partition-activations --recompute full", "--partition-activations: without tp no other rank has the same"),
     ("--ranks 4 --tp 2 --partition-activations", "recompute 'none' does not recompute whole blocks; pass --rec"),
     ("--cpu-checkpointing --recompute selective", "recompute 'selective' does not recompute whole blocks"),
+    ("--cp 2 --ranks 4 --seq 10", "cp 2: 2 cp (4) does not divide seq 10; choose seq 8, for one"),
+    ("--cp 2 --ranks 4 --model mlp", "cp 2: model mlp has no causal attention over one row"),
+    ("--cp 2 --ranks 4 --model flat", "cp 2: model flat has no causal attention over one row"),
+    ("--context ring", "context 'ring': has no effect without cp; pass --cp 2 or more"),
+    (
+        "--cp 4 --ranks 4 --context ulysses --heads 6 --hidden 96",
+        "4 ranks do not divide a rank's 6 heads and 6 of keys",
+    ),
+    ("--cp 4 --ranks 4 --context ulysses --context-order zigzag", "ulysses gives every rank all tokens of its heads"),
     ("--ranks 65536 --tp 65536 --pp 2", "is 131,072 ranks or more, but a world has at most 65,536"),
     # -- pipelines
     ("--ranks 2 --pp two", "--pp: 'two': expected a whole number"),

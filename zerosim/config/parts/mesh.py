@@ -53,7 +53,7 @@ class MeshConfig(Part):
     cp: int = option(
         1, "context parallelism: number of ranks that share every row's tokens", low=1, high=65536, metavar="C",
         also=("--context-parallel", "--context-parallel-size"), after="tp",
-        words="cp_size context_parallel_size context_parallel_degree parallelism.context_parallel_degree",
+        words="cp_size context_parallel_degree parallelism.context_parallel_degree",
     )  # fmt: skip
 
     pp: int = option(
