@@ -12,8 +12,8 @@ When the ten best are known, every other candidate needs longer for its kernels 
 ZeRO stage and microbatch the search keeps the least recompute that fits. It assumes, as every search here
 (`search.py`), that more rows and less recompute never need less memory. If some rows do not fit, it tries no more rows
 with the same recompute, except all rows at once, which need no sums of gradients. Beside each of the best it tries a
-schedule, overlap, replicas, ZeRO stage 0, whole rows and other ways to share rows. Rows are cut over more ranks only
-where a microbatch of one row does not fit: that sends more.
+schedule, overlap, replicas, ZeRO stage 0, whole rows and other ways to share rows. Rows are cut over more ranks where
+one row fits with no recompute, and beside the best in place of recompute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
 from zerosim.analysis.capabilities import context, offload, paging, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladder, ladders, mesh_values, wider
-from zerosim.analysis.recompute import period_of
+from zerosim.analysis.recompute import period_of, recompute_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -126,7 +125,7 @@ def best_meshes(
     plans: list[bool] = []
     hopeless: dict[RunConfig, bool] = {}
     refused: dict[RunConfig, int] = {}  # by `_one_row`: the smallest number of rows that does not fit
-    seen = {family[0] for family in families}
+    seen, whole_rows = {family[0] for family in families}, len(families)
 
     def estimated(asked: RunConfig) -> tuple[float, int] | None:
         one, rows = _one_row(asked), asked.data.micro_batch
@@ -156,20 +155,30 @@ def best_meshes(
             families.append(family)
             heapq.heappush(waiting, ((trials.bound(family[0]), 0), BOUND, len(families) - 1, 0))
 
-    def next_of(number: int, level: int) -> None:
-        """Add the candidate with more recompute, if that may help. Where one row does not fit, cut rows further."""
-        first, smallest = families[number][0].data, _one_row(families[number][-1])
+    def is_hopeless(family: Sequence[RunConfig]) -> bool:
+        smallest = _one_row(family[-1])
         if smallest not in hopeless:
             room = trials.room(smallest)
             try:
                 hopeless[smallest] = least_bytes(smallest) > room or estimate(smallest, trials.unlimited)[1] > room
             except InputError:  # no plan says so
                 hopeless[smallest] = False
-        if not hopeless[smallest] and level + 1 < len(families[number]):
-            heapq.heappush(waiting, ((trials.bound(families[number][level + 1]), 0), BOUND, number, level + 1))
-        if hopeless[smallest] or first.micro_batch == 1:
-            one = candidate(families[number][0], micro_batch=1, accumulate=first.micro_batch * first.accumulate)
-            add([more for row in accepted([one]) for cut in islice(wider(row), 1) for more in ladder(cut)])
+        return hopeless[smallest]
+
+    def next_of(number: int, level: int) -> None:
+        """Add the candidate with more recompute, if that may help; else the one whose rows are cut as far as needed."""
+        family = families[number]
+        if not is_hopeless(family):
+            if level + 1 < len(family):
+                heapq.heappush(waiting, ((trials.bound(family[level + 1]), 0), BOUND, number, level + 1))
+            return
+        if number >= whole_rows:  # a change of one whose rows are cut as needed
+            return
+        data = family[0].data
+        rows = accepted([candidate(family[0], micro_batch=1, accumulate=data.micro_batch * data.accumulate)])
+        cuts = [ladder(cut) for row in rows for cut in wider(row)]
+        if cuts and not is_hopeless(cuts[-1]):
+            add(next(cut for cut in cuts if not is_hopeless(cut)))
 
     def ask(what: int, number: int, level: int) -> bool:
         """Go on with a candidate. Return False if it needs too much memory."""
@@ -304,6 +313,8 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
         tried += [{"pipeline": "interleaved", "virtual_stages": count} for count in chunks]
         tried += [{"pipeline": kind, "virtual_stages": None} for kind in ("zb-h1", "zb-v")]
     tried += context.other_ways(config)
+    if config.data.micro_batch == 1 and recompute_of(config) != "none":
+        yield from accepted(candidate(cut, recompute="none") for cut in wider(config))
     shards = max(1, node // (mesh.cp * mesh.tp))
     if config.parallel.zero_stage == 3 and mesh.dp_replicate == 1 and shards > 1 and mesh.axes.dp_shard % shards == 0:
         tried.append({"dp_replicate": mesh.axes.dp_shard // shards})
