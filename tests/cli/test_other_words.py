@@ -52,6 +52,7 @@ ASKED = [  # (typed, its own flags), as people have asked for them
     ("--training.seq_len 16 --training.steps 2", "--seq 16 --steps 2"),
     ("--parallelism.context_parallel_degree 2", "--cp 2"),
     ("--micro_batch 2 --no_tie_embeddings", "--micro-batch 2 --no-tie-embeddings"),
+    ("--context-parallel-size 2", "--cp 2"),
 ]
 ASKED_AND_ANSWERED = [
     ("--optimizer.lr -1", "--optimizer.lr -1.0: expected more than 0"),
@@ -65,6 +66,8 @@ ASKED_AND_ANSWERED = [
     ("--offload-optimizer cpu", "here it is --offload optimizer=host"),
     ("--async-tp", "here it is --tp-comm-overlap, with --sequence-parallel"),
     ("--enable-cuda-graph", "here it is --cuda-graphs"),
+    ("--cp-comm-type a2a+p2p", "here it is --context ring for p2p, ulysses for a2a, ulysses+ring for a2a+p2p, or"),
+    ("--sequence-parallel-size 2", "here it is --cp C --context ulysses"),
 ]
 
 

@@ -95,6 +95,7 @@ CAPABILITIES = (
     Capability(words=model.WORDS, lacking=model.LACKING),
     Capability(words=parallel.WORDS),
     Capability(words=precision.WORDS, lacking=precision.LACKING, settles=precision.settles),
+    Capability(lambda c: context.model_rules(c.mesh, c.context, c.model)),
     Capability(lambda c: memory.rules(c.memory, c.model, c.parallel, c.world), (), memory.WORDS, memory.LACKING),
     Capability(lambda c: tuning.rules(c.tuning, c.model), (), tuning.WORDS, tuning.LACKING, tuning.settles),
     Capability(lambda c: tuning.whole_rules(c.tuning, c.precision, c.mesh, c.parallel, c.optim, c.offload)),
