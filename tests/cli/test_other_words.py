@@ -24,7 +24,7 @@ VALUES = {  # of each option a value that no plan has by itself
     "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
     "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
-    "warmup": "3", "cp": "2", "context": "allgather",
+    "warmup": "3", "cp": "2",
 }  # fmt: skip
 BESIDE = {
     "load_in_4bit": "--lora-rank 2",

@@ -304,7 +304,7 @@ class Calls:
 
     def sides(self, launch: Launch) -> list[tuple[Run, Line]]:
         """Return the ranks that represent the members of a call, and the line of each one's own call."""
-        like = launch.op, launch.axis, launch.group, launch.scope.phase
+        like = launch.op, launch.purpose, launch.axis, launch.group, launch.scope.phase
         if like not in self._sides:
             self._sides[like] = list(dict.fromkeys(map(self._side, repeat(launch), launch.group)))
         return self._sides[like]
