@@ -37,6 +37,12 @@ def assert_same_events(real: list[Event], shapes: list[Event]) -> None:
     assert len(shapes) == len(real)
 
 
+@pytest.mark.parametrize("context", ["ring", "allgather", "ulysses"])
+def test_so_do_messages_of_several_tags_round_a_ring(context: str) -> None:
+    """A pair's messages of all tags share a stream, so the record numbers them as one row."""
+    assert_same_record(small(cp=2, ranks=2, seq=8, attention="flash", context=context))
+
+
 PARTITIONS = [(0, "slices"), *((stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner"))]
 
 

@@ -29,6 +29,8 @@ T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])
 
 ALGORITHMS = ("direct", "ring", "pairs", "native")
+MESSAGES_OF_PAIR = -1
+"""Where a `pair` is asked for: its messages of all tags."""
 _RULES: Mapping[str, Algorithm] = MappingProxyType({"direct": direct, "ring": ring, "pairs": pairs, "native": native})
 
 
@@ -194,7 +196,9 @@ class Group:
     ) -> None:
         """Record one call and join its rounds, all of them at once."""
         device, recorder = self.device, self.device.recorder
-        sequence = self.next_number(group, call.pair)
+        sequence = of_tag = self.next_number(group, call.pair)
+        if call.pair:  # the record counts a pair's messages of all tags, which share a stream
+            sequence = self.next_number(group, MESSAGES_OF_PAIR)
         id = device.next_id()
         if recorder.enabled:
             sent, received = execution.sent_bytes, execution.received_bytes
@@ -222,7 +226,7 @@ class Group:
                 KernelWork("reduce", VECTOR, execution.flops, execution.bytes_read, execution.bytes_written), id
             )
         for number, exchange in enumerate(execution.rounds):
-            work.last = self._transport.join(device.rank, Key(call.pair, group, sequence, number), call, exchange)
+            work.last = self._transport.join(device.rank, Key(call.pair, group, of_tag, number), call, exchange)
             if self._transport.is_staged:
                 work.staged.append(work.last)
         work.launched.append(id)
