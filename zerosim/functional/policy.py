@@ -33,11 +33,13 @@ class ActivationPolicy:
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks
+    mlp_tile    the feed-forward runs for so many rows at a time; 0: for all
+    loss_tile   so does the head with a chunked loss; 0: for an eighth of them
     again       the parsed form of `recompute`
 
     `saves`, `recompute` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its copies'
-    gradients. 'flash' adds in another order than 'eager'
-    and is within rounding of it. Raises: InputError for a name that is none of these.
+    gradients, and tiles that of theirs. 'flash' adds in another order than 'eager' and is within rounding of
+    it. Raises: InputError for a name that is none of these.
     """
 
     saves: str = "lean"
@@ -45,6 +47,8 @@ class ActivationPolicy:
     recompute: str = "none"
     fp32_softmax: bool = False
     repeat_kv: bool = False
+    mlp_tile: int = 0
+    loss_tile: int = 0
     again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

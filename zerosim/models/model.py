@@ -200,6 +200,7 @@ class Model:
             LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form),
             [],
             partial(self.draw_labels, of=targets) if drawn else None,
+            self.head.tile,
         )
         if self.loss_mode not in LIGER:
             return lambda x: maps.columns(x, weights, loss.run, loss.rule, "chunked_loss")

@@ -99,6 +99,7 @@ CAPABILITIES = (
     Capability(lambda c: tuning.rules(c.tuning, c.model), (), tuning.WORDS, tuning.LACKING, tuning.settles),
     Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload)),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
+    Capability(lambda c: tiles.rules_of_rows(c.memory, c.gathering, c.model, c.tuning, c.parallel), (), tiles.WORDS),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
     Capability(
         lambda c: context.rules(c.mesh, c.context, c.model, c.parallel, c.memory), (), context.WORDS,
