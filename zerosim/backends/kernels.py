@@ -12,6 +12,7 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
@@ -110,18 +111,22 @@ ALONE = Beside()
 
 class Met(NamedTuple):
     """Where the queries and the keys of an attention lie in a row of `tokens`: the positions of each, in their order.
-    Dropout's mask is that of (B, H, tokens, tokens)."""
+    Dropout's mask is that of (B, H, tokens, tokens). At `starts` documents begin, and no query reads another's keys."""
 
     queries: tuple[range, ...]
     keys: tuple[range, ...]
     tokens: int
+    starts: tuple[int, ...] = ()
 
     def blocks(self, form: Scores) -> list[tuple[slice, slice, range, range]]:
         """Return, for each run of queries and each run of keys that some of them read, their places and positions."""
+        of_document = dict[int, list[tuple[slice, range]]]()
+        for there, keys in _placed(_cut(self.keys, self.starts)):
+            of_document.setdefault(bisect_right(self.starts, keys.start), []).append((there, keys))
         return [
             (here, there, queries, keys)
-            for here, queries in _placed(self.queries)
-            for there, keys in _placed(self.keys)
+            for here, queries in _placed(_cut(self.queries, self.starts))
+            for there, keys in of_document.get(bisect_right(self.starts, queries.start), ())
             if not (form.causal and keys.start > queries[-1])
             and not (form.reach(self.tokens) and keys[-1] <= queries.start - form.window)
         ]
@@ -156,6 +161,15 @@ def _up_to(queries: range, keys: range, behind: int) -> int:
 
 def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2 if rows > 0 else 0
+
+
+def _cut(runs: tuple[range, ...], starts: tuple[int, ...]) -> tuple[range, ...]:
+    """Return runs of positions, cut where documents begin."""
+    found = list[range]()
+    for run in runs:
+        inside = starts[bisect_right(starts, run.start) : bisect_left(starts, run.stop)]
+        found += map(range, (run.start, *inside), (*inside, run.stop))
+    return tuple(found)
 
 
 def _placed(runs: tuple[range, ...]) -> list[tuple[slice, range]]:
@@ -526,7 +540,7 @@ class Backend(Protocol):
         targets: Array,
         lse: Array,
         scale: float,
-        count: int,
+        count: float,
         dlogits: Array,
         first: int = 0,
         form: LogitForm = PLAIN,

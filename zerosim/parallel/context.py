@@ -8,7 +8,8 @@ tokens. Three ways bring them:
     ulysses     before attention a rank exchanges its tokens of all heads for all tokens of some heads   (`ulysses.py`)
 
 `ulysses+ring` exchanges within a node and goes round across nodes (USP, arXiv 2405.07719). Model states are cut over
-dp_shard x c, and gradients averaged over both: a rank's loss is the mean of its tokens.
+dp_shard x c, and gradients averaged over both: a rank's loss is the mean of its tokens. Several documents in a row are
+kept apart by the same kernels, of which each meets a run of queries and a run of keys.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from functools import partial
 from zerosim import functional as F
 from zerosim.config import RunConfig
 from zerosim.config.parts.context import cut_of
+from zerosim.nn.documents import Documents
 from zerosim.parallel.pieces import Pieces, Place
-from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, Ring
+from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, OwnKeys, Ring
 from zerosim.parallel.ulysses import Ulysses
 from zerosim.placement.classes import Column, Reason
 from zerosim.placement.layout import Layout
@@ -32,27 +34,30 @@ AROUND: dict[str, type[OtherKeys]] = {"ring": Ring, "allgather": GatheredKeys, "
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the cut of the rows' tokens, and the attention to other ranks' tokens."""
-    cut, groups = cut_of(config.mesh, config.context), place.groups
-    if cut.ranks == 1:
+    cut, groups, packing = cut_of(config.mesh, config.context), place.groups, config.data.packing
+    documents = None if packing is None else Documents(packing)
+    if cut.ranks == 1 and documents is None:
         return made
     index = config.mesh.axes.index(place.rank, "cp")
     attention: Callable[..., Tensor] = made.group.attention
     if cut.around > 1:
         comm = None if groups is None else groups.across("cp", cut.within)
-        attention = partial(F.attention, run=AROUND[config.context.how](cut, index // cut.within, comm))
+        attention = partial(F.attention, run=AROUND[config.context.how](cut, index // cut.within, comm, documents))
+    elif documents is not None:
+        attention = partial(F.attention, run=OwnKeys(cut, 0, None, documents))
     if cut.within > 1:
         comm = None if groups is None else groups.neighbours("cp", cut.within)
         attention = Ulysses(cut.within, index % cut.within, comm, attention)
     rows = replace(made.group.rows, context=cut, place=index)
-    return made._replace(group=replace(made.group, rows=rows, attention=attention))
+    return made._replace(group=replace(made.group, rows=rows, attention=attention, documents=documents))
 
 
 def unlike(config: RunConfig) -> list[Reason]:
     """Return why ranks that share rows differ: in one part of a row each, or with a window, later tokens read more
-    keys than the first ones."""
+    keys than the first ones. And documents end where they do."""
     cut, model = cut_of(config.mesh, config.context), config.model
     windowed = model.has_blocks and any(model.kind(number).window for number in range(model.layers))
-    if cut.around == 1 or (cut.zigzag and not windowed):
+    if cut.around == 1 or (cut.zigzag and not windowed and config.data.packing is None):
         return []
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:

@@ -306,7 +306,12 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
             whole = data.shift_right(whole, config.model.seq, config.model.numbers.decoder_start)
         return data.micro_batches(whole, data_rank, data_size, config.data.accumulate)
 
-    return Inputs(steps, micro_batches, _writer(config, weights))
+    packing = config.data.packing
+
+    def labels(step: int) -> int:
+        return 0 if packing is None else sum(seq - len(packing.starts(row, seq)) for row in batch(step))
+
+    return Inputs(steps, micro_batches, _writer(config, weights), labels)
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any]) -> Callable[[Flat, Group], None]:

@@ -20,6 +20,7 @@ from zerosim.config.parts import (
     context,
     data,
     delayed,
+    documents,
     gathering,
     grads,
     in_backward,
@@ -141,6 +142,7 @@ CAPABILITIES = (
     Capability(lambda c: world.rules(c.world, c.mesh)),
     Capability(lambda c: second.rules(c.model, c.memory, c.data, c.optim, c.parallel, c.mesh, c.tuning)),
     Capability(lambda c: data.rules(c.data, c.model, c.optim)),
+    Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim, c.world), (), documents.WORDS),
 )  # fmt: skip
 """The order is that of errors: of several things that are wrong, the first row's is reported. Exclusions are applied
 before any rule; a value that one sets aside no longer counts for the next. Some files have two rows."""
