@@ -12,10 +12,12 @@ from cuda_arrays import junk, to_device
 from kernel_cases import CASES, Case, check
 
 from zerosim.backends.cuda import attention as cuda_attention
+from zerosim.backends.cuda import blocks as cuda_blocks
 from zerosim.backends.cuda import flash as cuda_flash
 from zerosim.backends.cuda import fused as cuda_fused
+from zerosim.backends.cuda import tiles as cuda_tiles
 from zerosim.backends.cuda.backend import CudaBackend
-from zerosim.backends.kernels import Dropout, Heads, Probs
+from zerosim.backends.kernels import Dropout, Heads, Met, Probs
 from zerosim.backends.numpy import fused as numpy_fused
 from zerosim.dtypes import DType, fp16, fp32
 
@@ -45,21 +47,24 @@ def test_parts_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype:
 @halves_too
 @pytest.mark.parametrize("case", FLASH, ids=lambda case: case.name)
 def test_blocks_are_the_whole(monkeypatch: pytest.MonkeyPatch, case: Case, dtype: DType) -> None:
-    monkeypatch.setattr(cuda_flash, "QUERIES", 16)
+    monkeypatch.setattr(cuda_tiles, "QUERIES", 16)
     for scores in (10**6, 2 * T * 16 * 2, 5 * T, 1):
-        monkeypatch.setattr(cuda_flash, "SCORES", scores)
+        monkeypatch.setattr(cuda_tiles, "SCORES", scores)
         check_on_device(case, dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_flash_never_holds_scores_of_all_queries(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
-    """Every piece of memory that it asks for is of SCORES scores at most; all would not hold one head's T x T."""
+def test_scores_of_all_queries_are_never_held(monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """Every piece of memory that flash and a block ask for is of SCORES scores at most; all would not hold one head's
+    T x T."""
     scores, tokens, heads, dropout = 2 * 1024, 256, Heads(2, 1), Dropout(KEY, 0.25)
-    monkeypatch.setattr(cuda_flash, "SCORES", scores)
+    monkeypatch.setattr(cuda_tiles, "SCORES", scores)
     draw = np.random.default_rng(5).standard_normal
     qkv, grad = (to_device(draw((1, tokens, columns)).astype(dtype)) for columns in (16, 8))
     out, dqkv = to_device(junk((1, tokens, 8), np.dtype(dtype))), to_device(junk((1, tokens, 16), np.dtype(dtype)))
     lse, delta = (to_device(junk((1, 2, tokens), np.dtype(np.float32))) for _ in range(2))
+    q, kv, where = qkv[..., :8], to_device(np.ones((1, tokens, 8), dtype)), Met((range(tokens),), (range(tokens),), 300)
+    merged, dq, dkv = (to_device(np.zeros((1, tokens, 8), np.float32)) for _ in range(3))
     asked: list[int] = []
     pool = cp.cuda.MemoryPool()
 
@@ -70,6 +75,8 @@ def test_flash_never_holds_scores_of_all_queries(monkeypatch: pytest.MonkeyPatch
     with cp.cuda.using_allocator(malloc):
         cuda_flash.flash_attention(qkv, heads, dropout, out, lse)
         cuda_flash.flash_attention_backward(grad, qkv, heads, dropout, out, lse, delta, dqkv)
+        cuda_blocks.attention_block(q, kv, heads, where, dropout, merged, lse)
+        cuda_blocks.attention_block_backward(grad, q, kv, heads, where, dropout, lse, delta, dq, dkv)
     assert asked
     assert max(asked) <= 4 * scores
     assert pool.total_bytes() < 2 * tokens * tokens
@@ -95,3 +102,7 @@ def test_no_sequences_and_no_tokens(shape: tuple[int, int]) -> None:
     cuda_attention.attention_backward(out, qkv, Heads(2, 2), Probs(probs), probs, qkv)
     cuda_flash.flash_attention(qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse)
     cuda_flash.flash_attention_backward(out, qkv, Heads(2, 2), Dropout(KEY, 0.5), out, lse, lse, qkv)
+    none = Heads(2, 2), Met((range(tokens),), (range(tokens),), tokens), Dropout(KEY, 0.5)
+    cuda_blocks.attention_block(out, qkv[..., 8:], *none, out, lse)
+    cuda_flash.attention_delta(out, out, Heads(2, 2), lse)
+    cuda_blocks.attention_block_backward(out, out, qkv[..., 8:], *none, lse, lse, out, qkv[..., 8:])

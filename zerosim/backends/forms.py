@@ -34,6 +34,12 @@ class Scores(NamedTuple):
         """Return the window, or 0 if it holds all tokens."""
         return self.window if self.window < tokens else 0
 
+    def read(self, queries: range, keys: range, tokens: int) -> range:
+        """Return the keys that some of these queries read, of neighbours in a row of `tokens`."""
+        window = self.reach(tokens)
+        first = max(keys.start, queries.start - window + 1) if window else keys.start
+        return range(first, min(keys.stop, queries.stop) if self.causal else keys.stop)
+
     def pairs(self, tokens: int) -> int:
         """Return how many scores of a head count as work: T², masked ones included, as GPUs' formulas have it; with a
         window those that a query reads, the sum of min(i + 1, window)."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from types import ModuleType
@@ -109,6 +109,15 @@ class Beside(NamedTuple):
 ALONE = Beside()
 
 
+class Tile(NamedTuple):
+    """Queries `rows` and keys `keys` of an attention, by their places, and the positions of the first of each."""
+
+    rows: slice
+    keys: slice
+    query: int
+    key: int
+
+
 class Met(NamedTuple):
     """Where the queries and the keys of an attention lie in a row of `tokens`: the positions of each, in their order.
     Dropout's mask is that of (B, H, tokens, tokens). At `starts` documents begin, and no query reads another's keys."""
@@ -118,18 +127,24 @@ class Met(NamedTuple):
     tokens: int
     starts: tuple[int, ...] = ()
 
-    def blocks(self, form: Scores) -> list[tuple[slice, slice, range, range]]:
-        """Return, for each run of queries and each run of keys that some of them read, their places and positions."""
-        of_document = dict[int, list[tuple[slice, range]]]()
+    def met(self) -> Iterator[tuple[int, range, int, range]]:
+        """Yield each run of queries with each run of keys of its document: the places of both, and their positions."""
+        of_document = dict[int, list[tuple[int, range]]]()
         for there, keys in _placed(_cut(self.keys, self.starts)):
             of_document.setdefault(bisect_right(self.starts, keys.start), []).append((there, keys))
-        return [
-            (here, there, queries, keys)
-            for here, queries in _placed(_cut(self.queries, self.starts))
-            for there, keys in of_document.get(bisect_right(self.starts, queries.start), ())
-            if not (form.causal and keys.start > queries[-1])
-            and not (form.reach(self.tokens) and keys[-1] <= queries.start - form.window)
-        ]
+        for here, queries in _placed(_cut(self.queries, self.starts)):
+            for there, keys in of_document.get(bisect_right(self.starts, queries.start), ()):
+                yield here, queries, there, keys
+
+    def tiles(self, form: Scores, most: int) -> Iterator[Tile]:
+        """Yield at most `most` queries of a run at a time, with those keys of a run that some of them read."""
+        for here, queries, there, keys in self.met():
+            for start in range(0, len(queries), most):
+                some = queries[start : start + most]
+                if read := form.read(some, keys, self.tokens):
+                    rows, columns = here + start, there + read.start - keys.start
+                    of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
+                    yield Tile(of_queries, of_keys, some.start, read.start)
 
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
@@ -138,7 +153,7 @@ class Met(NamedTuple):
             _up_to(queries, keys, 0) - (_up_to(queries, keys, window) if window else 0)
             if form.causal
             else len(queries) * len(keys)
-            for _, _, queries, keys in self.blocks(form)
+            for _, queries, _, keys in self.met()
         )
 
     def counted(self, form: Scores) -> int:
@@ -172,10 +187,9 @@ def _cut(runs: tuple[range, ...], starts: tuple[int, ...]) -> tuple[range, ...]:
     return tuple(found)
 
 
-def _placed(runs: tuple[range, ...]) -> list[tuple[slice, range]]:
-    """Return runs of positions, each with its place where they lie end to end."""
-    stops = list(accumulate(map(len, runs)))
-    return [(slice(stop - len(run), stop), run) for run, stop in zip(runs, stops, strict=True)]
+def _placed(runs: tuple[range, ...]) -> Iterator[tuple[int, range]]:
+    """Yield runs of positions, each with the place where it begins if they lie end to end."""
+    return zip(accumulate(map(len, runs), initial=0), runs, strict=False)
 
 
 class Coded(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zerosim.comm.collectives import Comm
 from zerosim.placement.mesh import DATA, Mesh, without
 
@@ -11,16 +13,16 @@ class Groups:
 
     def __init__(self, mesh: Mesh, world: Comm) -> None:
         self.mesh = mesh
-        self._world = world
+        self._world, self._rank = world, world.device.rank
         self._made: dict[tuple[str, ...], Comm] = {}
-        self._neighbours: dict[tuple[str, int], Comm] = {}
+        self._parts: dict[tuple[str, int], Comm] = {}
 
     def __call__(self, *axes: str) -> Comm:
         """Return the group along these axes; equal axes give one Comm. If no other rank differs along them, it has one
         member and sends nothing."""
         if axes not in self._made:
             mesh, world = self.mesh, self._world
-            ranks, name = mesh.group(world.device.rank, *axes), mesh.name(*axes)
+            ranks, name = mesh.group(self._rank, *axes), mesh.name(*axes)
             is_world = (ranks, name) == (world.ranks, world.axis)
             self._made[axes] = world if is_world else world.subgroup(ranks, name, mesh.number(*axes))
         return self._made[axes]
@@ -32,36 +34,23 @@ class Groups:
         return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:
-        """Return the group of the first and the last rank along an axis, for those two; None for the ranks between
-        them."""
-        rank = self._world.device.rank
-        ranks = self.mesh.ends(rank, axis)
-        if rank not in ranks:
-            return None
-        if (axis, 0) not in self._neighbours:
-            whole = ranks == self.mesh.group(rank, axis)
-            group = self(axis) if whole else self._world.subgroup(ranks, axis, 64 + self.mesh.number(axis))
-            self._neighbours[axis, 0] = group
-        return self._neighbours[axis, 0]
-
-    def across(self, axis: str, count: int) -> Comm:
-        """Return the group of every `count`-th rank along one axis, this rank among them: one of each `count`
-        neighbours."""
-        if count == 1:
-            return self(axis)
-        if (axis, -count) not in self._neighbours:
-            rank, mesh = self._world.device.rank, self.mesh
-            ranks = mesh.group(rank, axis)[mesh.index(rank, axis) % count :: count]
-            number = 64 * (mesh.world_size + count) + mesh.number(axis)
-            self._neighbours[axis, -count] = self._world.subgroup(ranks, axis, number)
-        return self._neighbours[axis, -count]
+        """Return the group of the first and the last rank along an axis; None for the ranks between them."""
+        ranks = self.mesh.ends(self._rank, axis)
+        return self._some(axis, ranks, 1) if self._rank in ranks else None
 
     def neighbours(self, axis: str, count: int) -> Comm:
-        """Return the group of `count` neighbours along one axis, this rank among them; all of the axis if count is its
-        size."""
-        if count == self.mesh.size(axis):
+        """Return the group of `count` neighbours along one axis, this rank among them."""
+        return self._some(axis, self.mesh.neighbours(self._rank, axis, count), count)
+
+    def across(self, axis: str, count: int) -> Comm:
+        """Return the group of every `count`-th rank along one axis, this rank among them."""
+        ranks = self.mesh.group(self._rank, axis)[self.mesh.index(self._rank, axis) % count :: count]
+        return self._some(axis, ranks, self.mesh.world_size + count)
+
+    def _some(self, axis: str, ranks: Sequence[int], number: int) -> Comm:
+        """Return the group of some ranks along an axis, or of all of them; `number`: which of its parts."""
+        if len(ranks) == self.mesh.size(axis):
             return self(axis)
-        if (axis, count) not in self._neighbours:
-            ranks = self.mesh.neighbours(self._world.device.rank, axis, count)
-            self._neighbours[axis, count] = self._world.subgroup(ranks, axis, 64 * count + self.mesh.number(axis))
-        return self._neighbours[axis, count]
+        if (axis, number) not in self._parts:
+            self._parts[axis, number] = self._world.subgroup(ranks, axis, 64 * number + self.mesh.number(axis))
+        return self._parts[axis, number]

@@ -45,7 +45,7 @@ class Repeated:
 
 
 def repeat_kv(qkv: Tensor, num_heads: int, num_kv_heads: int, times: int = 0) -> Tensor:
-    """Return q|k|v with each head of keys and values repeated so many times, by default H/K, for its group of query
+    """Return q|k|v with each head of keys and values repeated `times` times, by default H/K, for its group of query
     heads. Shapes: qkv (B, T, (H + 2K) d), result (B, T, (H + 2K times) d)."""
     times = times or num_heads // num_kv_heads
     width = qkv.shape[-1] // (num_heads + 2 * num_kv_heads)

@@ -20,13 +20,14 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.config import RunConfig
-from zerosim.config.parts.context import cut_of
+from zerosim.config.parts.context import alike, cut_of
 from zerosim.nn.documents import Documents
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, OwnKeys, Ring
 from zerosim.parallel.ulysses import Ulysses
 from zerosim.placement.classes import Column, Reason
 from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import SHARES
 from zerosim.tensor.tensor import Tensor
 
 AROUND: dict[str, type[OtherKeys]] = {"ring": Ring, "allgather": GatheredKeys, "ulysses+ring": Ring}
@@ -38,29 +39,27 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     documents = None if packing is None else Documents(packing)
     if cut.ranks == 1 and documents is None:
         return made
-    index = config.mesh.axes.index(place.rank, "cp")
+    index = 0 if groups is None else groups.mesh.index(place.rank, *SHARES)
     attention: Callable[..., Tensor] = made.group.attention
     if cut.around > 1:
-        comm = None if groups is None else groups.across("cp", cut.within)
+        comm = None if groups is None else groups.across(*SHARES, cut.within)
         attention = partial(F.attention, run=AROUND[config.context.how](cut, index // cut.within, comm, documents))
     elif documents is not None:
         attention = partial(F.attention, run=OwnKeys(cut, 0, None, documents))
     if cut.within > 1:
-        comm = None if groups is None else groups.neighbours("cp", cut.within)
+        comm = None if groups is None else groups.neighbours(*SHARES, cut.within)
         attention = Ulysses(cut.within, index % cut.within, comm, attention)
     rows = replace(made.group.rows, context=cut, place=index)
     return made._replace(group=replace(made.group, rows=rows, attention=attention, documents=documents))
 
 
 def unlike(config: RunConfig) -> list[Reason]:
-    """Return why ranks that share rows differ: in one part of a row each, or with a window, later tokens read more
-    keys than the first ones. And documents end where they do."""
-    cut, model = cut_of(config.mesh, config.context), config.model
-    windowed = model.has_blocks and any(model.kind(number).window for number in range(model.layers))
-    if cut.around == 1 or (cut.zigzag and not windowed and config.data.packing is None):
+    """Return why ranks that share rows differ, if they do: by their place in the ring."""
+    cut = cut_of(config.mesh, config.context)
+    if alike(config.mesh, config.context, config.model, config.data):
         return []
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
-        yield ("cp",), [index // cut.within for index in range(cut.ranks)]
+        yield SHARES, [index // cut.within for index in range(cut.ranks)]
 
     return [places]

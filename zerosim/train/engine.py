@@ -113,9 +113,7 @@ def forward_loss(
     `draws`: on labels drawn from the model."""
     device, slot = strategy.device, action.slot
     inputs = _input(model, action, batch, device, pipeline)
-    shape = batch.shape[0], model.num_targets(batch.shape) // batch.shape[0]
-    own = device.alloc(shape, int64, Kind.ACTIVATION) if draws else None
-    targets = upload(model.parted(batch)[1], device, model.group.rows) if own is None else own
+    targets = upload(model.parted(batch)[1], device, model.group.rows)  # drawn ones overwrite them
     units = model.chunks[action.chunk]
     if model.loss_mode not in MODES:
         head = model.chunked_loss(targets, scale=scale, count=count, drawn=draws)

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.capabilities.tensor import heads_on_rank
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
-from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbols
 from zerosim.analysis.recompute import parts_again
 from zerosim.config import RunConfig
-from zerosim.config.parts.context import cut_of
+from zerosim.config.parts.context import attended_columns, cut_of
 from zerosim.placement.context import ContextCut
 
-_l, _r, _t, _y_q = symbols("l r t y_q")
+_l, _r, _y_q = symbols("l r y_q")
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
-    cut, model = _cut(config), config.model
+    cut = _cut(config)
     if cut.ranks == 1:
         return
     back = _l if frozen_of(config) is None else _y_q
     again = _r + (back if "core_attn" in parts_again(config) else 0)
-    queries = Fraction(model.heads * model.head_dim, model.hidden)
-    keys = Fraction(2 * max(model.kv_heads, config.mesh.tp * cut.within) * model.head_dim, model.hidden)
+    queries, keys = attended_columns(config.mesh, config.context, config.model)
+    share = heads_on_rank(config)
     by_operation = formulas.context_parallel(
         cut.around,
         cut.within,
-        _on_tp(queries, config),
-        _on_tp(keys, config),
+        queries * share,
+        keys * share,
         back,
         again,
         _r,
@@ -38,11 +37,6 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     )
     for name, form in by_operation.items():
         yield Key("exchanged", name, "cp"), step.passes * form
-
-
-def _on_tp(columns: Fraction, config: RunConfig) -> Form:
-    """Return the columns on a rank, whose heads tp divides."""
-    return (Form() + columns) / (_t if config.mesh.tp > 1 else 1)
 
 
 def _cut(config: RunConfig) -> ContextCut:
@@ -55,7 +49,7 @@ def _about(config: RunConfig) -> Iterator[str]:
     if cut.ranks == 1:
         return
     parts = "an early and a late part" if cut.zigzag and cut.around > 1 else "one part"
-    yield f"The {config.model.seq:,} tokens of every row are cut over {cut.ranks} ranks, {parts} for each."
+    yield f"The tokens of every row are cut over {cut.ranks} ranks, {parts} for each."
     if cut.within > 1:
         yield f"Around attention {cut.within} ranks exchange tokens of all heads for all their tokens of some heads."
     if cut.around > 1 and how == "allgather":
@@ -65,13 +59,11 @@ def _about(config: RunConfig) -> Iterator[str]:
 
 
 def _states(config: RunConfig) -> Iterator[str]:
-    if config.mesh.cp > 1:
-        yield f"Model states are cut over dp_shard x cp, {config.mesh.shards:,} ranks."
+    yield from when(_cut(config).ranks > 1, "Model states are cut over dp_shard x cp.")
 
 
 def _premises(config: RunConfig) -> Iterator[str]:
-    if config.mesh.cp > 1:
-        yield "a rank has a part of every row's tokens"
+    yield from when(_cut(config).ranks > 1, "a rank has a part of every row's tokens")
 
 
 CAPABILITY = Capability(

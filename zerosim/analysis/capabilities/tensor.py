@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
+from zerosim.analysis.formulas.form import Form, symbol
 from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
 from zerosim.functional.liger_loss import LIGER
@@ -55,6 +56,12 @@ def divides_rows(config: RunConfig) -> bool:
 def keeps_gathered(config: RunConfig) -> bool:
     """Return whether such gathered rows are saved for backward."""
     return config.parallel.keep_gathered
+
+
+def heads_on_rank(config: RunConfig) -> Form:
+    """Return the part of the heads that a rank has."""
+    whole = Form() + 1
+    return whole / symbol("t") if config.mesh.tp > 1 else whole
 
 
 def whole_rows(config: RunConfig) -> Iterator[Mapping[str, bool]]:

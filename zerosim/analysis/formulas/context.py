@@ -1,7 +1,7 @@
 """Traffic of context parallelism: what a rank sends in a step for its attentions.
 
-c ranks share a row. `around` of them form a ring, or gather; `within` exchange tokens for heads. bsh is the rank's own
-part of the activation between two layers, b (s/c) h; of it q has `queries` columns for each of h, k and v together
+c ranks share a row. `around` of them form a ring, or gather; `within` exchange tokens for heads. bsh is the rank's
+activation between two layers, b (s/c) h. For each of the h columns q has `queries` columns, and k and v together
 `keys`. A rank holds l blocks. Attention runs l times forward, `back` times backward, and `again` times when it is
 recomputed, of which `exchanged` with the exchanges around it.
 

@@ -151,13 +151,18 @@ def attention_backward(
         _multiply_shared(ds, q, dk, scale, compute)
 
 
-def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compute: np.dtype[Any]) -> None:
-    """out (B, K, 1, T, d) = scale * scores^T @ rows, summed over the query heads that share a key-value head."""
-    sharing = scores.shape[2]
-    total = out if sharing == 1 or out.dtype == compute else cp.empty(out.shape, compute)
-    for i in range(sharing):
+def multiply_shared(scores: Array, rows: Array, out: Array, scale: float, *, add: bool = False) -> None:
+    """out (B, K, 1, T, d) = scale * scores^T @ rows (with `add`, out += ...), summed over the query heads that share a
+    key-value head, each sum stored in out's dtype."""
+    for i in range(scores.shape[2]):
         one = slice(i, i + 1)
-        product(scores[:, :, one].swapaxes(-1, -2), rows[:, :, one], total, scale=scale, add=i > 0)
+        product(scores[:, :, one].swapaxes(-1, -2), rows[:, :, one], out, scale=scale, add=add or i > 0)
+
+
+def _multiply_shared(scores: Array, rows: Array, out: Array, scale: float, compute: np.dtype[Any]) -> None:
+    """`multiply_shared`, rounded once."""
+    total = out if scores.shape[2] == 1 or out.dtype == compute else cp.empty(out.shape, compute)
+    multiply_shared(scores, rows, total, scale)
     if total is not out:
         cast(total, out)
 

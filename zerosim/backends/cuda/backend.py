@@ -16,6 +16,7 @@ from zerosim.backends.cuda import (
     activations,
     arrays,
     attention,
+    blocks,
     coded,
     flash,
     fused,
@@ -38,7 +39,7 @@ from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array, Native, made_of
 
 KERNELS = (
-    *(arrays, ops, products, norm, fused, activations, attention, flash, llama, rotary),
+    *(arrays, ops, products, norm, fused, activations, attention, blocks, flash, llama, rotary),
     *(losses, tokens, update, quantize, nf4, gptq, coded, rules),
 )
 

@@ -1,6 +1,6 @@
 """Rows of attention's scores on the device: which keys a query reads, the soft cap, ALiBi's slopes, the softmax.
 
-The row kernels, also those of `attention.py` and `flash.py`, begin with FORM. They take `form_of`'s numbers last.
+The row kernels, also those of `attention.py` and `tiles.py`, begin with FORM. They take `form_of`'s numbers last.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from zerosim.backends.kernels import Array, Heads
 
 FORM = r"""
 // Rows of scores are `queries` a head, of `heads` heads and several sequences; their columns are consecutive keys. A
-// query's number is its place among those columns. near: the power of two below the model's heads; 0: no slopes. alibi:
-// their factor.
+// query's number is its position less the first column's, perhaps below 0 or beyond the last column. near: the power of
+// two below the model's heads; 0: no slopes. alibi: their factor.
 struct Form {
     double cap, alibi;
     long long near, head, heads, window, causal;
     __device__ long long first(long long query) const { return window && query >= window ? query - window + 1 : 0; }
-    __device__ long long stop(long long query, long long columns) const { return causal ? query + 1 : columns; }
+    __device__ long long stop(long long query, long long columns) const {
+        return causal && query < columns ? query + 1 : columns;
+    }
     __device__ double slope(long long row, long long queries) const {
         if (!near) return 0;
         const long long h = head + row / queries % heads;
@@ -38,12 +40,13 @@ struct Form {
 _SOFTMAX = (
     FORM
     + r"""
-// The softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each from `origin` on. A
-// cap and slopes replace the scores. probs or dropped (probs * mask) may lie over the scores. lse (heads, tokens): the
-// log-sum-exp, at its query. All but the scores may be null: not there, or not wanted.
+// The softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each. A cap and slopes
+// replace the scores. probs or dropped (probs * mask) may lie over the scores. lse (heads, tokens): the log-sum-exp of
+// these queries, from `place` on; -inf where a query reads no key. All but the scores may be null: not there, or not
+// wanted.
 template <class S, class P> __global__ void softmax_rows(
     S* scores, const unsigned char* mask, P* probs, P* dropped, S* lse, long long rows, long long queries,
-    long long first, long long columns, long long tokens, long long origin, FORM_ARGUMENTS) {
+    long long first, long long columns, long long tokens, long long place, FORM_ARGUMENTS) {
     FORM_MADE
     __shared__ S shared[32];
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -66,7 +69,7 @@ template <class S, class P> __global__ void softmax_rows(
         if (probs) store(p, probs[start + j]);
         if (dropped) store(mask && !mask[start + j] ? p * S(0) : p, dropped[start + j]);
     }
-    if (lse && threadIdx.x == 0) lse[row / queries * tokens + origin + query] = top + log(total);
+    if (lse && threadIdx.x == 0) lse[row / queries * tokens + place + row % queries] = top + log(total);
 }
 """
 )
@@ -90,13 +93,13 @@ def softmax(
     dropped: Array | None = None,
     lse: Array | None = None,
     first: int = 0,
-    origin: int = 0,
+    place: int = 0,
 ) -> None:
-    """Compute the softmax of scores (..., queries, keys) from query `first` and key `origin` on, formed by `form_of`'s
-    numbers, in place. All arrays are contiguous.
+    """Compute the softmax of scores (..., queries, keys), formed by `form_of`'s numbers, in place. The first query's
+    position is `first` more than the first key's. All arrays are contiguous.
 
     probs and dropped, of one dtype, receive it before and after the mask, and may share the scores' memory. lse,
-    (heads, T) in the scores' dtype, receives the log-sum-exp of these queries.
+    (heads, T) in the scores' dtype, receives the log-sum-exp of these queries, from its column `place` on.
     """
     queries, keys = scores.shape[-2:]
     target = probs if dropped is None else dropped
@@ -104,5 +107,5 @@ def softmax(
     kernel = raw(_SOFTMAX, "softmax_rows", (scores.dtype, target.dtype))
     arrays = (scores, *(NULL if a is None else a for a in (mask, probs, dropped, lse)))
     rows = scores.size // keys
-    sizes = rows, queries, first - origin, keys, 0 if lse is None else lse.shape[-1], origin
+    sizes = rows, queries, first, keys, 0 if lse is None else lse.shape[-1], place
     run_rows(kernel, rows, keys, *arrays, *sizes, *form)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerosim.backends.kernels import Array, Dropout, Heads, Met
+from zerosim.backends.kernels import Array, Dropout, Heads, Met, Tile
 from zerosim.backends.numpy.attention import by_group, groups, heads_first
 from zerosim.backends.numpy.cast import raised
 from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
-from zerosim.backends.numpy.scores import blocks, slopes_of
+from zerosim.backends.numpy.scores import QUERIES, slopes_of
 
 
 def attention_block(q: Array, kv: Array, heads: Heads, met: Met, dropout: Dropout, out: Array, lse: Array) -> None:
@@ -32,7 +32,7 @@ def attention_block(q: Array, kv: Array, heads: Heads, met: Met, dropout: Dropou
         scores -= top
         np.exp(scores, out=scores)
         total = scores.sum(axis=-1)
-        before, new = sums[at.of_queries], np.log(total) + top[..., 0]
+        before, new = sums[at.queries], np.log(total) + top[..., 0]
         both = np.logaddexp(before, new)
         finite = np.where(np.isneginf(both), 0.0, both).astype(both.dtype)
         if dropout.chance:
@@ -40,10 +40,10 @@ def attention_block(q: Array, kv: Array, heads: Heads, met: Met, dropout: Dropou
             total *= 1.0 - dropout.chance
         result = product(scores, v)
         result *= (np.exp(new - finite) / np.where(total == 0.0, 1.0, total).astype(total.dtype))[..., None]
-        target = results[at.of_queries]
+        target = results[at.queries]
         target *= np.exp(before - finite)[..., None]
         target += result
-        sums[at.of_queries] = both
+        sums[at.queries] = both
 
 
 def attention_delta(grad: Array, out: Array, heads: Heads, delta: Array) -> None:
@@ -70,7 +70,7 @@ def attention_block_backward(
         queries, k, v = at.operands(q, kv, heads)
         g = at.of(grad, heads)
         p = at.scores(queries * factor, k, heads, dq.dtype)
-        p -= sums[at.of_queries][..., None]
+        p -= sums[at.queries][..., None]
         np.exp(p, out=p)
         after = p
         if dropout.chance:
@@ -80,41 +80,38 @@ def attention_block_backward(
             kept = at.mask(dropout, heads)
             ds *= kept
             after = p * kept
-        ds -= deltas[at.of_queries][..., None]
+        ds -= deltas[at.queries][..., None]
         ds *= p
         if heads.form.cap:
             slope = np.tanh(product(queries * factor, k.swapaxes(-1, -2)) / heads.form.cap)
             ds *= 1.0 - slope * slope
         ds *= factor
-        into[at.of_queries] += product(ds, k)
+        into[at.queries] += product(ds, k)
         for which, (left, right) in enumerate(((ds, queries), (after, g))):
             part = product(left.swapaxes(-1, -2), right).sum(axis=2)
-            pairs[at.batch, at.keys, which, at.group] += part.swapaxes(1, 2)
+            pairs[at.batch, at.tile.keys, which, at.group] += part.swapaxes(1, 2)
 
 
 class _Part(NamedTuple):
-    """Queries `rows` and all keys of a block that go together, of some sequences and key-value heads."""
+    """Queries and keys that go together, of some sequences and key-value heads."""
 
     batch: slice
     group: slice
-    rows: slice
-    keys: slice
-    query: int  # the position of the first query
-    key: int
+    tile: Tile
     tokens: int
 
     @property
-    def of_queries(self) -> tuple[slice, slice, slice, slice]:
+    def queries(self) -> tuple[slice, slice, slice, slice]:
         """The place in (B, K, H/K, T, ...)."""
-        return self.batch, self.group, slice(None), self.rows
+        return self.batch, self.group, slice(None), self.tile.rows
 
     def of(self, a: Array, heads: Heads) -> Array:
         """Return the queries' rows of (B, T, H d), (B, K, H/K, rows, d)."""
-        return heads_first(raised(by_group(a, heads)[self.batch, self.rows, self.group]))
+        return heads_first(raised(by_group(a, heads)[self.batch, self.tile.rows, self.group]))
 
     def operands(self, q: Array, kv: Array, heads: Heads) -> tuple[Array, Array, Array]:
         """Return q (B, K, H/K, rows, d), and k and v (B, K, 1, U, d)."""
-        pairs = kv.reshape(*kv.shape[:2], 2, heads.keys, 1, -1)[self.batch, self.keys, :, self.group]
+        pairs = kv.reshape(*kv.shape[:2], 2, heads.keys, 1, -1)[self.batch, self.tile.keys, :, self.group]
         k, v = (heads_first(raised(pairs[:, :, which])) for which in (0, 1))
         return self.of(q, heads), k, v
 
@@ -125,7 +122,7 @@ class _Part(NamedTuple):
             scores /= form.cap
             np.tanh(scores, out=scores)
             scores *= form.cap
-        ahead = np.arange(k.shape[-2]) - np.arange(q.shape[-2])[:, None] + (self.key - self.query)  # key - query
+        ahead = np.arange(k.shape[-2]) - np.arange(q.shape[-2])[:, None] + (self.tile.key - self.tile.query)
         if (slopes := slopes_of(heads, compute)) is not None:
             scores += slopes[self.group] * ahead.astype(compute)
         if window := form.reach(self.tokens):
@@ -136,24 +133,24 @@ class _Part(NamedTuple):
 
     def mask(self, dropout: Dropout, heads: Heads) -> Array:
         """Return this part of `dropout_mask` over (B, H, tokens, tokens), 1 where a probability is kept."""
-        sequences, shared = (range(part.start, part.stop) for part in (self.batch, self.group))
-        sizes = len(sequences), len(shared), heads.sharing, self.rows.stop - self.rows.start
-        kept = np.empty((*sizes, self.keys.stop - self.keys.start), np.uint8)
+        sequences, shared, rows, keys = (
+            range(part.start, part.stop) for part in (self.batch, self.group, self.tile.rows, self.tile.keys)
+        )
+        sizes = len(sequences), len(shared), heads.sharing, len(rows)
+        kept = np.empty((*sizes, len(keys)), np.uint8)
         for at in np.ndindex(*sizes):
             head = heads.number(sequences[at[0]], shared[at[1]] * heads.sharing + at[2])
-            first = (head * self.tokens + self.query + at[3]) * self.tokens + self.key
+            first = (head * self.tokens + self.tile.query + at[3]) * self.tokens + self.tile.key
             mask_run(dropout.key, dropout.chance, first, kept[at])
         return kept
 
 
 def _parts(q: Array, kv: Array, heads: Heads, met: Met) -> Iterator[_Part]:
-    """Yield the parts of every block."""
-    for here, there, queries, keys in met.blocks(heads.form):
-        for batch, group in groups(len(q), heads, len(keys)):
-            batch, group = slice(batch.start, min(batch.stop, len(q))), slice(group.start, min(group.stop, heads.keys))
-            for rows in blocks(len(queries)):
-                own = slice(here.start + rows.start, here.start + rows.stop)
-                yield _Part(batch, group, own, there, queries[rows.start], keys.start, met.tokens)
+    """Yield the parts of a block, in an order that the shapes decide."""
+    for batch, group in groups(len(q), heads, kv.shape[1]):
+        batch, group = slice(batch.start, min(batch.stop, len(q))), slice(group.start, min(group.stop, heads.keys))
+        for tile in met.tiles(heads.form, QUERIES):
+            yield _Part(batch, group, tile, met.tokens)
 
 
 def _factor(q: Array, heads: Heads) -> float:

@@ -34,8 +34,8 @@ class BlockScores:
 
     def keys(self, rows: slice) -> slice:
         """Return the keys that these queries read."""
-        first = max(0, rows.start - self.window + 1) if self.window else 0
-        return slice(first, rows.stop if self.form.causal else self.tokens)
+        read = self.form.read(range(rows.start, rows.stop), range(self.tokens), self.tokens)
+        return slice(read.start, read.stop)
 
     def of(self, q: Array, k: Array, rows: slice, group: slice) -> Array:
         """Return the scores of a block, of the key-value heads `group`: -inf where a query does not read a key."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from zerosim.config.option import Draft, Part, option
+from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
@@ -51,6 +53,21 @@ def cut_of(mesh: MeshConfig, context: ContextConfig) -> ContextCut:
     within = {"ulysses": mesh.cp, "ulysses+ring": min(mesh.cp, max(1, mesh.ranks_per_node // mesh.tp))}
     inner = within.get(context.how, 1)
     return ContextCut(mesh.cp // inner, inner, context.is_zigzag)
+
+
+def attended_columns(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> tuple[Fraction, Fraction]:
+    """Return the columns of queries, and those of keys and values with the copies that ranks need, for each of the
+    model's width."""
+    keys, each = max(model.kv_heads, mesh.tp * cut_of(mesh, context).within), Fraction(model.head_dim, model.hidden)
+    return model.heads * each, 2 * keys * each
+
+
+def alike(mesh: MeshConfig, context: ContextConfig, model: ModelConfig, data: DataConfig) -> bool:
+    """Return whether ranks that share rows do equal work: not in one part of a row each, nor with a window, where later
+    tokens read more keys than the first ones, nor in documents, which end where they do."""
+    cut, layers = cut_of(mesh, context), range(model.layers if model.has_blocks else 0)
+    windowed = any(model.kind(number).window for number in layers)
+    return cut.around == 1 or (cut.zigzag and not windowed and data.packing is None)
 
 
 def rules(
