@@ -161,7 +161,6 @@ def test_documents_are_a_length_or_a_token(text: str, packing: Packing | None) -
         (dict(documents="eod:32"), ["documents", "vocabulary"]),
         (dict(documents="eod"), ["documents", "eod:ID"]),
         (dict(documents="8", optimizer="sophia"), ["documents", "sophia"]),
-        (dict(documents="8", backend="cuda"), ["documents", "cuda"]),
     ],
 )
 def test_what_does_not_keep_documents_apart_is_refused(fields: dict[str, Any], names: list[str]) -> None:
@@ -171,6 +170,15 @@ def test_what_does_not_keep_documents_apart_is_refused(fields: dict[str, Any], n
     assert "\n" not in str(refused.value)
 
 
-def test_a_plan_asks_for_a_length(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--model", "llama", "--attention", "flash", "--documents", "eod:10"]) == 2
-    assert "reads no tokens" in capsys.readouterr().err
+def test_a_plan_says_what_it_assumes_of_documents(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its attention reads whole rows where only tokens would say where documents end."""
+    for documents, said in (("eod:10", "as a plan reads no tokens"), ("16", "documents of 16 tokens")):
+        assert main(["plan", "--model", "llama", "--attention", "flash", "--documents", documents]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize("more", [{}, dict(ranks=2, cp=2), dict(dropout=0.2, model="gpt", kv_heads=4)], ids=str)
+def test_backend_cuda_keeps_them_apart_too(more: dict[str, Any], tokens: Path) -> None:
+    asked = config(**{"ranks": 1, "micro_batch": 8, "documents": f"eod:{EOD}", "tokens": str(tokens), **more})
+    assert_close(run(asked.replace(backend="cuda")), run(asked), 1e-12)

@@ -7,8 +7,8 @@ label would be the next document's first token (Llama 3, arXiv 2407.21783, secti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,12 @@ class Packing:
     length: int = 0
     end: int = 0
 
-    def starts(self, row: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """Return the positions, from 1 to `tokens`, at which a document begins after another in a row of token ids."""
-        return tuple(range(self.length, tokens + 1, self.length) if self.length else self._ends(row, tokens))
-
-    def _ends(self, row: Sequence[int], tokens: int) -> Iterator[int]:
-        for place, token in enumerate(row[:tokens]):
-            if token == self.end:
-                yield place + 1
+    def starts(self, row: Any, tokens: int) -> tuple[int, ...]:
+        """Return the positions, from 1 to `tokens`, at which a document begins after another in a row of token ids, an
+        array of more than `tokens`."""
+        if self.length:
+            return tuple(range(self.length, tokens + 1, self.length))
+        return tuple((1 + (row[:tokens] == self.end).nonzero()[0]).tolist())
 
 
 def packing_of(text: str) -> Packing | None:

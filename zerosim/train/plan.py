@@ -23,7 +23,6 @@ import numpy as np
 from zerosim.comm.runtime import Context, launch_alone
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import feels_limit, is_exact
-from zerosim.config.parts.documents import unplanned
 from zerosim.config.parts.parallel import owns_units
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.optimizers import OPTIMIZERS
@@ -88,8 +87,6 @@ def plan(
     capacity, or where its nodes have less than their ranks hold).
     """
     config = from_first(config)
-    if (why := unplanned(config.data)) is not None:
-        raise why
     if cluster is not None and clock:
         check_timed(config)
     check_plan_of(config, every_rank=every_rank, keep_events=keep_events)
@@ -318,7 +315,7 @@ def _run_rank(
 
     def program(ctx: Context) -> tuple[list[StepReport], list[Event]]:
         ctx.device.takes_turns = takes_turns
-        rows = np.broadcast_to(np.int64(0), (config.data.micro_batch, config.model.columns))  # needs no memory
+        rows = np.broadcast_to(np.int64(-1), (config.data.micro_batch, config.model.columns))  # no token, and no memory
         steps, micro_batches = planned_steps(config), [rows] * config.data.accumulate
         inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None, lambda step: config.tokens)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)

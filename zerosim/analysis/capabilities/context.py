@@ -66,6 +66,14 @@ def _premises(config: RunConfig) -> Iterator[str]:
     yield from when(_cut(config).ranks > 1, "a rank has a part of every row's tokens")
 
 
+def _assumed(config: RunConfig) -> Iterator[str]:
+    if (packing := config.data.packing) is not None:
+        of = f"{packing.length:,} tokens" if packing.length else "whole rows, as a plan reads no tokens (--documents N)"
+        yield f"documents of {of}"
+
+
 CAPABILITY = Capability(
-    forms=_forms, notes={"about": _about, "model_states": _states, "premises": _premises}, axes={"cp": ""}
+    forms=_forms,
+    notes={"about": _about, "model_states": _states, "premises": _premises, "assumed": _assumed},
+    axes={"cp": ""},
 )

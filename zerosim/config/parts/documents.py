@@ -8,14 +8,11 @@ from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.optim import OptimConfig
-from zerosim.config.parts.world import WorldConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError, wrong
 
 
-def rules(
-    data: DataConfig, model: ModelConfig, memory: MemoryConfig, optim: OptimConfig, world: WorldConfig
-) -> Iterator[InputError]:
+def rules(data: DataConfig, model: ModelConfig, memory: MemoryConfig, optim: OptimConfig) -> Iterator[InputError]:
     """Yield what does not keep documents apart."""
     if (packing := data.packing) is None:
         return
@@ -32,19 +29,10 @@ def rules(
         yield refuse(f"token {packing.end} is not in the vocabulary; choose one below {model.vocab}")
     if memory.attention != "flash":
         yield refuse("eager attention reads whole rows; pass --attention flash too")
-    if world.backend == "cuda":
-        yield refuse("backend cuda does not keep documents apart; leave one of them out")
     if OPTIMIZERS[optim.optimizer].estimates_every:
         yield refuse(f"{optim.optimizer} draws a label for every token; choose adam")
     if model.dropout and model.decoder.positions == "alibi":
         yield refuse("dropout in ALiBi's attention is not modelled for them; pass --dropout 0")
-
-
-def unplanned(data: DataConfig) -> InputError | None:
-    """Return why a plan cannot know where documents end."""
-    if data.packing is None or data.packing.length:
-        return None
-    return wrong("documents", f" {data.documents!r}: a plan reads no tokens; choose a length, such as --documents 1024")
 
 
 WORDS = (("reset_attention_mask reset_position_ids eod_mask_loss", "--documents eod:ID, with --attention flash"),)
