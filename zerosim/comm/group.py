@@ -17,7 +17,7 @@ from zerosim.backends.kernels import Array
 from zerosim.comm import checks
 from zerosim.comm.algorithms import direct, native, pairs, ring
 from zerosim.comm.algorithms.execution import Algorithm, Execution, Member
-from zerosim.comm.transports.rounds import Call, Key, Round, Transport
+from zerosim.comm.transports.rounds import ALL_TAGS, Call, Key, Round, Transport
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy, Launch, Message, Wait
 from zerosim.device.work import VECTOR, KernelWork
@@ -29,8 +29,6 @@ T = TypeVar("T")
 Buffers = TypeVar("Buffers", Buffer, list[Buffer])
 
 ALGORITHMS = ("direct", "ring", "pairs", "native")
-MESSAGES_OF_PAIR = -1
-"""Where a `pair` is asked for: its messages of all tags."""
 _RULES: Mapping[str, Algorithm] = MappingProxyType({"direct": direct, "ring": ring, "pairs": pairs, "native": native})
 
 
@@ -196,9 +194,8 @@ class Group:
     ) -> None:
         """Record one call and join its rounds, all of them at once."""
         device, recorder = self.device, self.device.recorder
-        sequence = of_tag = self.next_number(group, call.pair)
-        if call.pair:  # the record counts a pair's messages of all tags, which share a stream
-            sequence = self.next_number(group, MESSAGES_OF_PAIR)
+        of_tag = self.next_number(group, call.pair)
+        sequence = self.next_number(group, ALL_TAGS) if call.pair else of_tag  # the record's: they share a stream
         id = device.next_id()
         if recorder.enabled:
             sent, received = execution.sent_bytes, execution.received_bytes

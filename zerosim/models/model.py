@@ -145,7 +145,8 @@ class Model:
 
     def count(self, micro_batches: Sequence[Any]) -> float:
         """Return by what a rank divides a step's sum of losses, so that the mean over ranks is the mean over all
-        labels: its own labels, or an equal share of all where some tokens are not predicted."""
+        labels: its own labels, or an equal share of all where some tokens are not predicted. The mean over tokens and
+        microbatches is one true division, by their product."""
         if self.group.documents is not None:
             return self.group.documents.share
         return self.num_targets(micro_batches[0].shape) * len(micro_batches)

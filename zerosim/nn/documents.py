@@ -22,6 +22,12 @@ class Documents:
         self.starts: Sequence[tuple[int, ...]] | None = []
         self.share = 1.0
 
+    def expect(self, whole: Any, ranks: int) -> None:
+        """Count the labels of a step's global batch, which is over so many ranks. Frameworks add up their ranks'
+        numbers in one more message; here every rank's host reads the whole batch."""
+        tokens = whole.shape[1] - 1
+        self.share = sum(tokens - len(self.packing.starts(row, tokens)) for row in whole) / ranks
+
     def see(self, batch: Any) -> None:
         """Find where documents begin in a microbatch (B, T + 1), the rows of ranks that share it whole."""
         tokens = batch.shape[1] - 1

@@ -190,7 +190,6 @@ def _run(
     It is asked for at once and read after the step, which waits for the norm anyway: one wait for the device, not two.
     """
     device, scale = strategy.device, strategy.updater.control.loss_scale
-    # The mean over tokens and microbatches is one true division, by their product.
     count = model.count(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
     grads: dict[int, MakeGrad] = {}

@@ -317,7 +317,7 @@ def _run_rank(
         ctx.device.takes_turns = takes_turns
         rows = np.broadcast_to(np.int64(-1), (config.data.micro_batch, config.model.columns))  # no token, and no memory
         steps, micro_batches = planned_steps(config), [rows] * config.data.accumulate
-        inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None, lambda step: config.tokens)
+        inputs = Inputs(steps, lambda ctx, model, step: micro_batches, lambda flat, group: None)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
         trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)
         return trained.reports, ctx.device.recorder.history

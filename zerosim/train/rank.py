@@ -15,7 +15,6 @@ from zerosim.optim.optimizer import Optimizer
 from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Pipeline, Schedule
 from zerosim.parallel.stage import Stage
-from zerosim.placement.mesh import DATA, SHARES
 from zerosim.tensor.flat import Flat
 from zerosim.train import engine
 from zerosim.train.build import MakeStrategy, Whole, build_rank, place_rank
@@ -34,15 +33,13 @@ Opened = Callable[[Context, Model, Strategy], None]
 class Inputs:
     """Inputs that are read before ranks start.
 
-    micro_batches   a function of (ctx, step): one rank's host arrays (B, T + 1) of one step
-    labels          a function of a step: how many labels its global batch has where rows hold several documents
+    micro_batches   a function of (ctx, model, step): one rank's host arrays (B, T + 1) of one step
     write           a function that writes the initial weights into a tensor-parallel member's share of a flat
     """
 
     steps: int
-    micro_batches: Callable[[Context, int], Sequence[Any]]
+    micro_batches: Callable[[Context, Model, int], Sequence[Any]]
     write: Callable[[Flat, Group], None]
-    labels: Callable[[int], int] = lambda step: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +74,7 @@ def train_rank(
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write, loaded(ctx, config, model))
     losses: list[float] = []
-    documents, sharing = model.group.documents, config.mesh.axes.size(*DATA, *SHARES)
-
-    def batch_of(step: int) -> Sequence[Any]:
-        if documents is not None:
-            documents.share = inputs.labels(step) / sharing
-        return inputs.micro_batches(ctx, step)
-
-    batches = map(batch_of, range(inputs.steps))
+    batches = (inputs.micro_batches(ctx, model, step) for step in range(inputs.steps))
     for micro_losses in engine.train(model, batches, strategy, ctx.device, pipeline=pipeline):
         if not micro_losses:  # losses arise on the last pipeline stage
             continue

@@ -297,21 +297,18 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
         steps = config.optim.steps or DEFAULT_STEPS
         batch = partial(data.sample_batch, text, config.data.seed, rows=rows, seq=seq)
 
-    def micro_batches(ctx: Context, step: int) -> list[Any]:
+    def micro_batches(ctx: Context, model: Model, step: int) -> list[Any]:
         data_rank, data_size = config.mesh.axes.index(ctx.rank, *DATA), config.mesh.axes.size(*DATA)
         whole = batch(step)
+        if model.group.documents is not None:
+            model.group.documents.expect(whole, config.mesh.axes.size(*DATA, *SHARES))
         if config.model.is_masked:
             whole = mask_tokens(whole[:, :-1], config.data.seed, step, vocab, mask)
         if config.model.is_second:
             whole = data.shift_right(whole, config.model.seq, config.model.numbers.decoder_start)
         return data.micro_batches(whole, data_rank, data_size, config.data.accumulate)
 
-    packing = config.data.packing
-
-    def labels(step: int) -> int:
-        return 0 if packing is None else sum(seq - len(packing.starts(row, seq)) for row in batch(step))
-
-    return Inputs(steps, micro_batches, _writer(config, weights), labels)
+    return Inputs(steps, micro_batches, _writer(config, weights))
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any]) -> Callable[[Flat, Group], None]:
