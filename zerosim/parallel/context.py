@@ -14,18 +14,20 @@ kept apart by the same kernels, of which each meets a run of queries and a run o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from zerosim import functional as F
+from zerosim.backends.forms import SCORES
 from zerosim.config import RunConfig
 from zerosim.config.parts.context import alike, cut_of
 from zerosim.nn.documents import Documents
 from zerosim.parallel.pieces import Pieces, Place
-from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, OwnKeys, Ring
+from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, OwnKeys, Ring, met
 from zerosim.parallel.ulysses import Ulysses
 from zerosim.placement.classes import Column, Reason
+from zerosim.placement.context import ContextCut
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import SHARES
 from zerosim.tensor.tensor import Tensor
@@ -54,12 +56,23 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 
 
 def unlike(config: RunConfig) -> list[Reason]:
-    """Return why ranks that share rows differ, if they do: by their place in the ring."""
-    cut = cut_of(config.mesh, config.context)
-    if alike(config.mesh, config.context, config.model, config.data):
-        return []
+    """Return why ranks that share rows differ, if they do: by their place in the ring, or by what they read of the
+    documents of a row."""
+    cut, packing = cut_of(config.mesh, config.context), config.data.packing
+    of_place: Sequence[Hashable] = range(cut.around)
+    if alike(config.mesh, config.context, config.model):
+        if packing is None or cut.around == 1 or not packing.length:
+            return []
+        of_place = [_read(config, cut, place, packing.starts((), config.model.seq)) for place in range(cut.around)]
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
-        yield SHARES, [index // cut.within for index in range(cut.ranks)]
+        yield SHARES, [of_place[index // cut.within] for index in range(cut.ranks)]
 
     return [places]
+
+
+def _read(config: RunConfig, cut: ContextCut, place: int, starts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many scores a place computes of the documents in a row, one after the other of whose keys it meets."""
+    around = [(place - step) % cut.around for step in range(cut.around)]
+    meetings = [tuple(around)] if config.context.how == "allgather" else [(source,) for source in around]
+    return tuple(met(cut, place, sources, config.model.seq, starts).pairs(SCORES) for sources in meetings)

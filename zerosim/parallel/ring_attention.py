@@ -38,6 +38,12 @@ Moving = tuple[Work[None], Work[Buffer]]
 """What is on its way to the next rank, and from the one before."""
 
 
+def met(cut: ContextCut, place: int, sources: tuple[int, ...], tokens: int, starts: tuple[int, ...] = ()) -> Met:
+    """Return where the tokens of a place and of some sources lie in a row, whose documents begin at `starts`."""
+    keys = tuple(run for source in sources for run in cut.at(tokens, source))
+    return Met(cut.at(tokens, place), keys, tokens, starts)
+
+
 @dataclass(frozen=True, slots=True)
 class OtherKeys:
     """Place `place` of the ring of a context, and how it gets all keys and values. Without a `comm` it describes a
@@ -57,17 +63,10 @@ class OtherKeys:
         device.kernel(0, device.backend.fill, lse.array, -float("inf"))
         rule = AllKeys(self, qkv, core, total, lse)
         for sources, kv in self.arriving(rule.own_keys()):
-            for rows, heads, met in self.meetings(qkv, core, sources):
-                arrays = (
-                    rule.queries[rows],
-                    kv.array[rows],
-                    heads,
-                    met,
-                    rule.dropout,
-                    total.array[rows],
-                    lse.array[rows],
-                )
-                device.kernels(rule.work("flash_attention", 2, met, rows), device.backend.attention_block, *arrays)
+            for rows, heads, where in self.meetings(qkv, core, sources):
+                into = total.array[rows], lse.array[rows]
+                arrays = rule.queries[rows], kv.array[rows], heads, where, rule.dropout, *into
+                device.kernels(rule.work("flash_attention", 2, where, rows), device.backend.attention_block, *arrays)
             del kv
         if wide == qkv.dtype:
             return Attended(total, rule)
@@ -79,15 +78,11 @@ class OtherKeys:
         """Yield runs of rows with the same documents whose queries read keys of the sources: their heads, and where
         the tokens of both lie in a row."""
         heads, tokens, rows = core.heads, qkv.shape[1] * self.cut.around, slice(0, qkv.shape[0])
-        keys = tuple(run for source in sources for run in self.cut.at(tokens, source))
-        whole = Met(self.cut.at(tokens, self.place), keys, tokens)
         for some, starts in [(rows, ())] if self.documents is None else self.documents.alike(rows.stop, tokens):
-            met = whole._replace(starts=starts)
-            if met.pairs(heads.form):
-                first = (
-                    heads.number(some.start, 0) if core.dropout else heads.first
-                )  # its numbers go on from row to row
-                yield some, heads._replace(first=first, whole=heads.whole or heads.queries), met
+            where = met(self.cut, self.place, sources, tokens, starts)
+            if where.pairs(heads.form):  # dropout's numbers go on from row to row
+                first = heads.number(some.start, 0) if core.dropout else heads.first
+                yield some, heads._replace(first=first, whole=heads.whole or heads.queries), where
 
     def arriving(self, kv: Buffer) -> Iterator[tuple[tuple[int, ...], Buffer]]:
         """Yield keys and values (B, U, 2K d), one buffer after the other, with the places whose tokens they are. `kv`:
@@ -132,10 +127,10 @@ class AllKeys:
             for sources, kv in self.keys.arriving(self.own_keys()):
                 dkv = device.alloc(kv.shape, wide, Kind.TEMP)
                 device.kernel(0, k.fill, dkv.array, 0.0)
-                for rows, own_heads, met in self.keys.meetings(self.qkv, self.core, sources):
-                    arrays = grad.array[rows], self.queries[rows], kv.array[rows], own_heads, met, self.dropout
+                for rows, own_heads, where in self.keys.meetings(self.qkv, self.core, sources):
+                    arrays = grad.array[rows], self.queries[rows], kv.array[rows], own_heads, where, self.dropout
                     results = self.lse.array[rows], delta.array[rows], dq.array[rows], dkv.array[rows]
-                    work = self.work("flash_attention_backward", 5, met, rows)
+                    work = self.work("flash_attention_backward", 5, where, rows)
                     device.kernels(work, k.attention_block_backward, *arrays, *results)
                 del kv
                 yield dkv
@@ -161,12 +156,12 @@ class AllKeys:
         device.kernel(0, device.backend.copy, source, kv.array)
         return kv
 
-    def work(self, name: str, products: int, met: Met, rows: slice) -> tuple[KernelWork, ...]:
+    def work(self, name: str, products: int, where: Met, rows: slice) -> tuple[KernelWork, ...]:
         """Return the work of a kernel over what these tokens of some rows read: all arrays are read and written once.
         Flops count the scores that one kernel over the whole row would, or over each document (`Met.counted`)."""
         heads, form = self.core.heads, self.core.heads.form
-        sizes = rows.stop - rows.start, heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, met.keys))
-        of = Block(*sizes, self.core.width(self.qkv), met.pairs(form), met.counted(form))
+        sizes = rows.stop - rows.start, heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, where.keys))
+        of = Block(*sizes, self.core.width(self.qkv), where.pairs(form), where.counted(form))
         return flash_block(name, products, of, self.qkv.dtype.itemsize, self.lse.dtype.itemsize)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from zerosim.config.option import Draft, Part, option
-from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
@@ -62,12 +61,11 @@ def attended_columns(mesh: MeshConfig, context: ContextConfig, model: ModelConfi
     return model.heads * each, 2 * keys * each
 
 
-def alike(mesh: MeshConfig, context: ContextConfig, model: ModelConfig, data: DataConfig) -> bool:
+def alike(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> bool:
     """Return whether ranks that share rows do equal work: not in one part of a row each, nor with a window, where later
-    tokens read more keys than the first ones, nor in documents, which end where they do."""
+    tokens read more keys than the first ones."""
     cut, layers = cut_of(mesh, context), range(model.layers if model.has_blocks else 0)
-    windowed = any(model.kind(number).window for number in layers)
-    return cut.around == 1 or (cut.zigzag and not windowed and data.packing is None)
+    return cut.around == 1 or (cut.zigzag and not any(model.kind(number).window for number in layers))
 
 
 def rules(
