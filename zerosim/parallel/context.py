@@ -63,7 +63,9 @@ def unlike(config: RunConfig) -> list[Reason]:
     if alike(config.mesh, config.context, config.model):
         if packing is None or cut.around == 1 or not packing.length:
             return []
-        of_place = [_read(config, cut, place, packing.starts((), config.model.seq)) for place in range(cut.around)]
+        of_place = [
+            _read(config, cut, place, packing.starts((), config.model.row_tokens)) for place in range(cut.around)
+        ]
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
         yield SHARES, [of_place[index // cut.within] for index in range(cut.ranks)]
@@ -75,4 +77,4 @@ def _read(config: RunConfig, cut: ContextCut, place: int, starts: tuple[int, ...
     """Return how many scores a place computes of the documents in a row, one after the other of whose keys it meets."""
     around = [(place - step) % cut.around for step in range(cut.around)]
     meetings = [tuple(around)] if config.context.how == "allgather" else [(source,) for source in around]
-    return tuple(met(cut, place, sources, config.model.seq, starts).pairs(SCORES) for sources in meetings)
+    return tuple(met(cut, place, sources, config.model.row_tokens, starts).pairs(SCORES) for sources in meetings)
