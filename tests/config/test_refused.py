@@ -184,6 +184,18 @@ REFUSED: list[tuple[str, ...]] = [
     ("--ranks 4 --tp 2 --partition-activations", "recompute 'none' does not recompute whole blocks; pass --rec"),
     ("--cpu-checkpointing --recompute selective", "recompute 'selective' does not recompute whole blocks"),
     ("--ranks 65536 --tp 65536 --pp 2", "is 131,072 ranks or more, but a world has at most 65,536"),
+    # -- context parallelism
+    ("--ranks 4 --context ring", "--context 'ring': has no effect without cp; pass --cp 2 or more, or leave it out"),
+    ("--ranks 4 --context-order zigzag", "--context-order 'zigzag': has no effect without cp; pass --cp 2 or more"),
+    ("--model mlp --ranks 4 --cp 4", "--cp 4: model mlp has no causal attention over one row; choose gpt or llama"),
+    (f"{FLAT} --ranks 4 --cp 4", "--cp 4: model flat has no causal attention over one row; choose gpt or llama"),
+    (f"{GPT} --ranks 4 --cp 4 --seq 12", "--cp 4: 2 cp (8) does not divide seq 12; choose seq 16, for one"),
+    (
+        f"{GPT} --ranks 4 --cp 4 --seq 16 --context ulysses",
+        "--context 'ulysses': 4 ranks do not divide a rank's 6 heads and 6 of keys and values; choose cp 2, or ring",
+        f"{GPT} --ranks 4 --cp 2 --seq 16 --context ulysses",
+    ),
+    (f"{GPT} --ranks 4 --cp 4 --seq 16 --attention eager", "merges results as flash does; pass --attention flash"),
     # -- pipelines
     ("--ranks 2 --pp two", "--pp: 'two': expected a whole number"),
     (f"{GPT} --ranks 4 --pp 3", "--pp 3 does not divide ranks 4", f"{GPT} --ranks 3 --pp 3 --layers 3"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,17 +24,22 @@ def theirs(config: type[Any], layers: int, trained: bool) -> int:
     made = config(**sizes, num_hidden_layers=layers, vocab_size=128, attn_implementation="sdpa")
     model = AutoModelForCausalLM.from_config(made).to(torch.bfloat16).requires_grad_(trained)
     model.enable_input_require_grads()
-    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    ids = torch.zeros((1, T), dtype=torch.long)
+    return kept_by(lambda: model.model(input_ids=ids), list(model.parameters()))
+
+
+def kept_by(forward: Callable[[], Any], weights: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of storages, those of `weights` left out, that a forward saves."""
+    without, kept = {one.untyped_storage().data_ptr() for one in weights}, dict[int, torch.Tensor]()
 
     def pack(saved: torch.Tensor) -> torch.Tensor:
         kept[saved.untyped_storage().data_ptr()] = saved
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
-        out = model.model(input_ids=torch.zeros((1, T), dtype=torch.long))
+        out = forward()
     assert out is not None
-    return sum(one.untyped_storage().nbytes() for at, one in kept.items() if at not in weights)
+    return sum(one.untyped_storage().nbytes() for at, one in kept.items() if at not in without)
 
 
 @pytest.mark.parametrize(("family", "config"), [("llama", LlamaConfig), ("qwen2", Qwen2Config)])
@@ -127,3 +133,39 @@ def test_the_working_set_of_a_recomputed_block_is_transformers(autocast: bool) -
     adapters = 12 * H if autocast else 20 * H
     lse = 4 * 8
     assert most == T * (2 * layers * H + 12 * wide + 8 * H + adapters + 4 * H + 4 * kv + 4 * H + lse)
+
+
+def litgpts_attention(x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return attention's result, from litgpt's map of q, k and v with one adapter of q and v, as its modules do it."""
+    places = torch.cat([torch.arange(H), torch.arange(2 * H, 3 * H)])
+    down = torch.nn.functional.linear(x, a).transpose(1, 2)
+    share = torch.nn.functional.conv1d(down, b.unsqueeze(-1), groups=2).transpose(1, 2)
+    padded = x.new_zeros((T, 3 * H)).index_copy(1, places, share.reshape(-1, 2 * H)).view(1, T, 3 * H)
+    qkv = (torch.nn.functional.linear(x, weight) + padded * 2).view(1, T, 3, HEADS, H // HEADS)
+    q, k, v = (one.squeeze(2).transpose(1, 2) for one in qkv.split(1, 2))
+    q, k = ((one * torch.ones(T, H // HEADS)).to(x.dtype) for one in (q, k))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_litgpts_attention_keeps_its_maps_result_and_the_adapters() -> None:
+    """v is a view of the map's result, which lives as long; copying an adapter's results into the map's width saves
+    them. So 18h with the input and what attention saves, beside the log-sum-exp and down's 4r."""
+    x = torch.zeros(1, T, H, dtype=torch.bfloat16, requires_grad=True)
+    weights = [torch.zeros(one, dtype=torch.bfloat16) for one in ((3 * H, H), (16, H), (2 * H, 8))]
+    for one in weights[1:]:
+        one.requires_grad_()
+    factors = 4 * T * (H // HEADS) * 2 + 8 * 2 * H
+    assert kept_by(lambda: litgpts_attention(x, *weights), weights) - factors == T * (18 * H + 4 * 8 + 4 * HEADS)
+    size: dict[str, Any] = {
+        "hidden": H,
+        "heads": HEADS,
+        "kv_heads": HEADS,
+        "ffn": F,
+        "layers": 3,
+        "seq": T,
+        "vocab": 128,
+    }
+    run: dict[str, Any] = {"precision": "bf16", "attention": "flash", "saves": "litgpt", "micro_batch": 1, "ranks": 1}
+    config = zerosim.RunConfig(model="llama", **size, **run, lora_rank=8, adapter_dtype="bf16")
+    rows = zerosim.plan(config).saved["layers.1"]
+    assert sum(row.nbytes for row in rows) == T * (26 * H + 6 * F + 4 * 8 + 4 * (HEADS + 2))

@@ -48,6 +48,7 @@ def test_a_plan_warns_of_what_pytorchs_pipelines_refuse_and_run_again(changes: d
         ("meshes.md", "unties the table without a word"),
         ("meshes.md", "every rank keeps the table's whole gradient until `zero_grad`: 12/T + 4 bytes a parameter"),
         ("meshes.md", "a checkpointed block runs forward again for each group of parameters"),
+        ("context.md", "neither an error nor a warning says so"),
         ("time.md", "PyTorch's first step has one bucket with everything"),
         ("counting.md", "`exp_avg_sq` can rise but never fall"),
         ("ten_jobs.md", "DeepSpeed's ZeRO, whose wrapped optimizer makes its states in its first step too"),

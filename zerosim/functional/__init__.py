@@ -27,6 +27,8 @@ from zerosim.functional.loss import cross_entropy_sum as cross_entropy_sum
 from zerosim.functional.norm import layer_norm as layer_norm
 from zerosim.functional.norm import rms_norm as rms_norm
 from zerosim.functional.relative import relative_bias as relative_bias
+from zerosim.functional.repeat import copied as copied
 from zerosim.functional.repeat import repeat_kv as repeat_kv
+from zerosim.functional.repeat import returned_kv as returned_kv
 from zerosim.functional.rotary import rotary as rotary
 from zerosim.functional.scaled import scaled as scaled

@@ -166,6 +166,8 @@ class Model:
         for unit in self.units:
             unit.close()
         self.casts.inputs.clear()
+        if not self.casts.returns:
+            self.casts.outputs.clear()
 
     @property
     def num_parameters(self) -> int:
@@ -183,8 +185,10 @@ class Model:
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
             return maps.cross_entropy_sum(own, targets, splits, fused=self.loss_mode in FUSED, form=self.logit_form)
 
-        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form)
-        return MODES[self.loss_mode](logits, sums, grad_of)
+        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form, self.casts.outputs)
+        made = MODES[self.loss_mode](logits, sums, grad_of)
+        self.casts.outputs.clear()  # only now: until the forward returns, the caller's name has the last one's
+        return made
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: Buffer | None = None) -> None:
         """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).

@@ -65,7 +65,7 @@ class TokenTable:
             at = here.named("lm_head")
             self.bias = at.declare("bias", shape[:1], splits=self.maps.split_vocabulary(shape[:1]))
         self.scale, self.tile = sizes.embed_scale, here.policy.loss_tile
-        self.casts = before_kernel(here.tuning)
+        self.casts = before_kernel(here)
 
     def __call__(self, ids: Tensor) -> Tensor:
         rows = self.maps.embedding(ids.buffer, self.weight, self.splits)

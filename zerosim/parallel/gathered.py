@@ -87,10 +87,10 @@ class Gathered(Published):
 
     def place(self, flats: Sequence[Flat]) -> None:
         stays = self.residency.persistent
-        self._persistent = frozenset(flat.name for flat in flats if stays(flat.spec.num_parameters))
+        self._persistent = frozenset(one.name for one in flats if stays(one.spec.num_parameters) or not one.held.axes)
         for flat in flats:
             if flat.name in self._persistent:
-                self._arrive(flat, self.exchange.gather(flat, exactly=True))
+                self._arrive(flat, self.exchange.gather(flat, exactly=True) if flat.held.axes else flat.shard())
 
     def begin(self, timetable: Timetable) -> None:
         """Begin a step."""
@@ -150,7 +150,7 @@ class Gathered(Published):
 
     def publish(self, flat: Flat) -> None:
         """Gather new parameters of flats that stay resident for good."""
-        if flat.name in self._persistent:
+        if flat.name in self._persistent and flat.held.axes:
             flat.reshard()  # free the old ones before the new ones arrive
             self._arrive(flat, self.exchange.gather(flat, exactly=True))
 

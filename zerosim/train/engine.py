@@ -17,7 +17,7 @@ from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
 from zerosim.functional.common import one_like
 from zerosim.functional.loss import MakeGrad
-from zerosim.functional.loss_modes import MODES, OF_CALLER
+from zerosim.functional.loss_modes import AFTER_MODEL, MODES, OF_CALLER
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.nn.rows import ALL_ROWS, OwnRows
@@ -125,7 +125,7 @@ def forward_loss(
         hidden.append(x.buffer)
         return units[-1].function(x)
 
-    last = head_of if model.loss_mode.startswith(OF_CALLER) else None
+    last = head_of if model.loss_mode.startswith(OF_CALLER) and model.loss_mode != AFTER_MODEL else None
     logits = [forward_pass(units, Tensor(inputs), strategy, slot, last).buffer]
     del inputs
     with device.scope(unit="loss", slot=slot):

@@ -117,15 +117,16 @@ def rules(
 
 
 def _right_cp(most: int, heads: int, kv_heads: int) -> int:
-    """Return the largest number of ranks, up to `most`, that divides the heads."""
-    fits = [size for size in range(1, most + 1) if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0]
-    return fits[-1]
+    """Return the largest divisor of `most` ranks that divides the heads."""
+    sizes = (size for size in range(most, 0, -1) if most % size == 0)
+    return next(size for size in sizes if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0)
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
     values = draft.values
-    if values.get("cp", 1) > 1 and values.get("context") != "ulysses" and "attention" not in draft.given:
+    merges = values.get("cp", 1) > 1 and values.get("context") != "ulysses"
+    if merges and values.get("model") not in ("mlp", "flat") and "attention" not in draft.given:
         values["attention"] = "flash"
     return {}
 

@@ -18,9 +18,13 @@ from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.optim import OptimConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.precision import PrecisionConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
+from zerosim.placement.block import Block
 from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import FlatSpec, WeightSpec
@@ -28,6 +32,7 @@ from zerosim.placement.spec import FlatSpec, WeightSpec
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
 ALL_LINEAR = "all-linear"
+NOT_CUT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +74,8 @@ class TuningConfig(Part):
     )  # fmt: skip
     adapter_shards: str = option(
         "unit", "the buffer that is cut and gathered: a unit's adapters together, each of their tensors (FSDP1's "
-        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2)",
-        choices=("unit", "tensor", "rows"), stages=(1, 2, 3), follows=OF_RECIPE,
+        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2). whole: none is cut "
+        "(FSDP1's ignored_modules)", choices=("unit", "tensor", "rows", "whole"), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
     prepare_kbit: bool = option(
         False, "store norms in fp32 beside a 4-bit base, as PEFT's prepare_model_for_kbit_training does: activations "
@@ -172,8 +177,15 @@ def format_of(tuning: TuningConfig, kind: str) -> Format | None:
     return stored._replace(apart=1 + stored.zeros) if stored is not None and tuning.whole_scales else stored
 
 
+def are_whole(tuning: TuningConfig) -> bool:
+    """Return whether every rank holds adapters whole, with their gradients and states."""
+    return tuning.lora_rank > 0 and tuning.adapter_shards == "whole"
+
+
 def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
-    """Return the elements of a row of a buffer that is cut between rows; 0 for other buffers."""
+    """Return the elements of a row of a buffer that is cut between rows; NOT_CUT, or 0 for other buffers."""
+    if are_whole(tuning):
+        return NOT_CUT
     if tuning.adapter_shards != "rows" or flat.block > 1 or not is_adapter(flat.weights[0].name):
         return 0
     return math.prod(flat.weights[0].shape[1:])
@@ -182,6 +194,14 @@ def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
 def stored_fp32(tuning: TuningConfig, weights: Sequence[WeightSpec]) -> bool:
     """Return whether a buffer of these weights is frozen and stored in fp32: norms, with `prepare_kbit`."""
     return tuning.prepare_kbit and all(len(weight.shape) == 1 for weight in weights)
+
+
+def widens_norms(tuning: TuningConfig, block: Block) -> bool:
+    """Return whether norms give fp32, and so activations between blocks are fp32: bitsandbytes' maps return the dtype
+    of their input. `prepare_kbit` stores norms so; autocast computes torch's layer norm so, but no RMS norm, which is
+    several ops."""
+    is_4bit = tuning.autocast is not None and tuning.base == "nf4" and not tuning.fused_lora
+    return tuning.prepare_kbit or (is_4bit and block.norm == "layer" and not block.parallel and not block.norms_sum)
 
 
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
@@ -223,7 +243,7 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
 
 def dtype_rules(
     tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, gathering: Gathering, grads: GradMemory,
-    offload: OffloadConfig,
+    offload: OffloadConfig, model: ModelConfig,
 ) -> Iterator[InputError]:  # fmt: skip
     """Yield what is wrong with adapters in a dtype of their own."""
     name, stored = tuning.adapter_dtype, precision.stored
@@ -238,6 +258,9 @@ def dtype_rules(
     if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
         other = "fused_lora" if tuning.fused_lora else "pp"
         yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)
+    elif mesh.pp > 1 and model.has_blocks and widens_norms(tuning, model.decoder.block):
+        why = "activations between blocks would be fp32; leave out pp"
+        yield wrong("autocast", f" {tuning.autocast!r}: {why}", beside="pp")
     if name is None:
         if tuning.fused_lora:
             yield wrong("fused_lora", ": its kernels are for PEFT's adapters; add adapter_dtype fp32 or bf16")
@@ -260,6 +283,24 @@ def dtype_rules(
         yield refused("cast_shards keeps fp32 shards already, and computes in the base's dtype; leave one of them out")
     if tuning.is_wide and grads.upcast:
         yield refused("upcast_grads is DeepSpeed's, which casts adapters to the base's dtype; leave one of them out")
+
+
+def whole_rules(
+    tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, parallel: ParallelConfig,
+    optim: OptimConfig, offload: OffloadConfig,
+) -> Iterator[InputError]:  # fmt: skip
+    """Yield what adapters that are whole on every rank do not have."""
+    if not are_whole(tuning):
+        return
+    if (
+        (parallel.recipe, parallel.zero_stage) != ("fsdp1", 3)
+        or tuning.adapter_dtype is None
+        or not (tuning.is_wide or precision.is_pure)
+    ):
+        why = "only FSDP1 leaves modules alone, here adapters without masters: choose recipe fsdp1 at stage 3 and "
+        yield wrong("adapter_shards", f" 'whole': {why}adapter_dtype fp32, or bf16 with precision bf16-pure")
+    elif mesh.tp * mesh.pp * mesh.dp_replicate > 1 or offload.is_on or OPTIMIZERS[optim.optimizer].cut == "sums":
+        yield wrong("adapter_shards", " 'whole': leave out tp, pp, dp_replicate, offload and adafactor")
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
@@ -296,7 +337,9 @@ WORDS = (
 
 LACKING = (
     (
-        "peft* use_dora use_galore use_apollo use_badam",
+        "peft* use_dora use_galore use_apollo use_badam adalora* adaption_prompt* boft* bone* c3a* fourierft* hra* "
+        "ia3* ln_tuning* loha* lokr* miss* oft* p_tuning* prefix_tuning* prompt_tuning* randlora* road* shira* "
+        "trainable_tokens* vblora* vera* waveft* xlora*",
         "PEFT's other methods",
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),
