@@ -38,8 +38,8 @@ def assert_same_events(real: list[Event], shapes: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("context", ["ring", "allgather", "ulysses"])
-def test_so_do_messages_of_several_tags_round_a_ring(context: str) -> None:
-    """A pair's messages of all tags share a stream, so the record numbers them as one row."""
+def test_so_does_each_way_of_a_context(context: str) -> None:
+    """What goes round a ring, keys and values and then their gradients too, is numbered in one row."""
     assert_same_record(small(cp=2, ranks=2, seq=8, attention="flash", context=context))
 
 

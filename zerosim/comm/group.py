@@ -17,7 +17,7 @@ from zerosim.backends.kernels import Array
 from zerosim.comm import checks
 from zerosim.comm.algorithms import direct, native, pairs, ring
 from zerosim.comm.algorithms.execution import Algorithm, Execution, Member
-from zerosim.comm.transports.rounds import ALL_TAGS, Call, Key, Round, Transport
+from zerosim.comm.transports.rounds import Call, Key, Round, Transport
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy, Launch, Message, Wait
 from zerosim.device.work import VECTOR, KernelWork
@@ -194,8 +194,7 @@ class Group:
     ) -> None:
         """Record one call and join its rounds, all of them at once."""
         device, recorder = self.device, self.device.recorder
-        of_tag = self.next_number(group, call.pair)
-        sequence = self.next_number(group, ALL_TAGS) if call.pair else of_tag  # the record's: they share a stream
+        sequence = self.next_number(group, call.pair)
         id = device.next_id()
         if recorder.enabled:
             sent, received = execution.sent_bytes, execution.received_bytes
@@ -223,7 +222,7 @@ class Group:
                 KernelWork("reduce", VECTOR, execution.flops, execution.bytes_read, execution.bytes_written), id
             )
         for number, exchange in enumerate(execution.rounds):
-            work.last = self._transport.join(device.rank, Key(call.pair, group, of_tag, number), call, exchange)
+            work.last = self._transport.join(device.rank, Key(call.pair, group, sequence, number), call, exchange)
             if self._transport.is_staged:
                 work.staged.append(work.last)
         work.launched.append(id)

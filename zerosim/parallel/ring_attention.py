@@ -32,8 +32,6 @@ from zerosim.placement.context import ContextCut
 from zerosim.tensor.tensor import Saved, Tensor
 
 PURPOSE = "activations"
-KEYS, GRADS = 0, 1
-"""Tags of what goes round at the same time: keys and values, and their gradients."""
 Moving = tuple[Work[None], Work[Buffer]]
 """What is on its way to the next rank, and from the one before."""
 
@@ -186,7 +184,7 @@ class Ring(OtherKeys):
     def arriving(self, kv: Buffer) -> Iterator[tuple[tuple[int, ...], Buffer]]:
         size = self.cut.around
         for step in range(size):
-            moving = self._pass(kv, KEYS) if step < size - 1 else None
+            moving = self._pass(kv) if step < size - 1 else None
             yield ((self.place - step) % size,), kv
             if moving is not None:
                 kv = _arrived(moving)
@@ -198,15 +196,15 @@ class Ring(OtherKeys):
                 before, device = _arrived(moving), dkv.device
                 device.kernel(dkv.numel, device.backend.add, dkv.array, before.array, dkv.array)
                 del before
-            moving = self._pass(dkv, GRADS)
+            moving = self._pass(dkv)
             del dkv
         assert moving is not None
         return _arrived(moving)
 
-    def _pass(self, buffer: Buffer, tag: int) -> Moving:
+    def _pass(self, buffer: Buffer) -> Moving:
         after, before = (self.place + 1) % self.cut.around, (self.place - 1) % self.cut.around
-        sent = self.ring.launch_send(buffer, after, PURPOSE, tag=tag)
-        return sent, self.ring.launch_recv(buffer.shape, buffer.dtype, before, Kind.TEMP, PURPOSE, tag=tag)
+        sent = self.ring.launch_send(buffer, after, PURPOSE)
+        return sent, self.ring.launch_recv(buffer.shape, buffer.dtype, before, Kind.TEMP, PURPOSE)
 
 
 class GatheredKeys(OtherKeys):

@@ -21,7 +21,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from zerosim.comm.collectives import Comm
-from zerosim.comm.transports.rounds import ALL_TAGS
 from zerosim.device.device import Buffer, Device, Kind, Phase, Storage
 from zerosim.device.events import Alloc, Copy, Event, Free, Kernel, Launch, Message, Retag, Save, Scope, Wait
 from zerosim.device.memory import Exact
@@ -340,8 +339,7 @@ class Script:
                 self._allocs[number] = self._allocs[number]._replace(kind=event.kind)
             case Launch():
                 members = tuple(member - self.device.rank for member in event.group)
-                pair = ALL_TAGS if event.op in MESSAGES else 0
-                line = self.lines.setdefault((members, pair), len(self.lines))
+                line = self.lines.setdefault((members, int(event.op in MESSAGES)), len(self.lines))
                 self._calls[line] += 1
                 number = self._calls[line] - 1
                 return event._replace(work=self._number(event.work), group=(line,), sequence=number)

@@ -67,10 +67,6 @@ class Call(NamedTuple):
         return " ".join(word for word in words if word)
 
 
-ALL_TAGS = -1
-"""Where a `pair` is asked for: its messages of all tags."""
-
-
 class Key(NamedTuple):
     """Identifies a round: number `number` of the group's collective (or of a pair's message) number `sequence`. The
     group's ranks are global."""
