@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zerosim.analysis.expect.asked import cluster_named
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.train.plan import plan
@@ -178,3 +179,15 @@ def test_cost_does_not_grow_with_ranks() -> None:
     assert len(many.ran) <= 11
     two, four, six = (len(plan_of(8, layers).events[0]) for layers in (2, 4, 6))
     assert four - two == six - four
+
+
+def test_a_ring_of_uneven_shares_takes_the_time_of_all_its_ranks() -> None:
+    """One rank stands for three and waits for the last one's messages, and the last one for those of a rank that it
+    stands for."""
+    cluster = cluster_named("a100-80", None)
+    config = small(cp=4, ranks=4, seq=16, hidden=6, vocab=257, attention="flash", steps=None)
+    few, every = (plan(config, cluster=cluster, every_rank=every_rank).time for every_rank in (False, True))
+    assert few is not None
+    assert every is not None
+    assert len(plan(config).ran) == 2
+    assert few.seconds == every.seconds

@@ -299,14 +299,27 @@ class Calls:
 
     def __init__(self, runs: Mapping[int, Run], stands_for: Sequence[int], costs: Costs) -> None:
         self.runs, self.stands_for, self.costs = runs, stands_for, costs
-        self._members: dict[tuple[int, ...], tuple[Run, ...]] = {}
+        self._members: dict[tuple[Line, tuple[int, ...]], tuple[tuple[Run, Line], ...]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}  # of a call, by all that its duration depends on
 
-    def members(self, group: tuple[int, ...]) -> tuple[Run, ...]:
-        if group not in self._members:
-            ranks = dict.fromkeys(self.stands_for[rank] for rank in group)
-            self._members[group] = tuple(self.runs[rank] for rank in ranks)
-        return self._members[group]
+    def members(self, launch: Launch, line: Line) -> tuple[tuple[Run, Line], ...]:
+        """Return the runs that stand for a call's members, each with the line of its own call."""
+        like = line, launch.group
+        if like not in self._members:
+            runs = [self.runs[self.stands_for[rank]] for rank in launch.group]
+            lines = [self._own_line(launch, at, run) for at, run in enumerate(runs)]
+            self._members[like] = tuple(dict.fromkeys(zip(runs, lines, strict=True)))
+        return self._members[like]
+
+    def _own_line(self, launch: Launch, at: int, run: Run) -> Line:
+        """Return the line on which a rank that stands for member `at` has its call: of a message, the one to or from
+        its own neighbour."""
+        if launch.op not in MESSAGES:
+            return run.line(launch)
+        places = [run.mesh.index(rank, launch.axis) for rank in launch.group]
+        ranks, own = run.mesh.group(run.track.rank, launch.axis), run.mesh.index(run.track.rank, launch.axis)
+        group = tuple(ranks[(own + place - places[at]) % len(ranks)] for place in places)
+        return run.line(launch._replace(group=group))
 
     def place(self, run: Run, call: Call) -> bool:
         """Set the times of a call and of those before it in its stream. Return False if a member has not launched it
@@ -318,14 +331,15 @@ class Calls:
         return True
 
     def _place_first(self, run: Run, call: Call) -> bool:
-        start = 0.0
-        for member in self.members(call.launch.group):
-            ready = self._ready(member, call.key)
+        start, (stream, places, sequence) = 0.0, call.key
+        members = self.members(call.launch, (stream, places))
+        for member, line in members:
+            ready = self._ready(member, (*line, sequence))
             if ready is None:
                 return False
             start = max(start, ready)
-        for member in self.members(call.launch.group):
-            member.calls[call.key].read += 1
+        for member, line in members:
+            member.calls[*line, sequence].read += 1
         call.start, call.stop = start, start + self._takes(call.launch)
         run.end_call(call)
         return True

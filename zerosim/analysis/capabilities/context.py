@@ -23,7 +23,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         return
     back = _l if frozen_of(config) is None else _y_q
     again = _r + (back if "core_attn" in parts_again(config) else 0)
-    queries, keys = attended_columns(config.mesh, config.context, config.model)
+    queries, keys = attended_columns(config.mesh, config.context, config.model, config.memory)
     share = heads_on_rank(config)
     by_operation = formulas.context_parallel(
         cut.around,

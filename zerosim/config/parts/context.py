@@ -54,10 +54,13 @@ def cut_of(mesh: MeshConfig, context: ContextConfig) -> ContextCut:
     return ContextCut(mesh.cp // inner, inner, context.is_zigzag)
 
 
-def attended_columns(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> tuple[Fraction, Fraction]:
-    """Return the columns of queries, and those of keys and values with the copies that ranks need, for each of the
-    model's width."""
-    keys, each = max(model.kv_heads, mesh.tp * cut_of(mesh, context).within), Fraction(model.head_dim, model.hidden)
+def attended_columns(
+    mesh: MeshConfig, context: ContextConfig, model: ModelConfig, memory: MemoryConfig
+) -> tuple[Fraction, Fraction]:
+    """Return the columns of queries, and those of keys and values with the copies that ranks need, or that attention
+    reads, for each of the model's width."""
+    each = Fraction(model.head_dim, model.hidden)
+    keys = model.heads if memory.repeat_kv else max(model.kv_heads, mesh.tp * cut_of(mesh, context).within)
     return model.heads * each, 2 * keys * each
 
 
