@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.expect.asked import cluster_named
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
@@ -191,3 +192,15 @@ def test_a_ring_of_uneven_shares_takes_the_time_of_all_its_ranks() -> None:
     assert every is not None
     assert len(plan(config).ran) == 2
     assert few.seconds == every.seconds
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(model="llama", heads=2, kv_heads=1, repeat_kv=True),
+        dict(accumulate=3, offload="optimizer=host,grads=host"),
+    ],
+    ids=str,
+)
+def test_forms_of_a_context_agree_with_its_counts(fields: dict[str, object]) -> None:
+    assert formulas_agree(checks(plan(small(cp=2, ranks=2, seq=8, attention="flash", steps=None, **fields))))
