@@ -207,6 +207,9 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "offload_policy": ("fsdp2",),
     "tie_embeddings": (False, True),
     "dropout": (0.1,),
+    "documents": ("2", "3"),
+    "loss_tile": (3,),
+    "mlp_tile": (1, 5),
     "positions": (9,),
 }
 """Values of each option beside its default."""
@@ -245,6 +248,8 @@ TOGETHER: Sequence[Mapping[str, Any]] = (
     {"offload_activations": True, "stash_window": 1},
     {"recompute": "full", "cpu_checkpointing": True, "stash_window": 2},
     {"recompute": "full", "cpu_checkpointing": True, "partition_activations": True, "tp": 2},
+    {"mlp_tile": 3, "recompute": "full", "loss": "chunked", "loss_tile": 2},
+    {"documents": "3", "attention": "flash"},
     {"tp": 2, "sequence_parallel": True, "keep_gathered": True},
     {"tp": 2, "sequence_parallel": True, "tp_comm_overlap": True},
     {"stage": 1, "persistent_grads": True, "gradient_accumulation_fusion": True, "transformer_engine": True},

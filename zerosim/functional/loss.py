@@ -79,7 +79,7 @@ class LogitsGrad:
 
     targets: Buffer
     scale: float
-    count: int
+    count: float
     first: int = 0
     columns: int | None = None
     form: LogitForm = PLAIN

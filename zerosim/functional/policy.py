@@ -34,11 +34,13 @@ class ActivationPolicy:
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks
+    mlp_tile    the feed-forward runs for so many rows at a time; 0: for all
+    loss_tile   so does the head with a chunked loss; 0: for an eighth of them
     again       the parsed form of `recompute`
 
     `saves`, `recompute`, `return_kv` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its
-    copies' gradients. 'flash' adds in another order than 'eager' and is within rounding of it. Raises: InputError for a
-    name that is none of these.
+    copies' gradients, and tiles that of theirs. 'flash' adds in another order than 'eager' and is within rounding of
+    it. Raises: InputError for a name that is none of these.
     """
 
     saves: str = "lean"
@@ -47,6 +49,8 @@ class ActivationPolicy:
     fp32_softmax: bool = False
     repeat_kv: bool = False
     return_kv: bool = False
+    mlp_tile: int = 0
+    loss_tile: int = 0
     again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -154,7 +154,8 @@ ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Atte
 
 
 class FeedForward:
-    """A map into the feed-forward's width, a function, dropout if the row has it there, a map back."""
+    """A map into the feed-forward's width, a function, dropout if the row has it there, a map back. The policy may
+    want it in tiles of rows."""
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         self.columns = into_columns(here, 1, branch.columns)
@@ -165,6 +166,10 @@ class FeedForward:
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
+        tile = self.policy.mlp_tile
+        return F.by_rows(self._of_rows, x, tile, "mlp") if tile else self._of_rows(x)
+
+    def _of_rows(self, x: Tensor) -> Tensor:
         run = self.policy.run
         return self.proj(self.dropout(run("mlp_act", self.between, run("fc1", self.columns, x))))
 

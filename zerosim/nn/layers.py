@@ -52,7 +52,8 @@ class Dropout:
 
 class TokenTable:
     """A table (V, D), cut by rows over a group: as an embedding it maps token ids to rows (..., D), times `scale`; as a
-    head it computes `logits`, with a bias (V) if the family's head has one."""
+    head it computes `logits`, with a bias (V) if the family's head has one. `tile`: the tokens of a chunk of its
+    loss."""
 
     def __init__(self, here: LayerContext, *, embedding: bool = True) -> None:
         self.maps, sizes = here.group.maps, here.sizes
@@ -63,7 +64,7 @@ class TokenTable:
         if here.decoder.head_bias and (not embedding or sizes.tie_embeddings):  # of a tied head beside its table
             at = here.named("lm_head")
             self.bias = at.declare("bias", shape[:1], splits=self.maps.split_vocabulary(shape[:1]))
-        self.scale = sizes.embed_scale
+        self.scale, self.tile = sizes.embed_scale, here.policy.loss_tile
         self.casts, self.here = before_kernel(here), here
 
     def __call__(self, ids: Tensor) -> Tensor:

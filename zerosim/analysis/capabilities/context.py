@@ -94,6 +94,9 @@ def _kept(config: RunConfig) -> Iterator[str]:
 def _assumed(config: RunConfig) -> Iterator[str]:
     if (cut := _cut(config)).ranks > 1:
         yield f"context {way(config)}{' (zigzag)' if cut.zigzag else ''}"
+    if (packing := config.data.packing) is not None:
+        of = f"{packing.length:,} tokens" if packing.length else "whole rows, as a plan reads no tokens (--documents N)"
+        yield f"documents of {of}"
 
 
 def _states(config: RunConfig) -> Iterator[str]:

@@ -100,6 +100,15 @@ class MemoryConfig(Part):
         "for some tokens at a time (chunked, liger)", choices=LOSSES, follows=OF_RECIPE,
         switches={"cross_entropy_loss_fusion": "megatron-fused"},
     )  # fmt: skip
+    loss_tile: int = option(
+        0, "with --loss chunked: logits for TOKENS at a time, however long the sequence; 0: for an eighth of all "
+        "tokens (torchtune)", low=0, high=1 << 30, metavar="TOKENS",
+    )  # fmt: skip
+    mlp_tile: int = option(
+        0, "compute the feed-forward of a block for TOKENS at a time, and recompute it tile by tile in backward "
+        "(ALST's TiledMLP, whose tile is as many tokens as the model is wide); 0: for all at once", low=0, high=1 << 30,
+        metavar="TOKENS",
+    )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
         metavar="SIZE", shown="no limit", parse=parse_bytes, group="ranks and stage",
@@ -175,6 +184,8 @@ def rules(
         yield wrong(
             "loss", f" {memory.loss!r}: model {model.family} has no separate head; choose in-place, or leave it out"
         )
+    if memory.loss_tile and memory.loss != "chunked":
+        yield wrong("loss_tile", f" {memory.loss_tile}: loss {memory.loss} has no tiles; pass --loss chunked too")
 
 
 WORDS = (
@@ -191,6 +202,7 @@ WORDS = (
         "--attention flash or eager; the clock's kernel is --flash-kernel",
     ),
     ("use_liger_kernel enable_liger_kernel liger_*", "--loss liger, with --kernels fused for the clock"),
+    ("num_output_chunks chunked_cross_entropy*", "--loss chunked, with --loss-tile TOKENS for other than 8 chunks"),
     ("use_unsloth", "--loss chunked, with --kernels fused for the clock"),
     ("no_masked_softmax_fusion", "--fp32-softmax, with --attention eager"),
 )
