@@ -17,9 +17,22 @@ from zerosim.errors import InputError
 
 Made = TypeVar("Made")
 MOST_RANKS = 8
-MOST_WORK = 48  # ranks x layers x microbatches x steps
+MOST_WORK = 64  # ranks x layers x microbatches x steps
 SIZES = (
-    *("ranks", "pp", "tp", "dp_replicate", "stage", "steps", "micro_batch", "seed", "accumulate", "model", "layers"),
+    *(
+        "ranks",
+        "pp",
+        "tp",
+        "cp",
+        "dp_replicate",
+        "stage",
+        "steps",
+        "micro_batch",
+        "seed",
+        "accumulate",
+        "model",
+        "layers",
+    ),
     *("hidden", "heads", "kv_heads", "ffn", "seq", "vocab", "params", "units"),
 )
 """Drawn in `_sizes`, and never left out."""
@@ -57,6 +70,8 @@ for larger models (`optim/test_paging.py`)."""
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),
     "secondary_shard": (2,),
+    "context": ("ring", "ulysses", "allgather", "ulysses+ring"),
+    "context_order": ("zigzag", "contiguous"),
     "sequence_parallel": (True,),
     "keep_gathered": (True,),
     "pad_vocab": (True,),
@@ -102,9 +117,10 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "grads_in_partition": (True,),
     "host_buffers": (True,),
     "pin_memory": (True,),
-    "host_load": (True,),
+    "host_load": ("every", "first"),
     "keep_upcast": (True,),
     "keep_grads": (True,),
+    "sum_computed_grads": (True,),
     "delayed_update": (1, 2),
     "optimizer_in_backward": (True,),
     "reshard_after_forward": (False,),
@@ -200,7 +216,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 
 OFTEN = (
     *("pipeline", "recipe", "recompute", "offload", "gather", "prefetch", "freeze", "lora_rank", "collective"),
-    *("partition", "sequence_parallel", "optimizer", "precision"),
+    *("partition", "sequence_parallel", "optimizer", "precision", "context"),
 )
 """Options that others need, or that change much."""
 
@@ -308,7 +324,11 @@ def _sizes(rng: random.Random) -> dict[str, Any]:
     fields |= dict(micro_batch=rng.choice((1, 1, 2)))
     fields |= dict(accumulate=rng.choice((1, 2, 3, 4) if pp == 1 else (1, pp, 2 * pp, 2 * pp + 1)))
     model = rng.choice(("gpt", "gpt", "gpt", "llama", "llama", "flat", "mlp"))
-    fields |= dict(model=model, seq=rng.choice((1, 2, 4)), vocab=rng.choice((256, 256, 257)))
+    cp = rng.choice((1, 1, 1, 2, 2, 3, 4)) if model in ("gpt", "llama") else 1
+    if cp > 1:
+        fields |= dict(cp=cp, ranks=ranks * cp)
+    seq = rng.choice((1, 2, 4)) * (1 if cp == 1 else 2 * cp)
+    fields |= dict(model=model, seq=seq, vocab=rng.choice((256, 256, 257)))
     if model == "flat":
         return fields | dict(params=rng.choice((210, 1001)), units=rng.choice((1, 3, 4)), vocab=256)
     fields |= dict(layers=rng.choice((1, 2, 2, 3, 4)))

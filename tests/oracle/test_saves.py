@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2PreTrainedModel, LlamaConfig, Qwen2Config
 
 import zerosim
 from zerosim.device.events import Alloc, Free
@@ -18,14 +18,16 @@ from zerosim.device.events import Alloc, Free
 H, KV, F, T, HEADS = 64, 32, 160, 32, 4
 
 
-def theirs(config: type[Any], layers: int, trained: bool) -> int:
-    """Return the bytes of storages, parameters left out, that the layers' forward saves."""
+def theirs(config: type[Any], layers: int, trained: bool, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Return the bytes of storages, parameters left out, that the layers' forward saves; fp32 weights have autocast."""
     sizes = {"hidden_size": H, "num_attention_heads": HEADS, "num_key_value_heads": 2, "intermediate_size": F}
-    made = config(**sizes, num_hidden_layers=layers, vocab_size=128, attn_implementation="sdpa")
-    model = AutoModelForCausalLM.from_config(made).to(torch.bfloat16).requires_grad_(trained)
+    sizes |= {"head_dim": H // HEADS, "num_hidden_layers": layers, "vocab_size": 128}
+    made = config(**sizes, attn_implementation="sdpa", attn_logit_softcapping=None)
+    model = AutoModelForCausalLM.from_config(made).to(dtype).requires_grad_(trained)
     model.enable_input_require_grads()
     ids = torch.zeros((1, T), dtype=torch.long)
-    return kept_by(lambda: model.model(input_ids=ids), list(model.parameters()))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.float32):
+        return kept_by(lambda: model.model(input_ids=ids), list(model.parameters()))
 
 
 def kept_by(forward: Callable[[], Any], weights: Sequence[torch.Tensor]) -> int:
@@ -60,6 +62,29 @@ def test_gemma_2s_four_norms_keep_40h() -> None:
     run: dict[str, Any] = {"precision": "bf16", "attention": "flash", "saves": "eager", "micro_batch": 1, "ranks": 1}
     rows = zerosim.plan(zerosim.RunConfig(model="gemma2", **size, **run)).saved["layers.1"]
     assert sum(row.nbytes for row in rows) - 4 * HEADS * T - 4 * 4 * T == T * (40 * H + 4 * KV + 8 * F)
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "norms", "each"),
+    [("llama", LlamaConfig, 2, 30), ("qwen2", Qwen2Config, 2, 30), ("gemma2", Gemma2Config, 4, 46)],
+)
+def test_a_block_under_autocast_keeps_what_transformers_block_keeps(
+    family: str, config: type[Any], norms: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fp32 weights, all trained: 30h + 4kv + 8f bytes a token, and casts of the maps' weights. Gemma 2's norms after a
+    branch keep an fp32 copy of its result too."""
+    size: dict[str, Any] = {"hidden": H, "heads": HEADS, "kv_heads": 2, "ffn": F, "layers": 3, "seq": T, "vocab": 128}
+    run: dict[str, Any] = {"precision": "fp32", "attention": "flash", "saves": "eager", "micro_batch": 1, "ranks": 1}
+    rows = zerosim.plan(zerosim.RunConfig(model=family, **size, **run, autocast="bf16")).saved["layers.1"]
+    casts = sum(row.nbytes for row in rows if row.what == "weight cast")
+    biases = 2 * (H + 2 * KV) if family == "qwen2" else 0  # which autograd does not keep
+    assert casts - biases == 2 * (2 * H * H + 2 * H * KV + 3 * H * F)
+    counted = sum(row.nbytes for row in rows)
+    assert counted - casts - 4 * HEADS * T - norms * 4 * T == T * (each * H + 4 * KV + 8 * F)
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)  # without a cap it can run
+    kept = [theirs(config, layers, True, torch.float32) for layers in (4, 2)]
+    sums = 4 * 4 * H if family == "gemma2" else 0  # 1 + w of each norm, whatever the tokens
+    assert 2 * (counted + sums - biases) == kept[0] - kept[1]
 
 
 class Live(TorchDispatchMode):

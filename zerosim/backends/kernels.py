@@ -250,6 +250,11 @@ class Storing(NamedTuple):
     compensation: Array | None
     lost: Array
 
+    def within(self, here: slice) -> Storing:
+        """Return the rounding of some of these weights."""
+        kept = self.compensation
+        return self._replace(first=self.first + here.start, compensation=None if kept is None else kept[here])
+
 
 class Native(NamedTuple):
     """A collective that a library performs (MPI, NCCL), from each `inputs[i]` to `outputs[i]`.
@@ -615,10 +620,14 @@ class Backend(Protocol):
         whole array.
         """
 
-    def adam8bit(self, param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+    def adam8bit(
+        self, param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep,
+        stored: tuple[Rule, Storing] | None = None,
+    ) -> None:  # fmt: skip
         """`adam` on (n), n >= 1, whose states are in 8 bits. In place.
 
-        A slice that begins at a quantisation block gets the same bits as the whole array.
+        A slice that begins at a quantisation block gets the same bits as the whole array. `stored`: weights are bf16;
+        the same step as a rule, and how they are rounded (`elementwise`).
         """
 
     def dequantize_gptq(self, stored: Array, out: Array, scales: Array | None = None) -> None:

@@ -12,6 +12,8 @@ from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
 from zerosim.functional.by_rows import by_rows as by_rows
 from zerosim.functional.cast import cast as cast
+from zerosim.functional.cast import cast_weight as cast_weight
+from zerosim.functional.cast import keeping as keeping
 from zerosim.functional.cast import promoted_sum as promoted_sum
 from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_row as add_row

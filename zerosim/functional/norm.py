@@ -127,25 +127,28 @@ def _norm(
     arrays = [*sources, eps, rows_of(out.array), *(stat.array for stat in stats.values()), *form.more]
     device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
     kept = tuple(stats.values()) if keeps else None
-    is_wide = compute_dtype(x.dtype) == x.dtype
-    if policy.saves not in ("eager", "litgpt") or form.kernel != RMS_NORM.kernel or is_wide:
+    if policy.saves not in ("eager", "litgpt") or form.kernel != RMS_NORM.kernel:
         rule = Norm(form, held(x), params, eps, kept)
     else:
-        rule = Norm(form, outline(x), params, eps, kept, *_eager(form, x, params[0], stats["rstd"], policy.is_litgpt))
+        copy, normed = _eager(form, x, params[0], stats["rstd"], rounds_last=policy.is_litgpt)
+        rule = Norm(form, held(x) if copy is None else outline(x), params, eps, kept, copy, normed)
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
 
 
-def _eager(form: Form, x: Tensor, weight: Operand, rstd: Buffer, rounds_last: bool) -> tuple[Buffer, Buffer | None]:
-    """Return x in the compute dtype and, if the weight is trained, what it multiplies."""
-    device, compute = x.device, compute_dtype(x.dtype)
-    wide = device.alloc(x.shape, compute, Kind.ACTIVATION)
-    device.kernel(0, device.backend.copy, x.array, wide.array)
+def _eager(
+    form: Form, x: Tensor, weight: Operand, rstd: Buffer, *, rounds_last: bool
+) -> tuple[Buffer | None, Buffer | None]:
+    """Return a copy of x in the compute dtype, if it has another, and, if the weight is trained, what it multiplies."""
+    device, compute, copy = x.device, compute_dtype(x.dtype), None
+    if x.dtype != compute:
+        copy = device.alloc(x.shape, compute, Kind.ACTIVATION)
+        device.kernel(0, device.backend.copy, x.array, copy.array)
     if not weight.requires_grad:
-        return wide, None
+        return copy, None
     normed = device.alloc(x.shape, compute if form.more or rounds_last else x.dtype, Kind.ACTIVATION)
-    arrays = rows_of(wide.array), rstd.array.reshape(-1, 1), rows_of(normed.array)
+    arrays = rows_of((copy or x).array), rstd.array.reshape(-1, 1), rows_of(normed.array)
     device.kernel(normed.numel, device.backend.multiply, *arrays)
-    return wide, normed
+    return copy, normed
 
 
 def _statistics(form: Form, x: Readable | Buffer, kind: Kind) -> dict[str, Buffer]:

@@ -54,9 +54,9 @@ class Laps:
         for run in self._runs:
             run.may_begin = 0
             launches = (entry for entry in run.reading.entries if isinstance(entry, Launch))
-            for (line, _), launch in {(run.line(launch), launch.group): launch for launch in launches}.items():
-                for member, own in calls.members(launch, line):
-                    self._readers[member][own] += 1
+            for launch in {(run.line(launch), launch.group): launch for launch in launches}.values():
+                for member, line in calls.sides(launch):
+                    self._readers[member][line] += 1
 
     def next(self) -> bool:
         """Compare this lap with earlier ones, jump if it repeats one, and open the next one. False after the last."""

@@ -16,7 +16,7 @@ from zerosim.ledger.entries import Busy, Entries, Entry, Live
 from zerosim.ledger.splice import Reading
 from zerosim.ledger.tracks import Span, Track
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import FINEST, Mesh
+from zerosim.placement.mesh import FINEST, STATES, Mesh
 from zerosim.verbs import MESSAGES
 
 HOST = "host"
@@ -217,13 +217,13 @@ class Run:
         self.streams.setdefault(stream, deque()).append(call)
 
     def line(self, event: Launch) -> Line:
-        like = event.op, event.axis, event.group, event.scope.phase
+        like = event.op, event.purpose, event.axis, event.group, event.scope.phase
         if like not in self.lines:
             self.lines[like] = self._line(event)
         return self.lines[like]
 
     def _line(self, event: Launch) -> Line:
-        stream = event.axis
+        stream = _axis(event)
         if event.op in MESSAGES:  # numbered by ordered pair and direction, which is forward's or backward's
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
@@ -235,7 +235,7 @@ class Run:
             late = max(0.0, call.start - max(self.now, call.ready))
             gap = call.stop - self.now
             self.added["bubble"].append(late)
-            self.added[call.launch.axis] += gap, -late
+            self.added[_axis(call.launch)] += gap, -late
             absent = (call.start - late, call.start)
             self._span(COMPUTE, "wait", self.now, call.stop, scope, call.stream, bubble=absent)
             self.now = call.stop
@@ -299,27 +299,27 @@ class Calls:
 
     def __init__(self, runs: Mapping[int, Run], stands_for: Sequence[int], costs: Costs) -> None:
         self.runs, self.stands_for, self.costs = runs, stands_for, costs
-        self._members: dict[tuple[Line, tuple[int, ...]], tuple[tuple[Run, Line], ...]] = {}
+        self._sides: dict[tuple[object, ...], list[tuple[Run, Line]]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}  # of a call, by all that its duration depends on
 
-    def members(self, launch: Launch, line: Line) -> tuple[tuple[Run, Line], ...]:
-        """Return the runs that stand for a call's members, each with the line of its own call."""
-        like = line, launch.group
-        if like not in self._members:
-            runs = [self.runs[self.stands_for[rank]] for rank in launch.group]
-            lines = [self._own_line(launch, at, run) for at, run in enumerate(runs)]
-            self._members[like] = tuple(dict.fromkeys(zip(runs, lines, strict=True)))
-        return self._members[like]
+    def sides(self, launch: Launch) -> list[tuple[Run, Line]]:
+        """Return the ranks that represent the members of a call, and the line of each one's own call."""
+        like = launch.op, launch.purpose, launch.axis, launch.group, launch.scope.phase
+        if like not in self._sides:
+            self._sides[like] = list(dict.fromkeys(map(self._side, repeat(launch), launch.group)))
+        return self._sides[like]
 
-    def _own_line(self, launch: Launch, at: int, run: Run) -> Line:
-        """Return the line on which a rank that stands for member `at` has its call: of a message, the one to or from
-        its own neighbour."""
-        if launch.op not in MESSAGES:
-            return run.line(launch)
-        places = [run.mesh.index(rank, launch.axis) for rank in launch.group]
-        ranks, own = run.mesh.group(run.track.rank, launch.axis), run.mesh.index(run.track.rank, launch.axis)
-        group = tuple(ranks[(own + place - places[at]) % len(ranks)] for place in places)
-        return run.line(launch._replace(group=group))
+    def _side(self, launch: Launch, member: int) -> tuple[Run, Line]:
+        """Return the representative of a member. A representative's messages go as far along the axis as the
+        member's do."""
+        run = self.runs[self.stands_for[member]]
+        if launch.op in MESSAGES:
+            mesh, axis = run.mesh, launch.axis
+            ranks = mesh.group(run.track.rank, axis)
+            moved = mesh.index(run.track.rank, axis) - mesh.index(member, axis)
+            ends = tuple(ranks[(mesh.index(rank, axis) + moved) % len(ranks)] for rank in launch.group)
+            launch = launch._replace(group=ends)
+        return run, run.line(launch)
 
     def place(self, run: Run, call: Call) -> bool:
         """Set the times of a call and of those before it in its stream. Return False if a member has not launched it
@@ -331,15 +331,14 @@ class Calls:
         return True
 
     def _place_first(self, run: Run, call: Call) -> bool:
-        start, (stream, places, sequence) = 0.0, call.key
-        members = self.members(call.launch, (stream, places))
-        for member, line in members:
-            ready = self._ready(member, (*line, sequence))
+        start, number = 0.0, call.launch.sequence
+        for member, line in self.sides(call.launch):
+            ready = self._ready(member, (*line, number))
             if ready is None:
                 return False
             start = max(start, ready)
-        for member, line in members:
-            member.calls[*line, sequence].read += 1
+        for member, line in self.sides(call.launch):
+            member.calls[*line, number].read += 1
         call.start, call.stop = start, start + self._takes(call.launch)
         run.end_call(call)
         return True
@@ -362,6 +361,12 @@ class Calls:
                     return None
             call.ready = max(call.launched, run.free.get(call.stream, 0.0))
         return call.ready
+
+
+def _axis(event: Launch) -> str:
+    """Return the name of the event's axis. Frameworks have a group of their own for model states, also where these are
+    cut over cp alone."""
+    return "+".join(STATES) if event.axis == "cp" and event.purpose != "activations" else event.axis
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from zerosim import functional as F
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import before_kernel
+from zerosim.nn.lora import before_kernel, in_autocast
 from zerosim.tensor.tensor import Tensor
 
 
@@ -65,7 +65,7 @@ class TokenTable:
             at = here.named("lm_head")
             self.bias = at.declare("bias", shape[:1], splits=self.maps.split_vocabulary(shape[:1]))
         self.scale, self.tile = sizes.embed_scale, here.policy.loss_tile
-        self.casts = before_kernel(here)
+        self.casts, self.here = before_kernel(here), here
 
     def __call__(self, ids: Tensor) -> Tensor:
         rows = self.maps.embedding(ids.buffer, self.weight, self.splits)
@@ -75,7 +75,8 @@ class TokenTable:
         """Return x @ weightᵀ + bias. Shapes: x (..., D), result (..., this rank's columns of V)."""
         for cast in self.casts:
             x = cast(x)
-        return self.maps.column_linear(x, self.weight, self.bias, transposed=True)
+        [x], ([weight], bias) = in_autocast(self.here, x, [self.weight], [] if self.bias is None else [self.bias])
+        return self.maps.column_linear(x, weight, bias[0] if bias else None, transposed=True)
 
 
 class Positions:

@@ -94,7 +94,23 @@ def as_4bit(layer: Callable[[Tensor], Tensor], here: LayerContext, name: str) ->
 def before_kernel(here: LayerContext) -> list[Callable[[Tensor], Tensor]]:
     """Return the cast to autocast's dtype before flash attention or the head, if activations are fp32."""
     tuning = here.tuning
-    return [partial(F.cast, dtype=dtype(tuning.autocast or "bf16"))] if widens_norms(tuning, here.block) else []
+    is_wide = tuning.casts_weights or widens_norms(tuning, here.block)
+    return [partial(F.cast, dtype=dtype(tuning.autocast or "bf16"))] if is_wide else []
+
+
+def in_autocast(here: LayerContext, x: Tensor, *weights: Sequence[Operand]) -> tuple[list[Tensor], list[list[Operand]]]:
+    """Return what linear maps read under autocast over fp32 weights: x as each of the first weights casts it for
+    itself, and casts of all weights. Elsewhere return x, once, and the weights."""
+    if not here.tuning.casts_weights:
+        return [x], [list(each) for each in weights]
+    half, cast = dtype(here.tuning.autocast or "bf16"), list[list[Operand]]()
+    for each in weights:
+        made = [F.cast_weight(one, half) for one in each]
+        cast.append([*made])
+        if here.casts is not None:
+            for one in made:
+                here.casts.keep(one.buffer)
+    return [x] if x.dtype == half else [F.cast(x, half) for _ in weights[0]], cast
 
 
 class Adapters:

@@ -47,7 +47,7 @@ from zerosim.train.build import Whole, declare
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
-from zerosim.train.offload import node_memories
+from zerosim.train.offload import by_loading, node_memories
 from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
@@ -175,7 +175,8 @@ def _plan(
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
-        stands_for = classes(whole.layout, [*reasons(by_tensor=by_tensor), *unlike(config)], of_owners)
+        why = [*reasons(by_tensor=by_tensor), *unlike(config)]
+        stands_for = by_loading(config, classes(whole.layout, why, of_owners))
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
         found = {rank: uneven[rank].found for rank in set(stands_for)}
         stands_for = by_shares(stands_for, whole.layout.mesh, found, around)

@@ -9,6 +9,7 @@ from zerosim.analysis.capabilities.tensor import divides_rows, keeps_gathered
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import Form
+from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.recompute import recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import widens_norms
@@ -42,8 +43,9 @@ def has_wide_input(config: RunConfig) -> bool:
 
 
 def block_form(config: RunConfig, block: int = 0) -> Form:
-    """Return the form of the activation bytes that this block saves."""
-    return formulas.block_activations(
+    """Return the form of the activation bytes that this block saves. Queries of a part of a row have scores with all
+    of its keys."""
+    form = formulas.block_activations(
         recompute_of(config, block),
         sequence_parallel=divides_rows(config),
         keep_gathered=keeps_gathered(config),
@@ -51,6 +53,7 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
         on_host=config.memory.cpu_checkpointing,
         fp32_softmax=config.memory.fp32_softmax,
     )
+    return form.where(a=config.mesh.cp * symbol("a"))
 
 
 def keeps_on_host(config: RunConfig) -> bool:
@@ -61,7 +64,8 @@ def keeps_on_host(config: RunConfig) -> bool:
 def block_parts(config: RunConfig) -> dict[str, Form]:
     """Return the parts that add up to a block's form; none where tp cuts or recompute leaves out some of them."""
     is_sum = config.mesh.tp == 1 and config.memory.recompute == "none"
-    return formulas.block_parts(fp32_softmax=config.memory.fp32_softmax) if is_sum else {}
+    parts = formulas.block_parts(fp32_softmax=config.memory.fp32_softmax) if is_sum else {}
+    return {name: part.where(a=config.mesh.cp * symbol("a")) for name, part in parts.items()}
 
 
 def recomputes_all(config: RunConfig) -> bool:

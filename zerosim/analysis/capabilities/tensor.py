@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.formulas.form import Form, symbol
 from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
+from zerosim.config.presets.recipes import PYTORCHS
 from zerosim.functional.liger_loss import LIGER
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.units import counted
@@ -109,4 +110,12 @@ def _padding(config: RunConfig) -> int:
     return vocab_padding(config.model.vocab, config.mesh.tp, padded=config.parallel.pad_vocab)
 
 
-CAPABILITY = Capability(forms=_forms, notes={"about": _about, "part": _part}, axes={"tp": "t"})
+def _warned(config: RunConfig) -> list[str]:
+    return when(
+        config.mesh.tp > 1 and config.model.has_blocks and config.parallel.recipe in PYTORCHS,
+        "PyTorch's DTensor keeps the token table's whole gradient on every rank of tp until zero_grad, 12/T + 4 bytes "
+        "a parameter with fp32 weights and Adam. Here the gradient is cut like the table, as in Megatron",
+    )
+
+
+CAPABILITY = Capability(forms=_forms, notes={"about": _about, "part": _part, "warned": _warned}, axes={"tp": "t"})

@@ -8,7 +8,7 @@ from fractions import Fraction
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.hybrid import averages
 from zerosim.analysis.capabilities.zero import fetched
-from zerosim.analysis.capability import Asked, Capability, Sent, Step
+from zerosim.analysis.capability import Asked, Capability, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, frozen_of
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.recompute import is_wrapped
@@ -90,6 +90,17 @@ def _premises(config: RunConfig) -> Iterator[str]:
         yield "frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else "")
 
 
+def _warned(config: RunConfig) -> list[str]:
+    return when(
+        config.tuning.freeze is not None and config.parallel.recipe == "fsdp1",
+        "FSDP1 has one buffer for a unit's frozen and trained parameters: it reduces both, and some ranks then hold no "
+        "optimizer states. Here a unit has a buffer of each",
+    )
+
+
 CAPABILITY = Capability(
-    sent=_sent, letters=_letters, measured=lambda config: config.tuning.freeze is None, notes={"premises": _premises}
+    sent=_sent,
+    letters=_letters,
+    measured=lambda config: config.tuning.freeze is None,
+    notes={"premises": _premises, "warned": _warned},
 )

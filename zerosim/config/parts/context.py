@@ -26,7 +26,7 @@ class ContextConfig(Part):
     context: str | None = option(
         None, "with --cp: keys and values go round (ring), ranks exchange tokens for heads (ulysses), all keys and "
         "values are gathered (allgather), or exchanged within a node and sent round across nodes (ulysses+ring)",
-        choices=HOW, shown="ring", after="cp", words="cp_comm_type context_parallel_rotate_method",
+        choices=HOW, shown="ring", after="cp",
     )  # fmt: skip
     context_order: str | None = option(
         None, "with --cp: each rank has an early and a late part of every row, so that all read as many keys (zigzag), "
@@ -57,10 +57,10 @@ def cut_of(mesh: MeshConfig, context: ContextConfig) -> ContextCut:
 def attended_columns(
     mesh: MeshConfig, context: ContextConfig, model: ModelConfig, memory: MemoryConfig
 ) -> tuple[Fraction, Fraction]:
-    """Return the columns of queries, and those of keys and values with the copies that ranks need, or that attention
-    reads, for each of the model's width."""
-    each = Fraction(model.head_dim, model.hidden)
+    """Return the columns of queries, and those of keys and values with the copies that ranks need, for each of the
+    model's width."""
     keys = model.heads if memory.repeat_kv else max(model.kv_heads, mesh.tp * cut_of(mesh, context).within)
+    each = Fraction(model.head_dim, model.hidden)
     return model.heads * each, 2 * keys * each
 
 
@@ -69,6 +69,15 @@ def alike(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> bool:
     tokens read more keys than the first ones."""
     cut, layers = cut_of(mesh, context), range(model.layers if model.has_blocks else 0)
     return cut.around == 1 or (cut.zigzag and not any(model.kind(number).window for number in layers))
+
+
+def model_rules(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> Iterator[InputError]:
+    """Yield options without a context, and models without causal attention; before what a context chooses is judged."""
+    for name in ("context", "context_order") if mesh.cp == 1 else ():
+        if (value := getattr(context, name)) is not None:
+            yield wrong(name, f" {value!r}: has no effect without cp; pass --cp 2 or more, or leave it out")
+    if mesh.cp > 1 and (not model.has_blocks or model.is_masked or model.is_second):
+        yield wrong("cp", f" {mesh.cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
 
 
 def rules(
@@ -81,15 +90,7 @@ def rules(
     """Yield what a context cannot divide."""
     cp, how = mesh.cp, context.how
     if cp == 1:
-        for name in ("context", "context_order"):
-            if (value := getattr(context, name)) is not None:
-                yield wrong(name, f" {value!r}: has no effect without cp; pass --cp 2 or more, or leave it out")
         return
-    if not model.has_blocks or model.is_masked or model.is_second:
-        yield wrong("cp", f" {cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
-        return
-    if mesh.secondary_shard:
-        yield wrong("secondary_shard", f" {mesh.secondary_shard}: hpZ is not modelled with cp; leave one of them out")
     if how == "ulysses" and context.context_order == "zigzag":
         yield wrong("context_order", " 'zigzag': ulysses gives every rank all tokens of its heads; leave it out")
     if how == "ulysses+ring":
@@ -109,12 +110,9 @@ def rules(
         yield wrong("cp", f" {cp}: {what} ({multiple}) does not divide seq {model.seq}; choose seq {near}, for one")
     heads, kv_heads = model.heads // mesh.tp, max(1, model.kv_heads // mesh.tp)
     if cut.within > 1 and (heads % cut.within or (kv_heads % cut.within and cut.within % kv_heads)):
-        of = f"{heads} heads and {kv_heads} of keys and values"
-        yield wrong(
-            "context",
-            f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose cp "
-            f"{_right_cp(cut.within, heads, kv_heads)}, or ring",
-        )
+        of, right = f"{heads} heads and {kv_heads} of keys and values", _right_cp(cut.within, heads, kv_heads)
+        choice = f"cp {right}, or ring" if right > 1 else "ring"
+        yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
         yield wrong("context", f" {how!r}: merges results as flash does; pass --attention flash, or --context ulysses")
 
@@ -127,14 +125,18 @@ def _right_cp(most: int, heads: int, kv_heads: int) -> int:
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
-    values = draft.values
+    values, given = draft.values, draft.given
     merges = values.get("cp", 1) > 1 and values.get("context") != "ulysses"
-    if merges and values.get("model") not in ("mlp", "flat") and "attention" not in draft.given:
-        values["attention"] = "flash"
-    return {}
+    if not merges or values.get("model") in ("mlp", "flat") or "attention" in given or given.get("fp32_softmax"):
+        return {}
+    values["attention"] = "flash"
+    return draft.without("fp32_softmax", "and flash attention saves no softmax")
 
 
 WORDS = (
-    ("ulysses_sequence_parallel_size sp_ulysses_degree", "--cp C --context ulysses"),
-    ("ring_attention* ring_attn*", "--cp C --context ring"),
+    ("*sequence_parallel_size sp_size *_sp_size sp_ulysses_degree ulysses_degree", "--cp C --context ulysses"),
+    ("ring_attention* ring_attn* ring_degree sp_ring_degree", "--cp C --context ring"),
+    ("cp_comm_type", "--context ring for p2p, ulysses for a2a, ulysses+ring for a2a+p2p, or allgather"),
+    ("*context_parallel_rotate_method", "--context allgather, or ring for alltoall"),
+    ("*context_parallel_load_balancer", "--context-order zigzag for headtail, or contiguous"),
 )

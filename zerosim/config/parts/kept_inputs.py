@@ -55,11 +55,12 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
-    """Take out a recipe's reentrant checkpoints where nothing is frozen or recomputed. Raises: InputError."""
+    """Take out a recipe's reentrant checkpoints where nothing is recomputed, or frozen or prefetched. Raises:
+    InputError."""
     if not draft.values.get("use_reentrant"):
         return {}
     why = ""
-    if not draft.values.get("lora_rank") and draft.values.get("freeze") is None:
+    if not (draft.values.get("lora_rank") or draft.values.get("prefetch")) and draft.values.get("freeze") is None:
         why = "trained blocks keep no more than their inputs; choose a lora_rank, or leave it out"
     elif not read_recompute(draft.values.get("recompute", "none")).every:
         why = "no blocks are recomputed; pass --recompute full too, or leave it out"

@@ -45,7 +45,8 @@ class MemoryConfig(Part):
     )  # fmt: skip
     use_reentrant: bool = option(
         False, "with --recompute full: a frozen block keeps its input and that input's gradient until backward ends, "
-        "as under FSDP1 with reentrant checkpoints", stages=(2, 3), follows=OF_RECIPE,
+        "as under FSDP1 with reentrant checkpoints, and the loss's backward prefetches no block", stages=(2, 3),
+        follows=OF_RECIPE,
     )  # fmt: skip
     partition_activations: bool = option(
         False, "with --tp and --recompute full: divide the checkpointed input of a block among the ranks of tp "

@@ -65,8 +65,9 @@ class TuningConfig(Part):
         shown="the parameters', with one shared input", switches={"autocast_adapter_dtype": "fp32"},
     )  # fmt: skip
     autocast: str | None = option(
-        None, "adapters run under torch.autocast of this dtype (bf16=True of transformers' Trainer): fp32 adapters are "
-        "cast for each product, and their inputs are kept in this dtype", choices=("bf16", "fp16"), shown="off",
+        None, "linear maps run under torch.autocast of this dtype (bf16=True of transformers' Trainer). fp32 adapters, "
+        "or with --precision fp32 all weights, are cast for each product, and inputs are kept in this dtype",
+        choices=("bf16", "fp16"), shown="off",
     )  # fmt: skip
     fused_lora: bool = option(
         False, "adapters of maps with one input are one op, as in unsloth and fms-acceleration: it keeps the input and "
@@ -109,7 +110,7 @@ class TuningConfig(Part):
             return
         if self.adapter_shards != "unit":
             raise wrong("adapter_shards", f" {self.adapter_shards!r}: there are no adapters; choose a lora_rank")
-        for name in ("lora_alpha", "lora_target", "adapter_dtype", "autocast", "adapters"):
+        for name in ("lora_alpha", "lora_target", "adapter_dtype", "adapters"):
             if (value := getattr(self, name)) is not None:
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
@@ -117,6 +118,11 @@ class TuningConfig(Part):
         for name in ("fused_lora", "prepare_kbit", "bnb_saves_input"):
             if getattr(self, name):
                 raise wrong(name, ": there are no adapters; choose a lora_rank")
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether autocast casts all weights of linear maps: there are no adapters."""
+        return self.autocast is not None and not self.lora_rank
 
     @property
     def is_on(self) -> bool:
@@ -226,6 +232,8 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
         yield wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
     if tuning.lora_rank > model.hidden:
         yield wrong("lora_rank", f" {tuning.lora_rank}: more than hidden {model.hidden}; choose a smaller rank")
+    if tuning.casts_weights and (not model.has_blocks or model.decoder.second is not None):
+        yield wrong("autocast", f" {tuning.autocast!r}: model {model.family} is no stack of blocks alone; leave it out")
     if tuning.prepare_kbit and model.has_blocks:
         row = model.decoder
         if row.second is not None or row.block.parallel or not row.block.norm.startswith("rms"):
@@ -247,9 +255,18 @@ def dtype_rules(
 ) -> Iterator[InputError]:  # fmt: skip
     """Yield what is wrong with adapters in a dtype of their own."""
     name, stored = tuning.adapter_dtype, precision.stored
-    if tuning.autocast is not None and not tuning.is_wide:
+    if tuning.casts_weights:
+        for beside, is_there in (("precision", stored != "fp32"), ("tp", mesh.tp > 1), ("pp", mesh.pp > 1)):
+            if is_there:
+                right = "choose precision fp32" if beside == "precision" else f"leave out {beside}"
+                yield wrong(
+                    "autocast",
+                    f" {tuning.autocast!r}: without adapters it casts whole fp32 weights; {right}",
+                    beside=beside,
+                )
+    elif tuning.autocast is not None and not tuning.is_wide:
         yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
-    if tuning.autocast not in (None, stored):
+    elif tuning.autocast not in (None, stored):
         yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
     if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
         yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
@@ -330,6 +347,7 @@ WORDS = (
     ("qlora", "--lora-rank R --base nf4"),
     ("lora use_lora use_peft adapter finetuning_type", "--lora-rank R for LoRA, with --base nf4 for QLoRA"),
     ("quantization quantization_* bnb_4bit_* double_quantization", "--base nf4 for 4 bits, with --lora-rank R"),
+    ("use_rslora", "--lora-alpha, times the root of --lora-rank: rsLoRA changes the scale alone"),
     ("lora_target_linear", "--lora-target all-linear"),
     ("freeze_* unfrozen_parameters", "--freeze PATTERN,..., where !PATTERN is trained"),
 )
@@ -337,9 +355,9 @@ WORDS = (
 
 LACKING = (
     (
-        "peft* use_dora use_galore use_apollo use_badam adalora* adaption_prompt* boft* bone* c3a* fourierft* hra* "
-        "ia3* ln_tuning* loha* lokr* miss* oft* p_tuning* prefix_tuning* prompt_tuning* randlora* road* shira* "
-        "trainable_tokens* vblora* vera* waveft* xlora*",
+        "peft* *dora use_galore *pissa loftq* init_lora_weights use_apollo use_badam adalora* adaption_prompt* boft* "
+        "bone* c3a* fourierft* hra* ia3* ln_tuning* loha* lokr* miss* oft* p_tuning* prefix_tuning* prompt_tuning* "
+        "randlora* road* shira* trainable_tokens* vblora* vera* waveft* xlora*",
         "PEFT's other methods",
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),
