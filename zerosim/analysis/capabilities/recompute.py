@@ -103,11 +103,13 @@ def _explained(config: RunConfig) -> Iterator[str]:
 
 def _again(config: RunConfig) -> Iterator[str]:
     memory = config.memory
+    if memory.mlp_tile:
+        yield f"Backward recomputes each feed-forward, {memory.mlp_tile:,} tokens at a time."
     if memory.again.every > 1:
         yield f"One block in {memory.again.every} is recomputed whole and stores only its input."
         yield "The line is for the other blocks."
     elif memory.recompute == "none":
-        yield "Nothing is recomputed."
+        yield "Nothing else is recomputed." if memory.mlp_tile else "Nothing is recomputed."
     elif memory.again.every:
         yield "With full recompute a block stores only its input. Backward also holds one recomputed block at a time."
     else:
@@ -119,10 +121,14 @@ def _moved(config: RunConfig) -> list[str]:
     return when(memory.cpu_checkpointing, "kept inputs") + when(memory.offload_activations, "saved buffers")
 
 
+def _premises(config: RunConfig) -> list[str]:
+    return when(config.memory.mlp_tile > 0, "feed-forwards run in tiles of tokens")
+
+
 CAPABILITY = Capability(
     forms=_forms,
     notes={
-        "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
+        "premises": _premises, "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
         "sources": lambda c: when(c.partitions_inputs or c.memory.cpu_checkpointing, "ZeRO, section 6.1"),
         "assumed": lambda c: [f"recompute {c.memory.recompute}"],
         "roomier": lambda c: when(c.model.has_blocks and c.memory.recompute != "full", "--recompute full makes room"),
