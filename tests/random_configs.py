@@ -17,9 +17,22 @@ from zerosim.errors import InputError
 
 Made = TypeVar("Made")
 MOST_RANKS = 8
-MOST_WORK = 48  # ranks x layers x microbatches x steps
+MOST_WORK = 64  # ranks x layers x microbatches x steps
 SIZES = (
-    *("ranks", "pp", "tp", "dp_replicate", "stage", "steps", "micro_batch", "seed", "accumulate", "model", "layers"),
+    *(
+        "ranks",
+        "pp",
+        "tp",
+        "cp",
+        "dp_replicate",
+        "stage",
+        "steps",
+        "micro_batch",
+        "seed",
+        "accumulate",
+        "model",
+        "layers",
+    ),
     *("hidden", "heads", "kv_heads", "ffn", "seq", "vocab", "params", "units"),
 )
 """Drawn in `_sizes`, and never left out."""
@@ -57,6 +70,8 @@ for larger models (`optim/test_paging.py`)."""
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),
     "secondary_shard": (2,),
+    "context": ("ring", "ulysses", "allgather", "ulysses+ring"),
+    "context_order": ("zigzag", "contiguous"),
     "sequence_parallel": (True,),
     "keep_gathered": (True,),
     "pad_vocab": (True,),
@@ -102,9 +117,10 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "grads_in_partition": (True,),
     "host_buffers": (True,),
     "pin_memory": (True,),
-    "host_load": (True,),
+    "host_load": ("every", "first"),
     "keep_upcast": (True,),
     "keep_grads": (True,),
+    "sum_computed_grads": (True,),
     "delayed_update": (1, 2),
     "optimizer_in_backward": (True,),
     "reshard_after_forward": (False,),
@@ -136,7 +152,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "adapter_dtype": ("fp32", "bf16"),
     "autocast": ("bf16", "fp16"),
     "fused_lora": (True,),
-    "adapter_shards": ("tensor", "rows"),
+    "adapter_shards": ("tensor", "rows", "whole"),
     "base": ("nf4", "gptq"),
     "whole_scales": (True,),
     "prepare_kbit": (True,),
@@ -173,9 +189,11 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "cpu_checkpointing": (True,),
     "offload_activations": (True,),
     "stash_window": (1, 2),
-    "saves": ("megatron", "eager", "liger", "foak"),
+    "saves": ("megatron", "eager", "liger", "foak", "litgpt"),
     "attention": ("flash",),
     "repeat_kv": (True,),
+    "return_kv": (True,),
+    "use_cache": (True,),
     "fp32_softmax": (True, False),
     "loss": tuple(name for name in LOSSES if name != "lean"),
     "allocator": ("caching", "arena"),
@@ -189,13 +207,16 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "offload_policy": ("fsdp2",),
     "tie_embeddings": (False, True),
     "dropout": (0.1,),
+    "documents": ("2", "3"),
+    "loss_tile": (3,),
+    "mlp_tile": (1, 5),
     "positions": (9,),
 }
 """Values of each option beside its default."""
 
 OFTEN = (
     *("pipeline", "recipe", "recompute", "offload", "gather", "prefetch", "freeze", "lora_rank", "collective"),
-    *("partition", "sequence_parallel", "optimizer", "precision"),
+    *("partition", "sequence_parallel", "optimizer", "precision", "context"),
 )
 """Options that others need, or that change much."""
 
@@ -227,6 +248,8 @@ TOGETHER: Sequence[Mapping[str, Any]] = (
     {"offload_activations": True, "stash_window": 1},
     {"recompute": "full", "cpu_checkpointing": True, "stash_window": 2},
     {"recompute": "full", "cpu_checkpointing": True, "partition_activations": True, "tp": 2},
+    {"mlp_tile": 3, "recompute": "full", "loss": "chunked", "loss_tile": 2},
+    {"documents": "3", "attention": "flash"},
     {"tp": 2, "sequence_parallel": True, "keep_gathered": True},
     {"tp": 2, "sequence_parallel": True, "tp_comm_overlap": True},
     {"stage": 1, "persistent_grads": True, "gradient_accumulation_fusion": True, "transformer_engine": True},
@@ -301,7 +324,11 @@ def _sizes(rng: random.Random) -> dict[str, Any]:
     fields |= dict(micro_batch=rng.choice((1, 1, 2)))
     fields |= dict(accumulate=rng.choice((1, 2, 3, 4) if pp == 1 else (1, pp, 2 * pp, 2 * pp + 1)))
     model = rng.choice(("gpt", "gpt", "gpt", "llama", "llama", "flat", "mlp"))
-    fields |= dict(model=model, seq=rng.choice((1, 2, 4)), vocab=rng.choice((256, 256, 257)))
+    cp = rng.choice((1, 1, 1, 2, 2, 3, 4)) if model in ("gpt", "llama") else 1
+    if cp > 1:
+        fields |= dict(cp=cp, ranks=ranks * cp)
+    seq = rng.choice((1, 2, 4)) * (1 if cp == 1 else 2 * cp)
+    fields |= dict(model=model, seq=seq, vocab=rng.choice((256, 256, 257)))
     if model == "flat":
         return fields | dict(params=rng.choice((210, 1001)), units=rng.choice((1, 3, 4)), vocab=256)
     fields |= dict(layers=rng.choice((1, 2, 2, 3, 4)))

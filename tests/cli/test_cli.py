@@ -44,6 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("rows.npz", tokens=np.zeros((2, 3, 9), np.int64))
     Path("empty.txt").write_bytes(b"")
     Path("short.txt").write_bytes(b"12345678")
+    Path("experts.toml").write_text("expert_model_parallel_size = 2\n", "utf-8")
     Path("context.toml").write_text("context_parallel_degree = 2\n", "utf-8")
     Path("malformed.toml").write_text("ranks = = 2\n", "utf-8")
     Path("unknown.toml").write_text("rank = 2\n", "utf-8")
@@ -93,6 +94,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--freeze *", "everything is frozen"),
     ("--base nf4", "--base 'nf4': nothing is frozen"),
     ("--offload-optimizer cpu", "--offload-optimizer: here it is --offload optimizer=host, or optimizer=nvme"),
+    ("experts.toml", "scenario experts.toml: 'expert_model_parallel_size': zerosim does not model expert"),
     ("context.toml", "scenario context.toml: 'context_parallel_degree': here it is --cp"),
     (
         "--model meta-llama/Llama-3.1-8B",

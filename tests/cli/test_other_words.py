@@ -22,9 +22,9 @@ VALUES = {  # of each option a value that no plan has by itself
     "micro_batch": "2", "seq": "16", "layers": "6", "hidden": "32", "heads": "8", "kv_heads": "2", "ffn": "24",
     "head_dim": "12",
     "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
-    "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "cp": "2", "pp": "2", "recompute": "full", "steps": "2",
+    "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
-    "warmup": "3",
+    "warmup": "3", "cp": "2",
 }  # fmt: skip
 BESIDE = {
     "load_in_4bit": "--lora-rank 2",
@@ -50,8 +50,8 @@ ASKED = [  # (typed, its own flags), as people have asked for them
     ("--num-attention-heads 2 --seq-length 16", "--heads 2 --seq 16"),
     ("--micro-batch-size 2", "--micro-batch 2"),
     ("--training.seq_len 16 --training.steps 2", "--seq 16 --steps 2"),
-    ("--micro_batch 2 --no_tie_embeddings", "--micro-batch 2 --no-tie-embeddings"),
     ("--parallelism.context_parallel_degree 2", "--cp 2"),
+    ("--micro_batch 2 --no_tie_embeddings", "--micro-batch 2 --no-tie-embeddings"),
     ("--context-parallel-size 2", "--cp 2"),
 ]
 ASKED_AND_ANSWERED = [

@@ -19,6 +19,7 @@ GPT = "--layers 4 --hidden 48 --heads 6 --seq 8 --vocab 256"
 LLAMA = f"{GPT} --model llama --heads 12"
 FLAT = "--model flat --params 1000 --units 4"
 SP = "--sequence-parallel"
+CP = "--layers 2 --hidden 16 --heads 4 --vocab 256 --seq 16"
 PURE = "--precision bf16-pure"
 REFUSED: list[tuple[str, ...]] = [
     # words, what is said, and where no number is advised that stands for a flag (`choose tp 2`), the right words
@@ -56,6 +57,11 @@ REFUSED: list[tuple[str, ...]] = [
     ("--optimizer adafactor --betas 0.9 0.99", "--betas (0.9, 0.99): adafactor has no betas"),
     ("--optimizer adafactor --eps 1e-8", "--eps 1e-08: adafactor has no eps"),
     ("--optimizer adafactor --momentum 0.9", "--momentum 0.9: adafactor has no momentum"),
+    (f"{PURE} --optimizer muon", "--precision 'bf16-pure': muon needs fp32 masters here; choose bf16, or adamw"),
+    ("--recipe fsdp", "--recipe 'fsdp' is not known; did you mean fsdp2 or fsdp1?"),
+    ("--loss hf-4.30", "did you mean 'hf-4.48' or 'hf-4.45'?"),
+    ("--optimizer adamw_torch_8bit", "did you mean 'adam8bit'?"),
+    ("--autocast bf16", "--autocast 'bf16': without adapters it casts whole fp32 weights; choose precision fp32"),
     ("--optimizer adam --no-scale-parameter", "--scale-parameter: adam does not use it; choose adafactor-hf"),
     ("--optimizer adafactor-hf --nesterov --momentum 0.9", "--nesterov: expected sgd"),
     ("--optimizer adam --momentum-form ema", "--momentum-form 'ema': expected sgd with momentum"),
@@ -124,7 +130,7 @@ REFUSED: list[tuple[str, ...]] = [
     (f"{GPT} --recompute selective:mlp --ranks 2 --tp 2 {SP} --keep-gathered", "leave one out"),
     ("--model llama --saves eager --recompute selective:attn_proj", "frees nothing by attn_proj; leave attn_proj out"),
     # -- ZeRO's stages and recipes
-    ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed?"),
+    ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed or hf-deepspeed?"),
     (
         "--partition owner --stage 2 --grad-reduction all_reduce",
         "'all_reduce': not with partition 'owner': each gradient",
@@ -180,6 +186,31 @@ REFUSED: list[tuple[str, ...]] = [
     ("--keep-gathered", "--keep-gathered: has no effect without tp"),
     ("--pad-vocab", "--pad-vocab: has no effect without tp"),
     ("--ranks 4 --tp 2 --keep-gathered", "has no effect without sequence_parallel; pass --sequence-parallel too"),
+    (f"{CP} --ranks 4 --cp 4 --seq 6 --context-order contiguous", "--cp 4: cp (4) does not divide seq 6; choose seq 8"),
+    (f"{CP} --ranks 8 --cp 4 --tp 2 {SP} --seq 8", "--cp 4: 2 cp x tp (16) does not divide seq 8; choose seq 16"),
+    (f"{CP} --ranks 4 --cp 3 --seq 24", "--cp 3 does not divide ranks 4: choose cp 2 or 4, or ranks 3 or 6"),
+    (f"{CP} --ranks 8 --cp 8 --seq 32 --context ulysses", "8 ranks do not divide a rank's 4 heads and 4 of keys and"),
+    (f"{CP} --ranks 6 --cp 3 --seq 24 --context ulysses", "of keys and values; choose ring"),
+    (f"{CP} --ranks 2 --cp 2 --context rings", "expected one of ring, ulysses, allgather, ulysses+ring; did you mean"),
+    (
+        f"{CP} --ranks 2 --cp 2 --context ulysses --context-order zigzag",
+        "--context-order 'zigzag': ulysses gives every rank all tokens of its heads; leave it out",
+    ),
+    (f"{CP} --ranks 12 --cp 3 --seq 24 --ranks-per-node 2", "2: cp x tp 3 does not divide it; choose a multiple of 3"),
+    (
+        f"{CP} --ranks 8 --tp 4 --ranks-per-node 3",
+        "--ranks-per-node 3: tp 4 does not divide it; choose a multiple of 4",
+    ),
+    (f"{CP} --ranks 4 --cp 4 --context ulysses+ring", "needs nodes of several ranks of cp; pass --ranks-per-node"),
+    ("--model bert --ranks 2 --cp 2", "--cp 2: model bert has no causal attention over one row; choose gpt or llama"),
+    ("--model t5 --ranks 2 --cp 2", "--cp 2: model t5 has no causal attention over one row; choose gpt or llama"),
+    *(
+        (
+            f"{CP} --ranks 8 --cp 2 --stage 3 --{name}",
+            "is not modelled with cp 2, which cuts model states too; leave one of them out",
+        )
+        for name in ("secondary-shard 2", "hierarchical-gather", "quantized-gradients --ranks-per-node 4")
+    ),
     ("--partition-activations --recompute full", "--partition-activations: without tp no other rank has the same"),
     ("--ranks 4 --tp 2 --partition-activations", "recompute 'none' does not recompute whole blocks; pass --rec"),
     ("--cpu-checkpointing --recompute selective", "recompute 'selective' does not recompute whole blocks"),
@@ -193,6 +224,17 @@ REFUSED: list[tuple[str, ...]] = [
     ),
     ("--cp 4 --ranks 4 --context ulysses --context-order zigzag", "ulysses gives every rank all tokens of its heads"),
     ("--ranks 65536 --tp 65536 --pp 2", "is 131,072 ranks or more, but a world has at most 65,536"),
+    ("--ranks 4 --context ring", "--context 'ring': has no effect without cp; pass --cp 2 or more, or leave it out"),
+    ("--ranks 4 --context-order zigzag", "--context-order 'zigzag': has no effect without cp; pass --cp 2 or more"),
+    ("--model mlp --ranks 4 --cp 4", "--cp 4: model mlp has no causal attention over one row; choose gpt or llama"),
+    (f"{FLAT} --ranks 4 --cp 4", "--cp 4: model flat has no causal attention over one row; choose gpt or llama"),
+    (f"{GPT} --ranks 4 --cp 4 --seq 12", "--cp 4: 2 cp (8) does not divide seq 12; choose seq 16, for one"),
+    (
+        f"{GPT} --ranks 4 --cp 4 --seq 16 --context ulysses",
+        "--context 'ulysses': 4 ranks do not divide a rank's 6 heads and 6 of keys and values; choose cp 2, or ring",
+        f"{GPT} --ranks 4 --cp 2 --seq 16 --context ulysses",
+    ),
+    (f"{GPT} --ranks 4 --cp 4 --seq 16 --attention eager", "merges results as flash does; pass --attention flash"),
     # -- pipelines
     ("--ranks 2 --pp two", "--pp: 'two': expected a whole number"),
     (f"{GPT} --ranks 4 --pp 3", "--pp 3 does not divide ranks 4", f"{GPT} --ranks 3 --pp 3 --layers 3"),
@@ -299,7 +341,7 @@ def test_it_is_refused_in_one_line_and_what_is_advised_is_accepted(row: tuple[st
         parsed(*one.split())
     mesh = "does not divide ranks" in text  # which knows no model: one is taken that every axis divides
     rest = ["--heads", "24", "--hidden", "192", "--vocab", "6144", "--layers", "24"] if mesh else []
-    axes = r"(tp|pp|dp_replicate|ranks) ([\d or]+)" if mesh else r"choose (tp|pp|seq|layers|units) ([\d or]+)"
+    axes = r"(tp|cp|pp|dp_replicate|ranks) ([\d or]+)" if mesh else r"choose (tp|cp|pp|seq|layers|units) ([\d or]+)"
     for name, numbers in re.findall(axes, text[text.find("choose") :] if mesh else text):
         for number in re.findall(r"\d+", numbers):
             parsed(*words.split(), *rest, f"--{name.replace('_', '-')}", number)  # the rest unchanged

@@ -24,6 +24,7 @@ from zerosim.parallel.exchange import AllReduce, Slices
 from zerosim.parallel.offload import OffloadedGradients
 from zerosim.parallel.secondary import Secondary
 from zerosim.placement import partition
+from zerosim.placement.context import ContextCut
 """
 
 REDUCES = """\
@@ -184,11 +185,18 @@ def my_offload(psi, room, links, compute, update):
     fits = [where for where in placing.PLACEMENTS if not placing._over(psi, room, where)]
     return min(fits, key=lambda where: sum(placing.seconds(psi, links, compute, update, where)))
 """),
+    "balance": ("ContextCut.pieces", """\
+def my_pieces(ranks):
+    cut = ContextCut(ranks, zigzag=True)
+    return [[piece for run in cut.pieces(2 * ranks, rank) for piece in run] for rank in range(ranks)]
+"""),
 }  # fmt: skip
 """By exercise: what is named, and the answer."""
 
 WITHOUT = {
     "all_reduce": "comm.all_reduce is refused by the check of its halves",
+    "merge": "zerosim merges inside a kernel that takes queries, keys and values",
+    "ulysses": "zerosim's exchange takes the buffers of a run, no arrays",
     "adapter": "zerosim's adapter takes the tensors and buffers of a run, no arrays",
 }
 

@@ -65,6 +65,20 @@ PIPELINES: list[dict[str, Any]] = [
     dict(stage=2, pp=2, precision="bf16", accumulate=3, pipeline="zb-h1", sample="ab", sample_tokens=2),
     dict(stage=3, pp=2, precision="fp32", accumulate=5, pipeline="zb-v", layers=4, sample="ab", sample_tokens=2),
 ]
+LLAMA: dict[str, Any] = dict(model="llama", heads=4, hidden=16, kv_heads=2, seq=8)
+PAIRS: list[dict[str, Any]] = [  # that share rows
+    dict(cp=2, stage=3, precision="bf16", seq=8, dropout=0.2, clip_norm=0.1, sample="abc", sample_tokens=3),
+    dict(cp=2, stage=1, precision="fp32", context="allgather", context_order="contiguous", recompute="full", **LLAMA),
+    dict(cp=2, stage=2, precision="bf16", context="ulysses", sample="abc", sample_tokens=3, **LLAMA),
+]
+CONTEXTS: list[dict[str, Any]] = [
+    *PAIRS,
+    dict(LLAMA, cp=4, stage=3, precision="fp32", context="ulysses+ring", ranks_per_node=2, sample="abc"),
+    dict(LLAMA, cp=4, stage=2, precision="bf16", seq=16, collective="ring", context="allgather", bucket_bytes=64),
+    dict(LLAMA, cp=2, tp=2, stage=3, precision="bf16", sequence_parallel=True, lora_rank=2, lora_dropout=0.2),
+    dict(LLAMA, cp=2, pp=2, stage=2, precision="bf16", accumulate=3, pipeline="zb-h1"),
+    dict(LLAMA, cp=2, dp_replicate=2, stage=3, precision="fp64", gather="module"),
+]
 
 FP32: dict[str, Any] = dict(precision="bf16", grad_dtype="fp32")
 PARTS: list[dict[str, Any]] = [  # of the model is trained, of the gradients sent
@@ -164,6 +178,16 @@ def test_tensor_parallel_ranks_leave_what_threads_leave(processes: int, per_proc
         assert found["differences"] == [], fields
 
 
+@pytest.mark.parametrize(
+    ("processes", "per_process", "runs"), [(2, 1, PAIRS), (4, 1, CONTEXTS), (2, 2, CONTEXTS)], ids=["2", "4", "2x2"]
+)
+def test_ranks_that_share_rows_leave_what_threads_leave(
+    processes: int, per_process: int, runs: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    for fields, found in zip(runs, compared(processes, per_process, runs, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
 CLOSE = {"fp32": 1e-6, "bf16": 1e-2, "fp16": 2e-3, "fp64": 1e-14}
 """Two steps' losses: sums in MPI's own order, half types rounded at each of its hops."""
 
@@ -182,6 +206,8 @@ def test_native_collectives_are_close_and_their_wire_is_not_seen(processes: int,
             for stage, partition in ((1, "owner"), (2, "slices"), (3, "slices"))
         ]
         runs.append(dict(stage=3, precision="fp32", collective="native", tp=2, sequence_parallel=True, seq=6))
+        shared = dict(LLAMA, cp=4, stage=3, precision="fp32", collective="native", ranks_per_node=2)
+        runs += [dict(shared, context=how) for how in ("ring", "allgather", "ulysses", "ulysses+ring")]
     for fields, found in zip(runs, compared(processes, 1, runs, tmp_path), strict=True):
         assert found["distance"] < CLOSE[fields["precision"]], fields
         assert found["sent"] == ["None"]

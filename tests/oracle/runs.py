@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +50,11 @@ class Task:
 
     def config(self, folder: Path, *, ranks: int, accumulate: int = 1, **changes: Any) -> RunConfig:
         """The run of zerosim on this task's files."""
+        each = math.prod(changes.get(axis, 1) for axis in ("tp", "cp", "pp"))
         return RunConfig(
             ranks=ranks,
             accumulate=accumulate,
-            micro_batch=self.tokens.shape[1] * changes.get("tp", 1) * changes.get("pp", 1) // (ranks * accumulate),
+            micro_batch=self.tokens.shape[1] * each // (ranks * accumulate),
             layers=self.layers,
             hidden=self.hidden,
             heads=self.heads,

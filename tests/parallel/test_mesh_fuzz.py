@@ -1,12 +1,13 @@
 """Meshes, models and schedules at random: a run ends, leaves nothing, is what shapes say and learns what one rank does.
 
 Seeded, and few; `python tests/parallel/test_mesh_fuzz.py 1000` runs as many as one likes, and a second number is the
-first case (`1 417`: that one alone).
+first case (`1 417`: that one alone). A third word, `cp`: ranks of each mesh share rows.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import math
 import os
@@ -44,15 +45,18 @@ MESH = {
         "sequence_parallel",
     ),
     *("keep_gathered", "pad_vocab", "replica_reduction", "collective", "bucket_bytes", "recipe", "partition"),
-    *("partition_activations", "gather", "prefetch_elements", "max_live"),
+    *("partition_activations", "gather", "prefetch_elements", "max_live", "cp", "context", "context_order"),
+    "ranks_per_node",
 }
 """What one rank alone has not."""
 
 
-def drawn(rng: random.Random) -> RunConfig:
+def drawn(rng: random.Random, *, shares_rows: bool) -> RunConfig:
     """A run that is none, one in some: then it is refused in one line, and the next one is drawn."""
     while True:
         fields = _fields(rng)
+        if shares_rows:
+            fields |= _context(rng, fields)
         work = fields["ranks"] * fields["accumulate"] * fields.get("layers", fields.get("units"))
         if fields["ranks"] > MOST_RANKS or (work > LONG and rng.random() < 0.9):
             continue
@@ -125,6 +129,21 @@ def _fields(rng: random.Random) -> dict[str, Any]:
     return fields
 
 
+def _context(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    cp, how = rng.choice((2, 2, 3, 4, 4, 8)), rng.choice((None, "ring", "allgather", "ulysses", "ulysses+ring"))
+    order = rng.choice((None, None, "zigzag", "contiguous"))
+    found = dict(ranks=fields["ranks"] * cp, cp=cp, context=how, context_order=order, model=rng.choice(MODELS))
+    found |= dict(seq=2 * cp * rng.choice((1, 1, 2, 3)) * rng.choice((1, fields["tp"])), micro_batch=rng.choice((1, 2)))
+    if how != "ulysses":
+        found |= dict(attention=rng.choice((None, "flash")))
+    if how == "ulysses+ring" or rng.random() < 0.2:
+        found |= dict(ranks_per_node=fields["tp"] * rng.choice((2, cp // 2 or 1, cp, 2 * cp)))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+MODELS = ("gpt", "gpt", "llama", "llama", "bloom", "gemma2")
+
+
 def _recipe(rng: random.Random) -> str:
     return rng.choice(("deepspeed", "fsdp2", "megatron"))
 
@@ -153,14 +172,17 @@ def alone(config: RunConfig) -> RunConfig:
     """The same global batch on one rank, microbatch by microbatch."""
     fields = {name: value for name, value in config.to_dict().items() if name not in MESH}
     count = config.global_batch // config.data.micro_batch
-    return RunConfig.from_dict({**fields, "ranks": 1, "stage": 0, "accumulate": count})
+    clip_norm = config.optim.clip_norm  # of a recipe, too
+    return RunConfig.from_dict({**fields, "ranks": 1, "stage": 0, "accumulate": count, "clip_norm": clip_norm})
 
 
-def run_cases(count: int, first: int = 0) -> dict[str, int]:
+def run_cases(count: int, first: int = 0, *, shares_rows: bool = False) -> dict[str, int]:
     """How many cases had a pipeline, tensor parallelism, ...; what goes wrong is raised, its case named."""
     seen: Counter[str] = Counter()
+    gc.disable()  # what is in a cycle is live at the end
     for case in range(first, first + count):
-        config = drawn(random.Random(f"{SEED} {case}"))
+        gc.collect()
+        config = drawn(random.Random(f"{SEED} {case}"), shares_rows=shares_rows)
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         try:
             check(config)
@@ -169,30 +191,46 @@ def run_cases(count: int, first: int = 0) -> dict[str, int]:
             raise
         faulthandler.cancel_dump_traceback_later()
         axes = config.mesh.axes
-        seen.update(axis for axis in ("pp", "tp", "dp_shard", "dp_replicate") if axes.size(axis) > 1)
+        seen.update(axis for axis in ("pp", "tp", "cp", "dp_shard", "dp_replicate") if axes.size(axis) > 1)
         seen.update([config.model.family, config.precision.param_dtype, f"stage {config.parallel.zero_stage}"])
         if axes.pp > 1:
             seen.update([config.parallel.pipeline_schedule])
         if config.parallel.sequence_parallel:
             seen.update(["sequence_parallel"])
+        if axes.cp > 1:
+            seen.update([config.context.how, "zigzag" if config.context.is_zigzag else "contiguous"])
     return dict(sorted(seen.items()))
+
+
+def seen_in(*words: str) -> set[str]:
+    """What 30 cases had."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
+    command = [sys.executable, "-W", "error", __file__, "30", "0", *words]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+    return set(json.loads(done.stdout))
 
 
 @pytest.mark.slow
 def test_random_meshes_leave_what_they_should() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(zerosim.__file__).parents[1])}
-    words = [sys.executable, "-W", "error", __file__, "30"]
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", env=environment, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    seen = json.loads(done.stdout)
-    assert set(seen) >= {"pp", "tp", "dp_shard", "dp_replicate", "gpipe", "1f1b", "interleaved", "sequence_parallel"}
-    assert set(seen) >= {"zb-h1", "zb-v"}
-    assert set(seen) >= {"gpt", "llama", "flat", "fp64", "bf16", *(f"stage {stage}" for stage in range(4))}
+    seen = seen_in()
+    assert seen >= {"pp", "tp", "dp_shard", "dp_replicate", "gpipe", "1f1b", "interleaved", "sequence_parallel"}
+    assert seen >= {"zb-h1", "zb-v"}
+    assert seen >= {"gpt", "llama", "flat", "fp64", "bf16", *(f"stage {stage}" for stage in range(4))}
+
+
+@pytest.mark.slow
+def test_so_do_meshes_whose_ranks_share_rows() -> None:
+    """Cases 0 to 499 were checked once."""
+    seen = seen_in("cp")
+    assert seen >= {"ring", "allgather", "ulysses", "ulysses+ring", "zigzag", "contiguous"}
+    assert seen >= {"pp", "tp", "cp", "dp_shard", "dp_replicate", "sequence_parallel", *MODELS, "fp64", "bf16"}
+    assert seen >= {f"stage {stage}" for stage in range(4)}
 
 
 if __name__ == "__main__":
     count, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     began = time.monotonic()
-    print(json.dumps(run_cases(count, first)))
+    print(json.dumps(run_cases(count, first, shares_rows=sys.argv[3:] == ["cp"])))
     if count > 30:
         print(f"{time.monotonic() - began:.0f} s; refused before: {dict(REFUSED)}", file=sys.stderr)

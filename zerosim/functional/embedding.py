@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerosim.device.device import Buffer, Kind
+from zerosim.backends.kernels import Array
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.work import work_of
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of, weight_grad
 from zerosim.tensor.tensor import Operand, Saved, Tensor, apply, layer_of
@@ -119,9 +121,7 @@ class AddRowRuns:
             return dx, None
         device, drows, own = grad.device, self.rows.new_grad(), rows_of(grad.array)
         device.kernel(0, device.backend.fill, drows.array, 0.0)
-        for here, there in self.runs:
-            into = drows.array[there]
-            device.kernel(into.size, device.backend.add, into, own[here], into)
+        _add_each(device, [(drows.array[there], own[here], drows.array[there]) for here, there in self.runs], own)
         return dx, drows
 
 
@@ -129,8 +129,18 @@ def add_row_runs(x: Tensor, rows: Operand, runs: Sequence[tuple[slice, slice]]) 
     """Compute `add_rows` for an x with some rows of a whole. Each run is a slice of x's B T rows and one of `rows` of
     equal length."""
     device, out = x.device, like(x)
-    for here, there in runs:
-        arrays = rows_of(x.array)[here], rows.array[there], rows_of(out.array)[here]
-        device.kernel(arrays[2].size, device.backend.add, *arrays)
+    own, into = rows_of(x.array), rows_of(out.array)
+    _add_each(device, [(own[here], rows.array[there], into[here]) for here, there in runs], into)
     rule = AddRowRuns(x.requires_grad, rows, runs)
     return apply(rule, out, x, rows, op=layer_of(rows, "add_rows"), saved={"rows": rows})
+
+
+def _add_each(device: Device, adds: Sequence[tuple[Array, Array, Array]], whole: Array) -> None:
+    """Add run by run in one kernel over `whole`: ranks may have different numbers of runs of as many rows."""
+    add = device.backend.add
+
+    def add_each() -> None:
+        for arrays in adds:
+            add(*arrays)
+
+    device.kernels((work_of(add.__name__, whole.size, (whole, whole, whole)),), add_each)

@@ -20,7 +20,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
-from zerosim.backends.numpy import nf4, quantize, rounding
+from zerosim.backends.numpy import blocks, nf4, quantize, rounding
 from zerosim.device.allocators import arena
 from zerosim.functional import lora
 from zerosim.grading import optimizers
@@ -40,10 +40,12 @@ from zerosim.parallel.prefetch import Elements, Units
 from zerosim.parallel.reducer import Reducer
 from zerosim.parallel.secondary import Secondary
 from zerosim.parallel.tensor import Borders
+from zerosim.parallel.ulysses import Ulysses
 from zerosim.placement import partition
+from zerosim.placement.context import ContextCut
 from zerosim.tensor import flat
 
-_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd)
+_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks)
 """Their functions are never called by an exercise's run itself."""
 _BUGS = (bugs.__name__, other_bugs.__name__)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -101,12 +103,22 @@ def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
 def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
     """Return where a name is zerosim's own: the strategies, those with a bug too, and their helpers (the base only
     where no other has the name: its own hooks are empty), the classes of f and g, the arena, a codec, the optimizers'
-    rules, and modules."""
+    rules, a context's cut and exchange, and modules."""
     within, _, name = name.rpartition(".")
     strategies: list[type] = [each for each in (*_shipped(Strategy), *_collaborators()) if name in vars(each)]
-    classes = *_shipped(Borders), Borders, arena.Arena, *_shipped(Elementwise), Units, Elements, Secondary, TopK
+    classes = (
+        *_shipped(Borders),
+        Borders,
+        arena.Arena,
+        *_shipped(Elementwise),
+        Units,
+        Elements,
+        Secondary,
+        TopK,
+        ContextCut,
+    )
     modules = *_MODULES, partition, flat, clock, slots, norm, optimizers
-    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, *modules]
+    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, ContextCut, Ulysses, *modules]
     return [(each, name) for each in owners if name in vars(each) and within in ("", each.__name__)]
 
 

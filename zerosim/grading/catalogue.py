@@ -22,6 +22,7 @@ from zerosim.grading import (
     bounds,
     checks,
     compaction,
+    context,
     offloading,
     optimizers,
     pipelines,
@@ -163,6 +164,9 @@ EXERCISES: tuple[Exercise, ...] = (
         ),
     ),
     exercise("offload", skeletons.my_offload, examine=placing.OFFLOAD),
+    exercise("merge", skeletons.my_merge, examine=context.MERGE),
+    exercise("balance", skeletons.my_pieces, examine=context.BALANCE),
+    exercise("ulysses", skeletons.my_exchange, examine=context.ULYSSES),
 )
 
 

@@ -12,7 +12,7 @@ from zerosim.grading.plain import shown
 from zerosim.units import few
 
 
-def _arrays(pair: Any, shapes: list[tuple[str, tuple[int, ...]]]) -> tuple[list[Any], str]:
+def arrays_of(pair: Any, shapes: list[tuple[str, tuple[int, ...]]]) -> tuple[list[Any], str]:
     """Return a reply's arrays in float64; or what is missing, in words."""
     names = ", ".join(name for name, _ in shapes)
     if not isinstance(pair, tuple | list) or len(pair) != len(shapes):
@@ -24,7 +24,7 @@ def _arrays(pair: Any, shapes: list[tuple[str, tuple[int, ...]]]) -> tuple[list[
     return [array.astype(np.float64) for array in found], ""
 
 
-def _off(name: str, got: Any, wanted: Any) -> str:
+def gap_of(name: str, got: Any, wanted: Any) -> str:
     """Return where two arrays differ by more than rounding, in words; '' if nowhere."""
     gaps = np.abs(got - wanted)
     if np.isfinite(got).all() and gaps.max(initial=0) <= 1e-5 * max(1.0, np.abs(wanted).max(initial=0)):
@@ -49,7 +49,7 @@ def _adapters(seed: int) -> list[tuple[Any, ...]]:
 
 def _wrong_adapter(asked: str, x: Any, w: Any, a: Any, b: Any, scale: float, dy: Any, came: Any) -> Wrong | None:
     names = ("y", (len(x), len(w))), ("dx", x.shape), ("da", a.shape), ("db", b.shape)
-    found, words = _arrays(came, list(names))
+    found, words = arrays_of(came, list(names))
     if words:
         return f"{asked}: {words}", "return y, dx, da, db"
     low = x @ a.T
@@ -62,7 +62,7 @@ def _wrong_adapter(asked: str, x: Any, w: Any, a: Any, b: Any, scale: float, dy:
         "B is multiplied by x Aᵀ and by the scale: both belong in its gradient",
     )
     for (name, _), got, right, hint in zip(names, found, wanted, hints, strict=True):
-        if off := _off(name, got, right):
+        if off := gap_of(name, got, right):
             return f"{asked}: {off}", hint
     return None
 
@@ -129,7 +129,7 @@ def _gradients(seed: int) -> list[tuple[Any, ...]]:
 
 
 def _wrong_top_k(asked: str, grad: Any, residual: Any, k: int, came: Any) -> Wrong | None:
-    found, words = _arrays(came, [("places", (k,)), ("values", (k,)), ("residual", grad.shape)])
+    found, words = arrays_of(came, [("places", (k,)), ("values", (k,)), ("residual", grad.shape)])
     if words:
         return f"{asked}: {words}", "return places, values, residual: k places, k values, and one residual per element"
     places, values, left = found
@@ -145,15 +145,15 @@ def _wrong_top_k(asked: str, grad: Any, residual: Any, k: int, came: Any) -> Wro
                 return words, hint
         return words, "name each place once, counted from 0, by the magnitude of gradient plus residual"
     at = places.astype(int)
-    if off := _off("values", values, wanted[at]):
-        is_bare = not _off("", np.abs(values), np.abs(wanted[at]))
+    if off := gap_of("values", values, wanted[at]):
+        is_bare = not gap_of("", np.abs(values), np.abs(wanted[at]))
         return (
             f"{asked}: {off}",
             "values keep their sign" if is_bare else "the residual is sent along with the gradient",
         )
     sent = np.zeros_like(grad)
     sent[at] = values
-    if off := _off("residual", left, wanted - sent):
+    if off := gap_of("residual", left, wanted - sent):
         stays = np.abs(left[at]).max() > 0
         hint = (
             "remove the sent values from the residual: they would be sent twice"
@@ -184,17 +184,17 @@ def _matrices(seed: int) -> list[tuple[Any, ...]]:
 
 def _wrong_powersgd(asked: str, m: Any, q: Any, came: Any) -> Wrong | None:
     mean = np.mean(m, axis=0)
-    found, words = _arrays(came, [("approximation", mean.shape), ("q", q.shape)])
+    found, words = arrays_of(came, [("approximation", mean.shape), ("q", q.shape)])
     if words:
         return f"{asked}: {words}", "return the approximation and the new Q"
     p, _ = np.linalg.qr(mean @ q)
-    if off := _off("approximation", found[0], p @ (p.T @ mean)):
+    if off := gap_of("approximation", found[0], p @ (p.T @ mean)):
         bare = mean @ q
-        is_bare = not _off("", found[0], bare @ (bare.T @ mean))
+        is_bare = not gap_of("", found[0], bare @ (bare.T @ mean))
         hint = "P's columns must be orthonormal before M is multiplied by them" if is_bare else _PRODUCTS
         return f"{asked}: {off}", hint
     # P may be any orthonormal basis of its columns' span, and turns Q's columns with it. q qᵀ is the same for all.
-    if off := _off("q qᵀ", found[1] @ found[1].T, mean.T @ p @ (p.T @ mean)):
+    if off := gap_of("q qᵀ", found[1] @ found[1].T, mean.T @ p @ (p.T @ mean)):
         return f"{asked}: {off}", _NEW_Q
     return None
 

@@ -54,8 +54,8 @@ class Laps:
         for run in self._runs:
             run.may_begin = 0
             launches = (entry for entry in run.reading.entries if isinstance(entry, Launch))
-            for line, group in {(run.line(launch), launch.group) for launch in launches}:
-                for member in calls.members(group):
+            for launch in {(run.line(launch), launch.group): launch for launch in launches}.values():
+                for member, line in calls.sides(launch):
                     self._readers[member][line] += 1
 
     def next(self) -> bool:

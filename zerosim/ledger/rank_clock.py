@@ -299,14 +299,27 @@ class Calls:
 
     def __init__(self, runs: Mapping[int, Run], stands_for: Sequence[int], costs: Costs) -> None:
         self.runs, self.stands_for, self.costs = runs, stands_for, costs
-        self._members: dict[tuple[int, ...], tuple[Run, ...]] = {}
+        self._sides: dict[tuple[object, ...], list[tuple[Run, Line]]] = {}
         self._seconds: dict[tuple[object, ...], float] = {}  # of a call, by all that its duration depends on
 
-    def members(self, group: tuple[int, ...]) -> tuple[Run, ...]:
-        if group not in self._members:
-            ranks = dict.fromkeys(self.stands_for[rank] for rank in group)
-            self._members[group] = tuple(self.runs[rank] for rank in ranks)
-        return self._members[group]
+    def sides(self, launch: Launch) -> list[tuple[Run, Line]]:
+        """Return the ranks that represent the members of a call, and the line of each one's own call."""
+        like = launch.op, launch.purpose, launch.axis, launch.group, launch.scope.phase
+        if like not in self._sides:
+            self._sides[like] = list(dict.fromkeys(map(self._side, repeat(launch), launch.group)))
+        return self._sides[like]
+
+    def _side(self, launch: Launch, member: int) -> tuple[Run, Line]:
+        """Return the representative of a member. A representative's messages go as far along the axis as the
+        member's do."""
+        run = self.runs[self.stands_for[member]]
+        if launch.op in MESSAGES:
+            mesh, axis = run.mesh, launch.axis
+            ranks = mesh.group(run.track.rank, axis)
+            moved = mesh.index(run.track.rank, axis) - mesh.index(member, axis)
+            ends = tuple(ranks[(mesh.index(rank, axis) + moved) % len(ranks)] for rank in launch.group)
+            launch = launch._replace(group=ends)
+        return run, run.line(launch)
 
     def place(self, run: Run, call: Call) -> bool:
         """Set the times of a call and of those before it in its stream. Return False if a member has not launched it
@@ -318,14 +331,14 @@ class Calls:
         return True
 
     def _place_first(self, run: Run, call: Call) -> bool:
-        start = 0.0
-        for member in self.members(call.launch.group):
-            ready = self._ready(member, call.key)
+        start, number = 0.0, call.launch.sequence
+        for member, line in self.sides(call.launch):
+            ready = self._ready(member, (*line, number))
             if ready is None:
                 return False
             start = max(start, ready)
-        for member in self.members(call.launch.group):
-            member.calls[call.key].read += 1
+        for member, line in self.sides(call.launch):
+            member.calls[*line, number].read += 1
         call.start, call.stop = start, start + self._takes(call.launch)
         run.end_call(call)
         return True

@@ -74,7 +74,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
     if time.cpu > _WORTH_IT * time.seconds and can_delay(result.config):
         wait += " --delayed-update 1 hides the CPU's step, but the weights lag by one update."
-    lines.append(wait)
+    lines += [wait, *notes_of(result.config, "first_step")]
     precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
         lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")

@@ -24,7 +24,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         return
     back = _l if frozen_of(config) is None else _y_q
     again = _r + (back if "core_attn" in parts_again(config) else 0)
-    queries, keys = attended_columns(config.mesh, config.context, config.model)
+    queries, keys = attended_columns(config.mesh, config.context, config.model, config.memory)
     share = heads_on_rank(config)
     by_operation = formulas.context_parallel(
         cut.around,
@@ -94,6 +94,9 @@ def _kept(config: RunConfig) -> Iterator[str]:
 def _assumed(config: RunConfig) -> Iterator[str]:
     if (cut := _cut(config)).ranks > 1:
         yield f"context {way(config)}{' (zigzag)' if cut.zigzag else ''}"
+    if (packing := config.data.packing) is not None:
+        of = f"{packing.length:,} tokens" if packing.length else "whole rows, as a plan reads no tokens (--documents N)"
+        yield f"documents of {of}"
 
 
 def _states(config: RunConfig) -> Iterator[str]:

@@ -18,7 +18,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     """Yield the copies of model states."""
     if not config.offload.is_on or is_uncounted(config):
         return
-    optim, is_alone = config.optim, config.mesh.others.world_size == config.mesh.cp
+    optim, is_alone = config.optim, config.mesh.ranks == config.mesh.shards
     kept = formulas.MASTER_BYTES * (1 + formulas.num_moments(optim.optimizer, optim.momentum))
     sizes, memories = (trained_itemsize(config), itemsizes(config)[1], kept), config.offload.by_state
     is_read_ahead = memories["param"] == NVME and config.mesh.pp > 1  # a read may serve the next use too
@@ -48,6 +48,11 @@ def is_beside_whole(config: RunConfig) -> bool:
 def is_here(config: RunConfig, what: str) -> bool:
     """Return whether 'optimizer', 'params' or 'grads' lie on the device."""
     return config.offload.memory_of(what) == DEVICE
+
+
+def is_loaded(config: RunConfig) -> bool:
+    """Return whether the host holds weights while they are loaded."""
+    return config.offload.host_load != "none"
 
 
 def is_uncounted(config: RunConfig) -> bool:

@@ -12,6 +12,7 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.recompute import recompute_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.tuning import widens_norms
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -21,11 +22,24 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()
     if config.memory.cpu_checkpointing:
         divided = config.partitions_inputs or divides_rows(config)
-        moved = step.passes * formulas.inputs_moved(divided=divided)
+        moved = step.passes * _inputs(formulas.inputs_moved(divided=divided), config)
         yield Key("copied", "device to host"), moved
         yield Key("copied", "host to device"), moved
     if config.model.has_blocks and frozen_of(config) is None:
         yield Key("kept", "block"), block_form(config)
+
+
+def _inputs(form: Form, config: RunConfig) -> Form:
+    """Return the form of all inputs where they are fp32: all but the first block's, which is if the table is normed."""
+    if not config.model.has_blocks or not widens_norms(config.tuning, config.model.decoder.block):
+        return form
+    narrow = config.memory.again.wraps(0) and not has_wide_input(config)
+    return 2 * form - form.where(r=1) if narrow else 2 * form
+
+
+def has_wide_input(config: RunConfig) -> bool:
+    """Return whether the first block's input is fp32 beside half-type weights: the result of a norm under autocast."""
+    return widens_norms(config.tuning, config.model.decoder.block) and bool(config.model.decoder.table_norm)
 
 
 def block_form(config: RunConfig, block: int = 0) -> Form:

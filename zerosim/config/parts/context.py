@@ -54,10 +54,13 @@ def cut_of(mesh: MeshConfig, context: ContextConfig) -> ContextCut:
     return ContextCut(mesh.cp // inner, inner, context.is_zigzag)
 
 
-def attended_columns(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> tuple[Fraction, Fraction]:
+def attended_columns(
+    mesh: MeshConfig, context: ContextConfig, model: ModelConfig, memory: MemoryConfig
+) -> tuple[Fraction, Fraction]:
     """Return the columns of queries, and those of keys and values with the copies that ranks need, for each of the
     model's width."""
-    keys, each = max(model.kv_heads, mesh.tp * cut_of(mesh, context).within), Fraction(model.head_dim, model.hidden)
+    keys = model.heads if memory.repeat_kv else max(model.kv_heads, mesh.tp * cut_of(mesh, context).within)
+    each = Fraction(model.head_dim, model.hidden)
     return model.heads * each, 2 * keys * each
 
 
@@ -88,8 +91,6 @@ def rules(
     cp, how = mesh.cp, context.how
     if cp == 1:
         return
-    if mesh.secondary_shard:
-        yield wrong("secondary_shard", f" {mesh.secondary_shard}: hpZ is not modelled with cp; leave one of them out")
     if how == "ulysses" and context.context_order == "zigzag":
         yield wrong("context_order", " 'zigzag': ulysses gives every rank all tokens of its heads; leave it out")
     if how == "ulysses+ring":
@@ -109,28 +110,27 @@ def rules(
         yield wrong("cp", f" {cp}: {what} ({multiple}) does not divide seq {model.seq}; choose seq {near}, for one")
     heads, kv_heads = model.heads // mesh.tp, max(1, model.kv_heads // mesh.tp)
     if cut.within > 1 and (heads % cut.within or (kv_heads % cut.within and cut.within % kv_heads)):
-        of = f"{heads} heads and {kv_heads} of keys and values"
-        yield wrong(
-            "context",
-            f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose cp "
-            f"{_right_cp(cut.within, heads, kv_heads)}, or ring",
-        )
+        of, right = f"{heads} heads and {kv_heads} of keys and values", _right_cp(cut.within, heads, kv_heads)
+        choice = f"cp {right}, or ring" if right > 1 else "ring"
+        yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
         yield wrong("context", f" {how!r}: merges results as flash does; pass --attention flash, or --context ulysses")
 
 
 def _right_cp(most: int, heads: int, kv_heads: int) -> int:
-    """Return the largest number of ranks, up to `most`, that divides the heads."""
-    fits = [size for size in range(1, most + 1) if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0]
-    return fits[-1]
+    """Return the largest divisor of `most` ranks that divides the heads."""
+    sizes = (size for size in range(most, 0, -1) if most % size == 0)
+    return next(size for size in sizes if heads % size == 0 and max(size, kv_heads) % min(size, kv_heads) == 0)
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
-    values = draft.values
-    if values.get("cp", 1) > 1 and values.get("context") != "ulysses" and "attention" not in draft.given:
-        values["attention"] = "flash"
-    return {}
+    values, given = draft.values, draft.given
+    merges = values.get("cp", 1) > 1 and values.get("context") != "ulysses"
+    if not merges or values.get("model") in ("mlp", "flat") or "attention" in given or given.get("fp32_softmax"):
+        return {}
+    values["attention"] = "flash"
+    return draft.without("fp32_softmax", "and flash attention saves no softmax")
 
 
 WORDS = (

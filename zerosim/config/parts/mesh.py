@@ -52,8 +52,8 @@ class MeshConfig(Part):
 
     cp: int = option(
         1, "context parallelism: number of ranks that share every row's tokens", low=1, high=65536, metavar="C",
-        also=("--context-parallel", "--context-parallel-size"), after="tp",
-        words="cp_size context_parallel_degree parallelism.context_parallel_degree",
+        also=("--context-parallel",), after="tp",
+        words="cp_size context_parallel_size context_parallel_degree parallelism.context_parallel_degree",
     )  # fmt: skip
 
     pp: int = option(
@@ -96,6 +96,10 @@ class MeshConfig(Part):
     def shards(self) -> int:
         """The number of ranks that divide the model states: the formulas' N."""
         return self.axes.shards
+
+    def local(self, rank: int) -> int:
+        """Return a rank's number on its node; without a number of ranks per node there is one."""
+        return rank % (self.ranks_per_node or self.ranks)
 
 
 @lru_cache(maxsize=1024)
@@ -158,10 +162,11 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int, cp: in
         raise wrong("secondary_shard", f" {secondary} does not divide dp_shard {shards}; {right}")
     if not ranks_per_node:
         return
-    if ranks_per_node >= block and ranks_per_node % block:
-        raise wrong(
-            "ranks_per_node", f" {ranks_per_node}: {word} {block} does not divide it; choose a multiple of {block}"
-        )
+    for size, name in ((tp, "tp"), (block, word)):
+        if max(ranks_per_node, size) % min(ranks_per_node, size):
+            raise wrong(
+                "ranks_per_node", f" {ranks_per_node}: {name} {size} does not divide it; choose a multiple of {block}"
+            )
     node = node_of(ranks_per_node, block)
     if shards % node:
         fitting = choices(shards, f"choose {shards * block}", times=block)

@@ -42,12 +42,17 @@ def rules(
         if mesh.tp > 1:
             why = "the copies of a weight would be rounded differently on each rank"
             yield wrong(name, f": not with tp {mesh.tp}, {why}; leave one of them out", beside="tp")
-        if mesh.dp_shard == 1:
+        if mesh.shards == 1:
             yield wrong(name, ": dp_shard 1 sends nothing; choose more ranks, or leave it out")
     hops = {
         "quantized_gradients": codes["quantized_gradients"],
         "hierarchical_gather": gathering.hierarchical_gather,
     }
+    if mesh.cp > 1:
+        for name, is_on in {**hops, "secondary_shard": bool(given.secondary_shard)}.items():
+            if is_on:
+                why = f"is not modelled with cp {mesh.cp}, which cuts model states too"
+                yield wrong(name, f": {why}; leave one of them out", beside="cp")
     for name in (name for name, is_on in hops.items() if is_on):
         if 1 in (mesh.node, mesh.nodes):
             node = f", and ranks_per_node is {given.ranks_per_node}" if given.ranks_per_node else ""

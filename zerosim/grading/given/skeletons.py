@@ -339,3 +339,23 @@ def my_offload(
     """Return where optimizer, gradients and parameters lie. psi: billions of parameters. room: GB. links: GB/s, each
     way. compute, update: seconds."""
     raise NotImplementedError("my_offload: return three of 'device', 'host', 'nvme'")
+
+
+def my_merge(
+    out_a: Array,
+    lse_a: Array,
+    out_b: Array,
+    lse_b: Array,
+) -> tuple[Array, Array]:
+    """Merge two blocks: out (queries, d) and lse (queries,) of each."""
+    raise NotImplementedError("my_merge: return out, lse")
+
+
+def my_pieces(ranks: int) -> list[list[int]]:
+    """Return the pieces of each rank, of 2 * ranks, numbered from 0."""
+    raise NotImplementedError("my_pieces: return a list for each rank")
+
+
+def my_exchange(parts: list[Array], back: bool) -> list[Array]:
+    """Return what each rank has then. Axes: tokens, heads, columns."""
+    raise NotImplementedError("my_exchange: cut along an axis, and join")
