@@ -192,7 +192,10 @@ REFUSED: list[tuple[str, ...]] = [
         "--context-order 'zigzag': ulysses gives every rank all tokens of its heads; leave it out",
     ),
     (f"{CP} --ranks 12 --cp 3 --seq 24 --ranks-per-node 2", "2: cp x tp 3 does not divide it; choose a multiple of 3"),
-    (f"{CP} --ranks 8 --tp 4 --ranks-per-node 3", "--ranks-per-node 3: tp 4 does not divide it; choose a multiple of 4"),
+    (
+        f"{CP} --ranks 8 --tp 4 --ranks-per-node 3",
+        "--ranks-per-node 3: tp 4 does not divide it; choose a multiple of 4",
+    ),
     (f"{CP} --ranks 4 --cp 4 --context ulysses+ring", "needs nodes of several ranks of cp; pass --ranks-per-node"),
     ("--model bert --ranks 2 --cp 2", "--cp 2: model bert has no causal attention over one row; choose gpt or llama"),
     ("--model t5 --ranks 2 --cp 2", "--cp 2: model t5 has no causal attention over one row; choose gpt or llama"),
