@@ -97,6 +97,17 @@ def test_these_files_have_nothing_else_to_judge() -> None:
         assert all(map(is_measured_step, expectations)) == (path.stem not in others), path
 
 
+def test_steps_of_context_parallelism_are_a_class_apart_and_lie_where_others_do() -> None:
+    """Seven were measured: too few for an interval of theirs."""
+    context, others = ([step for step in read_steps() if step.of.context == has] for has in (True, False))
+    assert len(context) == 7
+    for step in context:
+        assert interval(step.of, read_steps()) is None
+        found = interval(step.of._replace(context=False), others)
+        assert found is not None
+        assert found.low <= math.exp(step.log_ratio) <= found.high
+
+
 def test_rows_left_out_lie_inside() -> None:
     """Goal: eight of ten. How wide intervals are is said by `step_errors.py show` and in docs/time.md."""
     left_out = coverage(read_steps())

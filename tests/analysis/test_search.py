@@ -81,6 +81,8 @@ def test_changes_come_in_the_order_of_their_price_and_none_is_the_run_itself() -
         "--stage 3 --micro-batch 2 --accumulate 6", "--stage 3 --micro-batch 1 --accumulate 12",
         *(words for least in ("--stage 3 --attention flash", "--stage 3 --attention flash --recompute full")
           for words in (least, f"{least} --micro-batch 2 --accumulate 6", f"{least} --micro-batch 1 --accumulate 12")),
+        *(f"{ways} --micro-batch 1 --cp 2 --accumulate 24"
+          for ways in ("--attention flash", "--stage 3 --attention flash --recompute full")),
         *(f"--stage 3 --attention flash --recompute full --micro-batch 1{accumulate} --ranks {ranks}"
           for ranks, accumulate in ((4, " --accumulate 6"), (8, ""), (16, " --accumulate 1"), (32, " --accumulate 1"),
                                     (64, " --accumulate 1"))),
@@ -157,8 +159,9 @@ def test_what_another_memory_refuses_does_not_fit() -> None:
 def test_nothing_is_advised_that_is_set_already() -> None:
     """Every flag changes something."""
     start = config(stage=3, micro_batch=1, recompute="full", attention="flash", loss="in-place", accumulate=4)
-    assert [flags for _, flags in changes(start)][:2] == ["--accumulate 2 --ranks 4", "--accumulate 1 --ranks 8"]
-    most = config(stage=3, ranks=65536, micro_batch=1, recompute="full", attention="flash", loss="in-place")
+    expected = ["--cp 2 --accumulate 8", "--accumulate 2 --ranks 4", "--accumulate 1 --ranks 8"]
+    assert [flags for _, flags in changes(start)][:3] == expected
+    most = config(stage=3, ranks=65536, micro_batch=1, recompute="full", attention="flash", loss="in-place", seq=7)
     assert list(changes(most)) == []
     assert not any("--stage" in flags for _, flags in changes(config(stage=1, own_grads_only=True)))  # of stage 1 alone
 

@@ -229,7 +229,8 @@ def test_a_query_that_reads_no_key_changes_nothing(backend: Backend, dtype: DTyp
 # -- which queries and keys meet ------------------------------------------------------------------------------
 @st.composite
 def meetings(draw: Any) -> tuple[Met, Scores]:
-    """Runs of a row in any order; queries and keys may be the same ones, others, or both."""
+    """Runs of a row in any order; queries and keys may be the same ones, others, or both. The row may hold several
+    documents."""
     tokens = draw(st.integers(1, 40))
 
     def runs() -> tuple[range, ...]:
@@ -238,10 +239,13 @@ def meetings(draw: Any) -> tuple[Met, Scores]:
         return tuple(draw(st.permutations(found)))[: draw(st.integers(1, len(found)))]
 
     window = draw(st.integers(0, tokens + 1))
-    return Met(runs(), runs(), tokens), Scores(window=window, causal=bool(window) or draw(st.booleans()))
+    starts = tuple(sorted(draw(st.sets(st.integers(1, tokens), max_size=4))))
+    return Met(runs(), runs(), tokens, starts), Scores(window=window, causal=bool(window) or draw(st.booleans()))
 
 
-def reads(form: Scores, query: int, key: int) -> bool:
+def reads(form: Scores, query: int, key: int, starts: Sequence[int]) -> bool:
+    if any(min(query, key) < start <= max(query, key) for start in starts):
+        return False
     return not form.causal or (key <= query and not (form.window and key <= query - form.window))
 
 
@@ -249,7 +253,7 @@ def reads(form: Scores, query: int, key: int) -> bool:
 def test_what_meets_is_what_an_enumeration_finds(case: tuple[Met, Scores], most: int) -> None:
     where, form = case
     queries, keys = ([i for run in runs for i in run] for runs in (where.queries, where.keys))
-    read = {(i, j) for i, q in enumerate(queries) for j, k in enumerate(keys) if reads(form, q, k)}
+    read = {(i, j) for i, q in enumerate(queries) for j, k in enumerate(keys) if reads(form, q, k, where.starts)}
     assert where.pairs(form) == len(read)
     wasted = len(set(queries) & set(keys))
     assert where.counted(form) == (

@@ -503,6 +503,22 @@ def test_adam8bit_has_numpys_bits_and_blocks_the_wholes(dtype: DType, half: DTyp
         same((cut, numpys))
 
 
+@pytest.mark.parametrize("kind", ["nearest", "stochastic", "kahan"])
+def test_adam8bit_without_masters_has_numpys_bits(kind: str) -> None:
+    hyper, size, results = AdamStep(1 / 3, 3e-3, 0.9, 0.95, 1e-8, 0.1, True, step=3), 1000, []
+    adam = Adam(0.9, 0.95, 1e-8, 0.1, decoupled=True)
+    for backend in (NUMPY, CUDA):
+        param, grad, kept = (place(backend, draw((size,), i), bf16) for i in (1, 2, 5))
+        lost, codes = place(backend, np.zeros(2), fp64), np.random.default_rng(0).integers(0, 256, (2, size))
+        states = [Coded(place(backend, each, uint8), place(backend, np.abs(draw((4,), 3)), fp32)) for each in codes]
+        storing = Storing(kind, (1, 2), 5, kept if kind == "kahan" else None, lost)
+        stored = Rule(adam.rule, Now(hyper.lr, hyper.step, 0.1), hyper.grad_scale), storing
+        backend.adam8bit(param, grad, *states, hyper, stored)
+        results.append([backend.to_host(array) for array in (param, kept, lost, *states[0], *states[1])])
+    for numpys, cudas in zip(*results, strict=True):
+        same((cudas, numpys))
+
+
 RULES: list[Elementwise] = [
     SGD(weight_decay=0.1), SGD(0.9), SGD(0.9, 0.1, nesterov=True), SGD(0.9, ema=True), AdaGrad(weight_decay=0.1),
     RMSProp(), RAdam(weight_decay=0.1), Lion(weight_decay=0.1), AdamSAGE(weight_decay=0.1), SophiaG(64),

@@ -45,6 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("empty.txt").write_bytes(b"")
     Path("short.txt").write_bytes(b"12345678")
     Path("experts.toml").write_text("expert_model_parallel_size = 2\n", "utf-8")
+    Path("context.toml").write_text("context_parallel_degree = 2\n", "utf-8")
     Path("malformed.toml").write_text("ranks = = 2\n", "utf-8")
     Path("unknown.toml").write_text("rank = 2\n", "utf-8")
     Path("types.toml").write_text('ranks = "two"\n', "utf-8")
@@ -75,6 +76,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--nproc-per-node two", "--nproc-per-node: 'two': expected a whole number"),
     ("--pytorch-cuda-alloc-conf x:1", "--pytorch-cuda-alloc-conf"),
     ("--no-scale-parameter", "--no-scale-parameter: adam does not use it"),
+    ("--cp 3", "--cp 3 does not divide ranks"),
     ("--async-tp", "--async-tp: here it is --tp-comm-overlap, with --sequence-parallel (zerosim plan has"),
     ("--enable-cuda-graph", "--enable-cuda-graph: here it is --cuda-graphs (zerosim plan has --cuda-graphs)"),
     ("--sliding-window 4096", "--sliding-window: zerosim does not model attention in windows yet."),
@@ -93,6 +95,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--base nf4", "--base 'nf4': nothing is frozen"),
     ("--offload-optimizer cpu", "--offload-optimizer: here it is --offload optimizer=host, or optimizer=nvme"),
     ("experts.toml", "scenario experts.toml: 'expert_model_parallel_size': zerosim does not model expert"),
+    ("context.toml", "scenario context.toml: 'context_parallel_degree': here it is --cp"),
     (
         "--model meta-llama/Llama-3.1-8B",
         "--model 'meta-llama/Llama-3.1-8B': zerosim downloads nothing from a hub; "

@@ -24,7 +24,7 @@ VALUES = {  # of each option a value that no plan has by itself
     "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
     "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
-    "warmup": "3", "cp": "2", "context": "allgather",
+    "warmup": "3", "cp": "2",
 }  # fmt: skip
 BESIDE = {
     "load_in_4bit": "--lora-rank 2",
@@ -52,6 +52,7 @@ ASKED = [  # (typed, its own flags), as people have asked for them
     ("--training.seq_len 16 --training.steps 2", "--seq 16 --steps 2"),
     ("--parallelism.context_parallel_degree 2", "--cp 2"),
     ("--micro_batch 2 --no_tie_embeddings", "--micro-batch 2 --no-tie-embeddings"),
+    ("--context-parallel-size 2", "--cp 2"),
 ]
 ASKED_AND_ANSWERED = [
     ("--optimizer.lr -1", "--optimizer.lr -1.0: expected more than 0"),
@@ -65,6 +66,8 @@ ASKED_AND_ANSWERED = [
     ("--offload-optimizer cpu", "here it is --offload optimizer=host"),
     ("--async-tp", "here it is --tp-comm-overlap, with --sequence-parallel"),
     ("--enable-cuda-graph", "here it is --cuda-graphs"),
+    ("--cp-comm-type a2a+p2p", "here it is --context ring for p2p, ulysses for a2a, ulysses+ring for a2a+p2p, or"),
+    ("--sequence-parallel-size 2", "here it is --cp C --context ulysses"),
 ]
 
 

@@ -126,7 +126,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         ("--params 0", "--params 0: expected at least 1"),
         ("--params 1e30", "expected at least 1 and at most 1000000000000000"),
         ("--params 1.5", "--params: '1.5' is not a whole number"),
-        ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed?"),
+        ("--recipe deepsped", "--recipe 'deepsped' is not known; did you mean deepspeed or hf-deepspeed?"),
         ("--precision fp8", "--precision"),
         ("--optimizer adm", f"--optimizer 'adm': expected one of {OPTIMIZERS}; did you mean 'adam' or 'radam'?"),
         ("--momentum 0.9", "--momentum 0.9: adam has no momentum"),

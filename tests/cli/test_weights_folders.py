@@ -151,6 +151,7 @@ def test_adapters_go_to_a_folder_and_back(folder: Path) -> None:
     ("values", "said"),
     [
         ({"lora_alpha": 4}, "adapter_config.json scales by 4 / 2, the run by 3: set --lora-alpha 4"),
+        ({"peft_type": "IA3"}, "adapter_config.json: peft_type 'IA3' is not modelled: expected LORA"),
         ({"r": "2"}, "adapter_config.json: r '2', lora_alpha 6.0: expected two numbers, as PEFT writes for LoRA"),
         ({"r": 0}, "adapter_config.json: r 0, lora_alpha 6.0: expected two numbers"),
         ({"use_dora": True}, "adapter_config.json: use_dora True is not modelled: expected plain LoRA"),

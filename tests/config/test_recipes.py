@@ -55,6 +55,7 @@ FP32: dict[str, Any] = {"grad_dtype": "fp32", "param_dtype_grads": True}
 FSDP1: dict[str, Any] = {
     "replica_reduction": "micro_batch",
     "keep_grads": True,
+    "sum_computed_grads": True,
     "adapter_shards": "tensor",
     "compress": "bf16",
 }
@@ -169,8 +170,8 @@ def test_stages_that_a_framework_does_not_have() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed?"),
-        ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2?"),
+        ("deepsped", "recipe 'deepsped' is not known; did you mean deepspeed or hf-deepspeed?"),
+        ("fsdp", "recipe 'fsdp' is not known; did you mean fsdp2 or fsdp1?"),
         (
             "horovod",
             f"recipe 'horovod' is not known; expected one of {', '.join(NAMES)}, usual",

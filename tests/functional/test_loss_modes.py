@@ -39,6 +39,10 @@ BYTES = {  # of a half-type logit: forward's peak, until backward, backward's pe
     "hf-5-kept": (10, 6, 14),
     "unsloth-4.45": (8, 4, 8),
     "unsloth-4.48": (10, 4, 8),
+    "hf-half": (6, 2, 6),
+    "hf-half-autocast": (12, 4, 12),
+    "unsloth-half": (4, 2, 4),
+    "unsloth-half-autocast": (8, 2, 4),
     "torchtune": (6, 4, 5),
     "litgpt": (8, 8, 16),  # of one chunk
 }
@@ -61,6 +65,10 @@ WIDE = {  # of an fp32 logit
     "hf-5-kept": (8, 8, 16),
     "unsloth-4.45": (8, 4, 8),
     "unsloth-4.48": (8, 4, 8),
+    "hf-half": (12, 4, 12),
+    "hf-half-autocast": (12, 4, 12),
+    "unsloth-half": (8, 4, 8),
+    "unsloth-half-autocast": (8, 4, 8),
     "torchtune": (8, 4, 8),
     "litgpt": (8, 8, 16),
 }
@@ -135,6 +143,8 @@ def test_the_bytes_of_a_logit(mode: str, dtype: str, table: dict[str, tuple[int,
     forward = live.peak
     live.begin()
     grad = make_grad()
+    assert bool(grad_of.outputs) == (mode.endswith("-kept") or mode == "litgpt")
+    grad_of.outputs.clear()  # what the caller keeps until backward ends
     after = live.read()
     del grad, make_grad
     # What is counted by row (targets, log-sum-exp, the losses) is far below a byte a logit.

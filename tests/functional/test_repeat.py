@@ -1,4 +1,4 @@
-"""Keys and values repeated to all heads of queries: the same values, and transformers' bytes."""
+"""Keys and values repeated to all heads, or returned by recomputed blocks: the same values, and transformers' bytes."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def test_a_block_keeps_2h_heads_of_keys_and_values_in_place_of_2k(tp: int) -> No
 def test_repeated_heads_are_refused_where_none_is_shared() -> None:
     with pytest.raises(InputError, match="repeat_kv: the model has as many heads"):
         RunConfig(**SIZES | dict(kv_heads=4), ranks=1, repeat_kv=True)
+
+
+CACHED: dict[str, Any] = SIZES | dict(model="gpt_bigcode", kv_heads=1, layers=3, vocab=2048, recompute="full")
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_returned_keys_and_values_live_until_the_loss_is_there(stage: int) -> None:
+    """Of a fused map the whole result of every block, 2 (H + 2K) d bytes a token. They change no bit."""
+    config = RunConfig(**CACHED | dict(seq=64, lora_rank=2), ranks=2, stage=stage, attention="flash", loss="hf-half")
+    plain, kept = run(config), run(config.replace(return_kv=True))
+    assert kept.losses == plain.losses
+    assert all((kept.weights[name] == values).all() for name, values in plain.weights.items())
+    one, other = plain.memory[0], kept.memory[0]
+    assert other.peak.total_bytes - one.peak.total_bytes == 3 * 2 * (32 + 2 * 8) * 2 * 64
+    assert other.marks == one.marks
+    assert plan(config.replace(return_kv=True)).memory[0].to_dict() == other.to_dict()
+
+
+def test_blocks_that_keep_keys_and_values_return_nothing_more() -> None:
+    with pytest.raises(InputError, match="return_kv: no blocks are recomputed"):
+        RunConfig(**CACHED | dict(recompute="none"), ranks=1, return_kv=True)

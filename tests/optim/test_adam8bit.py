@@ -189,3 +189,29 @@ def test_slices_not_laid_out_in_blocks_are_refused() -> None:
     with pytest.raises(InputError, match="Adam8bit needs whole quantization blocks; choose optimizer adam8bit too"):
         run(config, optimizer=Adam8bit())
     assert run(config.replace(optimizer="adam8bit"), optimizer=Adam8bit(0.8)).losses
+
+
+# -- without masters, and torchao's rule ---------------------------------------------------------------------
+@pytest.mark.bits
+@pytest.mark.parametrize("optimizer", ["adam8bit", "adam8bit-torchao"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+def test_pure_bf16_has_the_same_bits_and_bytes_at_every_stage(optimizer: str, rounding: str) -> None:
+    options = CODED | dict(optimizer=optimizer, steps=2, precision="bf16-pure", rounding=rounding, recipe="paper")
+    results = [run(RunConfig(ranks=2, stage=stage, **options)) for stage in (0, 2, 3)]
+    for result in results:
+        assert all(check.agrees for check in checks(result)[0].states)
+        assert "master" not in result.memory[0].states
+        for name, weight in results[0].weights.items():
+            np.testing.assert_array_equal(result.weights[name], weight)
+
+
+def test_torchao_keeps_weights_format_where_256_do_not_divide_a_tensor() -> None:
+    """Of tensors with 4,096 elements or more, (36, 144) and (144, 36) are not divisible, and the table is coded."""
+    options = CODED | dict(optimizer="adam8bit-torchao", steps=1, recipe="paper", ranks=2, stage=0)
+    for precision, size in (("bf16", 4), ("bf16-pure", 2)):
+        result = plan(RunConfig(precision=precision, **options))
+        states, table = result.memory[0].states, 256 * 36
+        assert (states["exp_avg"], states["exp_avg_absmax"]) == (table, 4 * 36)
+        assert states["exp_avg_float"] == size * (result.num_parameters - table)
+    pure = plan(RunConfig(**CODED, steps=1, recipe="paper", ranks=2, stage=0, precision="bf16-pure"))
+    assert pure.memory[0].states["exp_avg_float"] == 4 * (pure.num_parameters - 2 * 36 * 144)

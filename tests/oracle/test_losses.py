@@ -52,6 +52,24 @@ def replaced(head: Any, labels: Any) -> Any:
     return shifted(logits, labels)
 
 
+def shifted_autocast(logits: Any, labels: Any) -> Any:
+    """Do as `shifted` under autocast on a GPU, whose log-softmax is in fp32."""
+    copy = logits[..., :-1, :].contiguous()
+    return cross_entropy(copy.float(), labels[..., 1:])
+
+
+def held(loss: Loss, logits: Any, labels: Any) -> Any:
+    """Compute the loss in the model, whose argument holds the logits meanwhile."""
+    return loss(logits, labels)
+
+
+def converted(loss: Loss, logits: Any, labels: Any) -> Any:
+    """Do as accelerate's convert_outputs_to_fp32."""
+    value = loss(logits, labels)
+    logits.float()
+    return value
+
+
 def torchtune(head: Any, labels: Any) -> Any:
     """Do as CEWithChunkedOutputLoss, and TransformerDecoder.chunked_output."""
     chunks = [head(part) for part in range(8)]
@@ -101,6 +119,10 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "hf-5": lambda head, labels: transformers_5(head(), labels),
     "unsloth-4.45": unsloth_replaced,
     "unsloth-4.48": lambda head, labels: cast(unsloth, head(), labels),
+    "hf-half": lambda head, labels: held(shifted, head(), labels),
+    "hf-half-autocast": lambda head, labels: held(shifted_autocast, head(), labels),
+    "unsloth-half": lambda head, labels: held(unsloth, head(), labels),
+    "unsloth-half-autocast": lambda head, labels: converted(unsloth, head(), labels),
     "torchtune": torchtune,
     "litgpt": litgpt,
 }

@@ -258,15 +258,33 @@ def test_pinned_memory_is_a_power_of_two_of_each_request() -> None:
         RunConfig(pin_memory=True)
 
 
-def test_each_process_that_loads_fp32_weights_holds_them_on_the_host_until_its_device_has_them() -> None:
-    settings: dict[str, Any] = dict(SIZES, stage=2, ranks=2, steps=1, offload="optimizer=host")
-    result, plain = (run(RunConfig(**settings, host_load=on)) for on in (True, False))
-    assert_same_bits(result, plain)
-    loads, before = result.memory[0].others["host"], plain.memory[0].others["host"]
+def test_processes_that_load_fp32_weights_hold_them_on_the_host_until_their_device_has_them() -> None:
+    settings: dict[str, Any] = dict(SIZES, stage=2, ranks=4, steps=1, offload="optimizer=host", ranks_per_node=2)
+    every, plain, first = (run(RunConfig(**settings, host_load=which)) for which in ("every", "none", "first"))
+    before = plain.memory[0].others["host"]
     held = before.marks["after_init"].total_bytes
-    assert loads.marks["after_init"].total_bytes == held
-    assert loads.peak.total_bytes == max(4 * result.num_parameters + held, before.peak.total_bytes)
-    planned = plan(RunConfig(**settings, host_load=True), every_rank=True)
-    assert [one.others["host"].peak.total_bytes for one in planned.memory] == [loads.peak.total_bytes] * 2
-    with pytest.raises(InputError, match="host_load: no model state lies on the host"):
-        RunConfig(host_load=True)
+    for result, loading in ((every, (0, 1, 2, 3)), (first, (0, 2))):
+        assert_same_bits(result, plain)
+        peaks = [one.others["host"].peak.total_bytes for one in result.memory]
+        most = max(4 * result.num_parameters + held, before.peak.total_bytes)
+        assert peaks == [most if rank in loading else before.peak.total_bytes for rank in range(4)]
+        assert result.memory[0].others["host"].marks["after_init"].total_bytes == held
+        for shown in (plan(result.config, every_rank=True), plan(result.config)):
+            assert [one.others["host"].peak.total_bytes for one in shown.memory] == peaks
+    kept = dict(model="gpt", layers=2, hidden=8, heads=2, seq=4, recompute="full", cpu_checkpointing=True)
+    assert formulas_agree(checks(plan(RunConfig(**{**settings, "offload": "", **kept}, host_load="every"))))
+    alone = plan(RunConfig(**{**settings, "offload": ""}, host_load="first"))
+    found = [one.others["host"].peak.total_bytes if "host" in one.others else 0 for one in alone.memory]
+    assert found == [4 * alone.num_parameters, 0] * 2
+
+
+def test_without_zero_init_a_device_has_all_weights_before_its_shard() -> None:
+    settings: dict[str, Any] = dict(SIZES, stage=3, ranks=4, steps=1)
+    whole, plain = (run(RunConfig(**settings, host_load=which)) for which in ("device", "every"))
+    assert_same_bits(whole, plain)
+    before = plain.memory[0].marks["after_init"].total_bytes
+    assert whole.memory[0].marks["after_init"].total_bytes == before
+    assert whole.memory[0].peak.total_bytes == max(2 * whole.num_parameters + before, plain.memory[0].peak.total_bytes)
+    assert plan(whole.config).memory == plan(whole.config, every_rank=True).memory
+    with pytest.raises(InputError, match="stage 2 holds whole parameters in any case; choose every"):
+        RunConfig(**{**settings, "stage": 2}, host_load="device")

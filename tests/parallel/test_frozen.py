@@ -71,6 +71,20 @@ def test_what_is_frozen_stays_as_it_was_and_a_plan_counts_the_same(case: dict[st
     assert changed == {name for name in first if name.startswith(("h.1.", "ln_f."))}
 
 
+@pytest.mark.parametrize("frozen", [dict(lora_rank=1), dict(freeze="h.0"), dict(freeze="*,!h.1")], ids=str)
+@pytest.mark.parametrize("layers", ["1,0,0,1", "1,0,1,0", "0,0,1,1", "0,1,0,1"])
+def test_an_empty_chunk_passes_gradients_on_where_something_below_it_is_trained(
+    layers: str, frozen: dict[str, Any]
+) -> None:
+    """Its place in the model is that of the next chunk's first unit."""
+    sizes: dict[str, Any] = dict(layers=2, hidden=4, heads=2, seq=2, vocab=256, ranks=2, pp=2, accumulate=2, steps=1)
+    for stage in (0, 1):
+        config = RunConfig(**sizes, stage=stage, pipeline="interleaved", stage_layers=layers, micro_batch=2, **frozen)
+        result = run(config)
+        assert plan(config).traffic == result.traffic
+        assert formulas_agree(checks(result))
+
+
 @pytest.mark.bits
 def test_the_stages_hold_and_send_what_is_trained_and_give_the_same_bits() -> None:
     """In elements: P parameters, of which T are trained; sizes that N divides."""

@@ -83,6 +83,21 @@ def test_only_backward_prefetches() -> None:
     assert set(early) == {"forward", "backward"}
 
 
+@pytest.mark.parametrize(
+    ("loss", "reentrant", "early"), [("hf-5", False, 1), ("hf-4.48", True, 0), ("torch", False, 0)]
+)
+def test_the_loss_in_the_model_prefetches_the_last_block(loss: str, reentrant: bool, early: int) -> None:
+    """In its backward, with which the root's begins; but a block in reentrant checkpoints takes no part in it. So with
+    trained blocks too."""
+    for more in (LORA, GPT | dict(recipe="fsdp1", recompute="full")):
+        config = RunConfig(**more, loss=loss, use_reentrant=reentrant)
+        found = most(config, "backward", "loss") - most(
+            config.replace(prefetch=0, use_reentrant=False), "backward", "loss"
+        )
+        adapters = 4 * 2 * 2 * 4 * 16 if more is LORA else 0
+        assert found == early * (2 * (12 * 16 * 16 + 13 * 16) + adapters)
+
+
 def test_a_frozen_table_stays_with_the_root() -> None:
     """The root is one unit, which backward comes through; a table alone would be freed after its forward."""
     config = RunConfig(**LORA, tie_embeddings=False)
@@ -132,6 +147,12 @@ def test_reentrant_checkpoints_change_no_weight_and_end_with_backward() -> None:
 def test_nothing_is_kept_of_trained_blocks_without_recompute_and_by_fsdp2(more: dict[str, Any]) -> None:
     config = RunConfig(**LORA).replace(**more)
     assert most(config, "backward", "h.0") == most(config.replace(use_reentrant=False), "backward", "h.0")
+
+
+def test_gradients_of_2_bytes_need_no_cast() -> None:
+    config = RunConfig(**GPT, recipe="fsdp1", grad_dtype="bf16")
+    assert config.reduction.compress == "none"
+    assert "gradients are no wider" in config.set_aside["compress"]
 
 
 @pytest.mark.parametrize(

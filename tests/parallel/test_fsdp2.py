@@ -98,6 +98,8 @@ def test_the_last_blocks_output_stays_beside_a_loss_in_the_model() -> None:
     block = 2 * (12 * 16 * 16 + 13 * 16)
     assert most_at_the_loss(config, "forward") - most_at_the_loss(without, "forward") == block
     assert most_at_the_loss(config, "backward") == most_at_the_loss(without, "backward")
+    late = config.replace(prefetch=0)
+    assert most_at_the_loss(config, "backward") - most_at_the_loss(late, "backward") == block  # the root's backward
     outside = config.replace(loss="torch")
     assert most_at_the_loss(outside, "forward") == most_at_the_loss(outside.replace(keep_last_output=False), "forward")
     result = run(config)

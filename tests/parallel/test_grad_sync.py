@@ -79,13 +79,30 @@ def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> N
     assert reduced(synced) == 3 * reduced(held)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_fsdp1_adds_microbatches_in_the_weights_format_whatever_it_reduces_in(stage: int) -> None:
+    """Whole, in 2 bytes (Z14). Reductions then are of fp32 copies. Small gradients beside a large one are lost."""
+    fields = {**SMALL, "recipe": "fsdp1", "stage": stage, "compress": "none"}
+    held = run(RunConfig(**fields))
+    psi = sum(unit.numel for unit in held.units)
+    assert plan(RunConfig(**fields)).memory[0].marks["end_of_forward"].by_kind["unsharded_grad"] == 2 * psi
+    wide = run(RunConfig(**fields, sum_computed_grads=False))
+    assert plan(wide.config).memory[0].marks["end_of_forward"].by_kind["unsharded_grad"] == 4 * psi
+    assert held.losses[0] == wide.losses[0]
+    assert any((value != wide.weights[name]).any() for name, value in held.weights.items())
+    assert all(check.agrees for check in checks(held)[0].states)
+    once = RunConfig(**{**fields, "accumulate": 1})
+    for name, value in run(once).weights.items():
+        np.testing.assert_array_equal(value, run(once.replace(sum_computed_grads=False)).weights[name])
+
+
 @pytest.mark.parametrize("flag", ["--no-grad-sync", "--no-sync"])
 def test_the_flag_turns_it_off(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--model", "gpt2", "--ranks", "8", "--accumulate", "2", flag]
     assert main([*words, "--stage", "2", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["grad_sync"] is False
     assert main([*words, "--stage", "1"]) == 2
-    assert "stage 1 does not use it" in capsys.readouterr().err
+    assert f"{flag}: stage 1 does not use it" in capsys.readouterr().err
 
 
 def test_stages_that_keep_whole_gradients_have_none() -> None:

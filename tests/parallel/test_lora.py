@@ -65,6 +65,11 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=1, **CAST, fused_lora=True, lora_dropout=0.2, lora_target="all-linear", saves="liger"),
     *(LLAMA | dict(ranks=2, stage=stage, **CAST, **KBIT, recompute="full") for stage in (0, 2, 3)),
     LLAMA | dict(ranks=2, stage=1, **CAST, **KBIT, lora_target="all-linear", lora_dropout=0.1, saves="eager"),
+    *(GPT | dict(ranks=2, stage=stage, **CAST, base="nf4", recompute="full", return_kv=True) for stage in (0, 3)),
+    GPT | dict(ranks=2, stage=3, **CAST, base="nf4", lora_target="all-linear", dropout=0.1, gather="module"),
+    GPT | dict(ranks=2, stage=2, **CAST, base="nf4", recompute="full", cpu_checkpointing=True),
+    GPT | dict(ranks=1, stage=0, **CAST, base="nf4", recompute="full", cpu_checkpointing=True, model="bloom"),
+    LLAMA | dict(ranks=1, stage=0, **CAST, **KBIT, recompute="full:2", cpu_checkpointing=True),
     LLAMA | dict(ranks=2, stage=3, base="nf4", bnb_saves_input=True, adapter_dtype="bf16", recompute="full:2"),
     LLAMA | dict(ranks=4, stage=0, **CAST, fused_lora=True, pp=2, accumulate=4, pipeline="zb-h1", layers=4),
     LLAMA | dict(ranks=2, stage=2, base="nf4", pp=2, accumulate=2, layers=4, pipeline="zb-h1"),
@@ -99,7 +104,7 @@ def test_the_base_stays_as_it_was_and_a_plan_counts_the_same(case: dict[str, Any
         dict(adapter_dtype="fp32", base="nf4"),
         dict(**CAST, lora_dropout=0.1),
         dict(**CAST, **KBIT, model="llama"),
-        dict(**CAST, base="nf4", bnb_saves_input=True),
+        dict(**CAST, base="nf4", bnb_saves_input=True, dropout=0.1),
     ],
     ids=str,
 )
@@ -223,6 +228,7 @@ def test_fp32_adapters_take_16_bytes_and_no_master(stage: int) -> None:
         (dict(bnb_saves_input=True), "it is for a 4-bit base"),
         (dict(prepare_kbit=True, model="llama"), "it is for 4-bit maps under autocast; add base nf4 and autocast bf16"),
         (dict(prepare_kbit=True, base="nf4", autocast="bf16"), "blocks of model gpt are not like Llama's"),
+        (dict(base="nf4", autocast="bf16", pp=2), "activations between blocks would be fp32; leave out pp"),
         (dict(prepare_kbit=True, base="nf4", autocast="bf16", fused_lora=True, model="llama"), "leave out fused_lora"),
         (dict(cast_shards=True, stage=3), "cast_shards keeps fp32 shards already"),
         (dict(recipe="deepspeed", stage=2), "upcast_grads is DeepSpeed's"),
@@ -261,6 +267,19 @@ def test_autocast_caches_casts_of_adapters_until_forward_ends() -> None:
         plain, cast = (plan(config.replace(stage=stage, autocast=one)).memory[0] for one in (None, "bf16"))
         assert cast.peak.total_bytes - plain.peak.total_bytes == bytes_each * trained
         assert cast.marks["end_of_forward"].by_kind == plain.marks["end_of_forward"].by_kind
+
+
+def test_a_layer_norm_under_autocast_widens_the_stream_of_a_4_bit_model() -> None:
+    """As transformers 4.48's gpt_bigcode with bitsandbytes: the first block reads 2 bytes an element, all others 4."""
+    config = RunConfig(**GPT, ranks=1, adapter_dtype="fp32", autocast="bf16", base="nf4", recompute="full")
+
+    def inputs(**more: Any) -> list[int]:
+        saved = plan(config.replace(**more)).saved
+        return [saved[f"h.{block}"][0].nbytes // (8 * 16) for block in range(3)]
+
+    assert inputs() == [2, 4, 4]
+    assert inputs(autocast=None) == inputs(base=None) == inputs(fused_lora=True) == [2, 2, 2]
+    assert inputs(model="gptj") == [2, 2, 2]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

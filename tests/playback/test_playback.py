@@ -47,6 +47,8 @@ OTHERS = (
     dict(stage=3, ranks=2, model="llama"),
     dict(stage=2, ranks=2, offload="optimizer=host"),
     dict(stage=3, ranks=2, offload="params=host,optimizer=host"),
+    dict(stage=3, ranks=4, cp=4, attention="flash"),
+    dict(stage=1, ranks=4, cp=4, attention="flash", context="ulysses+ring", ranks_per_node=2),
 )
 
 

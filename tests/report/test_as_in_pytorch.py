@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from zerosim.cli.main import main
 from zerosim.config import plan_config
 from zerosim.config.presets.recipes import find_recipe
 from zerosim.report.warnings import warnings_of
@@ -32,11 +33,16 @@ PAGES = Path(__file__).parents[2] / "docs"
         (dict(pipeline="zb-v", accumulate=8, recompute="full"), "runs a checkpointed block again for each group"),
         (dict(pipeline="zb-v", accumulate=8), ""),
         (dict(accumulate=8, recompute="full", recipe="fsdp2"), ""),
+        (dict(accumulate=8, recipe="fsdp2", tie_embeddings=True), "unties the token table without a word"),
+        (dict(accumulate=8, recipe="megatron", stage=1, tie_embeddings=True), ""),
+        (dict(pp=1, tp=2, recipe="fsdp2"), "keeps the token table's whole gradient on every rank of tp"),
+        (dict(pp=1, tp=2, recipe="megatron", stage=1), ""),
     ],
     ids=str,
 )
-def test_a_plan_warns_of_what_pytorchs_pipelines_refuse_and_run_again(changes: dict[str, Any], expected: str) -> None:
-    config = plan_config(model="gpt", layers=8, ranks=4, pp=4, **{"stage": 2, **changes})
+def test_a_plan_warns_of_what_pytorchs_meshes_refuse_run_again_and_keep(changes: dict[str, Any], expected: str) -> None:
+    given = dict(model="gpt", layers=8, ranks=4, pp=4, tie_embeddings=False, stage=2)
+    config = plan_config(**{**given, **changes})
     found = [text for text in warnings_of(config, None, None, None) if "PyTorch" in text]
     assert len(found) == bool(expected)
     assert expected in "".join(found)
@@ -58,5 +64,21 @@ def test_a_page_says_what_pytorch_does_otherwise(page: str, said: str) -> None:
     assert said in (PAGES / page).read_text("utf-8")
 
 
-def test_ddps_first_step_is_one_bucket() -> None:
+def test_ddps_first_step_is_one_bucket(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the first step has one bucket with everything" in find_recipe("ddp").approximations
+    for stage, said in ((0, True), (3, False)):
+        assert main(["plan", *f"--model gpt2 --ranks 8 --stage {stage} --gpu a100-80".split()]) == 0
+        assert ("In PyTorch's first step one bucket has all gradients" in capsys.readouterr().out) == said
+
+
+def test_a_plan_warns_that_fsdp1_reduces_frozen_parameters_of_a_unit() -> None:
+    """Whose states some ranks lack."""
+    for recipe, freeze, said in (("fsdp1", "*.ln_*", 1), ("fsdp2", "*.ln_*", 0), ("fsdp1", None, 0)):
+        config = plan_config(model="gpt2", ranks=4, stage=3, recipe=recipe, freeze=freeze)
+        assert sum("some ranks then hold no" in text for text in warnings_of(config, None, None, None)) == said
+
+
+def test_a_plan_warns_that_deepspeed_reduces_every_microbatch() -> None:
+    for recipe, sync, said in (("deepspeed", False, 1), ("deepspeed", True, 0), ("fsdp2", False, 0)):
+        config = plan_config(model="gpt2", ranks=4, stage=2, recipe=recipe, grad_sync=sync, accumulate=2)
+        assert sum("no_sync refuses" in text for text in warnings_of(config, None, None, None)) == said

@@ -253,7 +253,7 @@ def test_flash_declares_no_buffer_of_scores() -> None:
 def test_a_policy_is_checked() -> None:
     with pytest.raises(
         InputError,
-        match="saves 'megatorn': expected one of lean, megatron, eager, liger, foak; did you mean 'megatron'",
+        match="saves 'megatorn': expected one of lean, megatron, eager, liger, foak, litgpt; did you mean 'megatron'",
     ):
         ActivationPolicy(saves="megatorn")
     with pytest.raises(InputError, match="attention 'slow': expected one of eager, flash"):

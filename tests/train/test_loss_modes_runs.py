@@ -68,6 +68,10 @@ def test_the_peak_of_a_large_vocabulary_is_the_table_of_the_modes() -> None:
         "hf-4.48-kept": 12,
         "hf-5": 10,
         "hf-5-kept": 12,
+        "hf-half": 4,
+        "hf-half-autocast": 10,
+        "unsloth-half": 2,
+        "unsloth-half-autocast": 4,
         "unsloth-4.45": 6,
         "unsloth-4.48": 6,
         "torchtune": 4,  # 6.5 and less what the head's gradient takes later

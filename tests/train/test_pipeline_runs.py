@@ -227,6 +227,7 @@ SHAPES: list[dict[str, Any]] = [
     dict(ranks=12, pp=4, stage=2, partition="owner", tie_embeddings=False, hidden=10),
     dict(ranks=8, pp=4, stage=3, pipeline="zb-h1", precision="bf16", clip_norm=0.5),
     dict(ranks=8, pp=2, tp=2, stage=3, pipeline="zb-v", sequence_parallel=True, recompute="full"),
+    dict(ranks=2, pp=2, stage=3, pipeline="zb-h1", lora_rank=2, precision="bf16"),
 ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from zerosim.analysis.checks import checks, formulas_agree
+from zerosim.analysis.expect.asked import cluster_named
 from zerosim.config import RunConfig
 from zerosim.device.events import Event
 from zerosim.train.plan import plan
@@ -35,6 +37,12 @@ def assert_same_events(real: list[Event], shapes: list[Event]) -> None:
     for index, (expected, got) in enumerate(zip(real, shapes, strict=False)):
         assert got == expected, f"event {index}"
     assert len(shapes) == len(real)
+
+
+@pytest.mark.parametrize("context", ["ring", "allgather", "ulysses"])
+def test_so_does_each_way_of_a_context(context: str) -> None:
+    """What goes round a ring, keys and values and then their gradients too, is numbered in one row."""
+    assert_same_record(small(cp=2, ranks=2, seq=8, attention="flash", context=context))
 
 
 PARTITIONS = [(0, "slices"), *((stage, partition) for stage in (1, 2, 3) for partition in ("slices", "owner"))]
@@ -172,3 +180,27 @@ def test_cost_does_not_grow_with_ranks() -> None:
     assert len(many.ran) <= 11
     two, four, six = (len(plan_of(8, layers).events[0]) for layers in (2, 4, 6))
     assert four - two == six - four
+
+
+def test_a_ring_of_uneven_shares_takes_the_time_of_all_its_ranks() -> None:
+    """One rank stands for three and waits for the last one's messages, and the last one for those of a rank that it
+    stands for."""
+    cluster = cluster_named("a100-80", None)
+    config = small(cp=4, ranks=4, seq=16, hidden=6, vocab=257, attention="flash", steps=None)
+    few, every = (plan(config, cluster=cluster, every_rank=every_rank).time for every_rank in (False, True))
+    assert few is not None
+    assert every is not None
+    assert len(plan(config).ran) == 2
+    assert few.seconds == every.seconds
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(model="llama", heads=2, kv_heads=1, repeat_kv=True),
+        dict(accumulate=3, offload="optimizer=host,grads=host"),
+    ],
+    ids=str,
+)
+def test_forms_of_a_context_agree_with_its_counts(fields: dict[str, object]) -> None:
+    assert formulas_agree(checks(plan(small(cp=2, ranks=2, seq=8, attention="flash", steps=None, **fields))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zerosim.analysis.capabilities import notes_of
-from zerosim.analysis.capabilities.recompute import block_form
+from zerosim.analysis.capabilities.recompute import block_form, has_wide_input
 from zerosim.analysis.capability import Key
 from zerosim.analysis.check import Check
 from zerosim.analysis.formulas import keeps_scores
@@ -33,6 +33,7 @@ def other_premises(config: RunConfig, unit: str = "h.0") -> list[str]:
     recompute = recompute_of(config, number_of(unit))
     itemsize = dtype(config.precision.stored).itemsize
     found = [f"an element takes {itemsize} bytes, not 2"] if itemsize != 2 else []
+    found += ["the first block's input is fp32"] if has_wide_input(config) else []
     if recompute == "full":
         return found
     found += notes_of(config, "premises")

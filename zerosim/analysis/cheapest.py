@@ -17,7 +17,7 @@ from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
 from zerosim.analysis.capabilities.zero import without_prefetch
 from zerosim.analysis.formulas import STATES
 from zerosim.analysis.left_out import left_out
-from zerosim.analysis.meshes import divisors
+from zerosim.analysis.meshes import divisors, wider
 from zerosim.analysis.offload_ways import offloads, other_memories
 from zerosim.analysis.recompute import ever_more_recompute
 from zerosim.config import OPTIONS, RunConfig
@@ -127,8 +127,8 @@ def changes(config: RunConfig, memories: Collection[str] = ()) -> Iterator[tuple
     kernel, the same work), no prefetch (costs only time), a higher ZeRO stage (costs only traffic), another attention
     kernel, the logits in chunks (runs the head again), recomputing the attention core, a smaller microbatch with more
     accumulation (the same global batch, smaller matrices), recomputing whole blocks (a third more arithmetic), all of
-    them, model states in other `memories` (the CPU's step, and copies), these and all of the others, and more ranks
-    (more devices).
+    them, every row over several ranks with more accumulation (attention sends), that and all of the others, model
+    states in other `memories` (the CPU's step, and copies), these and all of the others, and more ranks (more devices).
     """
     combined = _combined(config)
     more_ranks = _with_more_ranks(config, combined[-1])
@@ -140,7 +140,7 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
     """Return the added flags, such as '--stage 3 --micro-batch 2'."""
     before, after = config.to_dict(), changed.to_dict()
     states = ("allocator_conf", "prefetch", "prefetch_elements", "max_live", "stage", "offload")
-    names = (*states, "attention", "loss", "recompute", "micro_batch", "accumulate", "ranks")
+    names = (*states, "attention", "loss", "recompute", "micro_batch", "cp", "context", "accumulate", "ranks")
     return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
@@ -167,9 +167,13 @@ def _with_these_ranks(
         if number:  # alone the first was tried above
             yield least
         yield from _smaller(least)
+    yield from wider(_smallest(config))
+    least = _smallest(combined[-1])
+    if len(combined) > 1:
+        yield from wider(least)
     yield from offloads(config, memories)
     if len(combined) > 1:
-        yield from offloads(_smallest(combined[-1]), memories)
+        yield from offloads(least, memories)
 
 
 def _combined(config: RunConfig) -> list[RunConfig]:

@@ -22,7 +22,7 @@ def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
     config, layout = placed.config, placed.layout
     kept, masters = _kept(config), _has_masters(config)
     sizes = trained_itemsize(config), itemsizes(config)[1]
-    moments = formulas.num_moments(config.optim.optimizer, kept.momentum) + (config.precision.rounding == "kahan")
+    moments = formulas.num_moments(config.optim.optimizer, kept.momentum) + (_compensation(config) > 0)
     cost = formulas.bytes_per_parameter(*sizes, moments, cast_shards=kept.casts, masters=masters)
     if kept.masters and not masters:
         cost = replace(cost, optim=cost.optim + formulas.MASTER_BYTES)
@@ -41,7 +41,7 @@ def cost_of(placed: Placed, stage: int | None = None) -> BytesPerParameter:
 def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
     """Return the bytes of master and states for a rank's `held` elements of a weight."""
     name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
-    return master * held + formulas.state_bytes(
+    return (master + _compensation(config)) * held + formulas.state_bytes(
         name, weight.shape, held, each, momentum, in_block=weight.in_block, embedding=weight.embedding
     )
 
@@ -49,7 +49,7 @@ def kept_bytes(config: RunConfig, weight: WeightSpec, held: int) -> int:
 def kept_padding(config: RunConfig, padding: int) -> int:
     """Return the same for padding at the end of a slice."""
     name, (master, each), momentum = config.optim.optimizer, _kept_sizes(config), config.optim.momentum
-    return master * padding + formulas.padding_bytes(name, padding, each, momentum)
+    return (master + _compensation(config)) * padding + formulas.padding_bytes(name, padding, each, momentum)
 
 
 def master_bytes(config: RunConfig) -> int:
@@ -59,8 +59,13 @@ def master_bytes(config: RunConfig) -> int:
 
 def _kept_sizes(config: RunConfig) -> tuple[int, int]:
     """Return the bytes of a parameter's master, and of one number of an optimizer state."""
-    master = formulas.MASTER_BYTES if _kept(config).masters else 0
-    return master, compute_dtype(dtype(config.precision.stored)).itemsize
+    master, stored = formulas.MASTER_BYTES if _kept(config).masters else 0, dtype(config.precision.stored)
+    return master, (stored if config.precision.is_pure else compute_dtype(stored)).itemsize
+
+
+def _compensation(config: RunConfig) -> int:
+    """Return the bytes of Kahan's number per parameter."""
+    return dtype(config.precision.stored).itemsize if config.precision.rounding == "kahan" else 0
 
 
 def _has_masters(config: RunConfig) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
-from zerosim.config.parts.tuning import has_whole_scales, stores_codes
+from zerosim.config.parts.tuning import are_whole, has_whole_scales, stores_codes
 from zerosim.dtypes import dtype
 
 
@@ -23,7 +23,8 @@ def frozen_of(config: RunConfig) -> formulas.Frozen | None:
     is_coded = stores_codes(config.tuning)
     if is_coded is None:
         return None
-    return formulas.Frozen(dtype(config.precision.stored).itemsize, is_coded, has_whole_scales(config.tuning))
+    tuning, each = config.tuning, dtype(config.precision.stored).itemsize
+    return formulas.Frozen(each, is_coded, has_whole_scales(tuning), are_whole(tuning))
 
 
 def reductions(config: RunConfig, passes: int = 1) -> int:

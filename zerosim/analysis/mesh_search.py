@@ -1,5 +1,5 @@
-"""Find the best meshes: tensor and pipeline cuts, ZeRO stage, microbatches, recompute and schedule, by the clock or by
-memory.
+"""Find the best meshes: cuts of weights, rows and layers, ZeRO stage, microbatches, recompute and schedule, by the
+clock or by memory.
 
 All candidates of a search have the same global batch. The search evaluates a candidate in three steps of rising cost.
 It always continues with the candidate of the lowest value:
@@ -12,7 +12,8 @@ When the ten best are known, every other candidate needs longer for its kernels 
 ZeRO stage and microbatch the search keeps the least recompute that fits. It assumes, as every search here
 (`search.py`), that more rows and less recompute never need less memory. If some rows do not fit, it tries no more rows
 with the same recompute, except all rows at once, which need no sums of gradients. Beside each of the best it tries a
-schedule, overlap, replicas, ZeRO stage 0 and whole rows.
+schedule, overlap, replicas, ZeRO stage 0, whole rows and other ways to share rows. Rows are cut over more ranks where
+one row fits with no recompute, and beside the best in place of recompute.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
-from zerosim.analysis.capabilities import offload, paging, pipeline, tensor
+from zerosim.analysis.capabilities import context, offload, paging, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
-from zerosim.analysis.meshes import arranged, ladders, mesh_values
-from zerosim.analysis.recompute import period_of
+from zerosim.analysis.meshes import arranged, ladder, ladders, mesh_values, wider
+from zerosim.analysis.recompute import period_of, recompute_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -124,7 +125,7 @@ def best_meshes(
     plans: list[bool] = []
     hopeless: dict[RunConfig, bool] = {}
     refused: dict[RunConfig, int] = {}  # by `_one_row`: the smallest number of rows that does not fit
-    seen = {family[0] for family in families}
+    seen, whole_rows = {family[0] for family in families}, len(families)
 
     def estimated(asked: RunConfig) -> tuple[float, int] | None:
         one, rows = _one_row(asked), asked.data.micro_batch
@@ -148,17 +149,36 @@ def best_meshes(
             del found[most:]
         return figures is not None
 
-    def next_of(number: int, level: int) -> None:
-        """Add the candidate with more recompute, if that may help."""
-        smallest = _one_row(families[number][-1])
+    def add(family: list[RunConfig]) -> None:
+        if family and family[0] not in seen:
+            seen.add(family[0])
+            families.append(family)
+            heapq.heappush(waiting, ((trials.bound(family[0]), 0), BOUND, len(families) - 1, 0))
+
+    def is_hopeless(family: Sequence[RunConfig]) -> bool:
+        smallest = _one_row(family[-1])
         if smallest not in hopeless:
             room = trials.room(smallest)
             try:
                 hopeless[smallest] = least_bytes(smallest) > room or estimate(smallest, trials.unlimited)[1] > room
             except InputError:  # no plan says so
                 hopeless[smallest] = False
-        if not hopeless[smallest] and level + 1 < len(families[number]):
-            heapq.heappush(waiting, ((trials.bound(families[number][level + 1]), 0), BOUND, number, level + 1))
+        return hopeless[smallest]
+
+    def next_of(number: int, level: int) -> None:
+        """Add the candidate with more recompute, if that may help; else the one whose rows are cut as far as needed."""
+        family = families[number]
+        if not is_hopeless(family):
+            if level + 1 < len(family):
+                heapq.heappush(waiting, ((trials.bound(family[level + 1]), 0), BOUND, number, level + 1))
+            return
+        if number >= whole_rows:  # a change of one whose rows are cut as needed
+            return
+        data = family[0].data
+        rows = accepted([candidate(family[0], micro_batch=1, accumulate=data.micro_batch * data.accumulate)])
+        cuts = [ladder(cut) for row in rows for cut in wider(row)]
+        if cuts and not is_hopeless(cuts[-1]):
+            add(next(cut for cut in cuts if not is_hopeless(cut)))
 
     def ask(what: int, number: int, level: int) -> bool:
         """Go on with a candidate. Return False if it needs too much memory."""
@@ -174,10 +194,7 @@ def best_meshes(
         if not whole(asked):
             return False
         for other in beside(asked, node):
-            if other not in seen:
-                seen.add(other)
-                families.append([other])
-                heapq.heappush(waiting, ((trials.bound(other), 0), BOUND, len(families) - 1, 0))
+            add([other])
         return True
 
     ended = interrupted = False
@@ -273,10 +290,10 @@ def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
 
 
 def _of_tp_alone(config: RunConfig) -> RunConfig | None:
-    """Return one microbatch on a mesh of tp alone, on a device without a limit: it has the kernels and saves of every
-    mesh with that tp. None if other options do not go with it."""
+    """Return one microbatch on a mesh of tp and cp alone, on a device without a limit: it has the kernels and saves of
+    every mesh with these. None if other options do not go with it."""
     tp, alone = config.mesh.tp, {"accumulate": 1, "steps": 1, "ranks_per_node": 0}
-    return arranged(config, tp, tp, 1, 0, **alone, allocator="exact", allocator_conf=None)
+    return arranged(config, tp * config.mesh.cp, tp, 1, 0, **alone, allocator="exact", allocator_conf=None)
 
 
 def _value(figures: Figures) -> tuple[float, int]:
@@ -284,8 +301,8 @@ def _value(figures: Figures) -> tuple[float, int]:
 
 
 def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
-    """Yield the same mesh with another schedule, with overlap, and with replicas that each fill a node, except for
-    given options."""
+    """Yield the same mesh with another schedule, with overlap, with replicas that each fill a node, and with other ways
+    to share rows, except for given options."""
     mesh, given = config.mesh, config.given
     tried: list[Mapping[str, Any]] = [{"stage": 0}] if config.parallel.zero_stage == 1 else []
     tried += tensor.whole_rows(config)
@@ -295,7 +312,10 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
         chunks = [count for count in (2, 4) if config.model.layers % (mesh.pp * count) == 0]
         tried += [{"pipeline": "interleaved", "virtual_stages": count} for count in chunks]
         tried += [{"pipeline": kind, "virtual_stages": None} for kind in ("zb-h1", "zb-v")]
-    shards = max(1, node // mesh.tp)
+    tried += context.other_ways(config)
+    if config.data.micro_batch == 1 and recompute_of(config) != "none":
+        yield from accepted(candidate(cut, recompute="none") for cut in wider(config))
+    shards = max(1, node // (mesh.cp * mesh.tp))
     if config.parallel.zero_stage == 3 and mesh.dp_replicate == 1 and shards > 1 and mesh.axes.dp_shard % shards == 0:
         tried.append({"dp_replicate": mesh.axes.dp_shard // shards})
     yield from (changed for changed in accepted(candidate(config, **values) for values in tried) if changed != config)

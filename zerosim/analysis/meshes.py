@@ -1,17 +1,20 @@
-"""The ways to arrange ranks for a model: tensor and pipeline parallelism, ZeRO stage, microbatches, recompute.
+"""The ways to arrange ranks for a model: tensor, context and pipeline parallelism, ZeRO stage, microbatches, recompute.
 
-A vocabulary that tp does not divide is padded. ZeRO-2 and 3 appear beside a pipeline only if the recipe's framework
+Rows are cut over as few ranks as the batch allows (`wider` cuts them further). A vocabulary that tp does not divide is
+padded. ZeRO-2 and 3 appear beside a pipeline only if the recipe's framework
 allows that: they reduce and gather once per microbatch (DeepSpeed refuses them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from math import gcd
 from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
-from zerosim.analysis.capabilities import offload, pipeline, tensor
+from zerosim.analysis.capabilities import context, offload, pipeline, tensor
 from zerosim.analysis.recompute import ever_more_recompute, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
@@ -27,7 +30,9 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
     return {
         "ranks": mesh.world_size,
         "pp": mesh.pp,
-        "dp": mesh.shards,
+        "dp": mesh.dp_shard,
+        "cp": mesh.cp,
+        "context": context.way(config) or None,
         "tp": mesh.tp,
         "stage": config.parallel.zero_stage,
         "sequence_parallel": tensor.divides_rows(config),
@@ -49,14 +54,28 @@ def ladders(
     ranks = config.mesh.ranks
     for tp, pp, divides in cuts(ranks, node, pipelined(config)):
         stage = divides or offload.stage_alone(config, pp)
-        own, uneven = divmod(global_batch * Mesh(tp=tp, pp=pp).world_size, ranks)
-        micro_batches = [] if uneven else [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own]
-        for rows in micro_batches:
-            sizes = {"micro_batch": rows, "accumulate": own // rows, **schedule}
+        data = ranks // Mesh(tp=tp, pp=pp).world_size
+        cp = data // gcd(data, global_batch)
+        own = global_batch * cp // data
+        for rows in [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own] if cp == 1 else [1]:
+            sizes = {"micro_batch": rows, "accumulate": own // rows, **({"cp": cp} if cp > 1 else {}), **schedule}
             ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=cut) for cut in (tp > 1, False))
             if (asked := next(filter(None, ways), None)) is not None:
-                ever_more = (candidate(asked, recompute=recompute) for recompute in ever_more_recompute(config))
-                yield list(accepted(ever_more))
+                yield ladder(asked)
+
+
+def ladder(config: RunConfig) -> list[RunConfig]:
+    """Return the configuration with ever more recompute."""
+    return list(accepted(candidate(config, recompute=recompute) for recompute in ever_more_recompute(config)))
+
+
+def wider(config: RunConfig) -> Iterator[RunConfig]:
+    """Yield the same batch with its rows cut over more of the data ranks, the fewest first, in the first way that the
+    model allows."""
+    mesh = config.mesh
+    for times in divisors(mesh.axes.dp_shard)[1:]:
+        more = {"cp": mesh.cp * times, "accumulate": config.data.accumulate * times}
+        yield from islice(accepted(candidate(config, **more, **way) for way in ({}, {"context": "ulysses"})), 1)
 
 
 def pipelined(config: RunConfig) -> tuple[int, ...]:

@@ -138,9 +138,12 @@ def _units(placed: Placed) -> list[str]:
 
 
 def _chunks(placed: Placed, share: Share, order: Sequence[str]) -> Mapping[int, tuple[int, tuple[str, ...]]]:
-    """Return the pipeline stage's chunks by number, each with the position of its first unit in the model."""
-    numbers, found, at = placed.config.chunks.of_stage(share.stage), {}, 0
+    """Return the pipeline stage's chunks by number, each with the position of its first unit in the model, or of an
+    empty one's next."""
+    config, found = placed.config, dict[int, tuple[int, tuple[str, ...]]]()
+    numbers, blocks = config.chunks.of_stage(share.stage), [n for n, unit in enumerate(order) if is_block(unit)]
     for number, units in zip(numbers, share.chunks, strict=True):
+        at = blocks[0] + sum(config.layers_by_chunk(len(blocks))[:number]) if number and blocks else 0
         if units:  # a chunk that begins with the tied table's second use begins at the end
             at = len(order) - 1 if number and units[0] == order[0] else order.index(units[0])
         found[number] = at, units

@@ -19,6 +19,11 @@ def parts_again(config: RunConfig) -> Collection[str]:
     return config.memory.again.parts
 
 
+def tiles_rows(config: RunConfig) -> bool:
+    """Return whether backward recomputes every feed-forward, tile by tile."""
+    return config.memory.mlp_tile > 0
+
+
 def period_of(config: RunConfig) -> int:
     """Return K if every K-th block is recomputed whole, else 1: after so many blocks a model repeats itself."""
     return max(1, config.memory.again.every)

@@ -20,6 +20,7 @@ from zerosim.analysis.cheapest import cheapest_fits as cheapest_fits
 from zerosim.analysis.cheapest import no_reserve
 from zerosim.analysis.recompute import period_of
 from zerosim.config import OPTIONS, RunConfig
+from zerosim.config.parts.context import cut_of
 from zerosim.errors import InputError, OutOfMemory
 
 Trial = Callable[[RunConfig], int]
@@ -221,8 +222,9 @@ def _steps(config: RunConfig, field: str) -> tuple[int, int]:
         return config.mesh.others.world_size, 0
     if field == "layers":
         return pipeline.layer_steps(config)
-    if field == "seq" and tensor.divides_rows(config):
-        return config.mesh.tp, 0
+    if field == "seq":
+        shares = config.mesh.tp if tensor.divides_rows(config) else 1
+        return cut_of(config.mesh, config.context).multiple * shares, 0
     return 1, 0
 
 

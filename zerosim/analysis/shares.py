@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zerosim.analysis import formulas
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
-from zerosim.config.parts.tuning import row_of, trained_dtype
+from zerosim.config.parts.tuning import are_whole, row_of, trained_dtype
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import CUTS, Mesh
@@ -108,8 +108,12 @@ def share_of(placed: Placed, stage: int) -> Share:
 def _padded(config: RunConfig, layout: Layout, name: str) -> int:
     """Return the elements of a buffer, padding included. A frozen buffer is cut as parameters are."""
     flat = layout.flats[name]
-    tensors, block = [weight.numel for weight in flat.weights], row_of(config.tuning, flat) or flat.block
-    is_cut = is_sliced(config.parallel) and (layout.is_trained(name) or config.parallel.zero_stage == 3)
+    tensors, block = [weight.numel for weight in flat.weights], max(row_of(config.tuning, flat), 0) or flat.block
+    is_cut = (
+        is_sliced(config.parallel)
+        and not (are_whole(config.tuning) and layout.is_trained(name))
+        and (layout.is_trained(name) or config.parallel.zero_stage == 3)
+    )
     if block > 1 and (flat.block > 1 or is_cut):
         return formulas.blocked_numel(tensors, config.mesh.shards, block)
     return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_cut else 1)
@@ -139,7 +143,7 @@ def trained_itemsize(config: RunConfig) -> int:
 
 def has_rows(placed: Placed) -> bool:
     """Return whether a buffer is cut between rows, so that ranks may lack optimizer states."""
-    return any(row_of(placed.config.tuning, flat) for flat in placed.layout.flats.values())
+    return any(row_of(placed.config.tuning, flat) > 0 for flat in placed.layout.flats.values())
 
 
 def is_mesh(config: RunConfig) -> bool:

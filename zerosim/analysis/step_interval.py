@@ -1,12 +1,11 @@
 """The uncertainty of a modelled step: an interval from the clock's errors on measured steps.
 
 Other people measured some hundreds of steps (scenarios/). For each of them `step_errors.toml` has the ratio of measured
-to modelled time and the step's class: GPU, recipe, size, whether the host is the bottleneck, and whether
-adapters alone are trained. Classes are merged
-upwards by leaving out one property after the other: the size, the exact GPU (then its generation), the recipe.
-Host-bound steps are never merged with others, because their error is of another kind. Nor are steps of adapters. The
-interval includes effects
-that the clock leaves out: stragglers, power, data loading.
+to modelled time and the step's class: GPU, recipe, size, whether the host is the bottleneck, whether adapters alone
+are trained, and whether ranks share rows. Classes are merged upwards by leaving out one property after the other: the
+size, the exact GPU (then its generation), the recipe. Host-bound steps are never merged with others, because their
+error is of another kind. Nor are steps of adapters, or of context parallelism. The interval includes effects that the
+clock leaves out: stragglers, power, data loading.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from zerosim.analysis.capabilities import CAPABILITIES
+from zerosim.analysis.capabilities import CAPABILITIES, context
 from zerosim.analysis.interval import Interval, Measured, interval
 from zerosim.config import RunConfig
 from zerosim.config.inputs import read_toml
@@ -35,6 +34,7 @@ class StepClass(NamedTuple):
     size: str
     host_bound: bool
     adapters: bool = False
+    context: bool = False
 
     def merges(self) -> tuple[StepClass, ...]:
         """Return this class and the classes that it is merged into, in order."""
@@ -62,7 +62,9 @@ def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
     included."""
     size = time.model_flops / (6 * config.tokens)
     name = next(name for most, name in SIZES if size < most)
-    return StepClass(gpu, config.parallel.recipe, name, is_host_bound(time), config.tuning.lora_rank > 0)
+    return StepClass(
+        gpu, config.parallel.recipe, name, is_host_bound(time), config.tuning.lora_rank > 0, bool(context.way(config))
+    )
 
 
 def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval[StepClass] | None:

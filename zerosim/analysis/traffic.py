@@ -18,6 +18,7 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
+from zerosim.config.parts.tuning import are_whole
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.placement.mesh import CUTS, DATA, STATES, what_for
 
@@ -36,7 +37,10 @@ def check_traffic(of: Compared) -> list[Check]:
     shared = even and not any(numel // ranks % replicas for numel in share.whole.values())
     alike = {"states": even, "replicas": shared}
     by_operation = {key: [(rank, row) for rank, row in sent if (row.op, what_for(row.axis)) == key] for key in expected}
-    odd = ("all_reduce", "states") if any(numel % ranks for numel in exchanged(result, share.stage)) else None
+    sums = [*exchanged(result, share.stage)]
+    if are_whole(config.tuning):
+        sums += [share.whole[name] for name in share.whole if result.layout.is_trained(name)]
+    odd = ("all_reduce", "states") if any(numel % ranks for numel in sums) else None
     checks = [
         _of_rows(
             of,

@@ -97,7 +97,7 @@ def of_weights(
     """Return the letters of the pipeline stage's weights, in elements; or, `instead` of elements, in another number of
     each buffer."""
     config, flats = placed.config, placed.layout.flats
-    freed, stored = freed_of(config, share), [name for name in share.numels if flats[name].weights[0].format]
+    freed, stored = freed_of(placed, share), [name for name in share.numels if flats[name].weights[0].format]
     codes = {name: share.whole[name] if padded else flats[name].numel for name in stored}
     held = sum(share.numels[name] for name in stored)
     numels = dict(instead) if instead else numels_of(placed, share, padded=padded)

@@ -10,6 +10,7 @@ from zerosim.analysis import formulas
 from zerosim.analysis.recompute import is_wrapped, parts_again
 from zerosim.analysis.shares import Placed, Share
 from zerosim.config import RunConfig
+from zerosim.config.parts.tuning import are_whole
 from zerosim.parallel import pipeline
 from zerosim.placement.spec import FlatSpec, is_block
 
@@ -29,9 +30,11 @@ def schedule_of(config: RunConfig, passes: int = 1) -> formulas.Schedule:
     )
 
 
-def freed_of(config: RunConfig, share: Share) -> set[str]:
+def freed_of(placed: Placed, share: Share) -> set[str]:
     """Return the flat buffers whose parameters do not stay gathered."""
-    return {name for name, numel in share.numels.items() if not config.gathering.stays(numel)}
+    config, layout, whole = placed.config, placed.layout, are_whole(placed.config.tuning)
+    gone = {name for name, numel in share.numels.items() if not config.gathering.stays(numel)}
+    return {name for name in gone if not (whole and layout.is_trained(name))}
 
 
 def kept_for_next(
@@ -39,7 +42,7 @@ def kept_for_next(
 ) -> int:
     """Return U: the last unit or, in a pipeline, the gathers saved in a step by units that stay gathered for the next
     use. `reached`: the buffers that backward reads, if not all; the others are freed."""
-    config, flats, freed = placed.config, placed.layout.flats, freed_of(placed.config, share)
+    config, flats, freed = placed.config, placed.layout.flats, freed_of(placed, share)
 
     def total(names: Iterable[str]) -> int:
         return sum(numels[name] for name in names if name in freed)

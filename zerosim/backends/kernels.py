@@ -12,6 +12,7 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
@@ -119,22 +120,31 @@ class Tile(NamedTuple):
 
 class Met(NamedTuple):
     """Where the queries and the keys of an attention lie in a row of `tokens`: the positions of each, in their order.
-    Dropout's mask is that of (B, H, tokens, tokens)."""
+    Dropout's mask is that of (B, H, tokens, tokens). At `starts` documents begin, and no query reads another's keys."""
 
     queries: tuple[range, ...]
     keys: tuple[range, ...]
     tokens: int
+    starts: tuple[int, ...] = ()
+
+    def met(self) -> Iterator[tuple[int, range, int, range]]:
+        """Yield each run of queries with each run of keys of its document: the places of both, and their positions."""
+        of_document = dict[int, list[tuple[int, range]]]()
+        for there, keys in _placed(_cut(self.keys, self.starts)):
+            of_document.setdefault(bisect_right(self.starts, keys.start), []).append((there, keys))
+        for here, queries in _placed(_cut(self.queries, self.starts)):
+            for there, keys in of_document.get(bisect_right(self.starts, queries.start), ()):
+                yield here, queries, there, keys
 
     def tiles(self, form: Scores, most: int) -> Iterator[Tile]:
         """Yield at most `most` queries of a run at a time, with those keys of a run that some of them read."""
-        for here, queries in _placed(self.queries):
-            for there, keys in _placed(self.keys):
-                for start in range(0, len(queries), most):
-                    some = queries[start : start + most]
-                    if read := form.read(some, keys, self.tokens):
-                        rows, columns = here + start, there + read.start - keys.start
-                        of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
-                        yield Tile(of_queries, of_keys, some.start, read.start)
+        for here, queries, there, keys in self.met():
+            for start in range(0, len(queries), most):
+                some = queries[start : start + most]
+                if read := form.read(some, keys, self.tokens):
+                    rows, columns = here + start, there + read.start - keys.start
+                    of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
+                    yield Tile(of_queries, of_keys, some.start, read.start)
 
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
@@ -143,8 +153,7 @@ class Met(NamedTuple):
             _up_to(queries, keys, 0) - (_up_to(queries, keys, window) if window else 0)
             if form.causal
             else len(queries) * len(keys)
-            for queries in self.queries
-            for keys in self.keys
+            for _, queries, _, keys in self.met()
         )
 
     def counted(self, form: Scores) -> int:
@@ -167,6 +176,15 @@ def _up_to(queries: range, keys: range, behind: int) -> int:
 
 def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2 if rows > 0 else 0
+
+
+def _cut(runs: tuple[range, ...], starts: tuple[int, ...]) -> tuple[range, ...]:
+    """Return runs of positions, cut where documents begin."""
+    found = list[range]()
+    for run in runs:
+        inside = starts[bisect_right(starts, run.start) : bisect_left(starts, run.stop)]
+        found += map(range, (run.start, *inside), (*inside, run.stop))
+    return tuple(found)
 
 
 def _placed(runs: tuple[range, ...]) -> Iterator[tuple[int, range]]:
@@ -231,6 +249,11 @@ class Storing(NamedTuple):
     first: int
     compensation: Array | None
     lost: Array
+
+    def within(self, here: slice) -> Storing:
+        """Return the rounding of some of these weights."""
+        kept = self.compensation
+        return self._replace(first=self.first + here.start, compensation=None if kept is None else kept[here])
 
 
 class Native(NamedTuple):
@@ -536,7 +559,7 @@ class Backend(Protocol):
         targets: Array,
         lse: Array,
         scale: float,
-        count: int,
+        count: float,
         dlogits: Array,
         first: int = 0,
         form: LogitForm = PLAIN,
@@ -597,10 +620,14 @@ class Backend(Protocol):
         whole array.
         """
 
-    def adam8bit(self, param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+    def adam8bit(
+        self, param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep,
+        stored: tuple[Rule, Storing] | None = None,
+    ) -> None:  # fmt: skip
         """`adam` on (n), n >= 1, whose states are in 8 bits. In place.
 
-        A slice that begins at a quantisation block gets the same bits as the whole array.
+        A slice that begins at a quantisation block gets the same bits as the whole array. `stored`: weights are bf16;
+        the same step as a rule, and how they are rounded (`elementwise`).
         """
 
     def dequantize_gptq(self, stored: Array, out: Array, scales: Array | None = None) -> None:

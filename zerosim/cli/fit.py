@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 10**18
 """For devices without a limit."""
-SEARCHED = ("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
+SEARCHED = ("tp", "cp", "context", "context_order", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
 """The options that a search of meshes finds. They may not be given."""
 
 
@@ -96,9 +96,13 @@ def find_size(args: argparse.Namespace) -> int:
     if is_rank:
         refuse(args, "lora_rank")
         args.lora_rank = 1  # so that the other adapter options can be checked
+    is_seq = args.find == "seq" and hasattr(args, "cp")
+    if is_seq:
+        refuse(args, "seq")
+        args.seq = 128 * args.cp * getattr(args, "tp", 1)  # which the ranks that share a row divide
     config = planned_config(args, any_ranks=args.find == "ranks")
     field = check_search(config, args.find)
-    refuse(args, *([] if is_rank else [field]))
+    refuse(args, *([] if is_rank or is_seq else [field]))
     search, figures = search_of(args, config)
     from zerosim.report.fit import fit_report
     from zerosim.report.time import time_values
@@ -216,7 +220,7 @@ def find_meshes(args: argparse.Namespace) -> int:
 
     def say(tried: RunConfig, took: Figures | None) -> None:
         mesh, rows = tried.mesh, tried.data.micro_batch
-        which = f"tp {mesh.tp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
+        which = f"tp {mesh.tp} x cp {mesh.cp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
         how = "too much" if took is None else format_bytes(took.peak_bytes)
         speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
         told(f"{', '.join([which, *notes_of(tried, 'assumed')])}: {how}{speed}")

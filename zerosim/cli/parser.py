@@ -136,7 +136,7 @@ class Parser(argparse.ArgumentParser):
             has_value = not flag.startswith("--no-") and self._own(flag)[1] is None
             return flag if match.start() == 0 or has_value else match[0]
 
-        return re.sub(r"--[a-z][\w-]*", spelled, message)
+        return re.sub(r"^(--no-[\w-]+) False\b", r"\1", re.sub(r"--[a-z][\w-]*", spelled, message))
 
 
 def add_kinds(parser: Parser, noun: str, known: Mapping[str, str], *, width: int) -> None:

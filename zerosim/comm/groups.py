@@ -30,7 +30,7 @@ class Groups:
     def replicas(self, *axes: str) -> Comm | None:
         """Return the ranks that hold the same part as this one of a buffer cut over these axes; None if no other rank
         does."""
-        rest = without(DATA, axes)
+        rest = without(DATA, axes) if without(DATA, axes) != without(DATA, ()) else DATA
         return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:

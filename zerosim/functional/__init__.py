@@ -10,7 +10,10 @@ from zerosim.functional.activation import gelu_erf as gelu_erf
 from zerosim.functional.activation import relu as relu
 from zerosim.functional.activation import swiglu as swiglu
 from zerosim.functional.attention import attention as attention
+from zerosim.functional.by_rows import by_rows as by_rows
 from zerosim.functional.cast import cast as cast
+from zerosim.functional.cast import cast_weight as cast_weight
+from zerosim.functional.cast import keeping as keeping
 from zerosim.functional.cast import promoted_sum as promoted_sum
 from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_row as add_row
@@ -26,6 +29,8 @@ from zerosim.functional.loss import cross_entropy_sum as cross_entropy_sum
 from zerosim.functional.norm import layer_norm as layer_norm
 from zerosim.functional.norm import rms_norm as rms_norm
 from zerosim.functional.relative import relative_bias as relative_bias
+from zerosim.functional.repeat import copied as copied
 from zerosim.functional.repeat import repeat_kv as repeat_kv
+from zerosim.functional.repeat import returned_kv as returned_kv
 from zerosim.functional.rotary import rotary as rotary
 from zerosim.functional.scaled import scaled as scaled

@@ -96,7 +96,7 @@ def _gated(form: Form, x: Tensor, policy: ActivationPolicy) -> Tensor:
     out, kernel = like(x, *x.shape[:-1], x.shape[-1] // 2), getattr(x.device.backend, form.kernel)
     x.device.kernel(form.forward * out.numel, kernel, rows_of(x.array), rows_of(out.array))
     gate = None
-    if policy.saves in ("eager", "foak"):
+    if policy.saves in ("eager", "foak", "litgpt"):
         gate = x.device.alloc(out.shape, out.dtype, Kind.ACTIVATION)
         of_gate, half = getattr(x.device.backend, GATES[form.kernel]), rows_of(x.array)[:, : out.shape[-1]]
         x.device.kernel(form.forward * out.numel, of_gate, half, rows_of(gate.array))

@@ -1,4 +1,5 @@
 """The head and the loss in one op, an eighth of the tokens at a time: at most an eighth of the logits is ever live.
+With a `tile`, so many tokens at a time: then no more logits are live for a longer sequence.
 
 Forward saves the log-sum-exp of each row. Backward recomputes a chunk's logits, overwrites them with their gradient,
 and accumulates the head's weight gradient, with a temporary share of the same size. This costs one more product
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import DGRAD, WGRAD
 from zerosim.dtypes import compute_dtype
-from zerosim.functional.common import Grads, rows_of
+from zerosim.functional.common import Grads, rows_of, spans
 from zerosim.functional.linear import linear_result
 from zerosim.functional.loss import LogitsGrad
 from zerosim.tensor.discarded import Readable
@@ -40,11 +41,13 @@ class ChunkedLoss:
     """Saved for each chunk, from forward to backward."""
     draw: Callable[[Buffer, Buffer, int], None] | None = None
     """Fills a chunk's targets from its logits; the number is its first row's."""
+    tile: int = 0
+    """The tokens of a chunk; 0: an eighth of all."""
 
     def run(self, x: Tensor) -> Buffer:
         """Return the sum of the losses (1)."""
         device, total = x.device, self.zero(x)
-        for rows in chunks_of(x):
+        for rows in self.chunks(x):
             share, lse = self._sums(x, rows)
             device.kernel(1, device.backend.add, total.array, share.array, total.array)
             self.lse.append(lse)
@@ -66,6 +69,11 @@ class ChunkedLoss:
     def rule(self, x: Readable) -> ChunkedLossRule:
         """Return the backward rule for the same x."""
         return ChunkedLossRule(x, self)
+
+    def chunks(self, x: Readable) -> list[slice]:
+        """Return the rows of each chunk: equally many, except for fewer in the last ones."""
+        count = x.buffer.numel // x.shape[-1]
+        return spans(count, self.tile or -(-count // CHUNKS))
 
     def logits(self, x: Readable, rows: slice) -> Buffer:
         """Compute the logits of some rows of x."""
@@ -94,7 +102,7 @@ class ChunkedLossRule:
         device, k, (weight, *biases) = grad.device, grad.device.backend, self.loss.weights
         x, dx = rows_of(self.x.array), self.x.new_grad() if self.x.requires_grad else None
         sums, share = [_Sum(one) for one in self.loss.weights if one.requires_grad], None
-        for rows in chunks_of(self.x):
+        for rows in self.loss.chunks(self.x):
             dlogits = self.loss.logits_grad(self.x, rows)
             if dx is not None:
                 device.product(DGRAD, k.matmul, dlogits.array, weight.array, rows_of(dx.array)[rows])
@@ -124,10 +132,3 @@ class _Sum:
         else:
             k = share.device.backend
             share.device.kernel(share.numel, k.add, self.grad.array, share.array, self.grad.array)
-
-
-def chunks_of(x: Readable) -> list[slice]:
-    """Return the rows of each chunk: equally many, except for fewer in the last ones."""
-    count = x.buffer.numel // x.shape[-1]
-    each = -(-count // CHUNKS)
-    return [slice(start, min(start + each, count)) for start in range(0, count, each)]

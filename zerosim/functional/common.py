@@ -63,6 +63,11 @@ def rows_of(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1])
 
 
+def spans(count: int, each: int) -> list[slice]:
+    """Return `count` rows in runs of `each`, fewer in the last one."""
+    return [slice(start, min(start + each, count)) for start in range(0, count, each)]
+
+
 def copy_columns(source: Readable | Buffer, out: Buffer, first: int) -> None:
     """Copy the columns of each row from `first` on."""
     kept, into = rows_of(source.array)[:, first:], rows_of(out.array)[:, first:]

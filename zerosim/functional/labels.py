@@ -10,6 +10,9 @@ from zerosim.functional.common import rows_of
 MASKED = 0.15
 """The share of a row's tokens that an encoder predicts, BERT's."""
 
+UNREAD = -1
+"""The target of a token that is not predicted: it has no loss and no gradient."""
+
 
 def predicted(tokens: int) -> int:
     """Return how many tokens of a row of so many an encoder predicts: of every row as many."""

@@ -25,7 +25,7 @@ from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import DGRAD, WGRAD
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.chunked_loss import ChunkedLoss
-from zerosim.functional.common import Grads, grad_like, like, rows_of
+from zerosim.functional.common import Grads, grad_like, like, rows_of, spans
 from zerosim.functional.loss import cast
 from zerosim.tensor.tensor import Operand, Tensor
 
@@ -88,7 +88,7 @@ class LigerLoss:
     def _chunks(self, x: Tensor) -> list[slice]:
         count, (words, width) = x.buffer.numel // x.shape[-1], self.of.weights[0].shape
         each = 1 << (-(-count // -(-words // width)) - 1).bit_length()
-        return [slice(start, min(start + each, count)) for start in range(0, count, each)]
+        return spans(count, each)
 
     def _sum(self, one: Operand) -> Buffer:
         """Allocate the sum of a trained weight's gradients, 0 so far."""

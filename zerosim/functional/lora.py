@@ -51,17 +51,26 @@ class Adapter:
 
 @dataclass(slots=True)
 class Casts:
-    """Buffers that PyTorch holds longer than their ops: if `caches`, the casts of weights that torch.autocast caches
-    until the forward that made them ends (a graph holds its own); `inputs` of 4-bit maps until their graph dies."""
+    """Buffers that PyTorch holds longer than their ops: until the forward that made them ends (a graph holds its own),
+    if `caches`, the casts of weights that torch.autocast caches, and keys and values that blocks return; `inputs` of
+    4-bit maps until their graph dies; `outputs` that the caller keeps through backward or, if the model `returns` keys
+    and values too, until the next forward returns."""
 
     caches: bool = True
+    returns: bool = False
+    outputs: list[Buffer] = field(default_factory=list)
     held: list[Buffer] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
 
     def keep(self, cast: Buffer) -> None:
-        """Hold a cast, if this is a training step's forward without a graph."""
-        if self.caches and cast.device.is_training and not cast.device.grad_enabled:
-            self.held.append(cast)
+        """Hold a cast, as `hold`, if they are cached."""
+        if self.caches:
+            self.hold(cast)
+
+    def hold(self, buffer: Buffer) -> None:
+        """Hold a buffer until forward ends, if this is a training step's forward without a graph."""
+        if buffer.device.is_training and not buffer.device.grad_enabled:
+            self.held.append(buffer)
 
     def keep_input(self, x: Tensor, op: str) -> None:
         """Hold a map's input, if there is a graph."""
@@ -81,6 +90,8 @@ class Way:
                   casts of A and B; dropped inputs are saved beside x
     autocast      the dtype of products, if it is not the adapters'
     casts         holds the casts of A and B that autocast caches
+    merged        adapters of one map drop and cast its input once (litgpt's of q, k and v)
+    pads          each saves its result, a source of the copy into the map's width (litgpt's, if some have no adapter)
     """
 
     keeps_inputs: bool = False
@@ -88,6 +99,8 @@ class Way:
     fused: bool = False
     autocast: DType | None = None
     casts: Casts | None = None
+    merged: bool = False
+    pads: bool = False
 
     def dtypes(self, x: DType, stored: DType) -> tuple[DType, DType]:
         """Return the dtypes of dropout and of products."""
@@ -114,6 +127,7 @@ class Down:
     mask: Buffer | None
     source: Buffer | None = None
     casts: tuple[Buffer, Buffer] | None = None
+    result: Buffer | None = None
 
     def dropped(self, source: Array, like: Buffer, mask: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
         """Apply the mask to `source` (M, I), in a new buffer."""
@@ -124,7 +138,7 @@ class Down:
 
     def saved(self, name: str) -> dict[str, Buffer]:
         """Return what it holds, by names for the record."""
-        held = {name: self.t, f"{name} mask": self.mask, f"{name} input": self.source}
+        held = {name: self.t, f"{name} mask": self.mask, f"{name} input": self.source, f"{name} result": self.result}
         held |= dict(zip((f"{name} cast", f"{name} cast of B"), self.casts or (), strict=False))
         return {key: one for key, one in held.items() if one is not None}
 
@@ -133,7 +147,11 @@ def add_adapters(
     x: Tensor, out: Buffer, adapters: Sequence[Adapter], drops: Sequence[Drop | None], way: Way = PLAIN
 ) -> list[Down]:
     """Add each adapter's B A x to its columns of `out`, the map's result. Shapes: x (..., I), out (..., O)."""
-    return [_add(x, out, adapter, drop, way) for adapter, drop in zip(adapters, drops, strict=True)]
+    downs = list[Down]()
+    for adapter, drop in zip(adapters, drops, strict=True):
+        first = downs[0] if downs and way.merged else None
+        downs.append(_add(x, out, adapter, drop if first is None else first.drop, way, first))
+    return downs
 
 
 def _in(dtype: DType, source: Buffer, kind: Kind = Kind.TEMP) -> Buffer:
@@ -149,15 +167,17 @@ def _mask(x: Tensor, drop: Drop | None) -> Buffer | None:
     return None if drop is None else dropout_mask(x, x.shape, drop.chance, drop.key, drop.windows)
 
 
-def _add(x: Tensor, out: Buffer, adapter: Adapter, drop: Drop | None, way: Way) -> Down:
+def _add(x: Tensor, out: Buffer, adapter: Adapter, drop: Drop | None, way: Way, first: Down | None) -> Down:
+    """Add one adapter's share. `first`: the map's first adapter, if they share its mask and input."""
     device, k, rows = x.device, x.device.backend, rows_of(x.array).shape[0]
     wide, dtype = way.dtypes(x.dtype, adapter.a.buffer.dtype)
-    mask, keeps = _mask(x, drop), way.keeps_inputs or (way.fused and drop is not None)
+    mask, keeps = _mask(x, drop) if first is None else first.mask, way.keeps_inputs or (way.fused and drop is not None)
     last = Kind.ACTIVATION if keeps else Kind.TEMP
     t = device.alloc((rows, adapter.a.shape[0]), dtype, Kind.TEMP if way.fused else Kind.ACTIVATION)
-    source = _in(wide, x.buffer, last if mask is None and wide == dtype else Kind.TEMP)
+    shared = first.source if first is not None else None
+    source = shared or _in(wide, x.buffer, last if mask is None and wide == dtype else Kind.TEMP)
     down = Down(adapter, way, drop, None, mask)
-    if mask is not None:
+    if mask is not None and shared is None:
         source = down.dropped(source.array, source, mask, last if wide == dtype else Kind.TEMP)
     source = _in(dtype, source, last)
     a, b = way.weights(adapter, dtype, Kind.ACTIVATION)
@@ -173,10 +193,10 @@ def _add(x: Tensor, out: Buffer, adapter: Adapter, drop: Drop | None, way: Way) 
     del source, mask
     _scale(t, adapter.scale)
     columns = adapter.of(out.array)
-    share = device.alloc((rows, adapter.b.shape[0]), dtype, Kind.TEMP)
+    share = device.alloc((rows, adapter.b.shape[0]), dtype, Kind.ACTIVATION if way.pads else Kind.TEMP)
     device.product(LINEAR, k.linear, t.array, b.array.T, None, share.array)
     device.kernel(share.numel, k.add, columns, share.array, columns)
-    return down
+    return replace(down, result=share) if way.pads else down
 
 
 def _scale(t: Buffer, scale: float) -> None:

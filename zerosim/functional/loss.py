@@ -7,7 +7,7 @@ what they read, so that it costs no buffer. Gradients are those of the logits be
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer, Kind
@@ -73,15 +73,17 @@ def cross_entropy_sum(logits: Buffer, targets: Buffer, form: LogitForm = PLAIN) 
 class LogitsGrad:
     """The inputs, besides logits, of `scale / count` times the gradient of the summed losses.
 
-    The logits are the whole's columns from `first` on. `columns` of them are words; the rest is padding.
+    The logits are the whole's columns from `first` on. `columns` of them are words; the rest is padding. `outputs`
+    takes the buffers that the loss's caller keeps through backward.
     """
 
     targets: Buffer
     scale: float
-    count: int
+    count: float
     first: int = 0
     columns: int | None = None
     form: LogitForm = PLAIN
+    outputs: list[Buffer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.form.factor <= 0 or self.form.cap < 0:

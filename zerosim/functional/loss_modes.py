@@ -27,6 +27,11 @@ Live bytes per logit of a half type:
                                                            overwrites transformers' shifted copy, and the slice's
                                                            backward pads it (one row: no copy, 6 in forward)
     unsloth-4.48        10            4              8     (one row: 6 in forward)
+    hf-half              6            2              6     to 4.48 models such as GPT-2 copy their half-type logits
+                                                           without the last position, and cast nothing (one row: 4)
+    hf-half-autocast    12            4             12     the same under autocast, whose log-softmax is in fp32
+    unsloth-half         4            2              4     Unsloth's kernel in such a model
+    unsloth-half-autocast  8          2              4     the same; accelerate casts the outputs when the model returns
     torchtune            6.5          4              5     CEWithChunkedOutputLoss: fp32 for one of 8 chunks at a time,
                                                            whose log-probabilities all stay
     litgpt               8            8              8     logits in fp32 (Fabric's convert_output), which the caller
@@ -66,6 +71,8 @@ from zerosim.functional.loss import LogitsGrad, MakeGrad, Sums, cast
 CHUNKED = "chunked"
 OF_CALLER = ("hf-", "unsloth")
 """How modes begin in which the head's input lives until the loss is computed, a local of transformers' forward."""
+AFTER_MODEL = "unsloth-half-autocast"
+"""The mode that holds most after transformers' forward has returned."""
 FUSED = ("megatron-fused", "megatron-compiled")
 """Modes in which a tensor-parallel group exchanges the target's logit and the sum of exponentials together."""
 Mode = Callable[[list[Buffer], Sums, LogitsGrad], tuple[Buffer, MakeGrad]]
@@ -156,6 +163,10 @@ MODES: Mapping[str, Mode] = MappingProxyType(
         "hf-5-kept": torch_losses.torch_kept,
         "unsloth-4.45": torch_losses.unsloth_4_45,
         "unsloth-4.48": torch_losses.unsloth_4_48,
+        "hf-half": torch_losses.hf_half,
+        "hf-half-autocast": torch_losses.hf_half_autocast,
+        "unsloth-half": torch_losses.unsloth_half,
+        "unsloth-half-autocast": torch_losses.unsloth_half_autocast,
         "torchtune": torch_losses.torchtune,
         "litgpt": torch_losses.litgpt,
     }

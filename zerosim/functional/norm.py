@@ -4,8 +4,8 @@ Saved for backward beside x: with `saves` 'lean' the statistics, as in PyTorch's
 each in the compute dtype. With 'megatron' nothing more, as 2205.05198 counts (section 4.1: 2 sbh a norm), and
 backward recomputes the statistics, to the same bits. With 'eager' an RMS norm of a half type keeps no x but its copy
 in the compute dtype, the statistics and, for the gradient of a trained weight, what the weight multiplies: rounded
-to x's dtype first, or in the compute dtype with the factor 1 + weight (Gemma's), as transformers' modules do. D is
-the width.
+to x's dtype first, or in the compute dtype with the factor 1 + weight (Gemma's), as transformers' modules do, and in
+the compute dtype with 'litgpt', whose norm rounds last. D is the width.
 """
 
 from __future__ import annotations
@@ -89,15 +89,17 @@ class Norm:
 
 
 def layer_norm(
-    x: Tensor, weight: Operand, bias: Operand | None, eps: float = 1e-5, *, policy: ActivationPolicy = DEFAULT
-) -> Tensor:
+    x: Tensor, weight: Operand, bias: Operand | None, eps: float = 1e-5, *, widens: bool = False,
+    policy: ActivationPolicy = DEFAULT,
+) -> Tensor:  # fmt: skip
     """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dim. Shapes: x (..., D), weight, bias (D).
 
-    Without a bias nothing is added (Cohere's). Source: arXiv 1607.06450.
+    Without a bias nothing is added (Cohere's). `widens`: the result is in the compute dtype, as under autocast.
+    Source: arXiv 1607.06450.
     """
     if bias is None:
-        return _norm(LAYER_NORM_NO_BIAS, x, (weight,), eps, policy)
-    return _norm(LAYER_NORM, x, (weight, bias), eps, policy)
+        return _norm(LAYER_NORM_NO_BIAS, x, (weight,), eps, policy, widens=widens)
+    return _norm(LAYER_NORM, x, (weight, bias), eps, policy, widens=widens)
 
 
 def rms_norm(
@@ -114,33 +116,39 @@ def rms_norm(
     return _norm(RMS_NORM_PLUS_ONE if plus_one else RMS_NORM, x, (weight,), eps, policy)
 
 
-def _norm(form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy) -> Tensor:
+def _norm(
+    form: Form, x: Tensor, params: tuple[Operand, ...], eps: float, policy: ActivationPolicy, *, widens: bool = False
+) -> Tensor:
     wide = max(x.dtype, params[0].dtype, key=lambda dtype: dtype.itemsize)  # fp32 weights of a norm make it fp32
+    wide = compute_dtype(x.dtype) if widens else wide
     device, out, rows, keeps = x.device, like(x, dtype=wide), rows_of(x.array), policy.saves != "megatron"
     stats = _statistics(form, x, Kind.ACTIVATION if keeps else Kind.TEMP)
     sources = [rows, *(param.array for param in params), *(None for _ in range(form.absent))]
     arrays = [*sources, eps, rows_of(out.array), *(stat.array for stat in stats.values()), *form.more]
     device.kernel(form.forward * out.numel, getattr(device.backend, form.kernel), *arrays)
     kept = tuple(stats.values()) if keeps else None
-    is_wide = compute_dtype(x.dtype) == x.dtype
-    if policy.saves != "eager" or form.kernel != RMS_NORM.kernel or is_wide:
+    if policy.saves not in ("eager", "litgpt") or form.kernel != RMS_NORM.kernel:
         rule = Norm(form, held(x), params, eps, kept)
     else:
-        rule = Norm(form, outline(x), params, eps, kept, *_eager(form, x, params[0], stats["rstd"]))
+        copy, normed = _eager(form, x, params[0], stats["rstd"], rounds_last=policy.is_litgpt)
+        rule = Norm(form, held(x) if copy is None else outline(x), params, eps, kept, copy, normed)
     return apply(rule, out, x, *params, op=layer_of(params[0], form.kernel), saved=rule.saved())
 
 
-def _eager(form: Form, x: Tensor, weight: Operand, rstd: Buffer) -> tuple[Buffer, Buffer | None]:
-    """Return x in the compute dtype and, if the weight is trained, what it multiplies."""
-    device, compute = x.device, compute_dtype(x.dtype)
-    wide = device.alloc(x.shape, compute, Kind.ACTIVATION)
-    device.kernel(0, device.backend.copy, x.array, wide.array)
+def _eager(
+    form: Form, x: Tensor, weight: Operand, rstd: Buffer, *, rounds_last: bool
+) -> tuple[Buffer | None, Buffer | None]:
+    """Return a copy of x in the compute dtype, if it has another, and, if the weight is trained, what it multiplies."""
+    device, compute, copy = x.device, compute_dtype(x.dtype), None
+    if x.dtype != compute:
+        copy = device.alloc(x.shape, compute, Kind.ACTIVATION)
+        device.kernel(0, device.backend.copy, x.array, copy.array)
     if not weight.requires_grad:
-        return wide, None
-    normed = device.alloc(x.shape, compute if form.more else x.dtype, Kind.ACTIVATION)
-    arrays = rows_of(wide.array), rstd.array.reshape(-1, 1), rows_of(normed.array)
+        return copy, None
+    normed = device.alloc(x.shape, compute if form.more or rounds_last else x.dtype, Kind.ACTIVATION)
+    arrays = rows_of((copy or x).array), rstd.array.reshape(-1, 1), rows_of(normed.array)
     device.kernel(normed.numel, device.backend.multiply, *arrays)
-    return wide, normed
+    return copy, normed
 
 
 def _statistics(form: Form, x: Readable | Buffer, kind: Kind) -> dict[str, Buffer]:

@@ -14,7 +14,7 @@ from zerosim.errors import InputError, did_you_mean
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Tensor
 
-SAVES = ("lean", "megatron", "eager", "liger", "foak")
+SAVES = ("lean", "megatron", "eager", "liger", "foak", "litgpt")
 OF_TRANSFORMERS = ("eager", "liger", "foak")
 """Kernels of transformers' modules, whose blocks PyTorch checkpoints."""
 ATTENTIONS = ("eager", "flash")
@@ -27,17 +27,20 @@ class ActivationPolicy:
     saves       'lean': the needs of zerosim's own kernels; 'megatron': the buffers that Megatron's kernels save
     (2205.05198, section 4); 'eager': those of transformers' own modules, whose RMS norms and gates are several ops;
     'liger': those of Liger's, fused, whose gate writes its gradient over its input; 'foak': fused norms (unsloth's)
-    beside transformers' own gate, as in fms-acceleration
+    beside transformers' own gate, as in fms-acceleration; 'litgpt': those of its modules, which are several ops too
     attention   'eager' materialises scores (B, H, T, T); 'flash' never does
     repeat_kv   attention saves keys and values repeated to all heads of queries
+    return_kv   what attention reads lives until forward ends, also where a block is recomputed
     fp32_softmax  eager: save the softmax of half types in fp32, as a framework without a fused kernel does
     recompute   'none'; 'selective': backward recomputes the attention core, or the listed parts; 'full':
                 backward recomputes whole blocks
+    mlp_tile    the feed-forward runs for so many rows at a time; 0: for all
+    loss_tile   so does the head with a chunked loss; 0: for an eighth of them
     again       the parsed form of `recompute`
 
-    `saves`, `recompute` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its copies'
-    gradients. 'flash' adds in another order than 'eager'
-    and is within rounding of it. Raises: InputError for a name that is none of these.
+    `saves`, `recompute`, `return_kv` and `fp32_softmax` change no bit of any result. `repeat_kv` rounds the sum of its
+    copies' gradients, and tiles that of theirs. 'flash' adds in another order than 'eager' and is within rounding of
+    it. Raises: InputError for a name that is none of these.
     """
 
     saves: str = "lean"
@@ -45,6 +48,9 @@ class ActivationPolicy:
     recompute: str = "none"
     fp32_softmax: bool = False
     repeat_kv: bool = False
+    return_kv: bool = False
+    mlp_tile: int = 0
+    loss_tile: int = 0
     again: Recomputed = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,6 +60,11 @@ class ActivationPolicy:
                 hint = did_you_mean(value, known, "")
                 raise InputError(f"{name} {value!r}: expected one of {', '.join(known)}{'; ' * bool(hint)}{hint}")
         object.__setattr__(self, "again", read_recompute(self.recompute, self.attention))
+
+    @property
+    def is_litgpt(self) -> bool:
+        """Whether blocks are litgpt's: q, k and v are one map's result, with one adapter."""
+        return self.saves == "litgpt"
 
     @property
     def keeps_ends(self) -> bool:

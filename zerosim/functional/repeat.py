@@ -1,4 +1,5 @@
-"""Keys and values repeated to all heads of queries, for an attention kernel without grouped queries.
+"""Keys and values repeated to all heads of queries, for an attention kernel without grouped queries; a copy;
+and keys and values that outlive backward.
 
 B batch, T tokens, H query heads, K heads of keys and values, d width of a head. transformers' `repeat_kv`: versions
 4.45 and 4.48 do so before every SDPA kernel, 4.45 before Mistral's flash attention, which then saves 2H heads of keys
@@ -7,12 +8,13 @@ and values in place of 2K.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
-from zerosim.functional.common import Grads, like
+from zerosim.functional.common import Grads, like, rows_of
+from zerosim.tensor.autograd import Node
 from zerosim.tensor.tensor import Tensor, apply
 
 
@@ -54,3 +56,40 @@ def repeat_kv(qkv: Tensor, num_heads: int, num_kv_heads: int, times: int = 0) ->
     for into, source in rule.pairs(out.array, qkv.array):
         qkv.device.kernel(0, qkv.device.backend.copy, source, into)
     return apply(rule, out, qkv, op="repeat_kv")
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Saves nothing: the gradient passes."""
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (grad,)
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a copy of x, as reshaping makes of a result whose heads lie before its tokens."""
+    out = like(x)
+    x.device.kernel(0, x.device.backend.copy, x.array, out.array)
+    return apply(Copied(), out, x, op="copied")
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Saves q|k|v. When backward frees them, the columns of keys and values stay, in a buffer that `keep` gets."""
+
+    qkv: Tensor
+    columns: int
+    keep: Callable[[Buffer], None]
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, kept = grad.device, grad.device.alloc((*grad.shape[:-1], self.columns), grad.dtype, Kind.KEPT)
+        device.kernel(0, device.backend.copy, rows_of(self.qkv.array)[:, -self.columns :], rows_of(kept.array))
+        self.keep(kept)
+        return (grad,)
+
+
+def returned_kv(qkv: Tensor, columns: int, keep: Callable[[Buffer], None]) -> Tensor:
+    """Return q|k|v, whose last columns, keys and values, the model returns to its caller."""
+    if qkv.node is None:
+        return qkv
+    return Tensor(qkv.buffer, Node(Returned(Tensor(qkv.buffer), columns, keep), (qkv.node,)))

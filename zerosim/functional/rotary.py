@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from zerosim.backends.forms import ROPE, Rope
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
-from zerosim.functional.common import Grads, grad_like, like
+from zerosim.functional.common import Grads, grad_like, like, rows_of
 from zerosim.tensor.tensor import Tensor, apply
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Saves nothing: backward rotates the gradient back by the same angles, which it recomputes."""
+    """Saves nothing: backward rotates the gradient back by the same angles, which it recomputes. `before`: q and k
+    before the rotation, which live as long as v where v is a view of the same buffer (litgpt)."""
 
     head_dim: int
     heads: int
     rope: Rope
     positions: Sequence[range]
+    before: Buffer | None = None
 
     def backward(self, grad: Buffer) -> Grads:
         dx = grad_like(grad)
@@ -33,10 +35,16 @@ class Rotary:
 
 
 def rotary(
-    qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope = ROPE, positions: Sequence[range] = ()
+    qkv: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    *,
+    rope: Rope = ROPE,
+    positions: Sequence[range] = (),
+    keeps: bool = False,
 ) -> Tensor:
     """Rotate q and k by their positions, 0 .. T-1 if none are given, and leave v unchanged. Shapes: qkv and result
-    (B, T, (H + 2K) E).
+    (B, T, (H + 2K) E). `keeps`: q and k before the rotation are saved too.
 
     Raises: InputError if the heads do not divide the columns, the columns of a head that turn are odd or more than E,
     or a table of frequencies has another length.
@@ -55,7 +63,12 @@ def rotary(
     out = like(qkv)
     positions = positions or (range(qkv.shape[1]),)
     _rotate(qkv.buffer, head_dim, num_heads + num_kv_heads, rope, False, out, positions)
-    return apply(Rotary(head_dim, num_heads + num_kv_heads, rope, positions), out, qkv, op="rotary")
+    before = like(qkv, *qkv.shape[:-1], (num_heads + num_kv_heads) * head_dim) if keeps else None
+    if before is not None:
+        source = rows_of(qkv.array)[:, : before.shape[-1]]
+        qkv.device.kernel(0, qkv.device.backend.copy, source, rows_of(before.array))
+    rule = Rotary(head_dim, num_heads + num_kv_heads, rope, positions, before)
+    return apply(rule, out, qkv, op="rotary", saved={"q, k before": before} if keeps else {})
 
 
 def _rotate(

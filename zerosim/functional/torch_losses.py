@@ -97,6 +97,33 @@ def _overwritten(copy: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad) ->
     return total, make_grad
 
 
+def hf_half(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Copy the shifted logits in the model, beside its output, and cast nothing."""
+    own = logits.pop()
+    return _log_softmax(_shifted(own), own.dtype, sums, grad_of, kept=[])
+
+
+def hf_half_autocast(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `hf_half`; autocast casts the copy, which lives on, for log-softmax."""
+    own = logits.pop()
+    copy = _shifted(own)  # live to the end of this call
+    return _log_softmax(_float(copy), own.dtype, sums, grad_of, kept=[])
+
+
+def unsloth_half(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `hf_half`; the gradient overwrites the copy."""
+    own = logits.pop()
+    return _overwritten(_shifted(own), own.dtype, sums, grad_of)
+
+
+def unsloth_half_autocast(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
+    """Do as `unsloth_half`; accelerate then casts the model's output, of which only the loss is used."""
+    own = logits.pop()
+    loss = _overwritten(_shifted(own), own.dtype, sums, grad_of)
+    _float(own)
+    return loss
+
+
 def torchtune(logits: list[Buffer], sums: Sums, grad_of: LogitsGrad) -> tuple[Buffer, MakeGrad]:
     """Cast one of 8 chunks at a time, beside the logits, and keep every chunk's log-probabilities."""
     own = logits.pop()
@@ -131,6 +158,7 @@ def _by_chunks(
             part = grads.pop()
             joined.device.kernel(0, joined.device.backend.copy, part.array, into[start : start + part.shape[0]].array)
             start += part.shape[0]
+        grad_of.outputs.extend(kept)
         kept.clear()
         return joined
 
@@ -154,7 +182,8 @@ def _shifted(wide: Buffer) -> Buffer:
 def _log_softmax(
     wide: Buffer, dtype: DType, sums: Sums, grad_of: LogitsGrad, *, kept: list[Buffer]
 ) -> tuple[Buffer, MakeGrad]:
-    """Compute log-softmax. `kept` lives until the gradient exists, which has the logits' `dtype`."""
+    """Compute log-softmax. `kept` goes to the outputs of the caller when the gradient exists, which has the
+    logits' `dtype`."""
     device = wide.device
     total, lse = sums(wide)
     saved = [device.alloc(wide.shape, wide.dtype, Kind.ACTIVATION)]
@@ -173,6 +202,7 @@ def _log_softmax(
         grad = grad_of.write(log_probabilities, of_logits, grad_like(log_probabilities))
         del log_probabilities, nll_grad
         narrow = cast(grad, dtype, Kind.ACTIVATION_GRAD)
+        grad_of.outputs.extend(kept)
         kept.clear()
         return narrow
 

@@ -16,7 +16,7 @@ from zerosim.ledger.entries import Busy, Entries, Entry, Live
 from zerosim.ledger.splice import Reading
 from zerosim.ledger.tracks import Span, Track
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import FINEST, Mesh
+from zerosim.placement.mesh import FINEST, STATES, Mesh
 from zerosim.verbs import MESSAGES
 
 HOST = "host"
@@ -217,13 +217,13 @@ class Run:
         self.streams.setdefault(stream, deque()).append(call)
 
     def line(self, event: Launch) -> Line:
-        like = event.op, event.axis, event.group, event.scope.phase
+        like = event.op, event.purpose, event.axis, event.group, event.scope.phase
         if like not in self.lines:
             self.lines[like] = self._line(event)
         return self.lines[like]
 
     def _line(self, event: Launch) -> Line:
-        stream = event.axis
+        stream = _axis(event)
         if event.op in MESSAGES:  # numbered by ordered pair and direction, which is forward's or backward's
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
@@ -235,7 +235,7 @@ class Run:
             late = max(0.0, call.start - max(self.now, call.ready))
             gap = call.stop - self.now
             self.added["bubble"].append(late)
-            self.added[call.launch.axis] += gap, -late
+            self.added[_axis(call.launch)] += gap, -late
             absent = (call.start - late, call.start)
             self._span(COMPUTE, "wait", self.now, call.stop, scope, call.stream, bubble=absent)
             self.now = call.stop
@@ -304,7 +304,7 @@ class Calls:
 
     def sides(self, launch: Launch) -> list[tuple[Run, Line]]:
         """Return the ranks that represent the members of a call, and the line of each one's own call."""
-        like = launch.op, launch.axis, launch.group, launch.scope.phase
+        like = launch.op, launch.purpose, launch.axis, launch.group, launch.scope.phase
         if like not in self._sides:
             self._sides[like] = list(dict.fromkeys(map(self._side, repeat(launch), launch.group)))
         return self._sides[like]
@@ -361,6 +361,12 @@ class Calls:
                     return None
             call.ready = max(call.launched, run.free.get(call.stream, 0.0))
         return call.ready
+
+
+def _axis(event: Launch) -> str:
+    """Return the name of the event's axis. Frameworks have a group of their own for model states, also where these are
+    cut over cp alone."""
+    return "+".join(STATES) if event.axis == "cp" and event.purpose != "activations" else event.axis
 
 
 @lru_cache(maxsize=4096)

@@ -34,7 +34,7 @@ def beside(entries: Iterable[Entry]) -> Iterator[Entry]:
     follows = False  # the last deferred entry belongs to the same use
     for entry in entries:
         now = entry.scope.slot if entry.scope.phase == Phase.BACKWARD else -1
-        is_reduction = isinstance(entry, Launch) and entry.op in _REDUCTIONS and what_for(entry.axis) == "states"
+        is_reduction = isinstance(entry, Launch) and entry.op in _REDUCTIONS and _is_of_states(entry)
         if now != slot or is_reduction:
             yield from put_off
             put_off, pending, follows, slot = [], set(), False, now
@@ -53,6 +53,10 @@ def beside(entries: Iterable[Entry]) -> Iterator[Entry]:
             follows = follows and not isinstance(entry, Busy | Launch) and not _is_by_compute(entry)
             yield entry
     yield from put_off
+
+
+def _is_of_states(entry: Launch) -> bool:
+    return entry.purpose == "states" and what_for(entry.axis) == "states"
 
 
 def _uses(entry: Entry) -> bool:

@@ -138,8 +138,23 @@ class Model:
         own = sum(map(len, self.group.rows.tokens(self.apart or columns - 1)))
         return rows * (predicted(own) if self.is_masked else own)
 
+    def see(self, batch: Any) -> None:
+        """Find where documents begin in a microbatch that is about to run, if its rows have several."""
+        if self.group.documents is not None:
+            self.group.documents.see(batch)
+
+    def count(self, micro_batches: Sequence[Any]) -> float:
+        """Return by what a rank divides a step's sum of losses, so that the mean over ranks is the mean over all
+        labels: its own labels, or an equal share of all where some tokens are not predicted. The mean over tokens and
+        microbatches is one true division, by their product."""
+        if self.group.documents is not None:
+            return self.group.documents.share
+        return self.num_targets(micro_batches[0].shape) * len(micro_batches)
+
     def parted(self, batch: Any) -> tuple[Any, Any]:
         """Return a batch's input and its targets."""
+        if self.group.documents is not None:
+            return batch[:, :-1], self.group.documents.targets(batch)
         if self.apart:
             return batch[:, : -self.apart], batch[:, -self.apart :]
         return batch[:, :-1], batch[:, 1:]
@@ -151,13 +166,15 @@ class Model:
         for unit in self.units:
             unit.close()
         self.casts.inputs.clear()
+        if not self.casts.returns:
+            self.casts.outputs.clear()
 
     @property
     def num_parameters(self) -> int:
         """Psi: every parameter of the whole model, a tied one counted once, without padding."""
         return sum(math.prod(shape) for shape in self.shapes().values())
 
-    def loss(self, logits: list[Buffer], targets: Buffer, *, scale: float, count: int) -> tuple[Buffer, MakeGrad]:
+    def loss(self, logits: list[Buffer], targets: Buffer, *, scale: float, count: float) -> tuple[Buffer, MakeGrad]:
         """Return the sum of the tokens' losses, and a function that computes scale / count times its gradient when
         backward begins.
 
@@ -168,8 +185,10 @@ class Model:
         def sums(own: Buffer) -> tuple[Buffer, Buffer]:
             return maps.cross_entropy_sum(own, targets, splits, fused=self.loss_mode in FUSED, form=self.logit_form)
 
-        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form)
-        return MODES[self.loss_mode](logits, sums, grad_of)
+        grad_of = LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form, self.casts.outputs)
+        made = MODES[self.loss_mode](logits, sums, grad_of)
+        self.casts.outputs.clear()  # only now: until the forward returns, the caller's name has the last one's
+        return made
 
     def draw_labels(self, logits: Buffer, labels: Buffer, row: int = 0, of: Buffer | None = None) -> None:
         """Fill `labels`, int64, with one label per row of logits, drawn from the model itself: y ~ softmax(logits).
@@ -184,7 +203,7 @@ class Model:
             sample_labels(flat[here], key, first + at, into[here], self.logit_form)
 
     def chunked_loss(
-        self, targets: Buffer, *, scale: float, count: int, drawn: bool = False
+        self, targets: Buffer, *, scale: float, count: float, drawn: bool = False
     ) -> Callable[[Tensor], Tensor]:
         """Replace the last unit's function: return the sum of the tokens' losses. The gradient is computed in backward,
         or by Liger's in forward.
@@ -200,6 +219,7 @@ class Model:
             LogitsGrad(targets, scale, count, *maps.vocabulary(splits), self.logit_form),
             [],
             partial(self.draw_labels, of=targets) if drawn else None,
+            self.head.tile,
         )
         if self.loss_mode not in LIGER:
             return lambda x: maps.columns(x, weights, loss.run, loss.rule, "chunked_loss")

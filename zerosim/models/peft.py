@@ -115,6 +115,8 @@ def read_adapters(folder: Path, model: ModelConfig, tuning: TuningConfig, shapes
     path = str(folder / PEFT_CONFIG)
     values = read_json(path)
     values = values if isinstance(values, dict) else {}
+    if (method := values.get("peft_type", "LORA")) != "LORA":
+        raise InputError(f"{path}: peft_type {method!r} is not modelled: expected LORA")
     r, alpha = values.get("r"), values.get("lora_alpha")
     if type(r) is not int or r < 1 or not isinstance(alpha, int | float):
         raise InputError(f"{path}: r {r!r}, lora_alpha {alpha!r}: expected two numbers, as PEFT writes for LoRA")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
 from zerosim.config.numbers import Kind
+from zerosim.config.parts.tuning import widens_norms
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
@@ -42,12 +43,12 @@ class Norm:
         self.weight = here.declare("weight", shape, fill=0.0 if self.plus_one else 1.0, summed=summed)
         self.bias = here.declare("bias", shape, summed=summed) if kind == "layer" else None
         self.eps = here.sizes.norm_eps
-        self.policy = here.policy
+        self.policy, self.widens = here.policy, widens_norms(here.tuning, here.block)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.is_rms:
             return F.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, policy=self.policy)
-        return F.layer_norm(x, self.weight, self.bias, self.eps, policy=self.policy)
+        return F.layer_norm(x, self.weight, self.bias, self.eps, widens=self.widens, policy=self.policy)
 
 
 class Attention:
@@ -75,10 +76,12 @@ class Attention:
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
         self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
         self.placed = [
+            *self._held(here),
             *self._norms(here),
             *self._rotary(here, kind),
-            *before_kernel(here.tuning),
+            *before_kernel(here),
             *self._repeated(here),
+            *self._returned(here),
         ]
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
@@ -98,12 +101,32 @@ class Attention:
         if here.decoder.positions != "rotary" or not kind.rotates:
             return []
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
-        return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope)]
+        keeps = here.policy.is_litgpt and self.num_heads == self.num_kv_heads
+        return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope, keeps=keeps)]
+
+    def _returned(self, here: LayerContext) -> list[Layer]:
+        """Return the layer whose keys and values outlive backward, if the model returns them."""
+        if here.casts is None or not here.casts.returns:
+            return []
+        columns = 2 * self.num_kv_heads * here.sizes.head_dim
+        return [partial(F.returned_kv, columns=columns, keep=here.casts.outputs.append)]
+
+    def _held(self, here: LayerContext) -> list[Layer]:
+        """Return the layer that holds the result of the first map, if the block returns keys and values of it."""
+        casts = here.casts
+        if not here.policy.return_kv or casts is None:
+            return []
+
+        def held(qkv: Tensor) -> Tensor:
+            casts.hold(qkv.buffer)
+            return qkv
+
+        return [held]
 
     def _repeated(self, here: LayerContext) -> list[Layer]:
         """Return the layer that repeats keys and values to all heads, if the kernel wants it."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        if not here.policy.repeat_kv or heads == kv_heads or self.memory is not None:
+        if not (here.policy.repeat_kv or here.policy.is_litgpt) or heads == kv_heads or self.memory is not None:
             return []
         self.num_kv_heads = heads
         return [partial(F.repeat_kv, num_heads=heads, num_kv_heads=kv_heads)]
@@ -123,7 +146,7 @@ class Attention:
             kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
             bias=None if self.bias is None else self.bias.read(),
         )
-        return self.policy.run(self.part, self.proj, y)
+        return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
 
 
 ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention})
@@ -131,7 +154,8 @@ ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Atte
 
 
 class FeedForward:
-    """A map into the feed-forward's width, a function, dropout if the row has it there, a map back."""
+    """A map into the feed-forward's width, a function, dropout if the row has it there, a map back. The policy may
+    want it in tiles of rows."""
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         self.columns = into_columns(here, 1, branch.columns)
@@ -142,6 +166,10 @@ class FeedForward:
         self.policy = here.policy
 
     def __call__(self, x: Tensor) -> Tensor:
+        tile = self.policy.mlp_tile
+        return F.by_rows(self._of_rows, x, tile, "mlp") if tile else self._of_rows(x)
+
+    def _of_rows(self, x: Tensor) -> Tensor:
         run = self.policy.run
         return self.proj(self.dropout(run("mlp_act", self.between, run("fc1", self.columns, x))))
 
@@ -185,7 +213,7 @@ class DecoderBlock:
         self.attentions += [attention(2, of, "resid_cross", beside=memory) for of in cross]
         self.mlp = branch(1, mlp, partial(FeedForward, branch=mlp), "resid_2", mlp.rows.part)
         self.is_parallel, self.policy = row.parallel, here.policy
-        self.add = F.promoted_sum if before_kernel(here.tuning) else add
+        self.add = F.promoted_sum if before_kernel(here) else add
 
     def __call__(self, x: Tensor) -> Tensor:
         run = self.policy.run  # no name for a branch, so that it is freed when it is added

@@ -16,6 +16,7 @@ from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
+from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
 from zerosim.placement.split import Splits
@@ -141,12 +142,14 @@ class Group:
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
     mesh        the ranks, where its axes cut weights
+    documents   where several of them begin in a row; None: a row is one
     """
 
     maps: WholeMaps = WHOLE_MAPS
     rows: OwnRows = ALL_ROWS
     attention: Callable[..., Tensor] = F.attention
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
+    documents: Documents | None = None
 
 
 ONE_RANK = Group()

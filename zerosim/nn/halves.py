@@ -40,7 +40,7 @@ class Halves:
     def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in the buffer of its kind."""
         kind = kind_of(self.tuning, name, shape, how.get("role"))
-        apart = self.tuning.adapter_shards != "unit" and kind == TRAINED and is_adapter(name)
+        apart = self.tuning.adapter_shards in ("tensor", "rows") and kind == TRAINED and is_adapter(name)
         key = name if apart else kind
         if key not in self._halves:
             own = name if apart else f"{self.name}.{kind}" if self._halves else self.name

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from zerosim import functional as F
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import before_kernel
+from zerosim.nn.lora import before_kernel, in_autocast
 from zerosim.tensor.tensor import Tensor
 
 
@@ -52,7 +52,8 @@ class Dropout:
 
 class TokenTable:
     """A table (V, D), cut by rows over a group: as an embedding it maps token ids to rows (..., D), times `scale`; as a
-    head it computes `logits`, with a bias (V) if the family's head has one."""
+    head it computes `logits`, with a bias (V) if the family's head has one. `tile`: the tokens of a chunk of its
+    loss."""
 
     def __init__(self, here: LayerContext, *, embedding: bool = True) -> None:
         self.maps, sizes = here.group.maps, here.sizes
@@ -63,8 +64,8 @@ class TokenTable:
         if here.decoder.head_bias and (not embedding or sizes.tie_embeddings):  # of a tied head beside its table
             at = here.named("lm_head")
             self.bias = at.declare("bias", shape[:1], splits=self.maps.split_vocabulary(shape[:1]))
-        self.scale = sizes.embed_scale
-        self.casts = before_kernel(here.tuning)
+        self.scale, self.tile = sizes.embed_scale, here.policy.loss_tile
+        self.casts, self.here = before_kernel(here), here
 
     def __call__(self, ids: Tensor) -> Tensor:
         rows = self.maps.embedding(ids.buffer, self.weight, self.splits)
@@ -74,7 +75,8 @@ class TokenTable:
         """Return x @ weightᵀ + bias. Shapes: x (..., D), result (..., this rank's columns of V)."""
         for cast in self.casts:
             x = cast(x)
-        return self.maps.column_linear(x, self.weight, self.bias, transposed=True)
+        [x], ([weight], bias) = in_autocast(self.here, x, [self.weight], [] if self.bias is None else [self.bias])
+        return self.maps.column_linear(x, weight, bias[0] if bias else None, transposed=True)
 
 
 class Positions:

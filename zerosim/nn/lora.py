@@ -22,12 +22,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim import functional as F
-from zerosim.config.parts.tuning import ALL_LINEAR, TuningConfig, matches
+from zerosim.config.parts.tuning import ALL_LINEAR, matches, widens_norms
 from zerosim.device.device import Buffer
 from zerosim.dtypes import dtype
 from zerosim.errors import wrong
 from zerosim.functional.linear import Linear, linear_result
-from zerosim.functional.lora import PLAIN, Adapted, Adapter, Casts, Down, Drop, Way, add_adapters
+from zerosim.functional.lora import PLAIN, Adapted, Adapter, Down, Drop, Way, add_adapters
 from zerosim.nn.context import LayerContext
 from zerosim.placement.spec import unit_of
 from zerosim.tensor.autograd import Rule
@@ -62,15 +62,16 @@ def is_target(word: str, name: str, words: Sequence[str], *, is_part: bool) -> b
     return word in words or matches(word, name)
 
 
-def way_of(tuning: TuningConfig, casts: Casts | None = None) -> Way:
+def way_of(here: LayerContext) -> Way:
     """Return how adapters compute. Under autocast bitsandbytes' 4-bit maps do not cast their adapters' input
     (tuners/lora/bnb.py, Linear4bit.forward); others do."""
+    tuning = here.tuning
     if tuning.adapter_dtype is None:
         return PLAIN
     autocast = None if tuning.autocast is None else dtype(tuning.autocast)
-    widens = tuning.is_wide and (tuning.prepare_kbit or not (autocast and tuning.base))
+    widens = tuning.is_wide and (widens_norms(tuning, here.block) or not (autocast and tuning.base))
     keeps = not tuning.fused_lora and (tuning.lora_dropout > 0 or widens)
-    return Way(keeps, widens, tuning.fused_lora, autocast, casts)
+    return Way(keeps, widens, tuning.fused_lora, autocast, here.casts)
 
 
 def as_4bit(layer: Callable[[Tensor], Tensor], here: LayerContext, name: str) -> Callable[[Tensor], Tensor]:
@@ -84,15 +85,32 @@ def as_4bit(layer: Callable[[Tensor], Tensor], here: LayerContext, name: str) ->
             return inner(x)
 
         layer = keeping
-    if not tuning.prepare_kbit:
+    if not widens_norms(tuning, here.block):
         return layer
     half = dtype(tuning.autocast or "bf16")
     return lambda x: F.cast(layer(F.cast(x, half)), x.dtype)
 
 
-def before_kernel(tuning: TuningConfig) -> list[Callable[[Tensor], Tensor]]:
+def before_kernel(here: LayerContext) -> list[Callable[[Tensor], Tensor]]:
     """Return the cast to autocast's dtype before flash attention or the head, if activations are fp32."""
-    return [partial(F.cast, dtype=dtype(tuning.autocast or "bf16"))] if tuning.prepare_kbit else []
+    tuning = here.tuning
+    is_wide = tuning.casts_weights or widens_norms(tuning, here.block)
+    return [partial(F.cast, dtype=dtype(tuning.autocast or "bf16"))] if is_wide else []
+
+
+def in_autocast(here: LayerContext, x: Tensor, *weights: Sequence[Operand]) -> tuple[list[Tensor], list[list[Operand]]]:
+    """Return what linear maps read under autocast over fp32 weights: x as each of the first weights casts it for
+    itself, and casts of all weights. Elsewhere return x, once, and the weights."""
+    if not here.tuning.casts_weights:
+        return [x], [list(each) for each in weights]
+    half, cast = dtype(here.tuning.autocast or "bf16"), list[list[Operand]]()
+    for each in weights:
+        made = [F.cast_weight(one, half) for one in each]
+        cast.append([*made])
+        if here.casts is not None:
+            for one in made:
+                here.casts.keep(one.buffer)
+    return [x] if x.dtype == half else [F.cast(x, half) for _ in weights[0]], cast
 
 
 class Adapters:
@@ -102,7 +120,7 @@ class Adapters:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
         self.own_rows = replace(here.group.rows, parts=1, index=0)  # a map reads the rows of all shares
-        self.way = way_of(tuning, here.casts)
+        self.way = way_of(here)
         self.keeps_inputs = self.way.keeps_inputs
         self.targets, self.adapters = list[Adaptable](), list[Adapter]()
         if not tuning.lora_rank:
@@ -112,6 +130,8 @@ class Adapters:
             if any(is_target(word, one.name, one.words, is_part=one.is_part) for word in tuning.targets):
                 self.targets.append(one)
                 self.adapters.append(self._declare(here.named(one.name), one, by_rows=by_rows))
+        if here.policy.is_litgpt and all(set(one.words) & {"q", "k", "v"} for one in self.targets):
+            self.way = replace(self.way, merged=True, pads=len(self.targets) < 3)
 
     def _declare(self, at: LayerContext, one: Adaptable, *, by_rows: bool) -> Adapter:
         """Declare A and B. Raises: InputError for a map that cannot be cut."""

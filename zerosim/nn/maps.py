@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
+from zerosim import functional as F
 from zerosim.functional.linear import Linear as LinearRule
 from zerosim.functional.linear import PackedLinear, linear_result, packed_linear_result
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import Adaptable, Adapters, as_4bit
+from zerosim.nn.lora import Adaptable, Adapters, as_4bit, in_autocast
 from zerosim.placement.block import Map, Role, Width
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.tensor.tensor import Parameter, Tensor, layer_of
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -43,7 +44,7 @@ class ColumnMap:
     separately; or a weight for each, with results side by side."""
 
     def __init__(self, here: LayerContext, row: Map) -> None:
-        self.maps, self.row = here.group.maps, row
+        self.maps, self.row, self.here = here.group.maps, row, here
         self.weights, self.biases = list[Parameter](), list[Parameter]()
         wide = tuple(here.sizes.width(out.wide) for out in row.outs)
         cuts = _cuts(here, row, wide) if row.fused else []
@@ -78,10 +79,12 @@ class ColumnMap:
             self.biases.append(at.declare("bias", (wide,), outputs=0, reads_input=False, splits=splits))
 
     def __call__(self, x: Tensor) -> Tensor:
-        weights, biases, transposed = self.weights, self.biases, self.row.layout == "out_in"
+        (x, *more), (weights, biases) = in_autocast(self.here, x, self.weights, self.biases)
+        transposed = self.row.layout == "out_in"
         if not self.is_one:
             if not self.adapters:
-                return self.maps.packed_linear(x, weights, biases)
+                out, op = self.maps.packed_linear(x, weights, biases), layer_of(self.weights[0], "packed_linear")
+                return F.keeping(out, [one.buffer for one in more], op)
             packed = partial(packed_linear_result, weights=weights, biases=biases)
             packed_rule = partial(PackedLinear, weights=weights, biases=biases)
             return self.adapters.columns(x, [*weights, *biases], packed, packed_rule)
@@ -97,7 +100,7 @@ class RowMap:
     """A map back to the width, whose `inner` inputs are cut over a group. The bias is whole."""
 
     def __init__(self, here: LayerContext, row: Map, inner: int) -> None:
-        self.maps, self.transposed = here.group.maps, row.layout == "out_in"
+        self.maps, self.transposed, self.here = here.group.maps, row.layout == "out_in", here
         hidden, cut = here.sizes.hidden, 1 if self.transposed else 0
         shape = (hidden, inner) if self.transposed else (inner, hidden)
         splits = self.maps.split(shape, cut)
@@ -111,7 +114,8 @@ class RowMap:
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self.adapters:
-            return self.maps.row_linear(x, self.weight, self.bias, transposed=self.transposed)
+            [x], ([weight], bias) = in_autocast(self.here, x, [self.weight], [] if self.bias is None else [self.bias])
+            return self.maps.row_linear(x, weight, bias[0] if bias else None, transposed=self.transposed)
         return self.adapters.rows(x, self.weight, self.bias, transposed=self.transposed)
 
 

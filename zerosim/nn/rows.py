@@ -88,11 +88,10 @@ class OwnRows:
         places = [(here, first + at % tokens) for here, at in self.by_row(tokens, start, count)]
         return F.add_row_runs(x, table, [(here, slice(at, at + here.stop - here.start)) for here, at in places])
 
-    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope) -> Tensor:
+    def rotary(self, qkv: Tensor, num_heads: int, num_kv_heads: int, *, rope: Rope, keeps: bool = False) -> Tensor:
         """Rotate q and k by their positions. Between the maps of attention a rank has all rows of some heads."""
-        return F.rotary(
-            qkv, num_heads, num_kv_heads, rope=rope, positions=self.tokens(qkv.shape[1] * self.context.ranks)
-        )
+        positions = self.tokens(qkv.shape[1] * self.context.ranks)
+        return F.rotary(qkv, num_heads, num_kv_heads, rope=rope, positions=positions, keeps=keeps)
 
     def windows(self, x: Tensor, first: int, width: int) -> list[Window]:
         """Return the windows of x (B, own T, C), one after the other, in a mask of (B, T, width): its rows' columns

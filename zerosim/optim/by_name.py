@@ -26,6 +26,7 @@ def make_optimizer(optim: OptimConfig, tokens: int) -> Optimizer:
         "adam": lambda: Adam(*betas, eps, decay),
         "adamw": lambda: Adam(*betas, eps, decay, decoupled=True),
         "adam8bit": lambda: Adam8bit(*betas, eps, decay),
+        "adam8bit-torchao": lambda: Adam8bit(*betas, eps, decay, whole_blocks=True),
         "radam": lambda: RAdam(*betas, eps, decay),
         "adam-sage": lambda: AdamSAGE(*betas, eps=eps, weight_decay=decay),
         "lion": lambda: Lion(*betas, decay),

@@ -23,7 +23,6 @@ from typing import Any
 from zerosim.backends.kernels import Array, Storing
 from zerosim.dtypes import bf16, fp64
 from zerosim.optim.optimizer import StateArray
-from zerosim.placement.partition import Slice
 from zerosim.placement.spec import Overlap
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import key
@@ -38,9 +37,9 @@ class Rounding:
     kind: str
     seed: int
 
-    def arrays(self, own: Slice) -> Sequence[StateArray]:
+    def arrays(self, size: int, padding: int) -> Sequence[StateArray]:
         """Return its arrays beside the optimizer's states."""
-        return [StateArray(COMPENSATION, own.size, bf16, own.padding)] if self.kind == "kahan" else []
+        return [StateArray(COMPENSATION, size, bf16, padding)] if self.kind == "kahan" else []
 
     def storing(self, flat: Flat, mine: Overlap, lost: Array) -> Storing:
         """Return the rounding of a slice of one weight; `lost`, two numbers for each weight, counts lost updates."""

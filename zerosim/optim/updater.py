@@ -73,7 +73,7 @@ class Updater:
 
     def _arrays(self, flat: Flat) -> list[StateArray]:
         """Return the local slice's states, without the master."""
-        rounding = [] if self.rounding is None else self.rounding.arrays(flat.own)
+        rounding = [] if self.rounding is None else self.rounding.arrays(flat.own.size, flat.own_padding)
         return [*self.optimizer.arrays(flat.spec, flat.own, self.stored(flat)), *rounding]
 
     def stored(self, flat: Flat) -> DType:

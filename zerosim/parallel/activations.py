@@ -17,7 +17,8 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the policy of ops, and what is around blocks. Copies in flight pass from block to block, so no block's record
     can be repeated."""
     memory = config.memory
-    policy = ActivationPolicy(memory.saves, memory.attention, memory.recompute, memory.fp32_softmax, memory.repeat_kv)
+    names = "saves", "attention", "recompute", "fp32_softmax", "repeat_kv", "return_kv", "mlp_tile", "loss_tile"
+    policy = ActivationPolicy(*(getattr(memory, name) for name in names))
     copies = memory.offload_activations or memory.stash_window
     return made._replace(policy=policy, wrap=_around(made, config, place, policy), repeats=made.repeats and not copies)
 

@@ -27,13 +27,10 @@ class Residency:
     """The units and flats that stay gathered. In the paper: none.
 
     keep_all    all units stay from forward to backward (FSDP's reshard_after_forward=False, 2 Psi, and ZeRO-2's peak)
-    keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward (3 Psi less
-                that unit)
-    keep_root   units outside the blocks stay until a microbatch's backward ends, and their gradients are reduced then
-                (FSDP2's root: tables, last norm, head)
+    keep_next   a unit that is used next once more stays: the last one, whose backward follows its forward
+    keep_root   units outside the blocks stay until a microbatch's backward ends, with their gradients (FSDP's root)
     persistent  whether a flat of so many elements stays for good. It is gathered once after each step
-    keep_output the buffer in which the last block arrived stays until its forward ends (FSDP2 copies parameters out of
-                it, and frees it when the next unit arrives or the root's forward ends)
+    keep_output the buffer in which the last block arrived stays until its forward ends (FSDP2 copies out of it)
 
     The root is one unit, so those of its parts that no backward reads stay as long as the others.
     """
@@ -62,6 +59,9 @@ class Prefetch:
     def launch(self, gathered: Gathered) -> None:
         """Launch gathers. Called when a unit is resident and about to compute."""
 
+    def open_backward(self, gathered: Gathered) -> None:
+        """Launch gathers before a backward, for the loss's."""
+
     def end(self, gathered: Gathered, unit: Unit) -> None:
         """Launch gathers after a unit's backward, before it is freed."""
 
@@ -87,10 +87,10 @@ class Gathered(Published):
 
     def place(self, flats: Sequence[Flat]) -> None:
         stays = self.residency.persistent
-        self._persistent = frozenset(flat.name for flat in flats if stays(flat.spec.num_parameters))
+        self._persistent = frozenset(one.name for one in flats if stays(one.spec.num_parameters) or not one.held.axes)
         for flat in flats:
             if flat.name in self._persistent:
-                self._arrive(flat, self.exchange.gather(flat, exactly=True))
+                self._arrive(flat, self.exchange.gather(flat, exactly=True) if flat.held.axes else flat.shard())
 
     def begin(self, timetable: Timetable) -> None:
         """Begin a step."""
@@ -120,6 +120,7 @@ class Gathered(Published):
 
     def open_backward(self) -> None:
         self._output = []
+        self.prefetch.open_backward(self)
 
     def _is_last_block(self, unit: Unit) -> bool:
         more = any(is_block(use.unit.name) for use in self.timetable.rest_of_action())
@@ -133,8 +134,7 @@ class Gathered(Published):
 
     def release(self, unit: Unit) -> Iterator[Flat]:
         """Free what is no longer needed after a unit's backward or its input gradient. Yield each flat whose gradient
-        is then complete. The root's units wait until the whole backward ends. A weight gradient has gathered
-        nothing."""
+        is then complete. The root's units wait until the whole backward ends."""
         self.prefetch.end(self, unit)
         done = [] if self.residency.is_root(unit.name) else [unit]
         if not done:
@@ -150,7 +150,7 @@ class Gathered(Published):
 
     def publish(self, flat: Flat) -> None:
         """Gather new parameters of flats that stay resident for good."""
-        if flat.name in self._persistent:
+        if flat.name in self._persistent and flat.held.axes:
             flat.reshard()  # free the old ones before the new ones arrive
             self._arrive(flat, self.exchange.gather(flat, exactly=True))
 

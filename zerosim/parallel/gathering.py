@@ -22,8 +22,9 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     choices = config.gathering
     published: Callable[[Slices], Published] = InForward if config.reduction.in_forward else Published
     if config.parallel.zero_stage == 3:
-        keeps = choices.keep_last_output and is_loss_in_model(config.memory)
-        published = gathered(Gathered, choices, keep_output=keeps, by_adapters=are_units(config.tuning))
+        inside = is_loss_in_model(config.memory)
+        units = {"by_adapters": are_units(config.tuning), "at_loss": inside and not config.memory.use_reentrant}
+        published = gathered(Gathered, choices, keep_output=choices.keep_last_output and inside, **units)
     return made._replace(
         gathers=AllGather(config.reduction.allgather_bucket),
         published=published,
@@ -45,14 +46,14 @@ def keeping(choices: Gathering, numel: int) -> int:
 
 
 def gathered(
-    kind: type[Gathered], choices: Gathering, *, keep_output: bool = False, by_adapters: bool = False
+    kind: type[Gathered], choices: Gathering, *, keep_output: bool = False, **units: bool
 ) -> Callable[[Slices], Published]:
     """Return what makes stage 3's gathered parameters over an exchange."""
 
     def make(exchange: Slices) -> Gathered:
         prefetch: Prefetch | None = None
         if choices.prefetch:
-            prefetch = Units(choices.prefetch, choices.forward_prefetch, by_adapters)
+            prefetch = Units(choices.prefetch, choices.forward_prefetch, **units)
         if choices.prefetch_elements:
             prefetch = Elements(choices.prefetch_elements, choices.max_live)
         return kind(exchange, residency_of(choices, keep_output=keep_output), prefetch)

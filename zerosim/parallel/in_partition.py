@@ -3,6 +3,9 @@
     one microbatch    2 Psi/N from the first reduced gradient on, not gradient by gradient
     more              the same again in each later backward, which ends with adding it to the sum
 
+There a slice is one run of all parameters, and its rank makes room at the first gradient of the slice: the last rank
+at the beginning of backward, rank 0 near its end. Here every flat has a slice, so every rank is like the last one.
+
 Source: DeepSpeed 0.19.8, stage_1_and_2.py (copy_grads_in_partition; independent_gradient_partition_epilogue).
 """
 

@@ -44,6 +44,7 @@ from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.tuning import ALL_TRAINED
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import DType, int64
 from zerosim.parallel.pieces import Pieces, Place
@@ -64,10 +65,11 @@ PURPOSE = "activations"
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add that reductions of whole gradients wait until the pipeline has drained, unless they overlap. Where weight
-    gradients of leaf modules come later, no block's record can be repeated."""
+    gradients of leaf modules come later, or those of adapters, no block's record can be repeated."""
     if config.mesh.pp == 1:
         return made
-    made = made._replace(repeats=made.repeats and not (made.by_module and defers(config)))
+    is_partly_later = defers(config) and (made.by_module or config.tuning != ALL_TRAINED)
+    made = made._replace(repeats=made.repeats and not is_partly_later)
     if config.parallel.zero_stage > 1 or config.parallel.overlaps_reductions:
         return made
     reducer = made.reducer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 from zerosim.nn import Unit
 from zerosim.parallel.gathered import Gathered, Prefetch
@@ -20,25 +21,34 @@ class Units(Prefetch):
 
     by_adapters   where adapters are units of their own (FSDP1), they come between two blocks: the next block is
                   gathered when backward has reached the block's first adapter, so not beside its feed-forward
+    at_loss       the root's backward begins with the loss, which the model computes, and prefetches then (FSDP)
     """
 
     count: int
     forward: bool = True
     by_adapters: bool = False
+    at_loss: bool = False
+
+    def open_backward(self, gathered: Gathered) -> None:
+        coming = gathered.timetable.uses[gathered.timetable.at :]
+        if self.at_loss and coming and coming[0].action.sends < 0:
+            self._launch(gathered, (use.unit for use in takewhile(lambda use: use.action == coming[0].action, coming)))
 
     def launch(self, gathered: Gathered) -> None:
         action, at = gathered.timetable.action, gathered.timetable.at
         goes_forward = action is None or action.sends > 0
         waits = self.by_adapters and at > 0 and _has_adapters(gathered.timetable.uses[at - 1].unit)
         if self.forward if goes_forward else not waits:
-            self._launch(gathered)
+            self._launch(gathered, self._coming(gathered))
 
     def end(self, gathered: Gathered, unit: Unit) -> None:
         if self.by_adapters and _has_adapters(unit):
-            self._launch(gathered)
+            self._launch(gathered, self._coming(gathered))
 
-    def _launch(self, gathered: Gathered) -> None:
-        coming = (use.unit for use in gathered.timetable.rest_of_action())
+    def _coming(self, gathered: Gathered) -> Iterator[Unit]:
+        return (use.unit for use in gathered.timetable.rest_of_action())
+
+    def _launch(self, gathered: Gathered, coming: Iterator[Unit]) -> None:
         missing = (unit for unit in coming if any(flat.param is None for flat in unit.flats))
         for place, unit in enumerate(islice(missing, self.count + 2)):
             for flat in filter(gathered.is_absent, unit.flats):

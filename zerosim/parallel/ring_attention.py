@@ -1,4 +1,5 @@
-"""Attention to keys and values that lie on all ranks of a context: ring attention, and gathered keys and values.
+"""Attention to keys and values that lie on all ranks of a context: ring attention, and gathered keys and values. And
+attention within the documents of a row, on one rank too.
 
 Each of c ranks has T/c tokens of every row. Its queries meet the keys and values of one rank after the other, and a
 running result is merged by log-sum-exp, in fp32 (Liu et al., arXiv 2310.01889). No T x T scores exist: this is
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerosim.backends.kernels import Array, Dropout, Met
+from zerosim.backends.kernels import Array, Dropout, Heads, Met
 from zerosim.comm.collectives import Comm
 from zerosim.comm.group import Work
 from zerosim.device.device import Buffer, Kind
@@ -26,6 +27,7 @@ from zerosim.device.work import Block, KernelWork, flash_block
 from zerosim.dtypes import compute_dtype
 from zerosim.functional.attention import Attended, Core
 from zerosim.functional.common import Grads, like
+from zerosim.nn.documents import Documents
 from zerosim.placement.context import ContextCut
 from zerosim.tensor.tensor import Saved, Tensor
 
@@ -34,14 +36,21 @@ Moving = tuple[Work[None], Work[Buffer]]
 """What is on its way to the next rank, and from the one before."""
 
 
+def met(cut: ContextCut, place: int, sources: tuple[int, ...], tokens: int, starts: tuple[int, ...] = ()) -> Met:
+    """Return where the tokens of a place and of some sources lie in a row, whose documents begin at `starts`."""
+    keys = tuple(run for source in sources for run in cut.at(tokens, source))
+    return Met(cut.at(tokens, place), keys, tokens, starts)
+
+
 @dataclass(frozen=True, slots=True)
 class OtherKeys:
     """Place `place` of the ring of a context, and how it gets all keys and values. Without a `comm` it describes a
-    model, and runs nothing."""
+    model, and runs nothing. Rows may hold several `documents`."""
 
     cut: ContextCut
     place: int
     comm: Comm | None
+    documents: Documents | None = None
 
     def __call__(self, qkv: Tensor, core: Core) -> Attended:
         """Run the core on q|k|v of the own tokens, (B, T/c, (H + 2K) d)."""
@@ -52,10 +61,10 @@ class OtherKeys:
         device.kernel(0, device.backend.fill, lse.array, -float("inf"))
         rule = AllKeys(self, qkv, core, total, lse)
         for sources, kv in self.arriving(rule.own_keys()):
-            met = self.met(own, sources)
-            if met.pairs(core.heads.form):
-                arrays = rule.queries, kv.array, core.heads, met, rule.dropout, total.array, lse.array
-                device.kernels(rule.work("flash_attention", 2, met), device.backend.attention_block, *arrays)
+            for rows, heads, where in self.meetings(qkv, core, sources):
+                into = total.array[rows], lse.array[rows]
+                arrays = rule.queries[rows], kv.array[rows], heads, where, rule.dropout, *into
+                device.kernels(rule.work("flash_attention", 2, where, rows), device.backend.attention_block, *arrays)
             del kv
         if wide == qkv.dtype:
             return Attended(total, rule)
@@ -63,11 +72,15 @@ class OtherKeys:
         device.kernel(0, device.backend.copy, total.array, out.array)
         return Attended(out, AllKeys(self, qkv, core, out, lse))
 
-    def met(self, own: int, sources: tuple[int, ...]) -> Met:
-        """Return where this place's `own` tokens lie in a row, and those of the sources."""
-        tokens = own * self.cut.around
-        keys = tuple(run for source in sources for run in self.cut.at(tokens, source))
-        return Met(self.cut.at(tokens, self.place), keys, tokens)
+    def meetings(self, qkv: Tensor, core: Core, sources: tuple[int, ...]) -> Iterator[tuple[slice, Heads, Met]]:
+        """Yield runs of rows with the same documents whose queries read keys of the sources: their heads, and where
+        the tokens of both lie in a row."""
+        heads, tokens, rows = core.heads, qkv.shape[1] * self.cut.around, slice(0, qkv.shape[0])
+        for some, starts in [(rows, ())] if self.documents is None else self.documents.alike(rows.stop, tokens):
+            where = met(self.cut, self.place, sources, tokens, starts)
+            if where.pairs(heads.form):  # dropout's numbers go on from row to row
+                first = heads.number(some.start, 0) if core.dropout else heads.first
+                yield some, heads._replace(first=first, whole=heads.whole or heads.queries), where
 
     def arriving(self, kv: Buffer) -> Iterator[tuple[tuple[int, ...], Buffer]]:
         """Yield keys and values (B, U, 2K d), one buffer after the other, with the places whose tokens they are. `kv`:
@@ -110,12 +123,12 @@ class AllKeys:
 
         def parts() -> Iterator[Buffer]:
             for sources, kv in self.keys.arriving(self.own_keys()):
-                dkv, met = device.alloc(kv.shape, wide, Kind.TEMP), self.keys.met(own, sources)
+                dkv = device.alloc(kv.shape, wide, Kind.TEMP)
                 device.kernel(0, k.fill, dkv.array, 0.0)
-                if met.pairs(heads.form):
-                    arrays = grad.array, self.queries, kv.array, heads, met, self.dropout
-                    results = self.lse.array, delta.array, dq.array, dkv.array
-                    work = self.work("flash_attention_backward", 5, met)
+                for rows, own_heads, where in self.keys.meetings(self.qkv, self.core, sources):
+                    arrays = grad.array[rows], self.queries[rows], kv.array[rows], own_heads, where, self.dropout
+                    results = self.lse.array[rows], delta.array[rows], dq.array[rows], dkv.array[rows]
+                    work = self.work("flash_attention_backward", 5, where, rows)
                     device.kernels(work, k.attention_block_backward, *arrays, *results)
                 del kv
                 yield dkv
@@ -141,13 +154,26 @@ class AllKeys:
         device.kernel(0, device.backend.copy, source, kv.array)
         return kv
 
-    def work(self, name: str, products: int, met: Met) -> tuple[KernelWork, ...]:
-        """Return the work of a kernel over what these tokens read: all arrays are read and written once. Flops count
-        the scores that one kernel over the whole row would (`Met.counted`)."""
+    def work(self, name: str, products: int, where: Met, rows: slice) -> tuple[KernelWork, ...]:
+        """Return the work of a kernel over what these tokens of some rows read: all arrays are read and written once.
+        Flops count the scores that one kernel over the whole row would, or over each document (`Met.counted`)."""
         heads, form = self.core.heads, self.core.heads.form
-        sizes = self.qkv.shape[0], heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, met.keys))
-        of = Block(*sizes, self.core.width(self.qkv), met.pairs(form), met.counted(form))
+        sizes = rows.stop - rows.start, heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, where.keys))
+        of = Block(*sizes, self.core.width(self.qkv), where.pairs(form), where.counted(form))
         return flash_block(name, products, of, self.qkv.dtype.itemsize, self.lse.dtype.itemsize)
+
+
+class OwnKeys(OtherKeys):
+    """This rank has all keys and values of its rows, or all of some heads: only documents keep tokens apart."""
+
+    __slots__ = ()
+
+    def arriving(self, kv: Buffer) -> Iterator[tuple[tuple[int, ...], Buffer]]:
+        yield (0,), kv
+
+    def reduced(self, parts: Iterator[Buffer], shape: tuple[int, ...]) -> Buffer:
+        (own,) = parts
+        return own
 
 
 class Ring(OtherKeys):

@@ -1,4 +1,4 @@
-"""Fine-tuning's buffers that PyTorch holds longer than their ops: autocast's casts, inputs of 4-bit maps."""
+"""Buffers that PyTorch holds longer than their ops: autocast's casts, inputs of 4-bit maps, keys, values, outputs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import gathers_params
+from zerosim.config.parts.tuning import NOT_CUT
 from zerosim.functional.lora import Casts
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.placement.dimension_zero import RowSlices
@@ -18,13 +19,17 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     tuning = config.tuning
     caches = tuning.autocast is not None and not tuning.fused_lora
     caches = caches and not gathers_params(config.parallel)  # FSDP's gathered weights are views, no leaves
-    if not caches and not tuning.bnb_saves_input:
+    holds = tuning.bnb_saves_input or config.memory.return_kv or config.memory.use_cache
+    if not caches and not holds:
         return made
-    return made._replace(casts=Casts(caches), repeats=False)
+    return made._replace(casts=Casts(caches, config.memory.use_cache), repeats=False)
 
 
 def cut_between(rows: Rows, row: int) -> Rows:
-    """Return the rows of a buffer of one tensor that is cut between rows of so many elements, where slices are even."""
+    """Return the rows of a buffer of one tensor that is cut between rows of so many elements, where slices are even; of
+    one that every rank has whole if it is NOT_CUT."""
+    if row == NOT_CUT:
+        return {state: replace(one, axes=()) for state, one in rows.items()}
     return {
         state: replace(one, partition=RowSlices(row)) if isinstance(one.partition, EvenSlices) else one
         for state, one in rows.items()

@@ -4,7 +4,7 @@ them.
 Saved bytes are read from the record (`ledger.ActivationLedger`); the closed forms are those of 2205.05198 and of the
 ZeRO paper, section 3.2.
 
-s tokens per row, b rows of a microbatch, h width, a heads.
+s tokens per row (of a rank, if others have more of it), b rows of a microbatch, h width, a heads.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ def activations_table(
     """
     unit = block_unit(saved)
     check = check_block(config, saved[unit], unit)
-    sizes = f"s {config.model.seq}, b {config.data.micro_batch}, h {config.model.hidden}, a {config.model.heads}"
-    sizes += f", t {config.mesh.tp}" if config.mesh.tp > 1 else ""
-    title = f"What {unit} keeps for backward, in bytes ({sizes})"
+    held, of_row = sizes(config), f" of {config.model.seq}" if config.mesh.cp > 1 else ""
+    said = f"s {held['s']}{of_row}, b {held['b']}, h {held['h']}, a {held['a']}"
+    said += f", t {config.mesh.tp}" if config.mesh.tp > 1 else ""
+    title = f"What {unit} keeps for backward, in bytes ({said})"
     grid = _grid(config, saved[unit], check)
     made_again = max((sum(row.nbytes for row in rows) for rows in (again or {}).values()), default=0)
     note = f"Formula: {', and '.join(['2205.05198, Table 2', *notes_of(config, 'sources')])}."
@@ -84,8 +85,8 @@ def _grid(config: RunConfig, rows: Sequence[SavedRow], check: Check) -> Grid:
 
 def _in_units(config: RunConfig, rows: Sequence[SavedRow]) -> str:
     """Return the rows' sum, such as '34sbh + 5as²b'; empty if a factor has more than two decimals."""
-    tokens, heads = config.model.seq * config.data.micro_batch, config.model.heads
-    size = {"sbh": tokens * config.model.hidden, "as²b": heads * config.model.seq * tokens, "asb": heads * tokens}
+    s, tokens, heads = (sizes(config)[letter] for letter in ("s", "bs", "a"))
+    size = {"sbh": tokens * config.model.hidden, "as²b": heads * s * tokens, "asb": heads * tokens}
     size["sb"] = tokens
     held = {unit: sum(row.nbytes for row in rows if _unit_of(config, row) == unit) for unit in size}
     factors = {unit: Fraction(nbytes, size[unit]) for unit, nbytes in held.items() if nbytes}

@@ -255,7 +255,8 @@ def _exchanged(asked: Asked) -> Section | None:
     where = " on pipeline stage 0" if asked.config.mesh.pp > 1 else ""
     symbols = formulas.total(found.values()).where({x: asked.held[x] for x in COUNTS if x in asked.held}).symbols
     note = f"{asked.says(*(x for x in ('bsh', 'bs', 'V') if x in symbols))} {'; '.join(_sources(found))}."
-    return Section("exchanges", f"Activations sent per rank and step{where}", terms, (note,))
+    said = note_of(asked.config, "exchanges")
+    return Section("exchanges", f"Activations sent per rank and step{where}", terms, (note, said) if said else (note,))
 
 
 def _copies(asked: Asked) -> Section | None:

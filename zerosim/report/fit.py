@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from rich.console import RenderableType
 
 from zerosim.analysis.candidate import candidate
+from zerosim.analysis.capabilities import context
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Fitting, Meshes
 from zerosim.analysis.meshes import mesh_values
@@ -44,8 +45,8 @@ TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
 """What a rank needs if its share of its node's other memories is too small."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OF_MESH = (
-    *("ranks", "dp_replicate", "tp", "pp", "pipeline", "virtual_stages", "stage", "recipe", "pad_vocab", "recompute"),
-    *("sequence_parallel", "overlap", "micro_batch", "accumulate"),
+    *("ranks", "dp_replicate", "tp", "cp", "context", "pp", "pipeline", "virtual_stages", "stage", "recipe"),
+    *("pad_vocab", "recompute", "sequence_parallel", "overlap", "micro_batch", "accumulate"),
 )
 """What a mesh search chooses, in the order of its flags."""
 SAID = ("ranks", "stage", "recipe", "micro_batch", "accumulate")
@@ -218,6 +219,7 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
     if not result.found:
         return search.page(about, f"Nothing fits on up to {on}.", None, [], how)
     best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
+    grid = grid if any(one.config.mesh.cp > 1 for one in result.found) else grid.without("cp")
     fewer = grid.without("SP", "overlap", *(() if cluster is None else ("exposed, s", "bubble, s")))
     shown = (grid, grid.short(), fewer, fewer.without("schedule"))
     rows = "rows: microbatch x accumulation; SP: sequence parallelism"
@@ -290,9 +292,10 @@ def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:
     values = None if cluster is None or time is None else step_values(config, time, cluster)
     given = _chosen(config)
     chunks = f" x {given['virtual_stages']}" if "virtual_stages" in given else ""
-    replicas = f"{mesh.dp_replicate} x {mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.shards)
+    replicas = f"{mesh.dp_replicate} x {mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.dp_shard)
     cells: dict[str, Cell] = {
         "tp": str(mesh.tp),
+        "cp": f"{mesh.cp} {context.way(config)}" if mesh.cp > 1 else "-",
         "pp": str(mesh.pp),
         "dp": replicas,
         "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 or config.offload.is_on else "-",

@@ -50,6 +50,7 @@ def class_words(of: StepClass, rows: int) -> str:
         of.size,
         "which the host decides" if of.host_bound else "",
         "adapters" * of.adapters,
+        "context parallelism" * of.context,
     ]
     return ", ".join(filter(None, parts))
 

@@ -98,6 +98,7 @@ def _what_was_run(result: RunResult) -> str:
         "eager": "transformers' eager",
         "liger": "Liger's",
         "foak": "unsloth's fused norms and transformers' eager",
+        "litgpt": "litgpt's",
     }[result.config.memory.saves]
     saved = f" Forward saves the tensors that {kernels} kernels save." if result.config.model.has_blocks else ""
     text = f"Ψ = {counted(psi, 'parameter')} in {words.pieces(result)}. One step was run on tensor shapes only.{saved}"

@@ -17,7 +17,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.tracks import Track
-from zerosim.placement.mesh import what_for
+from zerosim.placement.mesh import SHARES, what_for
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES, listed
@@ -31,9 +31,10 @@ _WAITS = {
     "nodes": "ZeRO's collectives across nodes",
     "replicas": "averages over replicas",
     "tp": "tensor parallelism's collectives",
+    "cp": "context parallelism",
     "pp": "the neighbouring pipeline stage",
 }
-"""By the purpose of a mesh axis (`what_for`)."""
+"""By the purpose of a mesh axis (`_purpose`)."""
 
 
 def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | None:
@@ -73,7 +74,7 @@ def step_lines(result: RunResult, cluster: Cluster | None) -> list[str]:
         wait += f" Part of the waiting for ZeRO's collectives can be hidden: {' '.join(flags)}."
     if time.cpu > _WORTH_IT * time.seconds and can_delay(result.config):
         wait += " --delayed-update 1 hides the CPU's step, but the weights lag by one update."
-    lines.append(wait)
+    lines += [wait, *notes_of(result.config, "first_step")]
     precision = result.config.precision.stored
     if cluster.machine is not None and cluster.machine.precision != precision:
         lines.append(f"Kernels were measured in {cluster.machine.precision}: those of {precision} take other times.")
@@ -103,7 +104,7 @@ def speed_text(values: Mapping[str, Any], interval: str) -> str:
 
 def _hiding(config: RunConfig, time: StepTime) -> list[str]:
     """Return what would overlap more than was asked for, if waiting takes more than a twentieth of the step."""
-    if sum(seconds for axis, seconds in time.exposed.items() if what_for(axis) == "states") <= _WORTH_IT * time.seconds:
+    if sum(seconds for axis, seconds in time.exposed.items() if _purpose(axis) == "states") <= _WORTH_IT * time.seconds:
         return []
     return list(notes_of(config, "hiding"))
 
@@ -173,11 +174,16 @@ def time_parts(time: StepTime) -> list[tuple[str, float]]:
     """Return the parts that take any time."""
     waits = defaultdict[str, float](float)
     for axis, seconds in time.exposed.items():
-        waits[f"waits for {_WAITS.get(what_for(axis), f'collectives along {axis}')}"] += seconds
+        waits[f"waits for {_WAITS.get(_purpose(axis), f'collectives along {axis}')}"] += seconds
     parts = [("kernels", time.compute), ("slowdown of kernels beside collectives", time.slowed), *waits.items()]
     parts += [("waits for other ranks (bubble)", time.bubble), ("waits for the host's launches", time.host)]
     parts += [("waits for the CPU's optimizer step", time.cpu), ("copies to and from the host", time.copies)]
     return [(name, seconds) for name, seconds in parts if seconds]
+
+
+def _purpose(axis: str) -> str:
+    """Return the purpose of a wait along an axis: along cp alone for activations, as the clock names it."""
+    return axis if axis in SHARES else what_for(axis)
 
 
 def _tera(flops: int, time: StepTime, ranks: int) -> float:

@@ -137,11 +137,14 @@ def taken_column(config: RunConfig) -> str:
 def assumed(config: RunConfig, limit: Limit | None, cluster: Cluster | None = None) -> str:
     """Return the assumptions of the verdict and the clock, and what they leave out."""
     data, reserve = config.data, 0 if limit is None else limit.reserve(config)
-    ranks = counted(config.mesh.axes.size(*DATA), "data rank" if is_mesh(config) else "rank")
+    cp, each = config.mesh.cp, "data rank" if is_mesh(config) else "rank"
+    names = (f"group of {cp} ranks", f"groups of {cp} ranks") if cp > 1 else (each,)
+    ranks = counted(config.mesh.axes.size(*DATA), *names)
     rows = f"{counted(data.micro_batch, 'row')} of {config.model.row_tokens:,} tokens"
     batch = counted(data.accumulate, "microbatch", "microbatches")
     batch += f" ({data.accumulate / config.mesh.pp:.3g} for each stage)" if config.mesh.pp > 1 else ""
     batch += f" of {rows} on each of {ranks}".replace("each of 1 ", "one ")
+    batch += f" that share them, {config.model.seq // cp:,} tokens of a row each" if cp > 1 else ""
     parts = [batch, config.precision.param_dtype, OPTIMIZERS[config.optim.optimizer]]
     if config.model.has_blocks:
         parts += [f"{config.memory.attention} attention{_why(config, limit, cluster)}"]

@@ -77,8 +77,7 @@ class GradAccumulator:
 
     def own_window(self, whole: Buffer) -> Buffer:
         """Return the local shard of a buffer of this layout."""
-        own = self.held.own
-        return whole[own.start : own.stop]
+        return whole[self.own.start : self.own.stop]
 
     @property
     def adds_at_once(self) -> bool:
@@ -102,6 +101,7 @@ class GradAccumulator:
             stays_whole=row.is_whole,
             dummies=dummies if uses_dummies else None,
             probe=GradProbe(self.device) if probes else None,
+            sums=memory.sum_computed,
         )
         if row.lives == "always":
             numel, padding = self.padded_numel, self.padded_numel - self.spec.num_parameters
@@ -178,18 +178,20 @@ class GradAccumulator:
 
     def take_grad(self) -> Buffer:
         """Take this microbatch's finished gradient, padded_numel elements; the flat forgets it."""
-        whole = self._take_local()
-        if whole.dtype not in (self.grad_dtype, self.collector.sent):
-            local, whole = whole, self._new_whole(self.grad_dtype)
-            self.device.kernel(0, self.device.backend.copy, local.array, whole.array)
-        return self.collector.look(whole)
+        return self.collector.look(self._as_sent(self._take_local()))
 
     def hold_grad(self) -> None:
         """Add this microbatch's finished gradient to the earlier ones, whole and not reduced."""
-        if self.collector.waiting is None:
-            self.collector.waiting = self.take_grad()
-        else:
-            self.collector.look(added(self.collector.waiting, self._take_local()))
+        into, mine = self.collector, self._take_local()
+        as_it_is = into.sums or into.waiting is not None
+        into.waiting = into.look(added(into.waiting, mine if as_it_is else self._as_sent(mine)))
+
+    def _as_sent(self, whole: Buffer) -> Buffer:
+        """Return a finished gradient in a dtype in which it is sent."""
+        if whole.dtype not in (self.grad_dtype, self.collector.sent):
+            computed, whole = whole, self._new_whole(self.grad_dtype)
+            self.device.kernel(0, self.device.backend.copy, computed.array, whole.array)
+        return whole
 
     def _take_local(self) -> Buffer:
         """Take it in the dtype in which it was computed, without a cast."""
@@ -209,8 +211,7 @@ class GradAccumulator:
     def new_grad_shard(self) -> Buffer:
         """Return a buffer for the local slice of a reduced gradient; a later microbatch's is added to the stored
         sum."""
-        own = self.held.own
-        return self.device.alloc((own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
+        return self.device.alloc((self.own.size,), self.grad_dtype, Kind.GRAD, padding=self.own_padding)
 
     def add_grad_shard(self, grad: Buffer | None) -> None:
         """Store the local shard of a reduced gradient (None: there is none)."""
@@ -239,13 +240,12 @@ class GradAccumulator:
         """Take the whole gradient that is to be reduced, in a list; the flat forgets it."""
         if self.collector.waiting is not None:
             self.hold_grad()
-            held, self.collector.waiting = [self.collector.waiting], None
-            return held
+            held, self.collector.waiting = self.collector.waiting, None
+            return [self._as_sent(held)]
         if not self.collector.stays_whole:
             return [self.take_grad()]
-        whole = [self.whole_grad()]
-        self.grad_whole = self.collector.lasting
-        return whole
+        whole, self.grad_whole = self.whole_grad(), self.collector.lasting
+        return [whole]
 
     def whole_grad(self) -> Buffer:
         assert self.grad_whole is not None, f"{self.name}: its gradient is not stored whole"

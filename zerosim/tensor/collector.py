@@ -23,6 +23,7 @@ class Collector:
     lasting       the permanent gradient buffer, if there is one, to which `Flat.grad_whole` or `grad_shard` points
     waiting       gradients of earlier microbatches, whole and not reduced
     later         collects weights' gradients for later
+    sums          those are added in `dtype`
     sent          a dtype in which a finished gradient may be sent as it is, beside that in which it is stored
     """
 
@@ -37,6 +38,7 @@ class Collector:
     waiting: Buffer | None = None
     later: deque[Callable[[], None]] | None = None
     sent: DType | None = None
+    sums: bool = False
 
     def note(self, index: int) -> None:
         """Note that the gradient of weight `index` was collected."""

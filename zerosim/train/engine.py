@@ -17,7 +17,7 @@ from zerosim.device.device import Buffer, Device, Kind, Phase
 from zerosim.dtypes import int64
 from zerosim.functional.common import one_like
 from zerosim.functional.loss import MakeGrad
-from zerosim.functional.loss_modes import MODES, OF_CALLER
+from zerosim.functional.loss_modes import AFTER_MODEL, MODES, OF_CALLER
 from zerosim.models.model import Model
 from zerosim.nn import Unit, led_by
 from zerosim.nn.rows import ALL_ROWS, OwnRows
@@ -104,7 +104,7 @@ def forward_loss(
     batch: Any,
     strategy: Strategy,
     scale: float,
-    count: int,
+    count: float,
     pipeline: Pipeline = ONE_STAGE,
     *,
     draws: bool = False,
@@ -125,7 +125,7 @@ def forward_loss(
         hidden.append(x.buffer)
         return units[-1].function(x)
 
-    last = head_of if model.loss_mode.startswith(OF_CALLER) else None
+    last = head_of if model.loss_mode.startswith(OF_CALLER) and model.loss_mode != AFTER_MODEL else None
     logits = [forward_pass(units, Tensor(inputs), strategy, slot, last).buffer]
     del inputs
     with device.scope(unit="loss", slot=slot):
@@ -153,8 +153,8 @@ def train_step(
     with device.phase(Phase.OPTIMIZER):
         strategy.step()
         device.mark("after_step")
-    tokens = model.num_targets(micro_batches[0].shape)
-    means = [float(values()[0]) / tokens for _, values in losses]
+    each = model.count(micro_batches) / len(micro_batches)
+    means = [float(values()[0]) / each for _, values in losses]
     del losses
     if strategy.updater.estimate_is_due:
         _gradients(ESTIMATE, model, micro_batches, strategy, pipeline)
@@ -190,12 +190,12 @@ def _run(
     It is asked for at once and read after the step, which waits for the norm anyway: one wait for the device, not two.
     """
     device, scale = strategy.device, strategy.updater.control.loss_scale
-    # The mean over tokens and microbatches is one true division, by their product.
-    count = model.num_targets(micro_batches[0].shape) * len(micro_batches)
+    count = model.count(micro_batches)
     losses: list[tuple[Buffer, Callable[[], Any]]] = []
     grads: dict[int, MakeGrad] = {}
     for action in actions:
         slot, batch, units = action.slot, micro_batches[action.slot], model.chunks[action.chunk]
+        model.see(batch)
         is_last = pipeline.is_last(action.chunk)
         early = pipeline.early.get(action, ())
         for later in (one for one in early if one.sends > 0 or model.goes_back(one.chunk)):

@@ -32,6 +32,8 @@ def generate(
     import numpy as np
 
     ids = list(prompt)
+    if model.group.documents is not None:
+        model.group.documents.starts = None
     with device.phase(Phase.EVALUATE), device.no_grad():
         for _ in range(count):
             shown = ids[-context:]

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from zerosim.functional.labels import UNREAD as UNREAD
 from zerosim.functional.labels import predicted
 from zerosim.tensor.rng import generator
-
-UNREAD = -1
-"""The target of a token that is not predicted: it has no loss and no gradient."""
 
 
 def mask_tokens(rows: Any, seed: int, step: int, vocab: int, mask: int) -> Any:

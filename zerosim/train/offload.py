@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from zerosim.comm.runtime import Context
@@ -17,9 +17,9 @@ from zerosim.placement.memories import HOST, NVME
 
 
 def moves_states(config: RunConfig) -> bool:
-    """Return whether model states move between a rank's memories. With offload gradient sums return from another memory
-    from the second microbatch on."""
-    return config.offload.is_on or moves_pages(config.memory)
+    """Return whether model states move between a rank's memories, when they are loaded or later. With offload gradient
+    sums return from another memory from the second microbatch on."""
+    return config.offload.is_on or moves_pages(config.memory) or config.offload.host_load != "none"
 
 
 def node_memories(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None]:
@@ -35,12 +35,24 @@ def node_has(config: RunConfig, cluster: Cluster | None) -> dict[str, int | None
     return {HOST: config.offload.host_memory or host, NVME: drives}
 
 
+def by_loading(config: RunConfig, stands_for: Sequence[int]) -> list[int]:
+    """Cut classes of ranks by whether their processes load the weights themselves."""
+    first, local, loads = dict[tuple[int, bool], int](), config.mesh.local, config.offload.loads
+    return [first.setdefault((lowest, loads(local(rank))), rank) for rank, lowest in enumerate(stands_for)]
+
+
 @contextmanager
 def loaded(ctx: Context, config: RunConfig, model: Model) -> Iterator[None]:
-    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if each process loads
-    them."""
-    numel = sum(flat.spec.num_parameters for flat in model.flats) if config.offload.host_load else 0
-    held = ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST) if numel else None
+    """Hold all weights in fp32 in the host's memory inside the block, contents undefined, if this process loads them,
+    and in the parameters' format on the device, if it has all of them first."""
+    numel = sum(flat.spec.num_parameters for flat in model.flats)
+    held = (
+        [ctx.device.alloc((numel,), fp32, Kind.TEMP, memory=HOST)]
+        if config.offload.loads(config.mesh.local(ctx.rank))
+        else []
+    )
+    if config.offload.host_load == "device":
+        held.append(ctx.device.alloc((numel,), model.dtype, Kind.TEMP))
     yield
     del held
 

@@ -18,6 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zerosim.comm.runtime import Context, launch_alone
 from zerosim.config import RunConfig
 from zerosim.config.parts.allocators import feels_limit, is_exact
@@ -28,7 +30,7 @@ from zerosim.device.device import Phase
 from zerosim.device.events import Event, Kernel, Launch, Message, Wait
 from zerosim.device.recorder import Reader
 from zerosim.device.stretches import Repeat, Stretch
-from zerosim.dtypes import dtype, int64
+from zerosim.dtypes import dtype
 from zerosim.errors import OutOfMemory
 from zerosim.ledger.clock import StepTime, Timeline, simulate, step_time
 from zerosim.ledger.costs import Costs
@@ -45,7 +47,7 @@ from zerosim.train.build import Whole, declare
 from zerosim.train.delayed import check_timed, from_first, one_step, planned_steps, timed_step
 from zerosim.train.extend import Planned, extrapolated, from_short_plans, shorter_runs
 from zerosim.train.nodes import check_nodes
-from zerosim.train.offload import node_memories
+from zerosim.train.offload import by_loading, node_memories
 from zerosim.train.owners import spliced
 from zerosim.train.rank import Inputs, train_rank
 from zerosim.train.repeated import Rehearsals
@@ -173,7 +175,8 @@ def _plan(
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
-        stands_for = classes(whole.layout, [*reasons(by_tensor=by_tensor), *unlike(config)], of_owners)
+        why = [*reasons(by_tensor=by_tensor), *unlike(config)]
+        stands_for = by_loading(config, classes(whole.layout, why, of_owners))
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
         found = {rank: uneven[rank].found for rank in set(stands_for)}
         stands_for = by_shares(stands_for, whole.layout.mesh, found, around)
@@ -313,9 +316,9 @@ def _run_rank(
 
     def program(ctx: Context) -> tuple[list[StepReport], list[Event]]:
         ctx.device.takes_turns = takes_turns
-        rows = ctx.device.backend.empty((config.data.micro_batch, config.model.columns), int64)  # needs no memory
+        rows = np.broadcast_to(np.int64(-1), (config.data.micro_batch, config.model.columns))  # no token, and no memory
         steps, micro_batches = planned_steps(config), [rows] * config.data.accumulate
-        inputs = Inputs(steps, lambda ctx, step: micro_batches, lambda flat, group: None)
+        inputs = Inputs(steps, lambda ctx, model, step: micro_batches, lambda flat, group: None)
         control = partial(_KnownSkips, skipped=skipped, estimates=config.optim.steps is None)
         trained = train_rank(ctx, config, inputs, make_control=control, whole=whole, repeats=repeats)
         return trained.reports, ctx.device.recorder.history

@@ -33,12 +33,12 @@ Opened = Callable[[Context, Model, Strategy], None]
 class Inputs:
     """Inputs that are read before ranks start.
 
-    micro_batches   a function of (ctx, step): one rank's host arrays (B, T + 1) of one step
+    micro_batches   a function of (ctx, model, step): one rank's host arrays (B, T + 1) of one step
     write           a function that writes the initial weights into a tensor-parallel member's share of a flat
     """
 
     steps: int
-    micro_batches: Callable[[Context, int], Sequence[Any]]
+    micro_batches: Callable[[Context, Model, int], Sequence[Any]]
     write: Callable[[Flat, Group], None]
 
 
@@ -74,7 +74,7 @@ def train_rank(
         opened(ctx, model, strategy)
     place_rank(ctx, model, strategy, inputs.write, loaded(ctx, config, model))
     losses: list[float] = []
-    batches = (inputs.micro_batches(ctx, step) for step in range(inputs.steps))
+    batches = (inputs.micro_batches(ctx, model, step) for step in range(inputs.steps))
     for micro_losses in engine.train(model, batches, strategy, ctx.device, pipeline=pipeline):
         if not micro_losses:  # losses arise on the last pipeline stage
             continue

@@ -297,9 +297,11 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
         steps = config.optim.steps or DEFAULT_STEPS
         batch = partial(data.sample_batch, text, config.data.seed, rows=rows, seq=seq)
 
-    def micro_batches(ctx: Context, step: int) -> list[Any]:
+    def micro_batches(ctx: Context, model: Model, step: int) -> list[Any]:
         data_rank, data_size = config.mesh.axes.index(ctx.rank, *DATA), config.mesh.axes.size(*DATA)
         whole = batch(step)
+        if model.group.documents is not None:
+            model.group.documents.expect(whole, config.mesh.axes.size(*DATA, *SHARES))
         if config.model.is_masked:
             whole = mask_tokens(whole[:, :-1], config.data.seed, step, vocab, mask)
         if config.model.is_second:

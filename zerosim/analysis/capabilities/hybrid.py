@@ -10,10 +10,15 @@ from zerosim.analysis.facts import frozen_of, is_by_pairs, reductions
 from zerosim.config import RunConfig
 
 
-def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
-    """Yield the replicas' all_reduce, once a step or once per reduced microbatch."""
+def averages(config: RunConfig, step: Step) -> int:
+    """Return how often replicas average gradients: once a step or once per reduced microbatch."""
     each = config.parallel.replica_reduction == "micro_batch"
-    times = reductions(config, step.passes) if each else step.passes
+    return reductions(config, step.passes) if each else step.passes
+
+
+def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
+    """Yield the replicas' all_reduce."""
+    times = averages(config, step)
     if config.mesh.dp_replicate > 1:
         pairs, frozen = is_by_pairs(config), frozen_of(config) is not None
         form = formulas.replica_bytes(config.mesh.dp_replicate, reductions=times, pairs=pairs, frozen=frozen)

@@ -50,6 +50,11 @@ def is_here(config: RunConfig, what: str) -> bool:
     return config.offload.memory_of(what) == DEVICE
 
 
+def is_loaded(config: RunConfig) -> bool:
+    """Return whether the host holds weights while they are loaded."""
+    return config.offload.host_load != "none"
+
+
 def is_uncounted(config: RunConfig) -> bool:
     """Return whether owners' states are copied: there is no closed form for that."""
     return config.offload.is_on and is_owned(config)

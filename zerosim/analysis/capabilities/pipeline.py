@@ -13,6 +13,7 @@ from zerosim.analysis.formulas import Form
 from zerosim.analysis.recompute import period_of, recompute_of
 from zerosim.analysis.weights import sizes
 from zerosim.config import RunConfig
+from zerosim.config.presets.recipes import PYTORCHS
 from zerosim.errors import InputError
 from zerosim.units import counted
 
@@ -137,11 +138,16 @@ def _warned(config: RunConfig) -> Iterator[str]:
     stages, times, kind = config.mesh.pp, config.data.accumulate, config.parallel.pipeline_schedule
     if stages == 1:
         return
-    is_pytorchs, rounds = config.parallel.recipe in ("ddp", "fsdp1", "fsdp2"), max(1, times // stages)
+    is_pytorchs, rounds = config.parallel.recipe in PYTORCHS, max(1, times // stages)
     if times % rounds and (kind == "zb-h1" or (kind == "interleaved" and is_pytorchs)):
         yield f"PyTorch refuses {times:,} microbatches in {rounds:,} rounds: --accumulate {times - times % rounds}"
     if kind == "1f1b" and is_pytorchs and times < stages:
         yield f"PyTorch's Schedule1F1B refuses fewer microbatches than pipeline stages: --accumulate {stages}"
+    if is_pytorchs and config.model.has_blocks and config.model.tie_embeddings:
+        yield (
+            "PyTorch's torch.distributed.pipelining unties the token table without a word, and makes three of it. Here "
+            "the first and the last pipeline stage add up their gradients, as in Megatron"
+        )
     if kind in ("zb-h1", "zb-v") and recompute_of(config) != "none":
         yield (
             "PyTorch's zero bubble runs a checkpointed block again for each group of its parameters, eight times for "

@@ -9,8 +9,10 @@ from zerosim.analysis.capabilities.tensor import divides_rows, keeps_gathered
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import Form
+from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.recompute import recompute_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.tuning import widens_norms
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -20,16 +22,30 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         yield Key("exchanged", "all_gather", "tp"), formulas.input_gathers()
     if config.memory.cpu_checkpointing:
         divided = config.partitions_inputs or divides_rows(config)
-        moved = step.passes * formulas.inputs_moved(divided=divided)
+        moved = step.passes * _inputs(formulas.inputs_moved(divided=divided), config)
         yield Key("copied", "device to host"), moved
         yield Key("copied", "host to device"), moved
     if config.model.has_blocks and frozen_of(config) is None:
         yield Key("kept", "block"), block_form(config)
 
 
+def _inputs(form: Form, config: RunConfig) -> Form:
+    """Return the form of all inputs where they are fp32: all but the first block's, which is if the table is normed."""
+    if not config.model.has_blocks or not widens_norms(config.tuning, config.model.decoder.block):
+        return form
+    narrow = config.memory.again.wraps(0) and not has_wide_input(config)
+    return 2 * form - form.where(r=1) if narrow else 2 * form
+
+
+def has_wide_input(config: RunConfig) -> bool:
+    """Return whether the first block's input is fp32 beside half-type weights: the result of a norm under autocast."""
+    return widens_norms(config.tuning, config.model.decoder.block) and bool(config.model.decoder.table_norm)
+
+
 def block_form(config: RunConfig, block: int = 0) -> Form:
-    """Return the form of the activation bytes that this block saves."""
-    return formulas.block_activations(
+    """Return the form of the activation bytes that this block saves. Queries of a part of a row have scores with all
+    of its keys."""
+    form = formulas.block_activations(
         recompute_of(config, block),
         sequence_parallel=divides_rows(config),
         keep_gathered=keeps_gathered(config),
@@ -37,6 +53,7 @@ def block_form(config: RunConfig, block: int = 0) -> Form:
         on_host=config.memory.cpu_checkpointing,
         fp32_softmax=config.memory.fp32_softmax,
     )
+    return form.where(a=config.mesh.cp * symbol("a"))
 
 
 def keeps_on_host(config: RunConfig) -> bool:
@@ -47,7 +64,8 @@ def keeps_on_host(config: RunConfig) -> bool:
 def block_parts(config: RunConfig) -> dict[str, Form]:
     """Return the parts that add up to a block's form; none where tp cuts or recompute leaves out some of them."""
     is_sum = config.mesh.tp == 1 and config.memory.recompute == "none"
-    return formulas.block_parts(fp32_softmax=config.memory.fp32_softmax) if is_sum else {}
+    parts = formulas.block_parts(fp32_softmax=config.memory.fp32_softmax) if is_sum else {}
+    return {name: part.where(a=config.mesh.cp * symbol("a")) for name, part in parts.items()}
 
 
 def recomputes_all(config: RunConfig) -> bool:
@@ -85,11 +103,13 @@ def _explained(config: RunConfig) -> Iterator[str]:
 
 def _again(config: RunConfig) -> Iterator[str]:
     memory = config.memory
+    if memory.mlp_tile:
+        yield f"Backward recomputes each feed-forward, {memory.mlp_tile:,} tokens at a time."
     if memory.again.every > 1:
         yield f"One block in {memory.again.every} is recomputed whole and stores only its input."
         yield "The line is for the other blocks."
     elif memory.recompute == "none":
-        yield "Nothing is recomputed."
+        yield "Nothing else is recomputed." if memory.mlp_tile else "Nothing is recomputed."
     elif memory.again.every:
         yield "With full recompute a block stores only its input. Backward also holds one recomputed block at a time."
     else:
@@ -101,10 +121,14 @@ def _moved(config: RunConfig) -> list[str]:
     return when(memory.cpu_checkpointing, "kept inputs") + when(memory.offload_activations, "saved buffers")
 
 
+def _premises(config: RunConfig) -> list[str]:
+    return when(config.memory.mlp_tile > 0, "feed-forwards run in tiles of tokens")
+
+
 CAPABILITY = Capability(
     forms=_forms,
     notes={
-        "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
+        "premises": _premises, "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
         "sources": lambda c: when(c.partitions_inputs or c.memory.cpu_checkpointing, "ZeRO, section 6.1"),
         "assumed": lambda c: [f"recompute {c.memory.recompute}"],
         "roomier": lambda c: when(c.model.has_blocks and c.memory.recompute != "full", "--recompute full makes room"),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
-from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step
+from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.formulas.form import Form, symbol
-from zerosim.analysis.recompute import recompute_of
+from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
+from zerosim.config.presets.recipes import PYTORCHS
 from zerosim.functional.liger_loss import LIGER
 from zerosim.parallel.tensor import vocab_padding
 from zerosim.units import counted
@@ -23,7 +24,11 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     shared = formulas.shared_grads(copies=copies, divided=is_divided(config), pairs=is_by_pairs(config))
     yield Key("sent", "all_reduce", "tp"), shared
     times, frozen = all_reduce_times(config, size), frozen_of(config) is not None
-    side_by_side = model.has_blocks and model.decoder.block.parallel
+    how = {
+        "frozen": frozen,
+        "side_by_side": model.has_blocks and model.decoder.block.parallel,
+        "tiled": tiles_rows(config),
+    }
     if not model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
     elif model.is_second:
@@ -34,11 +39,10 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
             all_reduce=times,
             keep_gathered=keeps_gathered(config),
             head_again=config.memory.loss not in LIGER,
-            frozen=frozen,
-            side_by_side=side_by_side,
+            **how,
         )
     else:
-        by_operation = formulas.tensor_parallel(again, all_reduce=times, frozen=frozen, side_by_side=side_by_side)
+        by_operation = formulas.tensor_parallel(again, all_reduce=times, **how)
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
     if model.has_blocks and model.decoder.block.qk_norm == "all":
@@ -106,4 +110,12 @@ def _padding(config: RunConfig) -> int:
     return vocab_padding(config.model.vocab, config.mesh.tp, padded=config.parallel.pad_vocab)
 
 
-CAPABILITY = Capability(forms=_forms, notes={"about": _about, "part": _part}, axes={"tp": "t"})
+def _warned(config: RunConfig) -> list[str]:
+    return when(
+        config.mesh.tp > 1 and config.model.has_blocks and config.parallel.recipe in PYTORCHS,
+        "PyTorch's DTensor keeps the token table's whole gradient on every rank of tp until zero_grad, 12/T + 4 bytes "
+        "a parameter with fp32 weights and Adam. Here the gradient is cut like the table, as in Megatron",
+    )
+
+
+CAPABILITY = Capability(forms=_forms, notes={"about": _about, "part": _part, "warned": _warned}, axes={"tp": "t"})

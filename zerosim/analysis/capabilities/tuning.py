@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from zerosim.analysis import formulas
+from zerosim.analysis.capabilities.hybrid import averages
 from zerosim.analysis.capabilities.zero import fetched
-from zerosim.analysis.capability import Asked, Capability, Sent, Step
-from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.capability import Asked, Capability, Sent, Step, when
+from zerosim.analysis.facts import all_reduce_times, frozen_of
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.recompute import is_wrapped
 from zerosim.analysis.shares import itemsizes, trained_itemsize
@@ -29,7 +30,11 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     if config.parallel.zero_stage < 3:
         return Sent(grads, {operation: wide * form for operation, form in params.items()})
     schedule = schedule_of(config, step.passes)
-    gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide)
+    whole = frozen.whole_trained
+    gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide, whole=whole)
+    if whole:
+        reduced = formulas.reduced(averages(config, step) * all_reduce_times(config, config.mesh.shards))
+        grads = {("all_reduce", "states"): reduced.where(Ψ=formulas.TRAINED)}
     return Sent(grads, dict.fromkeys(params, gathers), fetched(config, gathers))
 
 
@@ -41,7 +46,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     placed, share, config, layout = asked.placed, asked.share, asked.placed.config, asked.placed.layout
     if frozen_of(config) is None:
         return {}
-    moved, freed = schedule_of(config), freed_of(config, share)
+    moved, freed = schedule_of(config), freed_of(placed, share)
     numels, reach = gathered_numels(placed, share, padded=asked.padded), reach_of(placed, share)
     again, stay, reached, last_kept = 0, set[str](), set[str](), moved.keep_last_unit
     for units in reach.units:
@@ -85,6 +90,17 @@ def _premises(config: RunConfig) -> Iterator[str]:
         yield "frozen maps keep no inputs" + (", and adapters keep theirs" if config.tuning.lora_rank else "")
 
 
+def _warned(config: RunConfig) -> list[str]:
+    return when(
+        config.tuning.freeze is not None and config.parallel.recipe == "fsdp1",
+        "FSDP1 has one buffer for a unit's frozen and trained parameters: it reduces both, and some ranks then hold no "
+        "optimizer states. Here a unit has a buffer of each",
+    )
+
+
 CAPABILITY = Capability(
-    sent=_sent, letters=_letters, measured=lambda config: config.tuning.freeze is None, notes={"premises": _premises}
+    sent=_sent,
+    letters=_letters,
+    measured=lambda config: config.tuning.freeze is None,
+    notes={"premises": _premises, "warned": _warned},
 )

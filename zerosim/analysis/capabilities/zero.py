@@ -134,6 +134,21 @@ def _hiding(config: RunConfig) -> list[str]:
     return when(not has_all, f"--overlap {most}")
 
 
+def _warned(config: RunConfig) -> list[str]:
+    return when(
+        not config.grads.sync and config.parallel.recipe.endswith("deepspeed") and config.data.accumulate > 1,
+        "DeepSpeed's no_sync refuses ZeRO stages 2 and 3, which reduce every microbatch: --stage 1 reduces once",
+    )
+
+
+def _first_step(config: RunConfig) -> list[str]:
+    """Return how the first step differs from the later ones, whose time is shown."""
+    return when(
+        config.parallel.zero_stage == 0 and config.parallel.recipe == "ddp" and config.mesh.shards > 1,
+        "In PyTorch's first step one bucket has all gradients, and nothing overlaps.",
+    )
+
+
 def without_prefetch(config: RunConfig) -> Iterator[Mapping[str, int]]:
     """Yield the values that turn a prefetch off, which costs only time."""
     if config.gathering.prefetch:
@@ -149,6 +164,8 @@ CAPABILITY = Capability(
     kept=_kept,
     notes={
         "about": _about, "holds": _holds, "volume": _each_microbatch, "gathered": _gathered, "hiding": _hiding,
+        "first_step": _first_step,
+        "warned": _warned,
         "piece": lambda c: [c.gathering.piece],
     },
     axes={"dp_shard": "N"},

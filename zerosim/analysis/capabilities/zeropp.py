@@ -51,7 +51,7 @@ def _letters(asked: Asked) -> dict[str, int]:
     if config.gathering.quantized_weights:
         moved = formulas.gathers(schedule_of(config))
         among = {"σ_f": (moved.forward, ranks), "σ_b": (moved.backward, node if config.mesh.secondary_shard else ranks)}
-        freed = freed_of(config, share)
+        freed = freed_of(placed, share)
         for letter, (form, members) in among.items():
             scales = {
                 name: members * formulas.weight_scales(numel // members) if name in freed else 0

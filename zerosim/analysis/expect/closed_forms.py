@@ -122,11 +122,11 @@ def score_bytes(asked: Asked) -> Fraction:
     return Fraction(c.data.micro_batch * model.heads * model.seq**2 * _param_bytes(asked), c.mesh.tp)
 
 
-@quantity("bytes", "a causal mask of a microbatch, bs² of one byte")
+@quantity("bytes", "a causal mask of a microbatch, bs²/c of one byte")
 def mask_bytes(asked: Asked) -> int:
     if asked.config.model.is_masked:
         raise InputError(f"model {asked.config.model.name} is an encoder: its attention has no causal mask")
-    return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2
+    return asked.config.data.micro_batch * _with_blocks(asked).seq ** 2 // asked.config.mesh.cp
 
 
 @quantity("bytes", "token ids, attention mask and labels of a microbatch, 8 bytes each")

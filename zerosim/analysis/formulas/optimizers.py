@@ -16,6 +16,9 @@ UNIFORM = ("adam", "adamw", "radam", "adam-sage", "lion", "sophia", "adagrad", "
 FACTORED = ("adafactor", "adafactor-hf")
 """Of a matrix (r, c) they keep r + c numbers, which each rank with a part of it has all of (1804.04235, section 3)."""
 
+CODED = ("adam8bit", "adam8bit-torchao")
+"""Their states are codes of 8 bits, but for small tensors."""
+
 
 def state_bytes(
     optimizer: str,
@@ -31,7 +34,8 @@ def state_bytes(
     bytes.
 
     8-bit Adam has two codes of a byte and, for each 256 of them, two fp32 numbers, 2.03125 bytes a parameter; Adam's
-    numbers for tensors of fewer than 4096 elements, and for embeddings (bitsandbytes 0.50, optimizer.py, init_state).
+    fp32 numbers for tensors of fewer than 4096 elements, and for embeddings (bitsandbytes 0.50, optimizer.py,
+    init_state). torchao's keeps numbers for those few, and where 256 do not divide a tensor (0.18, optim/adam.py).
     Muon: one number for the matrices in blocks, AdamW's two for tables, the head and vectors.
     """
     held = prod(shape) if held is None else held
@@ -40,14 +44,17 @@ def state_bytes(
         return (averages + int(momentum != 0) * held) * each
     if optimizer == "muon" and len(shape) == 2 and in_block:
         return each * held
-    if optimizer == "adam8bit" and prod(shape) >= 4096 and not embedding:
-        return 2 * held + 2 * 4 * -(-held // 256)
+    if optimizer in CODED:
+        theirs = optimizer == "adam8bit-torchao"
+        if prod(shape) >= 4096 and not (prod(shape) % 256 if theirs else embedding):
+            return 2 * held + 2 * 4 * -(-held // 256)
+        return 2 * held * (each if theirs else max(each, 4))
     return num_moments(optimizer, momentum) * each * held
 
 
 def padding_bytes(optimizer: str, padding: int, each: int = 4, momentum: float = 0.0) -> int:
     """Return the bytes of states of `padding` elements at the end of a rank's slice."""
-    if optimizer == "adam8bit":
+    if optimizer in CODED:
         return 0  # codes and numbers are those of weights alone
     moments = int(momentum != 0) if optimizer in FACTORED else num_moments(optimizer, momentum)
     return moments * each * padding

@@ -14,6 +14,7 @@ for the others. Per microbatch:
       inputs kept whole   4 all-gathers; 6                    1        1            3 all-reduces
     recompute, Pa         1 all-gather more (1910.02054, 8)
     parts that run again  g once for attn_proj and op, unless branches are side by side; f once for the mlp
+    feed-forward in tiles f and g once more, of all tiles together
     pipeline              bsh for each microbatch, border and direction; bsh/t under sequence parallelism
 """
 
@@ -45,25 +46,35 @@ class RecomputedBoundaries(NamedTuple):
     g: Form
 
 
-def recomputed_boundaries(recompute: str, *, frozen: bool = False, side_by_side: bool = False) -> RecomputedBoundaries:
+def recomputed_boundaries(
+    recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False
+) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`. Nothing reads the sum after attention again where both branches stand `side_by_side`."""
+    `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
+    branches stand `side_by_side`."""
+    tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
-        return RecomputedBoundaries(2 * _r, 2 * _r)
+        return RecomputedBoundaries(2 * _r + tiles, 2 * _r + tiles)
     parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
     g = Form() if side_by_side else g
-    return RecomputedBoundaries(parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g)
+    again = parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g
+    return RecomputedBoundaries(again[0] + tiles, again[1] + tiles)
 
 
 def tensor_parallel(
-    recompute: str = "none", *, all_reduce: int = 2, frozen: bool = False, side_by_side: bool = False
+    recompute: str = "none",
+    *,
+    all_reduce: int = 2,
+    frozen: bool = False,
+    side_by_side: bool = False,
+    tiled: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
     `frozen`, f reduces only for maps whose input's gradient is wanted.
     """
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
     calls = 4 * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
@@ -89,6 +100,7 @@ def sequence_parallel(
     head_again: bool = True,
     frozen: bool = False,
     side_by_side: bool = False,
+    tiled: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
@@ -96,7 +108,7 @@ def sequence_parallel(
     block and 1 in the head, unless the loss computes the head's in forward (`head_again`).
     """
     twice = 0 if keep_gathered else 1
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
     each = ring(_t) * _w * _m * _bsh
     gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
     scatters = 4 * _l + again.g + _first + _last

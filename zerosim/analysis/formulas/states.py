@@ -72,11 +72,12 @@ def first_partitioned(kind: str) -> int:
 
 class Frozen(NamedTuple):
     """Parameters that are not trained: `each` bytes a parameter. Of those that are `quantized`, Q bytes in all, and
-    with `whole_scales` Q_s more on every rank."""
+    with `whole_scales` Q_s more on every rank. With `whole_trained` every rank holds all of the others."""
 
     each: int
     quantized: bool = False
     whole_scales: bool = False
+    whole_trained: bool = False
 
 
 def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = None) -> dict[str, Form]:
@@ -89,7 +90,13 @@ def model_states(stage: int, cost: BytesPerParameter, frozen: Frozen | None = No
     if frozen is not None:
         whole = {"param": frozen_params(cost, frozen), "grad": cost.grad * TRAINED, "optim": cost.optim * TRAINED}
     source = f"{ZERO_PAPER}, sections 3.1 and 5"
-    held = {kind: whole[kind] / (N if stage >= first_partitioned(kind) else 1) for kind in STATES}
+    uncut = dict.fromkeys(STATES, Form())
+    if frozen is not None and frozen.whole_trained:
+        uncut = {kind: getattr(cost, kind) * TRAINED for kind in STATES}
+    held = {
+        kind: (whole[kind] - uncut[kind]) / (N if stage >= first_partitioned(kind) else 1) + uncut[kind]
+        for kind in STATES
+    }
     if frozen is not None and frozen.whole_scales:
         held["param"] = held["param"] + SCALES
     return {kind: held[kind].by(source) for kind in STATES}

@@ -104,11 +104,14 @@ def gathered(schedule: Schedule) -> Form:
     return each * (elements - schedule.persistent * (2 * m - 1) * _P - schedule.kept * _U)
 
 
-def gathered_beside_frozen(schedule: Schedule, *, quantized: bool = False, wide: Fraction = Fraction(1)) -> Form:
+def gathered_beside_frozen(
+    schedule: Schedule, *, quantized: bool = False, wide: Fraction = Fraction(1), whole: bool = False
+) -> Form:
     """Return the same if Psi_t of Psi are trained: all of Psi for forward, and for backward B elements, those of units
     that it comes through and that are not gathered already (2106.09685; derived). `quantized`: of Psi, Psi_q parameters
     are Q bytes, which are gathered as they are (2305.14314; derived). Trained ones are `wide` times as wide as others,
-    and B and the letters of single buffers count them so."""
+    and B and the letters of single buffers count them so. `whole` ones lie on every rank."""
+    wide = Fraction(0) if whole else wide
     m, each = schedule.micro_batches, (ring(N) * _w).by(ZERO_VOLUME)
     second = m * (schedule.again * _M + schedule.tied * _VD)
     published = schedule.persistent * (1 - m) * _P

@@ -6,9 +6,12 @@ step. The block finds its largest magnitudes. Then the thread finds the nearest 
 
 from __future__ import annotations
 
+import cupy as cp
+
+from zerosim.backends.cuda.rules import elementwise
 from zerosim.backends.cuda.types import raw
 from zerosim.backends.cuda.update import ADAM, adam_numbers
-from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Coded
+from zerosim.backends.kernels import QUANT_BLOCK, AdamStep, Array, Coded, Rule, Storing
 from zerosim.backends.numpy.quantize import dynamic_map
 
 
@@ -68,8 +71,36 @@ __global__ void adam8bit(const G* grad, W* param, unsigned char* exp_avg, unsign
 """
 )
 
+ENCODE = (
+    ADAM_8BIT[: ADAM_8BIT.index("template <class G")]
+    + r"""
+template <class W> __global__ void encode_both(const W* m, const W* v, unsigned char* exp_avg,
+                                               unsigned char* exp_avg_sq, float* exp_avg_absmax,
+                                               float* exp_avg_sq_absmax, long long size) {
+    __shared__ W shared[32];
+    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const bool has = i < size;
+    encode(has ? m[i] : W(0), has, shared, signed_map, exp_avg[has ? i : 0], exp_avg_absmax[blockIdx.x]);
+    encode(has ? v[i] : W(0), has, shared, unsigned_map, exp_avg_sq[has ? i : 0], exp_avg_sq_absmax[blockIdx.x]);
+}
+"""
+)
 
-def adam8bit(param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+
+def adam8bit(
+    param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep,
+    stored: tuple[Rule, Storing] | None = None,
+) -> None:  # fmt: skip
+    if stored is not None:
+        states = (exp_avg, True), (exp_avg_sq, False)
+        m, v = (
+            cp.asarray(dynamic_map(signed))[state.codes] * cp.repeat(state.absmax, QUANT_BLOCK)[: param.size]
+            for state, signed in states
+        )
+        elementwise(stored[0], grad, param, m, v, storing=stored[1])
+        arrays = m, v, exp_avg.codes, exp_avg_sq.codes, exp_avg.absmax, exp_avg_sq.absmax
+        raw(ENCODE, "encode_both", (m.dtype,))((exp_avg.absmax.size,), (QUANT_BLOCK,), (*arrays, param.size))
+        return
     arrays = grad, param, exp_avg.codes, exp_avg_sq.codes, exp_avg.absmax, exp_avg_sq.absmax
     kernel = raw(ADAM_8BIT, "adam8bit", (grad.dtype, param.dtype))
     kernel((exp_avg.absmax.size,), (QUANT_BLOCK,), (*arrays, param.size, *adam_numbers(hyper)))

@@ -65,7 +65,7 @@ STORE = {
 def stored_source(kind: str, lines: str, states: int, numbers: int) -> str:
     """Return the source of the kernel for a rule with that number of states and numbers."""
     last = f"s{states - 1}", f"wide_of(state{states - 1}[i])"
-    arguments = [f", double n{i}" for i in range(numbers)] + [f", T* state{i}" for i in range(states)]
+    arguments = [f", double n{i}" for i in range(numbers)] + [f", O* state{i}" for i in range(states)]
     parts = {
         "ARGUMENTS": "".join(arguments),
         "DRAW": "const Words words = philox_words(key0, key1, block);" if kind == "stochastic" else "",
@@ -83,7 +83,7 @@ def stored_source(kind: str, lines: str, states: int, numbers: int) -> str:
     source = KERNEL
     for name, text in parts.items():
         source = source.replace(name, text)
-    return f"{PHILOX}template <class G, class T>{source}"
+    return f"{PHILOX}template <class G, class T, class O>{source}"
 
 
 def stored_step(
@@ -99,6 +99,6 @@ def stored_step(
     threads = -(-(first % DRAWN + size) // DRAWN)
     compensation = NULL if storing.compensation is None else storing.compensation
     source = stored_source(storing.kind, lines, len(states), len(numbers) - 1)
-    kernel = raw(source, "stored_rule", (grad.dtype, param.dtype))
+    kernel = raw(source, "stored_rule", (grad.dtype, param.dtype, (*states, param)[0].dtype))
     fixed = grad, param, compensation, storing.lost, *map(np.uint64, storing.key), first, size
     run_threads(kernel, threads, *fixed, *numbers, *states)

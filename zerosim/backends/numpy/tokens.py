@@ -81,7 +81,7 @@ def cross_entropy_backward(
     targets: Array,
     lse: Array,
     scale: float,
-    count: int,
+    count: float,
     dlogits: Array,
     first: int = 0,
     form: LogitForm = PLAIN,

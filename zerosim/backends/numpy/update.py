@@ -90,16 +90,22 @@ def adam(param: Array, grad: Array, exp_avg: Array, exp_avg_sq: Array, hyper: Ad
         p -= g
 
 
-def adam8bit(param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep) -> None:
+def adam8bit(
+    param: Array, grad: Array, exp_avg: Coded, exp_avg_sq: Coded, hyper: AdamStep,
+    stored: tuple[Rule, Storing] | None = None,
+) -> None:  # fmt: skip
     states = (*exp_avg, dynamic_map(True)), (*exp_avg_sq, dynamic_map(False))
     for start in range(0, param.size, BLOCKS * QUANT_BLOCK):
         here = slice(start, start + BLOCKS * QUANT_BLOCK)
         block = slice(start // QUANT_BLOCK, start // QUANT_BLOCK + BLOCKS)
         m, v = (
-            dequantize(codes[here], absmax[block], table).astype(param.dtype, copy=False)
+            dequantize(codes[here], absmax[block], table).astype(wide(param), copy=False)
             for codes, absmax, table in states
         )
-        adam(param[here], grad[here], m, v, hyper)
+        if stored is None:
+            adam(param[here], grad[here], m, v, hyper)
+        else:
+            stored_step(stored[0], grad[here], param[here], (m, v), stored[1].within(here))
         for moment, (codes, absmax, table) in zip((m, v), states, strict=True):
             codes[here], absmax[block] = quantize(moment, table)
 

@@ -20,6 +20,7 @@ from zerosim.config.parts import (
     context,
     data,
     delayed,
+    documents,
     gathering,
     grads,
     in_backward,
@@ -95,10 +96,13 @@ CAPABILITIES = (
     Capability(words=model.WORDS, lacking=model.LACKING),
     Capability(words=parallel.WORDS),
     Capability(words=precision.WORDS, lacking=precision.LACKING, settles=precision.settles),
+    Capability(lambda c: context.model_rules(c.mesh, c.context, c.model)),
     Capability(lambda c: memory.rules(c.memory, c.model, c.parallel, c.world), (), memory.WORDS, memory.LACKING),
     Capability(lambda c: tuning.rules(c.tuning, c.model), (), tuning.WORDS, tuning.LACKING, tuning.settles),
-    Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload)),
+    Capability(lambda c: tuning.whole_rules(c.tuning, c.precision, c.mesh, c.parallel, c.optim, c.offload)),
+    Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload, c.model)),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
+    Capability(lambda c: tiles.rules_of_rows(c.memory, c.gathering, c.model, c.tuning, c.parallel), (), tiles.WORDS),
     Capability(
         lambda c: context.rules(c.mesh, c.context, c.model, c.parallel, c.memory), (), context.WORDS,
         settles=context.settles,
@@ -140,6 +144,7 @@ CAPABILITIES = (
     Capability(lambda c: world.rules(c.world, c.mesh)),
     Capability(lambda c: second.rules(c.model, c.memory, c.data, c.optim, c.parallel, c.mesh, c.tuning)),
     Capability(lambda c: data.rules(c.data, c.model, c.optim)),
+    Capability(lambda c: documents.rules(c.data, c.model, c.memory, c.optim), (), documents.WORDS),
 )  # fmt: skip
 """The order is that of errors: of several things that are wrong, the first row's is reported. Exclusions are applied
 before any rule; a value that one sets aside no longer counts for the next. Some files have two rows."""

@@ -23,8 +23,12 @@ _FINITE = "the residual waits for later steps, so it must be finite and have one
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
-    """Take out a recipe's skipped steps where a residual is kept, and its clipping beside 1-bit Adam."""
+    """Take out a recipe's skipped steps where a residual is kept, its clipping beside 1-bit Adam, and its casts of
+    gradients that have no more bits."""
     name, found = draft.values.get("compress", "none"), dict[str, str]()
+    kept = draft.given.get("grad_dtype", "fp32")
+    if name in CASTS and dtype(kept).itemsize <= dtype(name).itemsize:
+        found |= draft.without("compress", f"not with grad_dtype {kept!r}: gradients are no wider")
     if name not in ("none", "int8", "int4", *CASTS):
         found |= draft.without("skip_nonfinite", f"not with compress {name!r}: {_FINITE}")
     if name == "onebit-adam":

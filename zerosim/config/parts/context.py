@@ -26,7 +26,7 @@ class ContextConfig(Part):
     context: str | None = option(
         None, "with --cp: keys and values go round (ring), ranks exchange tokens for heads (ulysses), all keys and "
         "values are gathered (allgather), or exchanged within a node and sent round across nodes (ulysses+ring)",
-        choices=HOW, shown="ring", after="cp", words="cp_comm_type context_parallel_rotate_method",
+        choices=HOW, shown="ring", after="cp",
     )  # fmt: skip
     context_order: str | None = option(
         None, "with --cp: each rank has an early and a late part of every row, so that all read as many keys (zigzag), "
@@ -71,6 +71,15 @@ def alike(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> bool:
     return cut.around == 1 or (cut.zigzag and not any(model.kind(number).window for number in layers))
 
 
+def model_rules(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> Iterator[InputError]:
+    """Yield options without a context, and models without causal attention; before what a context chooses is judged."""
+    for name in ("context", "context_order") if mesh.cp == 1 else ():
+        if (value := getattr(context, name)) is not None:
+            yield wrong(name, f" {value!r}: has no effect without cp; pass --cp 2 or more, or leave it out")
+    if mesh.cp > 1 and (not model.has_blocks or model.is_masked or model.is_second):
+        yield wrong("cp", f" {mesh.cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
+
+
 def rules(
     mesh: MeshConfig,
     context: ContextConfig,
@@ -81,12 +90,6 @@ def rules(
     """Yield what a context cannot divide."""
     cp, how = mesh.cp, context.how
     if cp == 1:
-        for name in ("context", "context_order"):
-            if (value := getattr(context, name)) is not None:
-                yield wrong(name, f" {value!r}: has no effect without cp; pass --cp 2 or more, or leave it out")
-        return
-    if not model.has_blocks or model.is_masked or model.is_second:
-        yield wrong("cp", f" {cp}: model {model.family} has no causal attention over one row; choose gpt or llama")
         return
     if how == "ulysses" and context.context_order == "zigzag":
         yield wrong("context_order", " 'zigzag': ulysses gives every rank all tokens of its heads; leave it out")
@@ -131,6 +134,9 @@ def settles(draft: Draft) -> Mapping[str, str]:
 
 
 WORDS = (
-    ("ulysses_sequence_parallel_size sp_ulysses_degree", "--cp C --context ulysses"),
-    ("ring_attention* ring_attn*", "--cp C --context ring"),
+    ("*sequence_parallel_size sp_size *_sp_size sp_ulysses_degree ulysses_degree", "--cp C --context ulysses"),
+    ("ring_attention* ring_attn* ring_degree sp_ring_degree", "--cp C --context ring"),
+    ("cp_comm_type", "--context ring for p2p, ulysses for a2a, ulysses+ring for a2a+p2p, or allgather"),
+    ("*context_parallel_rotate_method", "--context allgather, or ring for alltoall"),
+    ("*context_parallel_load_balancer", "--context-order zigzag for headtail, or contiguous"),
 )

@@ -10,6 +10,7 @@ from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.optim import OptimConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError, wrong
+from zerosim.placement.documents import Packing, packing_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,11 @@ class DataConfig(Part):
         None, "tokens to train on: an int64 array 'tokens' of shape (steps, global batch, seq + 1)", metavar="IN.npz",
         shown="from --data",
     )  # fmt: skip
+    documents: str | None = option(
+        None, "several documents in a row, N tokens each or each up to a token ID: attention stays within each, and no "
+        "document's first token is predicted. The loss is the mean over all other labels of the global batch",
+        metavar="N|eod:ID", shown="a row is one document",
+    )  # fmt: skip
     weights: str | None = option(
         None, "full parameters to start from, by name; or a released model's: a folder with its safetensors, or such a "
         "file", metavar="IN.npz|DIR", shown="drawn from --seed",
@@ -48,6 +54,8 @@ class DataConfig(Part):
     sample_tokens: int = option(200, "number of tokens that continue --sample", low=1, high=100_000, metavar="COUNT")
 
     def _check(self) -> None:
+        if self.documents is not None and self.packing is None:
+            raise wrong("documents", f" {self.documents!r}: expected N, at least 2 tokens each, or eod:ID")
         if self.tokenizer is not None and self.tokens is not None and self.sample is None:
             why = "tokens are numbers already; leave it out, or pass data or a sample"
             raise wrong("tokenizer", f" {self.tokenizer!r}: {why}")
@@ -57,6 +65,11 @@ class DataConfig(Part):
             (self.sample or "").encode()
         except UnicodeEncodeError:
             raise wrong("sample", f" {self.sample!r}: expected text in UTF-8") from None
+
+    @property
+    def packing(self) -> Packing | None:
+        """How documents lie in a row; None: a row is one document."""
+        return None if self.documents is None else packing_of(self.documents)
 
 
 def rules(data: DataConfig, model: ModelConfig, optim: OptimConfig) -> Iterator[InputError]:

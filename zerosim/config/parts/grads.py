@@ -38,6 +38,10 @@ class GradMemory(Part):
         "and reduces them in the last microbatch (FSDP2's set_requires_gradient_sync(False))", flat="grad_sync",
         also=("--sync",), stages=(2, 3), after="own_grads_only",
     )  # fmt: skip
+    sum_computed: bool = option(
+        False, "with --no-grad-sync: add microbatches in the dtype in which backward computes gradients, whatever they "
+        "are reduced in (FSDP1)", flat="sum_computed_grads", stages=(2, 3), follows=OF_RECIPE, after="grad_sync",
+    )  # fmt: skip
     buckets: str = option(
         "none", "stage 0: reduce gradients in place (none), reduce in permanent buckets and copy back (copies), or let "
         "gradients live in such buckets (views; DDP's gradient_as_bucket_view)", flat="grad_buckets",

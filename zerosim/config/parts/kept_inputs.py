@@ -42,6 +42,11 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
             "partition_activations",
             ": without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out",
         )
+    if memory.use_cache:
+        if not (memory.loss.startswith("hf-") and memory.loss.endswith("-kept")):
+            yield wrong("use_cache", f": with loss {memory.loss!r} nobody keeps them; choose loss hf-5-kept")
+        if memory.again.every or memory.repeat_kv or mesh.tp * mesh.pp > 1:
+            yield wrong("use_cache", ": leave out recompute of blocks, repeat_kv, tp and pp, or leave it out")
     if memory.use_reentrant:
         if memory.cpu_checkpointing:
             yield wrong("use_reentrant", ": inputs that wait on the host are no leaves; leave one of them out")
@@ -50,11 +55,12 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
-    """Take out a recipe's reentrant checkpoints where nothing is frozen or recomputed. Raises: InputError."""
+    """Take out a recipe's reentrant checkpoints where nothing is recomputed, or frozen or prefetched. Raises:
+    InputError."""
     if not draft.values.get("use_reentrant"):
         return {}
     why = ""
-    if not draft.values.get("lora_rank") and draft.values.get("freeze") is None:
+    if not (draft.values.get("lora_rank") or draft.values.get("prefetch")) and draft.values.get("freeze") is None:
         why = "trained blocks keep no more than their inputs; choose a lora_rank, or leave it out"
     elif not read_recompute(draft.values.get("recompute", "none")).every:
         why = "no blocks are recomputed; pass --recompute full too, or leave it out"

@@ -20,6 +20,7 @@ LOSSES = (
     *("in-place", "lean", "megatron", "megatron-fused", "megatron-compiled"),
     *("torch", "torch-kept", "torch-fp32-kept", "torch-half", "torch-half-kept"),
     *("hf-4.45", "hf-4.45-kept", "hf-4.48", "hf-4.48-kept", "hf-5", "hf-5-kept"),
+    *("hf-half", "hf-half-autocast", "unsloth-half", "unsloth-half-autocast"),
     *("unsloth-4.45", "unsloth-4.48", "torchtune", "litgpt"),
     *("chunked", "liger", "liger-fp32", "liger-foak"),
 )
@@ -44,7 +45,8 @@ class MemoryConfig(Part):
     )  # fmt: skip
     use_reentrant: bool = option(
         False, "with --recompute full: a frozen block keeps its input and that input's gradient until backward ends, "
-        "as under FSDP1 with reentrant checkpoints", stages=(2, 3), follows=OF_RECIPE,
+        "as under FSDP1 with reentrant checkpoints, and the loss's backward prefetches no block", stages=(2, 3),
+        follows=OF_RECIPE,
     )  # fmt: skip
     partition_activations: bool = option(
         False, "with --tp and --recompute full: divide the checkpointed input of a block among the ranks of tp "
@@ -69,8 +71,8 @@ class MemoryConfig(Part):
     )  # fmt: skip
     saves: str = option(
         "lean", "tensors saved for backward: what zerosim's own kernels need, Megatron's, transformers' own modules "
-        "(eager) or Liger's. foak is fms-acceleration: fused norms beside transformers' own gate",
-        choices=("lean", "megatron", "eager", "liger", "foak"),
+        "(eager) or Liger's. foak is fms-acceleration: fused norms beside transformers' own gate. litgpt has one "
+        "adapter of q, k and v", choices=("lean", "megatron", "eager", "liger", "foak", "litgpt"),
     )  # fmt: skip
     attention: str = option(
         "eager", "eager attention stores the scores (B, H, T, T); flash attention never does",
@@ -80,15 +82,32 @@ class MemoryConfig(Part):
         False, "repeat keys and values to all heads of queries before attention, which saves the copies: transformers' "
         "SDPA to 4.48, and Mistral's flash attention in 4.45",
     )  # fmt: skip
+    return_kv: bool = option(
+        False, "with --recompute full: blocks return their keys and values, which live until the loss is computed, "
+        "with all of a fused map's result: transformers' gpt_bigcode in 4.48, whose use_cache stays on",
+    )  # fmt: skip
+    use_cache: bool = option(
+        False, "the model returns keys and values of all blocks, as transformers' models do without checkpointing. The "
+        "caller keeps them with the logits until the next forward returns; with a loss such as hf-5-kept",
+    )  # fmt: skip
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
         "Megatron's does without a fused kernel", also=("--attention-softmax-in-fp32",), follows=OF_RECIPE,
     )  # fmt: skip
     loss: str = option(
         "lean", "copies that the loss makes of its logits: none (in-place), as in zerosim (lean), Megatron, PyTorch, "
-        "transformers (hf-VERSION), unsloth, torchtune or litgpt, or logits for some tokens at a time (chunked, "
-        "liger)", choices=LOSSES, follows=OF_RECIPE,
+        "transformers (hf-VERSION; hf-half for models that cast no logits), unsloth, torchtune or litgpt, or logits "
+        "for some tokens at a time (chunked, liger)", choices=LOSSES, follows=OF_RECIPE,
         switches={"cross_entropy_loss_fusion": "megatron-fused"},
+    )  # fmt: skip
+    loss_tile: int = option(
+        0, "with --loss chunked: logits for TOKENS at a time, however long the sequence; 0: for an eighth of all "
+        "tokens (torchtune)", low=0, high=1 << 30, metavar="TOKENS",
+    )  # fmt: skip
+    mlp_tile: int = option(
+        0, "compute the feed-forward of a block for TOKENS at a time, and recompute it tile by tile in backward "
+        "(ALST's TiledMLP, whose tile is as many tokens as the model is wide); 0: for all at once", low=0, high=1 << 30,
+        metavar="TOKENS",
     )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
@@ -132,6 +151,8 @@ def rules(
             yield wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
     if memory.repeat_kv and not (model.has_blocks and model.kv_heads < model.heads):
         yield wrong("repeat_kv", ": the model has as many heads of keys and values as of queries; leave it out")
+    if memory.return_kv and not (model.has_blocks and memory.again.every):
+        yield wrong("return_kv", ": no blocks are recomputed, so they keep keys and values anyway; leave it out")
     for name in ("stash_window", "offload_activations"):
         if (value := getattr(memory, name)) and world.backend == "cuda":
             yield wrong(
@@ -147,11 +168,11 @@ def rules(
             f"full:{model.layers}",
         )
     is_rms = model.has_blocks and model.decoder.block.norm.startswith("rms")
-    if memory.saves == "eager" and is_rms and "attn_proj" in again.parts and "layernorm" not in again.parts:
+    if memory.saves in ("eager", "litgpt") and is_rms and "attn_proj" in again.parts and "layernorm" not in again.parts:
         yield wrong(
             "saves",
-            f" 'eager': its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees nothing by "
-            "attn_proj; leave attn_proj out, or add layernorm",
+            f" {memory.saves!r}: its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees "
+            "nothing by attn_proj; leave attn_proj out, or add layernorm",
         )
     if parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
         yield wrong(
@@ -163,6 +184,8 @@ def rules(
         yield wrong(
             "loss", f" {memory.loss!r}: model {model.family} has no separate head; choose in-place, or leave it out"
         )
+    if memory.loss_tile and memory.loss != "chunked":
+        yield wrong("loss_tile", f" {memory.loss_tile}: loss {memory.loss} has no tiles; pass --loss chunked too")
 
 
 WORDS = (
@@ -179,6 +202,7 @@ WORDS = (
         "--attention flash or eager; the clock's kernel is --flash-kernel",
     ),
     ("use_liger_kernel enable_liger_kernel liger_*", "--loss liger, with --kernels fused for the clock"),
+    ("num_output_chunks chunked_cross_entropy*", "--loss chunked, with --loss-tile TOKENS for other than 8 chunks"),
     ("use_unsloth", "--loss chunked, with --kernels fused for the clock"),
     ("no_masked_softmax_fusion", "--fp32-softmax, with --attention eager"),
 )

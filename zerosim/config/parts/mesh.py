@@ -97,6 +97,10 @@ class MeshConfig(Part):
         """The number of ranks that divide the model states: the formulas' N."""
         return self.axes.shards
 
+    def local(self, rank: int) -> int:
+        """Return a rank's number on its node; without a number of ranks per node there is one."""
+        return rank % (self.ranks_per_node or self.ranks)
+
 
 @lru_cache(maxsize=1024)
 def _axes_of(mesh: MeshConfig) -> Mesh:

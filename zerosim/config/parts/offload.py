@@ -64,9 +64,13 @@ class OffloadConfig(Part):
         False, "pin the host's masters, gradients and parameters. PyTorch rounds each pinned request up to a power of "
         "two: DeepSpeed's is a rank's whole slice, FSDP2's that of a unit"
     )  # fmt: skip
-    host_load: bool = option(
-        False, "with --offload: each process loads its weights in fp32 into host memory before its device has them, as "
-        "from_pretrained does without zero.Init. Otherwise loading takes no memory here"
+    host_load: str = option(
+        "none", "which processes load the weights in fp32 into host memory before their device has them: every one, as "
+        "from_pretrained does without zero.Init, or rank 0 of each node (--ranks-per-node) alone, as with accelerate's "
+        "cpu_ram_efficient_loading. device: every one, and at stage 3 the device holds all of them before it keeps a "
+        "shard (DeepSpeed without zero.Init). none: loading takes no memory here",
+        choices=("none", "every", "first", "device"),
+        switches={"fsdp_cpu_ram_efficient_loading": "first", "cpu_ram_efficient_loading": "first"},
     )  # fmt: skip
     nvme: str | None = option(
         None, "an existing folder on the drive. A run makes its own folder inside and removes it at the "
@@ -76,6 +80,10 @@ class OffloadConfig(Part):
         None, "the host memory of a node, which its ranks share; exceeding it ends the run",
         low=1, high=MOST_BYTES, metavar="SIZE", shown="no limit", parse=parse_bytes,
     )  # fmt: skip
+
+    def loads(self, local: int) -> bool:
+        """Return whether the process of the node's rank `local` loads the weights itself."""
+        return self.host_load in ("every", "device") or (self.host_load == "first" and local == 0)
 
     def _check(self) -> None:
         if self.nvme == "":
@@ -156,13 +164,13 @@ def rules(
         )
     if offload.policy == FSDP2 and grads.lasts:
         yield wrong("persistent_grads", f": with offload_policy {FSDP2!r} each gradient's copy is a buffer of its own")
-    for name, asks in (("pin_memory", offload.pin_memory), ("host_load", offload.host_load)):
-        if asks and not offload.is_on:
-            yield wrong(name, ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
+    if offload.pin_memory and not offload.is_on:
+        yield wrong("pin_memory", ": no model state lies on the host; pass --offload optimizer=host, or leave it out")
+    stage = parallel.zero_stage
+    if offload.host_load == "device" and stage < 3:
+        yield wrong("host_load", f" 'device': stage {stage} holds whole parameters in any case; choose every")
     if not offload.is_on:
         return
-
-    stage = parallel.zero_stage
 
     def refuse(why: str) -> InputError:
         return wrong("offload", f" {offload.where!r}: {why}")

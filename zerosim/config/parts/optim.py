@@ -121,10 +121,8 @@ def rules(
         yield wrong("tp", f" {tp}: {name} needs whole matrices, which tensor parallelism cuts; choose tp 1")
     if OPTIMIZERS[name].estimates_every and tp > 1:
         yield wrong("tp", f" {tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
-    if precision.is_pure and cut != "elements":
-        yield wrong(
-            "precision", f" {PURE!r}: only for element-wise optimizers, and {name} needs fp32 masters; choose bf16"
-        )
+    if precision.is_pure and cut not in ("elements", "blocks"):
+        yield wrong("precision", f" {PURE!r}: {name} needs fp32 masters here; choose bf16, or adamw, lion or adam8bit")
 
 
 EXCLUSIONS = (Exclusion("for_loop", "foreach", "PyTorch has one implementation of a step"),)
@@ -132,7 +130,8 @@ WORDS = (
     ("num_train_epochs epochs train_samples", "--steps S"),
     (
         "optim optimizer.name optimizer.type",
-        "--optimizer adamw for adamw_torch, adam8bit for adamw_bnb_8bit, adafactor-hf for adafactor; with "
+        "--optimizer adamw for adamw_torch, adam8bit for adamw_bnb_8bit, adam8bit-torchao for "
+        "adamw_torch_8bit, adafactor-hf for adafactor; with "
         "--paged-states for paged_adamw_32bit and paged_adamw_8bit; sgd with --optimizer-in-backward for lomo",
     ),
     ("optimizer.implementation", "--foreach, --for-loop or --no-foreach; fused is --no-foreach"),

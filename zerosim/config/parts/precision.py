@@ -92,7 +92,7 @@ WORDS = (
     (
         "bf16 bf16.enabled bfloat16",
         "--precision bf16, the default: bf16 parameters and fp32 masters. The Trainer's autocast over fp32 "
-        "parameters, its bf16 without DeepSpeed and FSDP, is not modelled",
+        "parameters, its bf16 without DeepSpeed and FSDP, is --precision fp32 --autocast bf16",
     ),
     ("fp16 fp16.enabled", "--precision fp16: fp16 parameters, fp32 masters and a loss scale. Autocast is not modelled"),
     (

@@ -66,7 +66,6 @@ def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) ->
 
 WORDS = (
     ("parallelism.tensor_parallel_degree", "--tp T --sequence-parallel"),
-    ("*sequence_parallel_size", "--sequence-parallel, over the ranks of --tp"),
     ("make_vocab_size_divisible_by", "--pad-vocab, with --tp: to a multiple of 128 T"),
 )
 

@@ -1,13 +1,15 @@
-"""Tiles of linear maps: an option of `gathering.py`."""
+"""Tiles of linear maps, an option of `gathering.py`, and of the feed-forward over tokens, one of `memory.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from zerosim.config.parts.gathering import Gathering
+from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.optim import OptimConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.tuning import TuningConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.errors import InputError, wrong
@@ -40,3 +42,29 @@ def rules(
     for name, width in (("hidden", model.hidden), *inner, ("keys and values", narrow), ("ffn", model.ffn)):
         if width % tiles:
             yield refuse(f"{name} {width} does not divide into {tiles} tiles; choose a divisor of {width}")
+
+
+def rules_of_rows(
+    memory: MemoryConfig, gathering: Gathering, model: ModelConfig, tuning: TuningConfig, parallel: ParallelConfig
+) -> Iterator[InputError]:
+    """Yield what a feed-forward in tiles of tokens does not go with."""
+    if not memory.mlp_tile:
+        return
+
+    def refuse(why: str) -> InputError:
+        return wrong("mlp_tile", f" {memory.mlp_tile}: {why}")
+
+    if not model.has_blocks or model.is_second:
+        yield refuse(f"model {model.family} has no decoder alone whose blocks have tiles; leave it out")
+        return
+    if gathering.by_module:
+        yield refuse("a module would be gathered for each tile; choose gather unit")
+    if tuning.is_on:
+        yield refuse("LoRA and frozen weights need all tokens at once; leave it out")
+    if again := memory.again.parts & {"fc1", "mlp_act"}:
+        yield refuse(f"a tile recomputes {' and '.join(sorted(again))} already; choose another recompute")
+    if parallel.pipeline is not None and parallel.pipeline.startswith("zb"):
+        yield refuse(f"{parallel.pipeline} would store every tile until its weights' gradients; choose 1f1b")
+
+
+WORDS = (("tiled_mlp*", "--mlp-tile TOKENS, such as the model's width"),)

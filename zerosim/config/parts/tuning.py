@@ -18,9 +18,13 @@ from zerosim.config.parts.grads import GradMemory
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.offload import OffloadConfig
+from zerosim.config.parts.optim import OptimConfig
+from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.precision import PrecisionConfig
+from zerosim.config.presets.optimizers import OPTIMIZERS
 from zerosim.dtypes import dtype
 from zerosim.errors import InputError, wrong
+from zerosim.placement.block import Block
 from zerosim.placement.formats import WEIGHTS, Format
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.spec import FlatSpec, WeightSpec
@@ -28,6 +32,7 @@ from zerosim.placement.spec import FlatSpec, WeightSpec
 ADAPTERS = ("lora_A", "lora_B")
 """The last parts but one of an adapter's two parameters, as PEFT names them."""
 ALL_LINEAR = "all-linear"
+NOT_CUT = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +65,9 @@ class TuningConfig(Part):
         shown="the parameters', with one shared input", switches={"autocast_adapter_dtype": "fp32"},
     )  # fmt: skip
     autocast: str | None = option(
-        None, "adapters run under torch.autocast of this dtype (bf16=True of transformers' Trainer): fp32 adapters are "
-        "cast for each product, and their inputs are kept in this dtype", choices=("bf16", "fp16"), shown="off",
+        None, "linear maps run under torch.autocast of this dtype (bf16=True of transformers' Trainer). fp32 adapters, "
+        "or with --precision fp32 all weights, are cast for each product, and inputs are kept in this dtype",
+        choices=("bf16", "fp16"), shown="off",
     )  # fmt: skip
     fused_lora: bool = option(
         False, "adapters of maps with one input are one op, as in unsloth and fms-acceleration: it keeps the input and "
@@ -69,8 +75,8 @@ class TuningConfig(Part):
     )  # fmt: skip
     adapter_shards: str = option(
         "unit", "the buffer that is cut and gathered: a unit's adapters together, each of their tensors (FSDP1's "
-        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2)",
-        choices=("unit", "tensor", "rows"), stages=(1, 2, 3), follows=OF_RECIPE,
+        "units), or each of them cut along dimension 0 and padded to a row on every rank (FSDP2). whole: none is cut "
+        "(FSDP1's ignored_modules)", choices=("unit", "tensor", "rows", "whole"), stages=(1, 2, 3), follows=OF_RECIPE,
     )  # fmt: skip
     prepare_kbit: bool = option(
         False, "store norms in fp32 beside a 4-bit base, as PEFT's prepare_model_for_kbit_training does: activations "
@@ -104,7 +110,7 @@ class TuningConfig(Part):
             return
         if self.adapter_shards != "unit":
             raise wrong("adapter_shards", f" {self.adapter_shards!r}: there are no adapters; choose a lora_rank")
-        for name in ("lora_alpha", "lora_target", "adapter_dtype", "autocast", "adapters"):
+        for name in ("lora_alpha", "lora_target", "adapter_dtype", "adapters"):
             if (value := getattr(self, name)) is not None:
                 raise wrong(name, f" {value!r}: no adapters without a lora_rank; choose one, or leave it out")
         if self.lora_dropout:
@@ -112,6 +118,11 @@ class TuningConfig(Part):
         for name in ("fused_lora", "prepare_kbit", "bnb_saves_input"):
             if getattr(self, name):
                 raise wrong(name, ": there are no adapters; choose a lora_rank")
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether autocast casts all weights of linear maps: there are no adapters."""
+        return self.autocast is not None and not self.lora_rank
 
     @property
     def is_on(self) -> bool:
@@ -172,8 +183,15 @@ def format_of(tuning: TuningConfig, kind: str) -> Format | None:
     return stored._replace(apart=1 + stored.zeros) if stored is not None and tuning.whole_scales else stored
 
 
+def are_whole(tuning: TuningConfig) -> bool:
+    """Return whether every rank holds adapters whole, with their gradients and states."""
+    return tuning.lora_rank > 0 and tuning.adapter_shards == "whole"
+
+
 def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
-    """Return the elements of a row of a buffer that is cut between rows; 0 for other buffers."""
+    """Return the elements of a row of a buffer that is cut between rows; NOT_CUT, or 0 for other buffers."""
+    if are_whole(tuning):
+        return NOT_CUT
     if tuning.adapter_shards != "rows" or flat.block > 1 or not is_adapter(flat.weights[0].name):
         return 0
     return math.prod(flat.weights[0].shape[1:])
@@ -182,6 +200,14 @@ def row_of(tuning: TuningConfig, flat: FlatSpec) -> int:
 def stored_fp32(tuning: TuningConfig, weights: Sequence[WeightSpec]) -> bool:
     """Return whether a buffer of these weights is frozen and stored in fp32: norms, with `prepare_kbit`."""
     return tuning.prepare_kbit and all(len(weight.shape) == 1 for weight in weights)
+
+
+def widens_norms(tuning: TuningConfig, block: Block) -> bool:
+    """Return whether norms give fp32, and so activations between blocks are fp32: bitsandbytes' maps return the dtype
+    of their input. `prepare_kbit` stores norms so; autocast computes torch's layer norm so, but no RMS norm, which is
+    several ops."""
+    is_4bit = tuning.autocast is not None and tuning.base == "nf4" and not tuning.fused_lora
+    return tuning.prepare_kbit or (is_4bit and block.norm == "layer" and not block.parallel and not block.norms_sum)
 
 
 def trained_dtype(tuning: TuningConfig, stored: str) -> str:
@@ -206,6 +232,8 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
         yield wrong("lora_rank", f" {tuning.lora_rank}: model {model.family} has no blocks; choose model gpt or llama")
     if tuning.lora_rank > model.hidden:
         yield wrong("lora_rank", f" {tuning.lora_rank}: more than hidden {model.hidden}; choose a smaller rank")
+    if tuning.casts_weights and (not model.has_blocks or model.decoder.second is not None):
+        yield wrong("autocast", f" {tuning.autocast!r}: model {model.family} is no stack of blocks alone; leave it out")
     if tuning.prepare_kbit and model.has_blocks:
         row = model.decoder
         if row.second is not None or row.block.parallel or not row.block.norm.startswith("rms"):
@@ -223,13 +251,22 @@ def rules(tuning: TuningConfig, model: ModelConfig) -> Iterator[InputError]:
 
 def dtype_rules(
     tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, gathering: Gathering, grads: GradMemory,
-    offload: OffloadConfig,
+    offload: OffloadConfig, model: ModelConfig,
 ) -> Iterator[InputError]:  # fmt: skip
     """Yield what is wrong with adapters in a dtype of their own."""
     name, stored = tuning.adapter_dtype, precision.stored
-    if tuning.autocast is not None and not tuning.is_wide:
+    if tuning.casts_weights:
+        for beside, is_there in (("precision", stored != "fp32"), ("tp", mesh.tp > 1), ("pp", mesh.pp > 1)):
+            if is_there:
+                right = "choose precision fp32" if beside == "precision" else f"leave out {beside}"
+                yield wrong(
+                    "autocast",
+                    f" {tuning.autocast!r}: without adapters it casts whole fp32 weights; {right}",
+                    beside=beside,
+                )
+    elif tuning.autocast is not None and not tuning.is_wide:
         yield wrong("autocast", f" {tuning.autocast!r}: only fp32 adapters are cast; add adapter_dtype fp32")
-    if tuning.autocast not in (None, stored):
+    elif tuning.autocast not in (None, stored):
         yield wrong("autocast", f" {tuning.autocast!r}: the base is {stored}; choose {stored}", beside="precision")
     if tuning.prepare_kbit and not (tuning.base and tuning.autocast):
         yield wrong("prepare_kbit", ": it is for 4-bit maps under autocast; add base nf4 and autocast bf16")
@@ -238,6 +275,9 @@ def dtype_rules(
     if tuning.prepare_kbit and (tuning.fused_lora or mesh.pp > 1):
         other = "fused_lora" if tuning.fused_lora else "pp"
         yield wrong("prepare_kbit", f": activations between blocks would be fp32; leave out {other}", beside=other)
+    elif mesh.pp > 1 and model.has_blocks and widens_norms(tuning, model.decoder.block):
+        why = "activations between blocks would be fp32; leave out pp"
+        yield wrong("autocast", f" {tuning.autocast!r}: {why}", beside="pp")
     if name is None:
         if tuning.fused_lora:
             yield wrong("fused_lora", ": its kernels are for PEFT's adapters; add adapter_dtype fp32 or bf16")
@@ -260,6 +300,24 @@ def dtype_rules(
         yield refused("cast_shards keeps fp32 shards already, and computes in the base's dtype; leave one of them out")
     if tuning.is_wide and grads.upcast:
         yield refused("upcast_grads is DeepSpeed's, which casts adapters to the base's dtype; leave one of them out")
+
+
+def whole_rules(
+    tuning: TuningConfig, precision: PrecisionConfig, mesh: MeshConfig, parallel: ParallelConfig,
+    optim: OptimConfig, offload: OffloadConfig,
+) -> Iterator[InputError]:  # fmt: skip
+    """Yield what adapters that are whole on every rank do not have."""
+    if not are_whole(tuning):
+        return
+    if (
+        (parallel.recipe, parallel.zero_stage) != ("fsdp1", 3)
+        or tuning.adapter_dtype is None
+        or not (tuning.is_wide or precision.is_pure)
+    ):
+        why = "only FSDP1 leaves modules alone, here adapters without masters: choose recipe fsdp1 at stage 3 and "
+        yield wrong("adapter_shards", f" 'whole': {why}adapter_dtype fp32, or bf16 with precision bf16-pure")
+    elif mesh.tp * mesh.pp * mesh.dp_replicate > 1 or offload.is_on or OPTIMIZERS[optim.optimizer].cut == "sums":
+        yield wrong("adapter_shards", " 'whole': leave out tp, pp, dp_replicate, offload and adafactor")
 
 
 def settles(draft: Draft) -> Mapping[str, str]:
@@ -289,6 +347,7 @@ WORDS = (
     ("qlora", "--lora-rank R --base nf4"),
     ("lora use_lora use_peft adapter finetuning_type", "--lora-rank R for LoRA, with --base nf4 for QLoRA"),
     ("quantization quantization_* bnb_4bit_* double_quantization", "--base nf4 for 4 bits, with --lora-rank R"),
+    ("use_rslora", "--lora-alpha, times the root of --lora-rank: rsLoRA changes the scale alone"),
     ("lora_target_linear", "--lora-target all-linear"),
     ("freeze_* unfrozen_parameters", "--freeze PATTERN,..., where !PATTERN is trained"),
 )
@@ -296,7 +355,9 @@ WORDS = (
 
 LACKING = (
     (
-        "peft* use_dora use_galore use_apollo use_badam",
+        "peft* *dora use_galore *pissa loftq* init_lora_weights use_apollo use_badam adalora* adaption_prompt* boft* "
+        "bone* c3a* fourierft* hra* ia3* ln_tuning* loha* lokr* miss* oft* p_tuning* prefix_tuning* prompt_tuning* "
+        "randlora* road* shira* trainable_tokens* vblora* vera* waveft* xlora*",
         "PEFT's other methods",
         "--lora-rank trains adapters, and --base nf4 keeps the frozen base in 4 bits",
     ),

@@ -33,7 +33,7 @@ FOREACH = "foreach"
 _OF_TORCH = ("torch", "torch-half", "hf-4.45", "hf-4.48", "hf-5")
 LOSSES: Mapping[str, str] = MappingProxyType(
     {f"{name}{kept}": "torch" for name in _OF_TORCH for kept in ("", "-kept")}
-    | dict.fromkeys(("torch-fp32-kept", "torchtune", "litgpt"), "torch")
+    | dict.fromkeys(("torch-fp32-kept", "hf-half", "hf-half-autocast", "torchtune", "litgpt"), "torch")
     | {"megatron": "megatron"}
 )
 """The operator table of each `--loss`, where its kernels are not those that the program records."""

@@ -56,6 +56,9 @@ OPTIMIZERS: Mapping[str, OptimizerPreset] = MappingProxyType(
         "adam8bit": OptimizerPreset(
             "8-bit Adam", cut="blocks", block=DYNAMIC8.block, note="bitsandbytes', with such a rate"
         ),
+        "adam8bit-torchao": OptimizerPreset(
+            "8-bit Adam (torchao)", cut="blocks", block=DYNAMIC8.block, note="torchao's, with such a rate"
+        ),
         "radam": OptimizerPreset("RAdam"),
         "adam-sage": OptimizerPreset("Adam with SAGE", eps=1e-6, note="the authors' code"),
         "lion": OptimizerPreset("Lion", lr=1e-4, betas=(0.9, 0.99), eps=None, note="2302.06675"),

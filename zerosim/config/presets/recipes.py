@@ -14,6 +14,7 @@ from typing import Any
 from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp1", "fsdp2", "megatron")
+PYTORCHS = ("ddp", "fsdp1", "fsdp2")
 USUAL = "usual"
 """In place of a name: the recipe that people run at this ZeRO stage (`usual_recipe`)."""
 
@@ -79,8 +80,9 @@ def recipes() -> tuple[Recipe, ...]:
             "finalize_bucket_dense), nn/parallel/distributed.py (bucket_cap_mb 25), optim/adam.py (_multi_tensor_adam)",
             "In PyTorch the first step has one bucket with everything, so nothing overlaps there. From the second step "
             "on the first bucket has 1 MiB, and a bucket ends with a tensor. In zerosim one call moves at "
-            "most 25 MiB in every step. Autocast, which keeps fp32 parameters and casts them for each product, is not "
-            "modelled: half types have fp32 masters, as with apex O2 or ZeRO's own baseline.",
+            "most 25 MiB in every step. Half types have fp32 masters, as with apex O2 or ZeRO's own "
+            "baseline. Autocast, which keeps fp32 parameters and casts them for each product, is "
+            "--precision fp32 --autocast bf16.",
             (0,),
             (0,),
         ),
@@ -147,7 +149,8 @@ def recipes() -> tuple[Recipe, ...]:
             "An adapter's tensors are gathered with their block, not each at its own turn. The root's units are "
             "gathered and reduced one by one. A unit with frozen and trained parameters has a buffer of each; "
             "FSDP1 has one for both, so that some ranks hold no states and the reduce-scatter carries frozen elements. "
-            "accelerate reduces only the last microbatch (no_sync: --no-grad-sync, which adds in 2 bytes). In stage 2 "
+            "accelerate reduces only the last microbatch (no_sync: --no-grad-sync, which adds in 2 bytes, whatever "
+            "reduce_dtype says). In stage 2 "
             "(SHARD_GRAD_OP) the 2-byte parameters stay between steps.",
             (2, 3),
             (2, 3),
@@ -207,7 +210,7 @@ def find_recipe(name: str, usual: str = NAMES[0]) -> Recipe:
     for recipe in recipes():
         if recipe.name == (usual if wanted == USUAL else wanted):
             return recipe
-    hint = did_you_mean(wanted, (*NAMES, USUAL), f"expected one of {', '.join((*NAMES, USUAL))}", quote=str)
+    hint = did_you_mean(wanted, (*NAMES, USUAL), f"expected one of {', '.join((*NAMES, USUAL))}", most=2, quote=str)
     raise wrong("recipe", f" {name!r} is not known; {hint}")
 
 
@@ -261,7 +264,7 @@ _FSDP2 = (
     | {"keep_last_output": True, "whole_scales": True, "adapter_shards": "rows"},
 )
 _FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
-_KEPT = {**_EACH, "keep_grads": True}
+_KEPT = {**_EACH, "keep_grads": True, "sum_computed_grads": True}
 _FSDP1_PURE = (
     _FOREACH,
     _FOREACH,

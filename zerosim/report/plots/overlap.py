@@ -13,6 +13,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.errors import InputError
 from zerosim.ledger.clock import StepTime
+from zerosim.report.names import counted
 from zerosim.report.plots.axes import tick_bytes, ticks
 from zerosim.report.plots.lines import BAND, Band, draw_band, draw_line, finish_lines, log_axes
 from zerosim.report.plots.page import frame, open_page, plain, settle
@@ -65,7 +66,12 @@ def overlap_figure(
         trust or "Modelled, not measured.",
     ]
     title = "Time of a step, by bandwidth"
-    frame(page, title, f"{config.mesh.ranks:,} ranks of {cluster.name}, {config.global_batch:,} sequences", notes=notes)
+    frame(
+        page,
+        title,
+        f"{config.mesh.ranks:,} ranks of {cluster.name}, {counted(config.global_batch, 'sequence')}",
+        notes=notes,
+    )
     axes = log_axes(page, f"bandwidth of {_LINKS[link]}, in bytes per second", bandwidths)
     axes.set_ylim(0, _HIGHEST * least)
     axes.axvline(getattr(cluster, link), color=page.theme.text, linewidth=1.0, dashes=(4, 2), gid="own")
