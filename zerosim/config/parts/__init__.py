@@ -39,6 +39,7 @@ from zerosim.config.parts import (
     tensor,
     tiles,
     tuning,
+    tuning_rules,
     world,
     zeropp,
 )
@@ -98,9 +99,16 @@ CAPABILITIES = (
     Capability(words=precision.WORDS, lacking=precision.LACKING, settles=precision.settles),
     Capability(lambda c: context.model_rules(c.mesh, c.context, c.model)),
     Capability(lambda c: memory.rules(c.memory, c.model, c.parallel, c.world), (), memory.WORDS, memory.LACKING),
-    Capability(lambda c: tuning.rules(c.tuning, c.model), (), tuning.WORDS, tuning.LACKING, tuning.settles),
-    Capability(lambda c: tuning.whole_rules(c.tuning, c.precision, c.mesh, c.parallel, c.optim, c.offload)),
-    Capability(lambda c: tuning.dtype_rules(c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload, c.model)),
+    Capability(
+        lambda c: tuning_rules.rules(c.tuning, c.model),
+        (), tuning_rules.WORDS, tuning_rules.LACKING, tuning_rules.settles,
+    ),
+    Capability(lambda c: tuning_rules.whole_rules(c.tuning, c.precision, c.mesh, c.parallel, c.optim, c.offload)),
+    Capability(
+        lambda c: tuning_rules.dtype_rules(
+            c.tuning, c.precision, c.mesh, c.gathering, c.grads, c.offload, c.model
+        )
+    ),
     Capability(lambda c: tiles.rules(c.gathering, c.model, c.mesh, c.tuning, c.optim)),
     Capability(lambda c: tiles.rules_of_rows(c.memory, c.gathering, c.model, c.tuning, c.parallel), (), tiles.WORDS),
     Capability(

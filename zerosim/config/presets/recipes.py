@@ -1,16 +1,16 @@
 """Recipes: how the ZeRO of frameworks differs from the paper's, as values of a run's fields.
 
-The rows say what each recipe does at which ZeRO stage, with sources. The strategies implement it (`parallel/`); its
-cost in bytes is in `analysis/formulas/`.
+The rows (`recipe_rows.py`) say what each recipe does at which ZeRO stage; here are their sources. The strategies
+implement it (`parallel/`); its cost in bytes is in `analysis/formulas/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
+from zerosim.config.presets.recipe_rows import ROWS, TRANSFORMER_ENGINE, WITHOUT_IT
 from zerosim.errors import did_you_mean, wrong
 
 NAMES = ("paper", "ddp", "deepspeed", "hf-deepspeed", "fsdp1", "fsdp2", "megatron")
@@ -35,11 +35,11 @@ class Recipe:
 
         `transformer_engine`: whether it was asked for; False turns off a recipe's use of it.
         """
-        by_precision = _ROWS[self.name]
+        by_precision = ROWS[self.name]
         stored = "bf16" if precision == "bf16-pure" else precision
         row = by_precision.get(precision, by_precision.get(stored, by_precision[""]))[stage]
         if transformer_engine is False and "transformer_engine" in row:
-            return {name: value for name, value in row.items() if name not in _TRANSFORMER_ENGINE} | _WITHOUT_IT
+            return {name: value for name, value in row.items() if name not in TRANSFORMER_ENGINE} | WITHOUT_IT
         return row
 
     def note(self, stage: int, precision: str = "bf16", pp: int = 1) -> str | None:
@@ -222,102 +222,3 @@ def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> 
     if stage < 3 and is_cut:
         return "megatron"
     return ("ddp", "deepspeed", "deepspeed", "fsdp2")[stage]
-
-
-_TORCH: Mapping[str, Any] = {"loss": "torch-half", "kernels": "eager"}
-_DEEPSPEED_0 = {**_TORCH, "upcast_grads": True, "clip_norm": 1.0}
-_LAZY = {"lazy_states": True}
-_DEEPSPEED = {
-    **_DEEPSPEED_0,
-    **_LAZY,
-    "flatten_grads": True,
-    "reduce_bucket": 500_000_000,
-    "skip_nonfinite": True,
-}
-_DEEPSPEED_1 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "own_grads_only": True}
-_DEEPSPEED_2 = {**_DEEPSPEED, "grad_reduction": "all_reduce", "grads_in_partition": True, "host_buffers": True}
-_DEEPSPEED_3 = {
-    **_DEEPSPEED,
-    "persistent_grads": True,
-    "persistent_numel": 100_000,
-    "sub_group": 1_000_000_000,
-    "overlap_comm": True,
-    "gather": "module",
-    "prefetch_elements": 50_000_000,
-    "max_live": 1_000_000_000,
-}
-_DEEPSPEED_FROM_1 = (_DEEPSPEED_1, _DEEPSPEED_2, _DEEPSPEED_3)
-_BY_DEEPSPEED: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "bf16": ({**_DEEPSPEED_0, "skip_nonfinite": True}, *_DEEPSPEED_FROM_1),
-    "fp16": (_DEEPSPEED_0, *_DEEPSPEED_FROM_1),
-    "": ({**_DEEPSPEED_0, **_LAZY}, *_DEEPSPEED_FROM_1),
-}
-_CLIENT = {"foreach": True, "loss": "hf-5"}
-_FOREACH = {**_TORCH, "foreach": True}
-_LATE = {**_FOREACH, "overlap_reduction": True}
-_EACH = {**_LATE, "replica_reduction": "micro_batch"}
-_FSDP2 = (
-    _FOREACH,
-    _FOREACH,
-    {**_EACH, "adapter_shards": "rows"},
-    {**_EACH, "keep_root_units": True, "cast_shards": True, "prefetch": 1, "offload_policy": "fsdp2"}
-    | {"keep_last_output": True, "whole_scales": True, "adapter_shards": "rows"},
-)
-_FSDP2_PURE = (*_FSDP2[:3], {name: value for name, value in _FSDP2[3].items() if name != "cast_shards"})
-_KEPT = {**_EACH, "keep_grads": True, "sum_computed_grads": True}
-_FSDP1_PURE = (
-    _FOREACH,
-    _FOREACH,
-    {**_KEPT, "adapter_shards": "tensor"},
-    {
-        **_KEPT,
-        "keep_root_units": True,
-        "prefetch": 1,
-        "forward_prefetch": False,
-        "use_reentrant": True,
-        "adapter_shards": "tensor",
-        "whole_scales": True,
-    },
-)
-_FSDP1 = (*_FSDP1_PURE[:3], {**_FSDP1_PURE[3], "cast_shards": True})
-_FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
-_TRANSFORMER_ENGINE = {"transformer_engine": True, "gradient_accumulation_fusion": True}
-_WITHOUT_IT = {"fp32_softmax": True}
-_MEGATRON_2 = {
-    "loss": "megatron",
-    "flash_kernel": "cudnn",
-    "persistent_grads": True,
-    "param_dtype_grads": True,
-    "transformer_engine": True,
-    "keep_last_inputs": True,
-}
-_MEGATRON_0 = {**_MEGATRON_2, **_TRANSFORMER_ENGINE}
-_MEGATRON = (_MEGATRON_0, _MEGATRON_0, _MEGATRON_2, _MEGATRON_2)
-_ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyType(
-    {
-        "paper": {"": ({},) * 4},
-        "ddp": {"": ({**_LATE, "grad_buckets": "copies"}, _FOREACH, _FOREACH, _FOREACH)},
-        "deepspeed": _BY_DEEPSPEED,
-        "hf-deepspeed": {
-            precision: tuple({**row, **_CLIENT} for row in rows) for precision, rows in _BY_DEEPSPEED.items()
-        },
-        "fsdp1": {
-            "bf16": tuple({**row, **_FP32, "compress": "bf16"} for row in _FSDP1),
-            "fp16": tuple({**row, **_FP32, "compress": "fp16"} for row in _FSDP1),
-            "bf16-pure": _FSDP1_PURE,
-            "": _FSDP1,
-        },
-        "fsdp2": {
-            "bf16": tuple({**row, **_FP32} for row in _FSDP2),
-            "fp16": tuple({**row, **_FP32} for row in _FSDP2),
-            "bf16-pure": _FSDP2_PURE,
-            "": _FSDP2,
-        },
-        "megatron": {
-            "bf16": tuple({**row, "grad_dtype": "fp32"} for row in _MEGATRON),
-            "fp16": tuple({**row, "upcast_grads": True, "keep_upcast": True} for row in _MEGATRON),
-            "": _MEGATRON,
-        },
-    }
-)
-"""By recipe and the parameters' dtype ('': all others), in stages 0 to 3: values by flat name."""
