@@ -114,7 +114,8 @@ def rules(
         choice = f"cp {right}, or ring" if right > 1 else "ring"
         yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
-        yield wrong("context", f" {how!r}: merges results as flash does; pass --attention flash, or --context ulysses")
+        why = f"context {how} merges results as flash does"
+        yield wrong("attention", f" {memory.attention!r}: {why}; choose flash, or context ulysses", beside="context")
 
 
 def _right_cp(most: int, heads: int, kv_heads: int) -> int:
