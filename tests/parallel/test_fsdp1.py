@@ -45,6 +45,12 @@ def test_weights_are_the_papers() -> None:
         assert_same_weights(run(config), run(config.replace(recipe="fsdp1")))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_formulas_agree_at_stages_that_fsdp1_has_not(precision: str) -> None:
+    for stage in (0, 1, 2):
+        assert formulas_agree(checks(plan(RunConfig(**{**GPT, "stage": stage}, recipe="fsdp1", precision=precision))))
+
+
 @pytest.mark.parametrize(
     ("more", "held"),
     [(dict(), 16), (dict(precision="bf16-pure"), 8), (dict(precision="fp32"), 16)],

@@ -64,6 +64,7 @@ _FSDP1_PURE = (
 )
 _FSDP1 = (*_FSDP1_PURE[:3], {**_FSDP1_PURE[3], "cast_shards": True})
 _FP32 = {"grad_dtype": "fp32", "param_dtype_grads": True}
+_FSDP2_HALF = tuple({**row, **_FP32} for row in _FSDP2)
 TRANSFORMER_ENGINE = {"transformer_engine": True, "gradient_accumulation_fusion": True}
 WITHOUT_IT = {"fp32_softmax": True}
 _MEGATRON_2 = {
@@ -85,14 +86,14 @@ ROWS: Mapping[str, Mapping[str, tuple[Mapping[str, Any], ...]]] = MappingProxyTy
             precision: tuple({**row, **_CLIENT} for row in rows) for precision, rows in _BY_DEEPSPEED.items()
         },
         "fsdp1": {
-            "bf16": tuple({**row, **_FP32, "compress": "bf16"} for row in _FSDP1),
-            "fp16": tuple({**row, **_FP32, "compress": "fp16"} for row in _FSDP1),
+            "bf16": (*_FSDP2_HALF[:2], *({**row, **_FP32, "compress": "bf16"} for row in _FSDP1[2:])),
+            "fp16": (*_FSDP2_HALF[:2], *({**row, **_FP32, "compress": "fp16"} for row in _FSDP1[2:])),
             "bf16-pure": _FSDP1_PURE,
             "": _FSDP1,
         },
         "fsdp2": {
-            "bf16": tuple({**row, **_FP32} for row in _FSDP2),
-            "fp16": tuple({**row, **_FP32} for row in _FSDP2),
+            "bf16": _FSDP2_HALF,
+            "fp16": _FSDP2_HALF,
             "bf16-pure": _FSDP2_PURE,
             "": _FSDP2,
         },
