@@ -105,3 +105,12 @@ def test_the_last_blocks_output_stays_beside_a_loss_in_the_model() -> None:
     result = run(config)
     assert_same_weights(result, run(without))
     assert result.live_bytes_after == [0] * 4
+
+
+def test_adapters_that_some_ranks_lack_move_unevenly() -> None:
+    """Of rank 1 an A has one row, on one of four ranks: only that one copies its states."""
+    where = "optimizer=nvme,params=nvme"
+    result = plan(RunConfig(**FSDP2, lora_rank=1, adapter_dtype="fp32", optimizer="adamw", offload=where))
+    assert formulas_agree(checks(result))
+    moved = {sum(row.payload_bytes for row in rank if row.op == "host to nvme") for rank in result.traffic}
+    assert len(moved) > 1
