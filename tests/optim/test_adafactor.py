@@ -151,6 +151,7 @@ MESHES = {
     "all_reduce": dict(recipe="deepspeed", grad_reduction="all_reduce", ranks=3, stage=1, precision="bf16"),
     "owner": dict(partition="owner", ranks=3),
     "ring": dict(collective="ring", ranks=3),
+    "ranks without a row": dict(adapter_shards="rows", lora_rank=2, ranks=5),
 }
 
 
