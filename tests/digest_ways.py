@@ -218,7 +218,7 @@ plan --pp 4 --ranks 4 --layers 3 --accumulate 4
 plan --pp 2 --accumulate 1 --pipeline zb-v --partition owner
 plan --pp 2 --stage 1 --pipeline interleaved --micro-batch-group 3 --accumulate 4
 plan --optimizer muon --partition slices --tp 2
-plan --optimizer adafactor --precision bf16-pure
+plan --optimizer muon --precision bf16-pure
 plan --compress fp16 --precision fp16 --offload optimizer=host
 plan --compress dgc --precision fp32 --stage 2
 plan --compress top-k --precision fp32 --skip-nonfinite --tp 2

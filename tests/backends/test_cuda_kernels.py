@@ -563,26 +563,30 @@ def test_weights_stored_in_bf16_have_numpys_bits(rule: Elementwise, kind: str) -
     assert results[0][0][0] > 0
 
 
-@pytest.mark.parametrize("dtype", [fp32, fp64], ids=str)
+@pytest.mark.parametrize("dtype", [fp32, fp64, bf16], ids=str)
 def test_a_part_of_a_matrix_has_numpys_bits(dtype: DType) -> None:
-    """Adafactor's rules and products; sums of rows and columns are added in another order."""
+    """Adafactor's rules and products, bf16 without masters; sums of rows and columns are added in another order."""
     part = LocalPiece(0, WeightSpec("w", (9, 20)), 13, 171, 0, 0, {})
     for o in (Adafactor(0.1), AdafactorHF(0.1, beta1=0.9)):
         results, sums = [], []
         for backend in (CUDA, NUMPY):
-            rows, columns = (place(backend, draw((n,), n) ** 2, dtype) for n in (9, 20))
-            u, g, w, m = (place(backend, draw((158,), n), dtype) for n in range(4))
-            by_row, by_column = (place(backend, np.zeros(n), dtype) for n in (9, 20))
+            kept, added = o.stored(dtype), compute_dtype(dtype)
+            rows, columns = (place(backend, draw((n,), n) ** 2, kept) for n in (9, 20))
+            u, m, g, w = (place(backend, draw((158,), n), kept if n < 2 else dtype) for n in range(4))
+            by_row, by_column = (place(backend, np.zeros(n), added) for n in (9, 20))
+            lost = place(backend, np.zeros(2), fp64)
+            storing = Storing("nearest", (0, 0), 0, None, lost) if dtype.is_half else None
             backend.elementwise(Rule(square, o.tiny, 0.5), g, u)
             add_to(backend, part, u, by_row, by_column)
-            fresh = place(backend, draw((9,), 1) ** 2, dtype)
+            fresh = place(backend, draw((9,), 1) ** 2, added)
             backend.elementwise(Rule(o.average, Average(0.3, 20.0), 1.0), fresh, rows)
             outer(backend, part, rows, columns, u)
             backend.elementwise(Rule(o.direction, Estimate(True, 0.7, 1e-7), 0.5), g, u)
-            backend.elementwise(Rule(o.move, o.rates(Step(1.0, 0.1, 3), 0.5, 2.0, decays=True), 1.0), u, w, m)
+            rule = Rule(o.move, o.rates(Step(1.0, 0.1, 3), 0.5, 2.0, decays=True), 1.0)
+            backend.elementwise(rule, u, w, m, storing=storing)
             sums.append(np.concatenate([backend.to_host(by_row), backend.to_host(by_column)]))
             backend.elementwise(Rule(inverse_root, 0.7, 1.0), columns, by_column)
-            results.append([backend.to_host(array) for array in (rows, by_column, u, w, m)])
+            results.append([backend.to_host(array) for array in (rows, by_column, u, w, m, lost)])
         for pair in zip(*results, strict=True):
             same(pair)
         np.testing.assert_allclose(*sums, rtol=1e-6)

@@ -151,6 +151,7 @@ MESHES = {
     "all_reduce": dict(recipe="deepspeed", grad_reduction="all_reduce", ranks=3, stage=1, precision="bf16"),
     "owner": dict(partition="owner", ranks=3),
     "ring": dict(collective="ring", ranks=3),
+    "ranks without a row": dict(adapter_shards="rows", lora_rank=2, ranks=5),
 }
 
 
@@ -200,6 +201,38 @@ def test_k_is_four_and_the_factors() -> None:
         kept = sum(math.prod(s) * 4 + (sum(s) if len(s) == 2 else s[0]) * 4 for s in shapes)
         kept += sum(math.prod(s) * 4 for s in shapes) if more else 0
         assert result.memory[0].marks["after_init"].by_kind["optim"] == kept
+
+
+PURE: dict[str, Any] = dict(TRAINED, precision="bf16-pure", ranks=3)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.bits
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+@pytest.mark.parametrize(("name", "momentum"), [("adafactor", 0.0), ("adafactor-hf", 0.0), ("adafactor-hf", 0.9)])
+def test_without_masters_stages_have_the_same_bits_and_bytes(name: str, momentum: float, rounding: str) -> None:
+    """Stages 1 to 3 among themselves, and all stages where owners hold whole tensors."""
+    options = dict(PURE, optimizer=name, momentum=momentum, rounding=rounding)
+    for partition, stages in (("slices", (1, 2, 3)), ("owner", (0, 1, 3))):
+        made = [RunConfig(**options, stage=stage, partition=partition if stage else "slices") for stage in stages]
+        results = [run(config) for config in made]
+        for config, result in zip(made, results, strict=True):
+            assert "master" not in result.memory[0].states
+            assert all(check.agrees for check in checks(result)[0].states + checks(result)[0].sent)
+            assert plan(config).memory == result.memory
+            assert all(np.array_equal(result.weights[each], w) for each, w in results[0].weights.items())
+            assert 0 < result.lost_updates[-1] == results[0].lost_updates[-1] < 1
+            assert not result.stuck_moments
+
+
+@pytest.mark.parametrize(("name", "arrays", "each"), [("adafactor", 1, 2), ("adafactor-hf", 4, 4)])
+def test_without_masters_states_and_temporaries_have_the_libraries_formats(name: str, arrays: int, each: int) -> None:
+    result = run(RunConfig(**dict(PURE, ranks=1), stage=0, optimizer=name), keep_events=True)
+    made = [e for e in result.events[0] if isinstance(e, Alloc) and (e.kind, e.scope.phase) == ("temp", "optimizer")]
+    assert sum(event.nbytes == 256 * 16 * each for event in made) == 3 * arrays * TRAINED["steps"]
+    shapes = [weight.shape for flat in result.layout.flats.values() for weight in flat.weights]
+    kept = sum((sum(shape) if len(shape) == 2 else shape[0]) * each for shape in shapes)
+    assert result.memory[0].marks["after_init"].by_kind["optim"] == kept
 
 
 def test_factors_are_means_of_rows_and_of_columns() -> None:

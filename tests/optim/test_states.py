@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from zerosim.config import RunConfig
+from zerosim.dtypes import fp32
 from zerosim.optim.by_name import make_optimizer
 from zerosim.optim.optimizer import Add, Optimizer, Step
 from zerosim.optim.states import StateArray, by_weight
@@ -51,7 +52,7 @@ def trained(config: RunConfig) -> tuple[Layout, Watched]:
 
 
 def arrays_of(watched: Watched, flat: FlatSpec, own: Slice) -> list[StateArray]:
-    return list(watched.arrays(flat, own, np.float32))
+    return list(watched.arrays(flat, own, fp32))
 
 
 def layout_of(layout: Layout, watched: Watched) -> Layout:

@@ -79,6 +79,7 @@ OTHERS = {
     "no momentum": dict(optimizer="sgd", lr=0.01),
     "sums": dict(optimizer="adafactor-hf", momentum=0.9, precision="bf16", partition="slices"),
     "pure bf16": dict(precision="bf16-pure", rounding="kahan"),
+    "sums in pure bf16": dict(optimizer="adafactor-hf", momentum=0.9, precision="bf16-pure", rounding="kahan"),
     "curvature": dict(optimizer="sophia", steps=10),
     "8-bit states": dict(optimizer="adam8bit", hidden=40, layers=1),
     "untied": dict(tie_embeddings=False),

@@ -20,8 +20,14 @@ transformers' (optimization.py):
 `lr` is the schedule's rate of the step. transformers' relative steps use none: their bound is 1e-2, the default here,
 or with warmup_init 1e-6 t, a warm-up of 10,000 steps to 1e-2. A given learning rate turns them off.
 
+Without fp32 masters (`--precision bf16-pure`) transformers' has states in fp32, and fp32 copies of the weight and the
+gradient in turn; it computes in fp32 and rounds the weight once. PyTorch's has states and temporaries in bf16, and
+e = 2^-7, so that gradients below 2^-7 make small updates. It rounds after every operation; here a step is computed in
+fp32, and what is stored (states, g^2, R C, U and weights) is rounded once.
+
 Bytes of states: a matrix needs 4 (r + c), another tensor 4 per weight, and beta1 adds 4 per weight of
-any tensor. With a master K = 4 + 4 (r + c) / (r c). `factored.py` describes exchanges and cuts.
+any tensor. With a master K = 4 + 4 (r + c) / (r c); PyTorch's without one has 2 bytes in place of 4.
+`factored.py` describes exchanges and cuts.
 """
 
 from __future__ import annotations
@@ -91,6 +97,7 @@ class AdafactorHF(Factored):
     of_columns: ClassVar[str] = "exp_avg_sq_col"
     of_numbers: ClassVar[str] = "exp_avg_sq"
     temporaries: ClassVar[int] = 2
+    widened: ClassVar[int] = 4
     tiny: ClassVar[float] = 1e-30
 
     @property

@@ -13,6 +13,8 @@ is exchanged. The order of the sums depends on the cut, so slices agree with the
 U is live for one tensor at a time, as in a loop over tensors, and is therefore computed twice.
 
 Tensors of zero or one dimension store a number for each weight. Those of three or more are refused.
+
+Without fp32 masters sums are exchanged in fp32, and weights are rounded as `rounding.py` says.
 """
 
 from __future__ import annotations
@@ -24,12 +26,12 @@ from typing import Any, ClassVar, NamedTuple
 from zerosim.backends.kernels import Array, Backend, Rule
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.work import VECTOR, KernelWork
-from zerosim.dtypes import DType, fp64
+from zerosim.dtypes import DType, compute_dtype, fp64
 from zerosim.optim.optimizer import Add, Step
 from zerosim.optim.pieces import LocalPiece, is_matrix, is_no_matrix, local_pieces, rectangles, sums_of
 from zerosim.optim.states import StateArray, sized
 from zerosim.placement.partition import Slice
-from zerosim.placement.spec import FlatSpec
+from zerosim.placement.spec import FlatSpec, Overlap
 from zerosim.tensor.flat import Flat
 
 
@@ -52,6 +54,8 @@ class Factored:
     """A subclass names its states and defines the rules, on flat arrays as in `Elementwise`.
 
     temporaries  arrays of a tensor's size that the library needs beside the states, for one tensor at a time
+    widened      the same of bf16 weights without masters: temporaries and states are then in fp32. 0: both are in the
+                 weights' format, and there are as many temporaries as ever
     tiny         added to each square
     """
 
@@ -61,6 +65,7 @@ class Factored:
     of_columns: ClassVar[str]
     of_numbers: ClassVar[str]
     temporaries: ClassVar[int]
+    widened: ClassVar[int] = 0
     tiny: ClassVar[float]
 
     @property
@@ -91,10 +96,15 @@ class Factored:
     # -- its states -------------------------------------------------------------------------------
     def arrays(self, spec: FlatSpec, own: Slice, dtype: DType) -> Sequence[StateArray]:
         kept = sized(self._factors(dtype), spec, own)
-        kept += [StateArray(name, own.size, dtype, own.padding) for name in self.moments]
+        kept += [StateArray(name, own.size, self.stored(dtype), own.padding) for name in self.moments]
         return [array for array in kept if array.numel]
 
+    def stored(self, dtype: DType) -> DType:
+        """Return the format of states and temporaries of weights in a format."""
+        return compute_dtype(dtype) if self.widened else dtype
+
     def _factors(self, dtype: DType) -> list[StateArray]:
+        dtype = self.stored(dtype)
         return [
             StateArray(self.of_rows, 0, dtype, 0, "rows", is_matrix),
             StateArray(self.of_columns, 0, dtype, 0, "columns", is_matrix),
@@ -103,8 +113,9 @@ class Factored:
 
     # -- a step ---------------------------------------------------------------------------------------
     def step(self, flat: Flat, now: Step, add: Add) -> None:
-        device, dtype, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
-        held, fresh = local_pieces(self._factors(dtype), flat.spec, flat.own), float(now.number) ** -0.8
+        device, stored, count = flat.device, flat.weights().dtype, len(flat.spec.weights)
+        held, fresh = local_pieces(self._factors(stored), flat.spec, flat.own), float(now.number) ** -0.8
+        dtype = compute_dtype(stored)
         exact = _zeros(device, count, fp64)  # a sum for each tensor; 0 for tensors on other ranks
         sums = _zeros(device, count + sum(map(sums_of, flat.spec.weights)), dtype)
         for one in held:
@@ -122,10 +133,12 @@ class Factored:
         for one, mean in zip(held, means, strict=True):
             of_all = (float(squares[one.which]) / one.weight.numel for squares in (weights, updates))
             rates = self.rates(now, *map(sqrt, of_all), decays=now.decays(one.weight))
-            self._apply(flat, one, now.grad_scale, mean, rates)
+            self._apply(flat, one, now, mean, rates)
 
     def _room(self, flat: Flat, one: LocalPiece) -> list[Buffer]:
-        return [flat.device.alloc((one.numel,), flat.weights().dtype, Kind.TEMP) for _ in range(self.temporaries)]
+        dtype = flat.weights().dtype
+        count = self.widened or self.temporaries if dtype.is_half else self.temporaries
+        return [flat.device.alloc((one.numel,), self.stored(dtype), Kind.TEMP) for _ in range(count)]
 
     def _add_up(self, flat: Flat, one: LocalPiece, scale: float, fresh: float, sums: Buffer, exact: Buffer) -> None:
         """Compute the sums of one tensor's slice. A tensor with a number for each weight needs no exchange, and updates
@@ -164,7 +177,7 @@ class Factored:
             device.kernels(work, outer, device.backend, one, rows.array, columns.array, u.array)
         else:
             device.kernel(0, device.backend.copy, kept[0].array, u.array)
-        now = Estimate(one.is_matrix, mean, 2.0**-23 if dtype.itemsize == 4 else 2.0**-52)
+        now = Estimate(one.is_matrix, mean, {2: 2.0**-7, 4: 2.0**-23}.get(dtype.itemsize, 2.0**-52))
         work = self._work("update", 4 * one.numel, grad.nbytes + u.nbytes, u.nbytes)
         device.kernels(work, device.backend.elementwise, Rule(self.direction, now, scale), grad.array, u.array)
         return room
@@ -173,13 +186,15 @@ class Factored:
         u = self._update(flat, one, scale, mean)[0]
         flat.device.kernel(2 * one.numel, flat.device.backend.sum_squares, u.array, one.numel, one_of(exact, one))
 
-    def _apply(self, flat: Flat, one: LocalPiece, scale: float, mean: float, rates: Any) -> None:
-        device, w, room = flat.device, _part(flat.weights(), one), self._update(flat, one, scale, mean)
+    def _apply(self, flat: Flat, one: LocalPiece, now: Step, mean: float, rates: Any) -> None:
+        device, w, room = flat.device, _part(flat.weights(), one), self._update(flat, one, now.grad_scale, mean)
         moments = [_part(flat.states[name], one) for name in self.moments]
+        storing = None if now.storing is None else now.storing(flat, Overlap(*one[:5]))
         moved = w.nbytes + sum(each.nbytes for each in moments)
+        moved += 0 if storing is None or storing.compensation is None else w.nbytes
         work = self._work("move", 3 * one.numel, moved + room[0].nbytes, moved)
         arrays = [each.array for each in (room[0], w, *moments)]
-        device.kernels(work, device.backend.elementwise, Rule(self.move, rates, 1.0), *arrays)
+        device.kernels(work, device.backend.elementwise, Rule(self.move, rates, 1.0), *arrays, storing=storing)
 
     def _own(self, flat: Flat, one: LocalPiece) -> list[Buffer]:
         """Return R and C of a matrix, or the single average of another tensor's slice."""

@@ -96,7 +96,7 @@ class Updater:
 
     def update(self, flat: Flat, grad_scale: float, add: Add = alone) -> None:
         """Move the local slice of one flat by one step; `grad_scale` is `decide`'s. `add`: see `Optimizer.step`."""
-        if flat.held.is_idle:
+        if flat.held.is_idle and self.optimizer.cut != "sums":  # sums are exchanged by all ranks
             return
         if flat.grad_shard is None:
             assert flat.own.size == 0

@@ -36,10 +36,12 @@ def state_bytes(
     8-bit Adam has two codes of a byte and, for each 256 of them, two fp32 numbers, 2.03125 bytes a parameter; Adam's
     fp32 numbers for tensors of fewer than 4096 elements, and for embeddings (bitsandbytes 0.50, optimizer.py,
     init_state). torchao's keeps numbers for those few, and where 256 do not divide a tensor (0.18, optim/adam.py).
-    Muon: one number for the matrices in blocks, AdamW's two for tables, the head and vectors.
+    Muon: one number for the matrices in blocks, AdamW's two for tables, the head and vectors. transformers' Adafactor
+    has fp32 numbers beside bf16 weights too (optimization.py).
     """
     held = prod(shape) if held is None else held
     if optimizer in FACTORED:
+        each = max(each, 4) if optimizer == "adafactor-hf" else each
         averages = sum(shape) if len(shape) == 2 and held else held
         return (averages + int(momentum != 0) * held) * each
     if optimizer == "muon" and len(shape) == 2 and in_block:
@@ -56,8 +58,9 @@ def padding_bytes(optimizer: str, padding: int, each: int = 4, momentum: float =
     """Return the bytes of states of `padding` elements at the end of a rank's slice."""
     if optimizer in CODED:
         return 0  # codes and numbers are those of weights alone
-    moments = int(momentum != 0) if optimizer in FACTORED else num_moments(optimizer, momentum)
-    return moments * each * padding
+    if optimizer in FACTORED:  # transformers' alone has a momentum
+        return int(momentum != 0) * max(each, 4) * padding
+    return num_moments(optimizer, momentum) * each * padding
 
 
 def exchanged(optimizer: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -121,8 +121,10 @@ def rules(
         yield wrong("tp", f" {tp}: {name} needs whole matrices, which tensor parallelism cuts; choose tp 1")
     if OPTIMIZERS[name].estimates_every and tp > 1:
         yield wrong("tp", f" {tp}: {name} draws labels from logits, which tensor parallelism cuts; choose tp 1")
-    if precision.is_pure and cut not in ("elements", "blocks"):
-        yield wrong("precision", f" {PURE!r}: {name} needs fp32 masters here; choose bf16, or adamw, lion or adam8bit")
+    if precision.is_pure and cut == "matrices":
+        yield wrong(
+            "precision", f" {PURE!r}: {name} needs fp32 masters here; choose bf16, or adamw, lion or adafactor-hf"
+        )
 
 
 EXCLUSIONS = (Exclusion("for_loop", "foreach", "PyTorch has one implementation of a step"),)
