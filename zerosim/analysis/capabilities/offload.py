@@ -8,9 +8,11 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capability import Beside, Capability, Forms, Kept, Key, Note, Sent, Step, when
 from zerosim.analysis.facts import frozen_of, is_owned, reductions
 from zerosim.analysis.formulas import BytesPerParameter, Form
+from zerosim.analysis.formulas.states import SCALES
 from zerosim.analysis.shares import itemsizes, trained_itemsize
 from zerosim.config import RunConfig
 from zerosim.config.parts.offload import FSDP2
+from zerosim.config.parts.tuning import has_whole_scales
 from zerosim.placement.memories import DEVICE, HOST, NVME
 
 
@@ -74,6 +76,8 @@ def _lies(config: RunConfig, whole: Mapping[str, Form], beside: Sequence[Beside]
     for kind, memory in config.offload.by_state.items():
         home = "" if memory == DEVICE else memory
         found = {"" if kind == "grad" and is_beside_whole(config) else home: whole[kind]}
+        if kind == "param" and home and has_whole_scales(config.tuning):  # they are no parameters, and stay
+            found = {home: whole[kind] - SCALES, "": SCALES}
         for part in beside:
             if part.kind == kind:
                 at = home if part.memory is None else part.memory
