@@ -54,6 +54,8 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=3, base="nf4", whole_scales=True, gather="module", lora_target="all-linear"),
     GPT | dict(ranks=4, stage=3, base="nf4", whole_scales=True, tp=2, recompute="full"),
     GPT | dict(ranks=2, stage=3, base="nf4", recipe="fsdp2"),
+    GPT | dict(ranks=3, stage=3, base="nf4", recipe="fsdp2", partition="owner"),
+    GPT | dict(ranks=2, stage=3, base="nf4", recipe="fsdp1", offload="params=host"),
     GPT | dict(ranks=4, stage=3, recipe="fsdp1", dp_replicate=2, base="nf4", accumulate=2, recompute="full:2"),
     LLAMA | dict(ranks=3, stage=3, recipe="fsdp1", adapter_dtype="fp32", lora_target="all-linear", recompute="full"),
     LLAMA | dict(ranks=2, stage=2, recipe="fsdp1", lora_dropout=0.1, recompute="full"),

@@ -117,8 +117,9 @@ def _expected(of: Compared, kind: str, form: Form, beside: Form) -> tuple[Fracti
     for name in share.whole:
         by_owner.setdefault(result.layout.owner(name), []).append(name)
     owned = (by_owner.get(config.mesh.axes.index(rank, *STATES), []) for rank in share.ranks)
-    always = whole.at(_held(of, list(share.whole)), N=config.mesh.shards)
-    return tuple(always + form.at(_held(of, names), N=1) for names in owned)
+    of_all = _held(of, list(share.whole))
+    always, scales = whole.at(of_all, N=config.mesh.shards), of_all["Q_s"]  # scales are whole on every rank
+    return tuple(always + form.at({**_held(of, names), "Q_s": scales}, N=1) for names in owned)
 
 
 def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
