@@ -44,6 +44,7 @@ NOT_SEARCHED: Mapping[str, Sequence[str]] = {
         *("tp", "pp", "dp_replicate", "stage", "stage_layers", "recompute", "sequence_parallel", "keep_gathered"),
         *("pad_vocab", "balance_ends", "partition_activations", "cpu_checkpointing", "pipeline", "virtual_stages"),
         *("micro_batch_group", "secondary_shard", "quantized_weights", "quantized_gradients", "hierarchical_gather"),
+        *("cp", "context", "context_order"),
     ),
     "model": ("model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "params", "units", "freeze"),
     "offload": ("offload", "delayed_update"),

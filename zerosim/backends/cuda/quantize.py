@@ -71,9 +71,18 @@ __global__ void adam8bit(const G* grad, W* param, unsigned char* exp_avg, unsign
 """
 )
 
-ENCODE = (
+CODES = (
     ADAM_8BIT[: ADAM_8BIT.index("template <class G")]
     + r"""
+template <class W> __global__ void decode_both(W* m, W* v, const unsigned char* exp_avg,
+                                               const unsigned char* exp_avg_sq, const float* exp_avg_absmax,
+                                               const float* exp_avg_sq_absmax, long long size) {
+    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= size) return;
+    m[i] = W(signed_map[exp_avg[i]] * exp_avg_absmax[blockIdx.x]);
+    v[i] = W(unsigned_map[exp_avg_sq[i]] * exp_avg_sq_absmax[blockIdx.x]);
+}
+
 template <class W> __global__ void encode_both(const W* m, const W* v, unsigned char* exp_avg,
                                                unsigned char* exp_avg_sq, float* exp_avg_absmax,
                                                float* exp_avg_sq_absmax, long long size) {
@@ -92,14 +101,12 @@ def adam8bit(
     stored: tuple[Rule, Storing] | None = None,
 ) -> None:  # fmt: skip
     if stored is not None:
-        states = (exp_avg, True), (exp_avg_sq, False)
-        m, v = (
-            cp.asarray(dynamic_map(signed))[state.codes] * cp.repeat(state.absmax, QUANT_BLOCK)[: param.size]
-            for state, signed in states
-        )
-        elementwise(stored[0], grad, param, m, v, storing=stored[1])
+        m, v = (cp.empty((param.size,), exp_avg.absmax.dtype) for _ in range(2))
         arrays = m, v, exp_avg.codes, exp_avg_sq.codes, exp_avg.absmax, exp_avg_sq.absmax
-        raw(ENCODE, "encode_both", (m.dtype,))((exp_avg.absmax.size,), (QUANT_BLOCK,), (*arrays, param.size))
+        grid = (exp_avg.absmax.size,), (QUANT_BLOCK,), (*arrays, param.size)
+        raw(CODES, "decode_both", (m.dtype,))(*grid)
+        elementwise(stored[0], grad, param, m, v, storing=stored[1])
+        raw(CODES, "encode_both", (m.dtype,))(*grid)
         return
     arrays = grad, param, exp_avg.codes, exp_avg_sq.codes, exp_avg.absmax, exp_avg_sq.absmax
     kernel = raw(ADAM_8BIT, "adam8bit", (grad.dtype, param.dtype))
