@@ -96,7 +96,9 @@ def rules(
     if how == "ulysses+ring":
         node = mesh.ranks_per_node // mesh.tp
         if node < 2:
-            yield wrong("context", " 'ulysses+ring': needs nodes of several ranks of cp; pass --ranks-per-node")
+            least = mesh.tp * next(size for size in range(2, cp + 1) if cp % size == 0)
+            why = f"needs nodes of several ranks of cp; pass --ranks-per-node {least}, for one"
+            yield wrong("context", f" 'ulysses+ring': {why}")
             return
         if node < cp and cp % node:
             yield wrong("cp", f" {cp}: the {node} ranks of a node do not divide it; choose cp {node * (cp // node)}")
