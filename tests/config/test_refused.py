@@ -240,6 +240,7 @@ REFUSED: list[tuple[str, ...]] = [
         "--context 'ulysses': 4 ranks do not divide a rank's 6 heads and 6 of keys and values; choose cp 2, or ring",
         f"{GPT} --ranks 4 --cp 2 --seq 16 --context ulysses",
     ),
+    (f"{GPT} --ranks 4 --cp 4 --seq 16 --fp32-softmax", "as flash does; choose flash without fp32_softmax, or context"),
     (f"{GPT} --ranks 4 --cp 4 --seq 16 --attention eager", "--attention 'eager': context ring merges results as flash"),
     # -- pipelines
     ("--ranks 2 --pp two", "--pp: 'two': expected a whole number"),

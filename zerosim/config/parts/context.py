@@ -117,7 +117,8 @@ def rules(
         yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
         why = f"context {how} merges results as flash does"
-        yield wrong("attention", f" {memory.attention!r}: {why}; choose flash, or context ulysses", beside="context")
+        flash = "flash without fp32_softmax" if memory.fp32_softmax else "flash"
+        yield wrong("attention", f" {memory.attention!r}: {why}; choose {flash}, or context ulysses", beside="context")
 
 
 def _right_cp(most: int, heads: int, kv_heads: int) -> int:
