@@ -201,7 +201,13 @@ REFUSED: list[tuple[str, ...]] = [
         f"{CP} --ranks 8 --tp 4 --ranks-per-node 3",
         "--ranks-per-node 3: tp 4 does not divide it; choose a multiple of 4",
     ),
-    (f"{CP} --ranks 4 --cp 4 --context ulysses+ring", "needs nodes of several ranks of cp; pass --ranks-per-node"),
+    (f"{CP} --ranks 8 --cp 8 --ranks-per-node 6", "6: cp x tp 8 does not divide it; choose a multiple of 8, or 4"),
+    (f"{CP} --ranks 12 --cp 6 --tp 2 --ranks-per-node 7", "7: tp 2 does not divide it; choose a multiple of 12, or 6"),
+    (f"{CP} --ranks 4 --cp 4 --context ulysses+ring", "several ranks of cp; pass --ranks-per-node 2, for one"),
+    (
+        f"{CP} --ranks 6 --cp 3 --tp 2 --seq 24 --context ulysses+ring --ranks-per-node 2",
+        "pass --ranks-per-node 6, for",
+    ),
     ("--model bert --ranks 2 --cp 2", "--cp 2: model bert has no causal attention over one row; choose gpt or llama"),
     ("--model t5 --ranks 2 --cp 2", "--cp 2: model t5 has no causal attention over one row; choose gpt or llama"),
     *(
@@ -234,6 +240,7 @@ REFUSED: list[tuple[str, ...]] = [
         "--context 'ulysses': 4 ranks do not divide a rank's 6 heads and 6 of keys and values; choose cp 2, or ring",
         f"{GPT} --ranks 4 --cp 2 --seq 16 --context ulysses",
     ),
+    (f"{GPT} --ranks 4 --cp 4 --seq 16 --fp32-softmax", "as flash does; choose flash without fp32_softmax, or context"),
     (f"{GPT} --ranks 4 --cp 4 --seq 16 --attention eager", "--attention 'eager': context ring merges results as flash"),
     # -- pipelines
     ("--ranks 2 --pp two", "--pp: 'two': expected a whole number"),

@@ -145,6 +145,14 @@ def test_flops_of_attention_are_those_of_its_documents() -> None:
     assert documents.pairs(Scores()) == 4 * 21
 
 
+def test_documents_of_other_ranks_cost_nothing() -> None:
+    """A row of 10^12 tokens in documents of 2, of which these queries and keys share 8."""
+    starts = Packing(2).starts((), 10**12)
+    assert len(starts) == 5 * 10**11
+    far, near = (Met((range(16),), (range(at, 10**9 + at),), 10**12, starts) for at in (10**10, 0))
+    assert (far.pairs(Scores()), near.pairs(Scores())) == (0, 8 * 3)
+
+
 @pytest.mark.parametrize(
     ("text", "packing"),
     [("8", Packing(8)), ("eod:10", Packing(end=10)), *((text, None) for text in ("1", "eod:", "eod:-1", "end:3", ""))],

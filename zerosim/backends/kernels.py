@@ -12,9 +12,10 @@ Shape legend: B batch, T tokens, D model, H heads, V vocabulary, N group size; M
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -125,16 +126,19 @@ class Met(NamedTuple):
     queries: tuple[range, ...]
     keys: tuple[range, ...]
     tokens: int
-    starts: tuple[int, ...] = ()
+    starts: Sequence[int] = ()
 
     def met(self) -> Iterator[tuple[int, range, int, range]]:
         """Yield each run of queries with each run of keys of its document: the places of both, and their positions."""
-        of_document = dict[int, list[tuple[int, range]]]()
-        for there, keys in _placed(_cut(self.keys, self.starts)):
-            of_document.setdefault(bisect_right(self.starts, keys.start), []).append((there, keys))
-        for here, queries in _placed(_cut(self.queries, self.starts)):
-            for there, keys in of_document.get(bisect_right(self.starts, queries.start), ()):
-                yield here, queries, there, keys
+        for here, queries in _placed(self.queries):
+            for there, keys in _placed(self.keys):  # only documents that both have cost time
+                first = bisect_right(self.starts, max(queries.start, keys.start))
+                last = bisect_right(self.starts, min(queries.stop, keys.stop) - 1)
+                for number in range(first, last + 1):
+                    start = self.starts[number - 1] if number else 0
+                    stop = self.starts[number] if number < len(self.starts) else self.tokens
+                    some, read = (range(max(run.start, start), min(run.stop, stop)) for run in (queries, keys))
+                    yield here + some.start - queries.start, some, there + read.start - keys.start, read
 
     def tiles(self, form: Scores, most: int) -> Iterator[Tile]:
         """Yield at most `most` queries of a run at a time, with those keys of a run that some of them read."""
@@ -146,6 +150,7 @@ class Met(NamedTuple):
                     of_queries, of_keys = slice(rows, rows + len(some)), slice(columns, columns + len(read))
                     yield Tile(of_queries, of_keys, some.start, read.start)
 
+    @lru_cache(maxsize=4096)  # noqa: B019 - a value; the layers of a model ask the same
     def pairs(self, form: Scores) -> int:
         """Return how many scores of a head are read."""
         window = form.reach(self.tokens)
@@ -176,15 +181,6 @@ def _up_to(queries: range, keys: range, behind: int) -> int:
 
 def _triangle(rows: int) -> int:
     return rows * (rows + 1) // 2 if rows > 0 else 0
-
-
-def _cut(runs: tuple[range, ...], starts: tuple[int, ...]) -> tuple[range, ...]:
-    """Return runs of positions, cut where documents begin."""
-    found = list[range]()
-    for run in runs:
-        inside = starts[bisect_right(starts, run.start) : bisect_left(starts, run.stop)]
-        found += map(range, (run.start, *inside), (*inside, run.stop))
-    return tuple(found)
 
 
 def _placed(runs: tuple[range, ...]) -> Iterator[tuple[int, range]]:

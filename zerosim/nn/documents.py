@@ -19,7 +19,7 @@ class Documents:
 
     def __init__(self, packing: Packing) -> None:
         self.packing = packing
-        self.starts: Sequence[tuple[int, ...]] | None = []
+        self.starts: Sequence[Sequence[int]] | None = []
         self.share = 1.0
 
     def expect(self, whole: Any, ranks: int) -> None:
@@ -41,11 +41,11 @@ class Documents:
                 row[start - 1] = UNREAD
         return targets
 
-    def alike(self, rows: int, tokens: int) -> list[tuple[slice, tuple[int, ...]]]:
+    def alike(self, rows: int, tokens: int) -> list[tuple[slice, Sequence[int]]]:
         """Return runs of the `rows` of so many tokens with the same documents, and where these begin."""
         if self.starts is None or self.packing.length:
             return [(slice(0, rows), () if self.starts is None else self.packing.starts((), tokens))]
-        found, at = list[tuple[slice, tuple[int, ...]]](), 0
+        found, at = list[tuple[slice, Sequence[int]]](), 0
         for starts, run in groupby(self.starts):
             stop = at + len(list(run))
             found.append((slice(at, stop), starts))

@@ -73,7 +73,7 @@ def unlike(config: RunConfig) -> list[Reason]:
     return [places]
 
 
-def _read(config: RunConfig, cut: ContextCut, place: int, starts: tuple[int, ...]) -> tuple[int, ...]:
+def _read(config: RunConfig, cut: ContextCut, place: int, starts: Sequence[int]) -> tuple[int, ...]:
     """Return how many scores a place computes of the documents in a row, one after the other of whose keys it meets."""
     around = [(place - step) % cut.around for step in range(cut.around)]
     meetings = [tuple(around)] if config.context.how == "allgather" else [(source,) for source in around]

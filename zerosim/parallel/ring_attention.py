@@ -16,7 +16,7 @@ The ring's messages are launched before a step's kernel and waited for after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zerosim.backends.kernels import Array, Dropout, Heads, Met
@@ -36,7 +36,7 @@ Moving = tuple[Work[None], Work[Buffer]]
 """What is on its way to the next rank, and from the one before."""
 
 
-def met(cut: ContextCut, place: int, sources: tuple[int, ...], tokens: int, starts: tuple[int, ...] = ()) -> Met:
+def met(cut: ContextCut, place: int, sources: tuple[int, ...], tokens: int, starts: Sequence[int] = ()) -> Met:
     """Return where the tokens of a place and of some sources lie in a row, whose documents begin at `starts`."""
     keys = tuple(run for source in sources for run in cut.at(tokens, source))
     return Met(cut.at(tokens, place), keys, tokens, starts)

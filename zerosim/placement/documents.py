@@ -7,6 +7,7 @@ label would be the next document's first token (Llama 3, arXiv 2407.21783, secti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,11 @@ class Packing:
     length: int = 0
     end: int = 0
 
-    def starts(self, row: Any, tokens: int) -> tuple[int, ...]:
+    def starts(self, row: Any, tokens: int) -> Sequence[int]:
         """Return the positions, from 1 to `tokens`, at which a document begins after another in a row of token ids, an
         array of more than `tokens`."""
         if self.length:
-            return tuple(range(self.length, tokens + 1, self.length))
+            return range(self.length, tokens + 1, self.length)
         return tuple((1 + (row[:tokens] == self.end).nonzero()[0]).tolist())
 
 

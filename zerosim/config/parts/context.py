@@ -96,7 +96,9 @@ def rules(
     if how == "ulysses+ring":
         node = mesh.ranks_per_node // mesh.tp
         if node < 2:
-            yield wrong("context", " 'ulysses+ring': needs nodes of several ranks of cp; pass --ranks-per-node")
+            least = mesh.tp * next(size for size in range(2, cp + 1) if cp % size == 0)
+            why = f"needs nodes of several ranks of cp; pass --ranks-per-node {least}, for one"
+            yield wrong("context", f" 'ulysses+ring': {why}")
             return
         if node < cp and cp % node:
             yield wrong("cp", f" {cp}: the {node} ranks of a node do not divide it; choose cp {node * (cp // node)}")
@@ -115,7 +117,8 @@ def rules(
         yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
     if cut.around > 1 and memory.attention != "flash":
         why = f"context {how} merges results as flash does"
-        yield wrong("attention", f" {memory.attention!r}: {why}; choose flash, or context ulysses", beside="context")
+        flash = "flash without fp32_softmax" if memory.fp32_softmax else "flash"
+        yield wrong("attention", f" {memory.attention!r}: {why}; choose {flash}, or context ulysses", beside="context")
 
 
 def _right_cp(most: int, heads: int, kv_heads: int) -> int:

@@ -164,9 +164,10 @@ def check_node(shards: int, tp: int, secondary: int, ranks_per_node: int, cp: in
         return
     for size, name in ((tp, "tp"), (block, word)):
         if max(ranks_per_node, size) % min(ranks_per_node, size):
-            raise wrong(
-                "ranks_per_node", f" {ranks_per_node}: {name} {size} does not divide it; choose a multiple of {block}"
-            )
+            parts = (size for size in range(min(ranks_per_node, block - 1), 1, -1) if block % size == 0)
+            part = next((f", or {size}" for size in parts if max(size, tp) % min(size, tp) == 0), "")
+            of = f"{name} {size} does not divide it; choose a multiple of {block}{part}"
+            raise wrong("ranks_per_node", f" {ranks_per_node}: {of}")
     node = node_of(ranks_per_node, block)
     if shards % node:
         fitting = choices(shards, f"choose {shards * block}", times=block)
