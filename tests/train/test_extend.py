@@ -81,7 +81,7 @@ def test_gpt2_with_128_micro_batches_is_no_smaller_than_its_activations() -> Non
     sizes: dict[str, Any] = dict(**GPIPE, accumulate=128, recipe="fsdp2", stage=0, seq=128)
     config = plan_config(model="gpt2", **sizes)
     short = plan(config)
-    assert short.memory[0].peak.total_bytes == 4_988_679_240
+    assert short.memory[0].peak.total_bytes == 4_988_679_232
     assert_same(short, planned_in_full(config))
 
 
