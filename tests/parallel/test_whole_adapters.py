@@ -21,7 +21,14 @@ CUT = RunConfig(
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"base": "nf4"}, {"accumulate": 2}, {"precision": "bf16", "adapter_dtype": "fp32"}, {"gather": "module"}],
+    [
+        {},
+        {"base": "nf4"},
+        {"accumulate": 2},
+        {"precision": "bf16", "adapter_dtype": "fp32"},
+        {"gather": "module"},
+        {"ranks": 4, "cp": 2},
+    ],
     ids=str,
 )
 def test_whole_adapters_train_as_adapters_that_are_cut(more: dict[str, Any]) -> None:

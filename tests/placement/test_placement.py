@@ -83,6 +83,7 @@ def test_an_axis_stands_for_finer_ones() -> None:
         "states", "node", "replicas", "replicas", "tp", "pp"
     ]  # fmt: skip
     assert without(DATA, ["nodes", "tp"]) == ("dp_replicate", "node")
+    assert without(DATA, ["tp"]) == DATA
     assert joined({"nodes", "dp_shard", "tp"}) == ("dp_shard", "tp")
     with pytest.raises(InputError, match="expected one that divides dp_shard 6"):
         Mesh(dp_shard=6, node=4)

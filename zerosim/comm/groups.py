@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.comm.collectives import Comm
-from zerosim.placement.mesh import DATA, Mesh, without
+from zerosim.placement.mesh import DATA, SHARES, Mesh, without
 
 
 class Groups:
@@ -18,8 +18,7 @@ class Groups:
         self._parts: dict[tuple[str, int], Comm] = {}
 
     def __call__(self, *axes: str) -> Comm:
-        """Return the group along these axes; equal axes give one Comm. If no other rank differs along them, it has one
-        member and sends nothing."""
+        """Return the group along these axes, the same Comm for equal ones. A group of one member sends nothing."""
         if axes not in self._made:
             mesh, world = self.mesh, self._world
             ranks, name = mesh.group(self._rank, *axes), mesh.name(*axes)
@@ -28,9 +27,8 @@ class Groups:
         return self._made[axes]
 
     def replicas(self, *axes: str) -> Comm | None:
-        """Return the ranks that hold the same part as this one of a buffer cut over these axes; None if no other rank
-        does."""
-        rest = without(DATA, axes) if without(DATA, axes) != without(DATA, ()) else DATA
+        """Return the ranks that hold this one's part of a buffer cut over these axes; None if no other rank does."""
+        rest = without((*DATA, *SHARES), axes)
         return self(*rest) if self.mesh.size(*rest) > 1 else None
 
     def ends(self, axis: str) -> Comm | None:

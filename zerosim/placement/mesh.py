@@ -163,9 +163,12 @@ def _sizes_and_strides(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, int
 
 
 def without(axes: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    """Return the finest axes in `axes` but not in `others`, in mesh order."""
-    gone = _finest(others)
-    return tuple(axis for axis in _finest(axes) if axis not in gone)
+    """Return these axes without the others, in mesh order; of an axis of which a finer one is gone, what is left."""
+    gone, found = {*_finest(others)}, list[str]()
+    for axis in joined(axes):
+        finest = _finest((axis,))
+        found += [axis] if gone.isdisjoint(finest) else [one for one in finest if one not in gone]
+    return tuple(found)
 
 
 def joined(axes: Collection[str]) -> tuple[str, ...]:
