@@ -131,7 +131,7 @@ def settles(draft: Draft) -> Mapping[str, str]:
     """Choose flash attention where results are merged, unless another one is given."""
     values, given = draft.values, draft.given
     merges = values.get("cp", 1) > 1 and values.get("context") != "ulysses"
-    if not merges or values.get("model") in ("mlp", "flat") or "attention" in given or given.get("fp32_softmax"):
+    if not merges or "attention" in given or given.get("fp32_softmax"):
         return {}
     values["attention"] = "flash"
     return draft.without("fp32_softmax", "and flash attention saves no softmax")
