@@ -54,6 +54,11 @@ def divides_rows(config: RunConfig) -> bool:
     return config.parallel.sequence_parallel
 
 
+def repeats_rows(config: RunConfig) -> bool:
+    """Return whether each of tp's ranks has all rows between cut weights."""
+    return config.mesh.tp > 1 and not divides_rows(config)
+
+
 def keeps_gathered(config: RunConfig) -> bool:
     """Return whether such gathered rows are saved for backward."""
     return config.parallel.keep_gathered
