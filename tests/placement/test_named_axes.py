@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerosim.placement.assemble import Piece, assemble, cut
+from zerosim.placement.axes import without
 from zerosim.placement.classes import classes, reasons
 from zerosim.placement.formats import NF4
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import STATES, Mesh, without
+from zerosim.placement.mesh import STATES, Mesh
 from zerosim.placement.partition import EvenSlices, Whole, WholeUnits
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.placement.split import Split, Tile, put, take

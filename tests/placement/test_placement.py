@@ -15,9 +15,10 @@ from zerosim.analysis.formulas import blocked_numel
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.axes import joined, what_for, without
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import AXES, DATA, Mesh, joined, what_for, without
+from zerosim.placement.mesh import AXES, DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.placement.zero import zero_rows
