@@ -2,7 +2,8 @@
 
 A flat buffer's rows describe the states of the whole buffer. So frozen and trained parameters are in separate
 buffers, parameters stored as codes in a third one, and those of experts that are cut over other axes in more. The
-first declared buffer has the unit's name, and the others add their kind. Tensors of adapters may each have a buffer, of their own name.
+first declared buffer has the unit's name, and the others add their kind. Tensors of adapters may each have a buffer, of
+their own name.
 """
 
 from __future__ import annotations

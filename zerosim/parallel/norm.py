@@ -43,9 +43,8 @@ def decided(
         rows, most = norm_rows(layout, comm.device.rank, trained, once=once), max(comm.size, layout.mesh.edp)
         partials = norm_partials(comm.device, trained, most, *rows, read=shards.gradients.grad)
     partials = copied_to(partials, DEVICE)
-    for along in (() if seen and not once else (axes,)) + tuple(
-        (one,) for one in reversed(MODEL) if layout.mesh.size(one) > 1
-    ):
+    others = [(one,) for one in reversed(MODEL) if layout.mesh.size(one) > 1]
+    for along in [*([] if seen and not once else [axes]), *others]:
         groups(*along).all_reduce(partials, op="sum", purpose="control")
     try:
         return decide(total_norm(comm.device, copied_to(partials, place)))

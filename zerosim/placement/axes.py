@@ -1,8 +1,8 @@
-"""Sets of a mesh's axes: what is left without some of them, and what a group along them is for."""
+"""A mesh's axes: what is left without some of them, what a group along them is for, and a rank's place along each."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from zerosim.placement.mesh import (
     AXES,
@@ -14,6 +14,7 @@ from zerosim.placement.mesh import (
     FOLDS,
     SHARES,
     STATES,
+    Mesh,
     finest,
 )
 
@@ -43,3 +44,22 @@ def what_for(axis: str) -> str:
     if axes <= {*EXPERT_STATES} or (axes <= states and (axes - {*SHARES}) in (set(), states - {*SHARES})):
         return "states"  # an axis of one rank has no name
     return "replicas" if axes <= data and not axes < states else axis
+
+
+def coordinates(mesh: Mesh, rank: int) -> Mapping[str, int]:
+    """Return a rank's index along each axis."""
+    return {axis: mesh.index(rank, axis) for axis in mesh.sizes}
+
+
+def first_ranks(mesh: Mesh, *axes: str) -> list[int]:
+    """Return the lowest rank at each place along these axes."""
+    found: dict[int, int] = {}
+    for rank in range(mesh.world_size):
+        found.setdefault(mesh.index(rank, *axes), rank)
+    return [found[index] for index in sorted(found)]
+
+
+def place_of(mesh: Mesh, rank: int) -> str:
+    """Return 'dp_replicate 0, dp_shard 1': the axes with more than one place; '' in a mesh of one axis."""
+    axes = [axis for axis, size in mesh.sizes.items() if size > 1]
+    return ", ".join(f"{axis} {mesh.index(rank, axis)}" for axis in axes) if len(axes) > 1 else ""

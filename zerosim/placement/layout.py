@@ -46,8 +46,7 @@ class Layout:
         self.stages = [tuple(names) for names in stages or [list(self.flats)] * mesh.pp]
         cut = {axis for rows in self._rows.values() if "optim" in rows for axis in rows["optim"].axes}
         self.trained_axes = joined(cut if cut.isdisjoint(EXPERT_STATES) else STATES)
-        """The axes over which any trained buffer is cut, without those of experts: all of their ranks are along these
-        and CUTS."""
+        """The axes over which any trained buffer is cut; those of experts are along these and CUTS."""
         self._cut = [self._cut_together(names) for names in self.stages]
 
     def _cut_together(self, names: Sequence[str]) -> dict[tuple[str, Row, bool], _Together]:

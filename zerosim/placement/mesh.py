@@ -102,8 +102,8 @@ class Mesh:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The ranks along each axis, by name."""
-        return {axis: self.size(axis) for axis in AXES}
+        """The ranks along each axis, by name; those of experts, where they are cut otherwise."""
+        return {axis: self.size(axis) for axis in (*AXES, *(EXPERT_CUTS if self.is_folded else ()))}
 
     @property
     def world_size(self) -> int:
@@ -123,22 +123,6 @@ class Mesh:
         for size, stride in _sizes_and_strides(self, axes):
             place = place * size + rank // stride % size
         return place
-
-    def coordinates(self, rank: int) -> Mapping[str, int]:
-        """Return a rank's index along each axis."""
-        return {axis: self.index(rank, axis) for axis in AXES}
-
-    def first_ranks(self, *axes: str) -> list[int]:
-        """Return the lowest rank at each place along these axes."""
-        found: dict[int, int] = {}
-        for rank in range(self.world_size):
-            found.setdefault(self.index(rank, *axes), rank)
-        return [found[index] for index in sorted(found)]
-
-    def place(self, rank: int) -> str:
-        """Return 'dp_replicate 0, dp_shard 1': the axes with more than one place; '' in a mesh of one axis."""
-        axes = [axis for axis in AXES if self.size(axis) > 1]
-        return ", ".join(f"{axis} {self.index(rank, axis)}" for axis in axes) if len(axes) > 1 else ""
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks, ascending, that differ from this one only along these axes; itself included."""
