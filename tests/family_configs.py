@@ -31,6 +31,7 @@ _LONG: dict[str, Any] = dict(
     rope_type="longrope", short_factor=[1.0 + i / 10 for i in range(6)], long_factor=[2.0 + i for i in range(6)],
     rope_theta=10000.0,
 )  # fmt: skip
+_AUX: dict[str, Any] = dict(output_router_logits=False, router_aux_loss_coef=0.01)
 _T5: dict[str, Any] = dict(
     vocab_size=VOCAB, d_model=HIDDEN, d_kv=16, d_ff=80, num_layers=3, num_heads=4, dropout_rate=0.0,
     decoder_start_token_id=0,
@@ -84,6 +85,20 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         ),
         "opt": _SIZES | _IDS | dict(num_attention_heads=4, ffn_dim=96, word_embed_proj_dim=HIDDEN, dropout=0.0),
         "gpt_bigcode": _GPT2,
+        "mixtral": _HEADS | _AUX | dict(num_local_experts=6, num_experts_per_tok=2),
+        "qwen2_moe": _HEADS | _AUX | dict(
+            num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, shared_expert_intermediate_size=48
+        ),
+        "qwen3_moe": _HEADS | _AUX | dict(
+            head_dim=20, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=2,
+            norm_topk_prob=True,
+        ),
+        "olmoe": _HEADS | _AUX | dict(num_experts=6, num_experts_per_tok=3),
+        "glm4_moe": _HEADS | dict(
+            head_dim=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=2,
+            first_k_dense_replace=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, attention_bias=True,
+            use_qk_norm=True,
+        ),
         "t5": _T5,
         "t5, v1.1": _T5 | dict(
             num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False,

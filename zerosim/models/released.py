@@ -130,7 +130,7 @@ def _prefix(row: Decoder, found: Collection[str]) -> str:
 
 def grouped_names(model: ModelConfig) -> set[str]:
     """Return the names of weights and biases whose outputs are stored group by group."""
-    targets = model.decoder.targets(*model.depths).values() if model.has_blocks else ()
+    targets = model.targets().values() if model.has_blocks else ()
     weights = {one.weight for one in targets if one.map.stored}
     return weights | {f"{name.removesuffix('.weight')}.bias" for name in weights}
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
+from zerosim.functional.experts import Chosen
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
@@ -44,6 +45,18 @@ class WholeMaps:
     def embedding(self, ids: Buffer, table: Operand, splits: Splits) -> Tensor:
         """Look up rows of a token table that is cut by rows."""
         return F.embedding(ids, table)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return x for a layer whose inner widths are cut."""
+        return x
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Return the result of such a layer, of which each rank has a share."""
+        return y
+
+    def inside(self) -> WholeMaps:
+        """Return the maps inside such a layer, between `enter` and `leave`."""
+        return self
 
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
@@ -134,6 +147,43 @@ class WholeMaps:
 WHOLE_MAPS = WholeMaps()
 
 
+class Way(Protocol):
+    """How rows came to experts."""
+
+    @property
+    def counts(self) -> tuple[int, ...]: ...
+
+
+class WholeExperts:
+    """Experts on one rank: all of them are here, and rows go nowhere."""
+
+    size = 1
+    axes: tuple[str, ...] = ()  # the mesh axes that divide the experts, where they are not those of maps
+    grad_scale = 1.0  # the factor of the gradient of an expert's weight
+
+    def stack(self, maps: WholeMaps, shape: tuple[int, ...], *, of: int, parts: int = 1) -> dict[str, Any]:
+        """Return the keywords for `declare` of a stack of this whole shape: (E, O, I), one matrix for each expert, or
+        (E, O). `maps` cut the experts' width, which is dim `of`, in `parts` equal ones side by side."""
+        return {"splits": maps.split(shape, of, parts=parts)}
+
+    def num_local(self, experts: int) -> int:
+        """Return how many of the experts are here."""
+        return experts
+
+    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Way, Tensor, Tensor]:
+        """Return the way of rows to the experts that are here, these rows, sorted by expert, and the weight of each;
+        `inside`: which the experts apply, else `combine`."""
+        way = chosen.routing()
+        return way, F.dispatch(x, way), F.row_weights(weights, way)
+
+    def combine(self, way: Any, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        """Bring results the same way back. Return each token's sum of them, with these weights, in this shape."""
+        return F.combine(rows if weights is None else F.weigh(rows, weights), way, shape)
+
+
+WHOLE_EXPERTS = WholeExperts()
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A layer's group, with one member for each kind of division.
@@ -142,6 +192,7 @@ class Group:
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
     mesh        the ranks, where its axes cut weights
+    experts     which experts are here, and how rows get to them
     documents   where several of them begin in a row; None: a row is one
     """
 
@@ -150,6 +201,7 @@ class Group:
     attention: Callable[..., Tensor] = F.attention
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
+    experts: WholeExperts = WHOLE_EXPERTS
 
 
 ONE_RANK = Group()

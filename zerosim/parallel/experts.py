@@ -17,23 +17,28 @@ by dp_shard x cp, as every other gradient's does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
+from zerosim import functional as F
 from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.common import Grads
-from zerosim.functional.experts import Routing
-from zerosim.nn.group import WholeExperts
+from zerosim.functional.experts import Chosen, Routing, read_counts, sort_rows
+from zerosim.nn.group import WholeExperts, WholeMaps
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.tensor import PURPOSE
+from zerosim.placement.classes import Column, Reason
+from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
 from zerosim.placement.split import Split
+from zerosim.placement.spread import EVEN
 from zerosim.tensor.tensor import Tensor, apply
+
+CONTROL = "control"
 
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
@@ -41,79 +46,112 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     mesh, groups = config.mesh.axes, place.groups
     if not mesh.is_folded:
         return made
-    ep, etp = (mesh.index(place.rank, axis) if groups else 0 for axis in EXPERT_CUTS)
-    comms = [groups(axis) if groups else None for axis in EXPERT_CUTS]
-    scale = Fraction(mesh.tp, mesh.ep * mesh.etp)
-    experts = ExpertParallel((mesh.ep, mesh.etp), (ep, etp), comms, scale)
+    kind = AllGathered if config.experts.dispatcher == "allgather" else Exchanging
+    comm = None if groups is None else Members(groups("ep"), groups("etp"), groups(*EXPERT_CUTS))
+    experts = kind((mesh.ep, mesh.etp), mesh.index(place.rank, *EXPERT_CUTS), comm, mesh.tp / (mesh.ep * mesh.etp))
     return made._replace(group=replace(made.group, experts=experts, mesh=mesh))
 
 
-class ExpertParallel(WholeExperts):
-    """Member (ep, etp) `at` of a group of `sizes`, with their `comms`. Without those it describes how weights are cut,
-    and runs nothing. `scale`: the factor of an expert's gradient."""
+def unlike(config: RunConfig) -> list[Reason]:
+    """Return why ranks along ep differ, if they do: their experts get more rows than others, or fewer."""
+    mesh, model = config.mesh.axes, config.model
+    if not mesh.is_folded or mesh.ep == 1:
+        return []
+    tokens = config.data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
+    local, rows = model.experts // mesh.ep, list[tuple[tuple[int, ...], ...]]()
+    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
+        spread = config.experts.spread_of(model.experts, number) or EVEN
+        counts = spread.counts(tokens, model.top_k, model.experts)
+        rows.append(tuple(counts[first : first + local] for first in range(0, model.experts, local)))
+
+    def places(layout: Layout, stage: int) -> Iterator[Column]:
+        yield ("ep",), list(zip(*rows, strict=True))
+
+    return [places]
+
+
+class Members(NamedTuple):
+    """This rank's groups along ep, along etp, and along both."""
+
+    ep: Comm
+    etp: Comm
+    both: Comm
+
+
+class Cut(WholeExperts):
+    """Member `at` of a group of ep x etp `sizes`. Without its members it describes how weights are cut, and runs
+    nothing. `grad_scale`: the factor of an expert's gradient."""
 
     axes = EXPERT_CUTS
 
-    def __init__(
-        self, sizes: tuple[int, int], at: tuple[int, int], comms: Sequence[Comm | None], scale: Fraction
-    ) -> None:
-        (self.size, self.tensor), (self.index, _) = sizes, at
-        self.comms, self.grad_scale = comms, scale
+    def __init__(self, sizes: tuple[int, int], at: int, members: Members | None, grad_scale: float) -> None:
+        self.size, self.tensor = sizes
+        self.index, self.tensor_index = divmod(at, self.tensor)
+        self._members, self.grad_scale = members, grad_scale
 
-    def stack(self, shape: tuple[int, ...], *, of: int | None, **how: Any) -> dict[str, Any]:
-        """Return how a stack (E, ...) of experts' weights is declared: its dim `of` is an expert's width F."""
-        splits = [Split(shape, 0, self.size, axis="ep")]
-        if of is not None:
-            splits += [Split(splits[0].local_shape, of, self.tensor, axis="etp", **how)]
-        return {"splits": tuple(splits), "axes": EXPERT_STATES}
+    @property
+    def members(self) -> Members:
+        assert self._members is not None, "a model that was built for its layout alone does not run"
+        return self._members
+
+    def stack(self, maps: WholeMaps, shape: tuple[int, ...], *, of: int, parts: int = 1) -> dict[str, Any]:
+        by_expert = Split(shape, 0, self.size, axis="ep")
+        by_width = Split(by_expert.local_shape, of, self.tensor, parts, axis="etp")
+        return {"splits": (by_expert, by_width), "axes": EXPERT_STATES}
 
     def num_local(self, experts: int) -> int:
         return experts // self.size
 
-    def send(self, routing: Routing, *rows: Tensor) -> tuple[Trip, *tuple[Tensor, ...]]:
-        trip = self._trip(routing)
-        return trip, *[self._sent(one, trip) for one in rows]
 
-    def bring(self, trip: Trip, rows: Tensor) -> Tensor:
-        ep, etp = self.comms
-        assert ep is not None
-        assert etp is not None
-        if trip.order:
-            rows = moved(rows, *trip.back)
+class Exchanging(Cut):
+    """Rows go to their experts' ranks by all-to-all, and come back."""
+
+    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Trip, Tensor, Tensor]:
+        trip = self._trip(chosen)
+        rows, of_rows = self._sent(F.dispatch(x, trip.home), trip), F.row_weights(weights, trip.home)
+        return trip, rows, self._sent(of_rows, trip) if inside else of_rows
+
+    def combine(self, way: Trip, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        members = self.members
+        if way.order:
+            rows = moved(rows, *way.back)
         if self.tensor > 1:
-            out = scattered(etp, rows.buffer, trip.held, Kind.ACTIVATION)
-            rows = apply(Scattered(etp, trip.held), out, rows, op="scatter_rows", saved={})
+            rows = scattered(members.etp, rows, way.held)
         if self.size > 1:
-            out = exchanged(ep, rows.buffer, trip.received, trip.sent, Kind.ACTIVATION)
-            rows = apply(Exchanged(ep, trip.received, trip.sent), out, rows, op="bring_rows", saved={})
-        return rows
+            rows = exchanged(members.ep, rows, way.received, way.sent)
+        return super().combine(way.home, rows, weights, shape)
 
     def _sent(self, rows: Tensor, trip: Trip) -> Tensor:
-        ep, etp = self.comms
-        assert ep is not None
-        assert etp is not None
         if self.size > 1:
-            out = exchanged(ep, rows.buffer, trip.sent, trip.received, Kind.ACTIVATION)
-            rows = apply(Exchanged(ep, trip.sent, trip.received), out, rows, op="send_rows", saved={})
+            rows = exchanged(self.members.ep, rows, trip.sent, trip.received)
         if self.tensor > 1:
-            out = gathered(etp, rows.buffer, trip.held, Kind.ACTIVATION)
-            rows = apply(Gathered(etp, trip.held), out, rows, op="gather_rows", saved={})
+            rows = gathered(self.members.etp, rows, trip.held)
         return moved(rows, trip.chunks, trip.order) if trip.order else rows
 
-    def _trip(self, routing: Routing) -> Trip:
-        """Tell the group how many rows this rank has for each expert, and read what the others have."""
-        own, local = routing.counts, self.num_local(len(routing.counts))
-        table = self._tables(routing)  # by member of etp, then of ep: rows for each local expert
-        chunks = [rows for of_member in table for rows in of_member]
+    def _trip(self, chosen: Chosen) -> Trip:
+        """Tell the group how many rows this rank has for each expert, and read what the others have for the experts
+        here."""
+        experts, members, each = chosen.table.numel, self.members, range(self.size)
+        local = self.num_local(experts)
+        arrived = (
+            members.ep.all_to_all(chosen.table, kind=Kind.TEMP, purpose=CONTROL) if self.size > 1 else chosen.table
+        )
+        if self.tensor > 1:
+            arrived = members.etp.all_gather(arrived, kind=Kind.TEMP, purpose=CONTROL)
+        own = chosen.assumed()
+        here = own[self.index * local : (self.index + 1) * local] * (self.size * self.tensor)
+        both = read_counts([chosen.table, arrived], None if chosen.spread is None else [own, here])
+        own, chunks = both
         sources = range(0, len(chunks), local)
-        order = [first + expert for expert in range(local) for first in sources] if local > 1 else []
+        of_member = [chunks[first : first + experts] for first in range(0, len(chunks), experts)]
         return Trip(
+            home=Routing(chosen.ids, chosen.order, chosen.ids.shape[1], own),
             counts=tuple(sum(chunks[expert::local]) for expert in range(local)),
-            sent=tuple(sum(own[first : first + local]) for first in range(0, len(own), local)),
-            received=tuple(sum(table[self.tensor_index][first : first + local]) for first in range(0, len(own), local)),
-            held=tuple(map(sum, table)),
-            chunks=tuple(chunks),
-            order=tuple(order),
+            sent=tuple(sum(own[at * local : (at + 1) * local]) for at in each),
+            received=tuple(sum(of_member[self.tensor_index][at * local : (at + 1) * local]) for at in each),
+            held=tuple(map(sum, of_member)),
+            chunks=chunks,
+            order=tuple(first + expert for expert in range(local) for first in sources) if local > 1 else (),
         )
 
 
@@ -121,12 +159,14 @@ class ExpertParallel(WholeExperts):
 class Trip:
     """How rows came to the experts of this rank.
 
+    home       the rows of its own tokens
     counts     the rows of each of its experts
     sent       the rows that it sent to each member of ep; `received` from each
     held       the rows that each member of etp received
     chunks     the rows of each expert from each source, as they arrived; `order`: in which they lie for the experts
     """
 
+    home: Routing
     counts: tuple[int, ...]
     sent: tuple[int, ...]
     received: tuple[int, ...]
@@ -141,6 +181,29 @@ class Trip:
         return tuple(self.chunks[chunk] for chunk in self.order), tuple(place[at] for at in range(len(self.order)))
 
 
+class AllGathered(Cut):
+    """Every rank gathers all tokens of the group, takes the rows of its own experts, and reduce-scatters the sums."""
+
+    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Routing, Tensor, Tensor]:
+        comm, (tokens, top_k), experts = self.members.both, chosen.ids.shape, chosen.table.numel
+        wide = x.shape[-1]
+        x, weights = (gathered(comm, one, (tokens,) * comm.size) for one in (x.reshape(tokens, wide), weights))
+        ids = comm.all_gather(chosen.ids.reshape(-1), kind=Kind.ACTIVATION, purpose=PURPOSE).reshape(-1, top_k)
+        found = sort_rows(ids, experts, chosen.spread)
+        assumed = tuple(comm.size * numel for numel in chosen.assumed())
+        [counts] = read_counts([found.table], None if chosen.spread is None else [assumed])
+        local = self.num_local(experts)
+        first = self.index * local
+        start, own = sum(counts[:first]), counts[first : first + local]
+        way = Routing(ids, found.order[start : start + sum(own)], top_k, own)
+        return way, F.dispatch(x, way), F.row_weights(weights, way)
+
+    def combine(self, way: Routing, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        comm = self.members.both
+        sums = super().combine(way, rows, weights, (len(way.ids.array), shape[-1]))
+        return scattered(comm, sums, (sums.shape[0] // comm.size,) * comm.size).reshape(*shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Exchanged:
     """An all-to-all of rows; backward is the other way. Saves nothing."""
@@ -150,7 +213,7 @@ class Exchanged:
     received: tuple[int, ...]
 
     def backward(self, grad: Buffer) -> Grads:
-        return (exchanged(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD),)
+        return (_exchanged(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +224,7 @@ class Gathered:
     held: tuple[int, ...]
 
     def backward(self, grad: Buffer) -> Grads:
-        return (scattered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
+        return (_scattered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +235,7 @@ class Scattered:
     held: tuple[int, ...]
 
     def backward(self, grad: Buffer) -> Grads:
-        return (gathered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
+        return (_gathered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +256,31 @@ def moved(rows: Tensor, chunks: tuple[int, ...], order: tuple[int, ...]) -> Tens
     return apply(back, _moved(rows.buffer, chunks, order, Kind.ACTIVATION), rows, op="move_rows", saved={})
 
 
+def exchanged(comm: Comm, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
+    """Send so many of the rows to each member, in their order, and return those of all members."""
+    out = _exchanged(comm, rows.buffer, sent, received, Kind.ACTIVATION)
+    return apply(Exchanged(comm, sent, received), out, rows, op="exchange_rows", saved={})
+
+
+def gathered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
+    """Return every member's rows, of which it has so many."""
+    out = _gathered(comm, rows.buffer, held, Kind.ACTIVATION)
+    return apply(Gathered(comm, held), out, rows, op="gather_rows", saved={})
+
+
+def scattered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
+    """Return the sum of all members' results for this member's rows. `rows` may be overwritten."""
+    out = _scattered(comm, rows.buffer, held, Kind.ACTIVATION)
+    return apply(Scattered(comm, held), out, rows, op="scatter_rows", saved={})
+
+
 def _moved(rows: Buffer, chunks: Sequence[int], order: Sequence[int], kind: Kind) -> Buffer:
     out = rows.device.alloc(rows.shape, rows.dtype, kind)
     rows.device.kernel(0, rows.device.backend.move_rows, rows.array, chunks, order, out.array)
     return out
 
 
-def exchanged(comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[int], kind: Kind) -> Buffer:
+def _exchanged(comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[int], kind: Kind) -> Buffer:
     """Send so many of the rows to each member, in their order, and return those of all members."""
     wide = rows.shape[1]
     out = rows.device.alloc((sum(received), wide), rows.dtype, kind)
@@ -214,7 +295,7 @@ def exchanged(comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[
     return out
 
 
-def gathered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
+def _gathered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
     """Return every member's rows, of which it has so many."""
     out = rows.device.alloc((sum(held), rows.shape[1]), rows.dtype, kind)
     if len({*held}) == 1:
@@ -228,7 +309,7 @@ def gathered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffe
     return out
 
 
-def scattered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
+def _scattered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
     """Return the sum of all members' results for this member's rows. `rows` may be overwritten."""
     out = rows.device.alloc((held[comm.rank], rows.shape[1]), rows.dtype, kind)
     if len({*held}) == 1:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from zerosim.placement.block import Between, Block, Branch, Decoder, Map, Masked, Out, Second
+from zerosim.placement.block import Between, Block, Branch, Decoder, Experts, Map, Masked, Out, Second
 
 Layout = Literal["in_out", "out_in"]
 
@@ -131,6 +131,28 @@ COHERE = _blocks(LLAMA, norm="layer without bias", parallel=True, mlp=_MLP._repl
 )
 
 
+def _experts(row: Decoder, experts: Experts) -> Decoder:
+    """Return the row with experts in its feed-forward."""
+    return _blocks(row, mlp=row.block.mlp._replace(experts=experts))
+
+
+MIXTRAL = _experts(
+    LLAMA, Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"))
+)  # its files call the module block_sparse_moe
+QWEN2_MOE = _experts(QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"))
+QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
+OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
+GLM4_MOE = _experts(
+    biased(LLAMA, rows=False),
+    Experts("sigmoid", ranks="two", shared="shared_experts", balance="e_score_correction_bias"),
+)
+WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
+    {
+        "gpt": Experts(stacks=("experts.c_fc", "experts.c_proj"), layout="in_out", shared="shared_experts"),
+        "llama": Experts(shared="shared_experts"),
+    }
+)
+"""The experts of families that are dense without them."""
 STARCODER2 = _blocks(
     biased(LLAMA), norm="layer", between="gelu_tanh", mlp=_fully("c_fc", "c_proj", "post_attention_layernorm")
 )._replace(tied=True)
@@ -352,6 +374,11 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "bert": BERT,
         "roberta": ROBERTA,
         "t5": t5(),
+        "mixtral": MIXTRAL,
+        "qwen2_moe": QWEN2_MOE,
+        "qwen3_moe": QWEN3_MOE,
+        "olmoe": OLMOE,
+        "glm4_moe": GLM4_MOE,
     }
 )
 """Every family with blocks."""

@@ -19,12 +19,15 @@ from zerosim.config.huggingface.rows import (
     activation,
     biases,
     dropouts,
+    experts,
     falcon,
+    groups_of_experts,
     only,
     padded_positions,
     read_numbers,
     rotary_columns,
     shared_by_all,
+    some_dense,
     t5_blocks,
     t5_head,
     token_types,
@@ -88,6 +91,14 @@ _SILU = activation("hidden_act"), dropouts("attention_dropout")
 _BIAS = biases("attention_bias", "columns", "rows")
 _BIASES = _BIAS, biases("mlp_bias", "mlp")
 _SOME_SLIDE = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+_AUXILIARY = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
+_SOME_DENSE = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+    "norm_topk_prob": False,
+    "layer_types": None,
+    **_AUXILIARY,
+}
 _COHERE = {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
 _GEMMA = {**_ROPE, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "head_dim": 256}
 _GEMMA2 = {
@@ -251,6 +262,40 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "max_position_embeddings": 131072},
         (activation("hidden_activation"), only("attn_logit_softcapping", None), *_GEMMA_RULES, read_windows,
          read_numbers),
+    ),
+    "mixtral": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_key_value_heads": 8, "sliding_window": None,
+         "num_local_experts": 8, "num_experts_per_tok": 2, **_AUXILIARY, "router_jitter_noise": 0.0},
+        (*_SILU, read_rope, read_windows, experts("num_local_experts", "intermediate_size", gate="")),
+    ),
+    "qwen2_moe": Family(
+        _COMMON,
+        {**_LLAMA, **_SOME_SLIDE, **_SOME_DENSE, "num_experts": 60, "num_experts_per_tok": 4,
+         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
+        (*_SILU, biases("qkv_bias", "columns"), read_rope, read_windows, some_dense,
+         experts("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", of_width=True)),
+    ),
+    "qwen3_moe": Family(
+        _COMMON,
+        {**_LLAMA, **_SOME_DENSE, "use_sliding_window": False, "sliding_window": 4096, "head_dim": None,
+         "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        (*_SILU, _BIAS, read_rope, read_windows, some_dense, experts("num_experts", "moe_intermediate_size")),
+    ),
+    "olmoe": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
+         **_AUXILIARY, "clip_qkv": None},
+        (*_SILU, _BIAS, only("clip_qkv", None), read_rope, experts("num_experts", "intermediate_size")),
+    ),
+    "glm4_moe": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": None, "attention_bias": False,
+         "partial_rotary_factor": 0.5, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+         "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+         "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False},
+        (*_SILU, biases("attention_bias", "columns"), unless("use_qk_norm", False, qk_norm="head"), read_rope,
+         some_dense, experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"), groups_of_experts),
     ),
     "bert": Family(_ENCODER, _BERT, (activation("hidden_act"), *_BERT_RULES)),
     "roberta": Family(  # its head's function is gelu, whatever the blocks' is

@@ -22,6 +22,7 @@ from zerosim.config.parts import (
     delayed,
     documents,
     expert_parallel,
+    experts,
     gathering,
     grads,
     in_backward,
@@ -66,6 +67,7 @@ class Parts:
     world: world.WorldConfig
     clock: clock.ClockConfig
     context: context.ContextConfig
+    experts: experts.ExpertsConfig
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))
@@ -118,6 +120,7 @@ CAPABILITIES = (
     ),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
     Capability(lambda c: expert_parallel.rules(c.mesh, c.model, c.parallel, c.gathering, c.reduction)),
+    Capability(lambda c: experts.rules(c.experts, c.model, c.mesh, c.gathering, c.memory)),
     Capability(
         lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,
     ),
