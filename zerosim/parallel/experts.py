@@ -200,7 +200,7 @@ class AllGathered(Cut):
 
     def combine(self, way: Routing, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         comm = self.members.both
-        sums = super().combine(way, rows, weights, (len(way.ids.array), shape[-1]))
+        sums = super().combine(way, rows, weights, (way.ids.shape[0], shape[-1]))
         return scattered(comm, sums, (sums.shape[0] // comm.size,) * comm.size).reshape(*shape)
 
 
