@@ -54,7 +54,7 @@ def num_active(model: ModelConfig, flats: Iterable[FlatSpec]) -> int:
     found = 0
     for weight in (weight for flat in flats for weight in flat.weights):
         numel = math.prod(weight.whole_shape)
-        found += numel * model.top_k // model.experts if is_of_experts(model, weight.name) else numel
+        found += model.active(numel) if is_of_experts(model, weight.name) else numel
     return found
 
 

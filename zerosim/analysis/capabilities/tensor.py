@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
-from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
+from zerosim.analysis.facts import all_reduce_times, experts_in, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.formulas.form import Form, symbol
 from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
@@ -39,6 +39,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
             all_reduce=times,
             keep_gathered=keeps_gathered(config),
             head_again=config.memory.loss not in LIGER,
+            experts=experts_in(config),
             **how,
         )
     else:
