@@ -13,6 +13,7 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
+from zerosim.device.device import Phase
 from zerosim.dtypes import fp32
 from zerosim.nn.context import LayerContext
 from zerosim.placement.block import Experts, Role
@@ -34,7 +35,16 @@ class ExpertsLayer:
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
-        self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
+        options, self.balance, self.name = here.experts, here.group.balance, here.name
+        self.dtype = fp32 if options.router_dtype == "fp32" else None
+        self.capacity = None
+        if options.capacity_factor is not None:
+            by_weight = options.token_drop != "position"
+            self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
+        self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
+        self.of_sequences = options.aux_loss_over == "sequence"
+        if self.balance is not None:
+            self.balance.join(here.name, sizes.experts, biased=bool(row.balance or options.bias_rate))
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
@@ -68,7 +78,16 @@ class ExpertsLayer:
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
         logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
-        weights, routing = F.route(logits, self.top_k, self.how)
+        balance, device = self.balance, x.device
+        bias = None if balance is None else balance.bias(self.name, device)
+        weights, routing = F.route(logits, self.top_k, self.how, bias, capacity=self.capacity)
+        if balance is not None:
+            if device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
+                balance.note(self.name, routing)
+            if self.losses is not None and device.is_training:
+                losses = self.losses._replace(runs=x.shape[0] if self.of_sequences else 1)
+                factor = partial(balance.factor, self.maps.size)
+                weights = F.with_losses(weights, logits, routing, self.how, losses, factor)
         del logits
         of_rows = F.row_weights(weights, routing)
         del weights

@@ -17,6 +17,7 @@ from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
 from zerosim.functional.experts import Routing
+from zerosim.nn.balance import Balance
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
@@ -185,6 +186,7 @@ class Group:
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
     mesh        the ranks, where its axes cut weights
     experts     which experts are here, and how rows get to them
+    balance     the loads and the biases of their routers, which last from step to step; None: there are none
     documents   where several of them begin in a row; None: a row is one
     """
 
@@ -194,6 +196,7 @@ class Group:
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS
+    balance: Balance | None = None
 
 
 ONE_RANK = Group()
