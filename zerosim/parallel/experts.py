@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from zerosim import functional as F
 from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
+from zerosim.config.parts.experts import rows_by_rank
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.common import Grads
 from zerosim.functional.experts import Chosen, Routing, read_counts, sort_rows
@@ -35,7 +36,6 @@ from zerosim.placement.classes import Column, Reason
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
 from zerosim.placement.split import Split
-from zerosim.placement.spread import EVEN
 from zerosim.tensor.tensor import Tensor, apply
 
 CONTROL = "control"
@@ -54,15 +54,11 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 
 def unlike(config: RunConfig) -> list[Reason]:
     """Return why ranks along ep differ, if they do: their experts get more rows than others, or fewer."""
-    mesh, model = config.mesh.axes, config.model
-    if not mesh.is_folded or mesh.ep == 1:
+    mesh = config.mesh.axes
+    if mesh.ep == 1:
         return []
-    tokens = config.data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
-    local, rows = model.experts // mesh.ep, list[tuple[int, ...]]()
-    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
-        spread = config.experts.spread_of(model.experts, number) or EVEN
-        counts = spread.counts(tokens, model.top_k, model.experts)
-        rows.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
+    each = config.data.micro_batch * config.model.row_tokens // (mesh.cp * mesh.tp)
+    rows = rows_by_rank(mesh, config.model, config.experts, each)
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
         yield ("ep",), list(zip(*rows, strict=True))
