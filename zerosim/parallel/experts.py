@@ -43,22 +43,20 @@ CONTROL = "control"
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the ranks over which a layer's experts are cut."""
-    mesh, groups = config.mesh.axes, place.groups
+    mesh, groups = made.group.device_mesh, place.groups
     if not mesh.is_folded:
         return made
     kind = AllGathered if config.experts.dispatcher == "allgather" else Exchanging
     comm = None if groups is None else Members(groups("ep"), groups("etp"), groups(*EXPERT_CUTS))
     experts = kind((mesh.ep, mesh.etp), mesh.index(place.rank, *EXPERT_CUTS), comm, mesh.tp / (mesh.ep * mesh.etp))
-    return made._replace(group=replace(made.group, experts=experts, mesh=mesh))
+    return made._replace(group=replace(made.group, experts=experts))
 
 
 def unlike(config: RunConfig) -> list[Reason]:
     """Return why ranks along ep differ, if they do: their experts get more rows than others, or fewer."""
-    mesh = config.mesh.axes
-    if mesh.ep == 1:
+    rows = rows_by_rank(config.mesh, config.model, config.experts, config.data)
+    if not rows:
         return []
-    each = config.data.micro_batch * config.model.row_tokens // (mesh.cp * mesh.tp)
-    rows = rows_by_rank(mesh, config.model, config.experts, each)
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
         yield ("ep",), list(zip(*rows, strict=True))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerosim.config.option import Part, option
+from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
@@ -15,7 +16,6 @@ from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
 from zerosim.errors import InputError, wrong
-from zerosim.placement.mesh import Mesh
 from zerosim.placement.spread import EVEN, Spread, zipf
 
 
@@ -195,9 +195,14 @@ def cut_rules(
             yield wrong(name, f"{sizes}: experts' states are cut over other ranks; leave {field} out")
 
 
-def rows_by_rank(mesh: Mesh, model: ModelConfig, experts: ExpertsConfig, tokens: int) -> list[tuple[int, ...]]:
-    """Return how many of so many tokens' rows each rank along ep gets, in each block with experts, as they are assumed
-    to spread."""
+def rows_by_rank(
+    mesh: MeshConfig, model: ModelConfig, experts: ExpertsConfig, data: DataConfig
+) -> list[tuple[int, ...]]:
+    """Return how many of a rank's rows each rank along ep gets, in each block with experts, as tokens are assumed to
+    spread; nothing without ep."""
+    if mesh.ep == 1:
+        return []
+    tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
     local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
         counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
