@@ -16,7 +16,7 @@ from zerosim.backends.forms import Choice
 from zerosim.device.device import Phase
 from zerosim.dtypes import fp32
 from zerosim.nn.context import LayerContext
-from zerosim.placement.block import Experts, Role
+from zerosim.placement.block import BALANCE, Experts, Role
 from zerosim.tensor.tensor import Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
@@ -35,7 +35,8 @@ class ExpertsLayer:
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
-        options, self.balance, self.name = here.experts, here.group.balance, here.name
+        options, self.balance = here.experts, here.group.balance
+        self.name = f"{here.name}.{row.gate}.{BALANCE}"
         self.dtype = fp32 if options.router_dtype == "fp32" else None
         self.capacity = None
         if options.capacity_factor is not None:
@@ -44,7 +45,7 @@ class ExpertsLayer:
         self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
         self.of_sequences = options.aux_loss_over == "sequence"
         if self.balance is not None:
-            self.balance.join(here.name, sizes.experts, biased=bool(row.balance or options.bias_rate))
+            self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
