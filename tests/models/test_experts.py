@@ -11,7 +11,7 @@ from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
-from zerosim.device.events import Kernel
+from zerosim.device.events import Alloc, Kernel
 from zerosim.errors import InputError
 from zerosim.nn.halves import kind_of
 from zerosim.placement.block import Role
@@ -47,6 +47,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "biases": dict(stage=3, bias_rate=0.01, recompute="full"),
     "biases, pp": dict(ranks=4, pp=2, accumulate=4, bias_rate=0.01, pipeline="zb-h1"),
     "biases, hsdp": dict(stage=3, ranks=4, dp_replicate=2, bias_rate=0.01),
+    "eager": dict(stage=3, experts_kernel="eager"),
+    "batched": dict(ranks=4, tp=2, sequence_parallel=True, experts_kernel="batched"),
+    "autocast": dict(autocast="bf16", experts_kernel="eager"),
     "padded": dict(stage=3, capacity_factor=0.8, pad_to_capacity=True),
     "capacity": dict(stage=3, capacity_factor=1.25, routing="even"),
 }
@@ -62,6 +65,39 @@ def test_a_plan_leaves_the_record_of_a_run(way: str) -> None:
         assert planned.memory[rank] == real.memory[rank]
     assert formulas_agree(checks(real))
     assert set(real.live_bytes_after) == {0}
+
+
+@pytest.mark.parametrize("experts", [8, 64])
+def test_implementations_differ_in_what_they_hold_and_in_no_bit(experts: int) -> None:
+    """Beside the gradients, one stack of each map, eager's backward holds two more of the larger map and one expert's;
+    a batched product keeps a matrix for each row."""
+    few: dict[str, Any] = BASE | dict(layers=1, ranks=1, accumulate=1, steps=1, experts=experts, shared_experts=0)
+    runs = {kernel: run(RunConfig(**few, experts_kernel=kernel)) for kernel in ("grouped", "eager", "batched")}
+    sizes, temp = runs["grouped"].config.model, dict[str, int]()
+    larger, rows = 2 * sizes.hidden * sizes.expert_ffn * 4, few["seq"] * RunConfig(**few).data.micro_batch * sizes.top_k
+    for kernel, result in runs.items():
+        found = plan(result.config, keep_events=True).events[0]
+        temp[kernel] = sum({event.id: event.nbytes for event in found if isinstance(event, Alloc)
+                            and event.kind == "temp" and event.nbytes >= larger}.values())  # fmt: skip
+        assert result.losses == runs["grouped"].losses
+        assert all((result.weights[name] == values).all() for name, values in runs["grouped"].weights.items())
+    smaller = larger // 2
+    assert temp["eager"] - temp["grouped"] == 2 * experts * (larger + smaller) + larger
+    assert temp["batched"] - temp["grouped"] == rows * (larger + smaller)
+    kept = [sum(row.nbytes for rows_of in result.saved.values() for row in rows_of) for result in runs.values()]
+    assert kept[2] - kept[0] == rows * (larger + smaller)
+
+
+def test_grouped_experts_of_fp32_weights_stay_fp32_under_autocast() -> None:
+    """torch's grouped product is on none of autocast's lists; the other implementations' products are."""
+    few: dict[str, Any] = BASE | dict(ranks=1, accumulate=1, steps=1, autocast="bf16")
+    read = dict[str, int]()
+    for kernel in ("grouped", "eager"):
+        found = plan(RunConfig(**few, experts_kernel=kernel), keep_events=True).events[0]
+        read[kernel] = next(
+            event.bytes_written for event in found if isinstance(event, Kernel) and event.name == "grouped"
+        )
+    assert read["grouped"] == 2 * read["eager"]
 
 
 def test_experts_flags_make_gpt_and_llama_mixtures() -> None:

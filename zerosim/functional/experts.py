@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import NamedTuple
 
 from zerosim.backends.forms import Choice
 from zerosim.backends.kernels import Array
-from zerosim.device.device import Buffer, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy
-from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, KernelWork, work_of
+from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, VECTOR, KernelWork, work_of
 from zerosim.dtypes import DType, compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
@@ -267,12 +267,20 @@ def weigh(rows: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Saves its rows, if the stack is trained, and the stack's handle."""
+    """Saves its rows, if the stack is trained, and the stack's handle.
+
+    kernel  'grouped'; 'eager': in PyTorch each expert's gradient is a stack of zeros but for it, which is added to that
+            of the experts before in a third one; 'batched': it also saves a matrix for each row, and has as many
+            gradients
+    gathered  those matrices
+    """
 
     x: Readable | Outline
     stack: Operand
     counts: tuple[int, ...]
     transposed: bool
+    kernel: str = "grouped"
+    gathered: Buffer | None = None
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -287,7 +295,7 @@ class Grouped:
 
         def make() -> Buffer:
             assert not isinstance(self.x, Outline)
-            dstack = self.stack.new_grad()
+            dstack, _beside = self.stack.new_grad(), self._beside(device)
             left, right = (grad.array, self.x.array) if self.transposed else (self.x.array, grad.array)
             shape = left.shape[1], left.shape[0], right.shape[1], len(self.counts)
             work = _work(GROUPED_WGRAD, shape, left, right, dstack.array)
@@ -296,9 +304,21 @@ class Grouped:
 
         return dx, weight_grad(self.stack, make, self.x)
 
+    def _beside(self, device: Device) -> list[Buffer]:
+        """Return what an implementation holds while it computes the stack's gradient."""
+        shape, dtype = self.stack.shape, self.stack.dtype
+        if self.kernel == "eager":
+            stacks, numel = [shape, shape, shape[1:]], prod(shape)
+            nbytes = len(self.counts) * numel * dtype.itemsize
+            device.count(KernelWork("experts_accumulate", VECTOR, len(self.counts) * numel, 2 * nbytes, 2 * nbytes))
+            return [device.alloc(one, dtype, Kind.TEMP) for one in stacks]
+        return [] if self.gathered is None else [device.alloc(self.gathered.shape, dtype, Kind.TEMP)]
 
-def grouped_linear(x: Tensor, stack: Operand, routing: Routing, *, transposed: bool = True) -> Tensor:
-    """Return each expert's rows times its matrix.
+
+def grouped_linear(
+    x: Tensor, stack: Operand, routing: Routing, *, transposed: bool = True, kernel: str = "grouped"
+) -> Tensor:
+    """Return each expert's rows times its matrix. `kernel`: see `Grouped`.
 
     Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
 
@@ -313,9 +333,12 @@ def grouped_linear(x: Tensor, stack: Operand, routing: Routing, *, transposed: b
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, routing.counts, out.array)
     del values, matrices
+    gathered = None
+    if kernel == "batched":
+        gathered = device.alloc((x.shape[0], *stack.shape[1:]), stack.dtype, Kind.ACTIVATION)
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, routing.counts, transposed)
-    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack})
+    rule = Grouped(kept, stack, routing.counts, transposed, kernel, gathered)
+    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
 
 
 def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:

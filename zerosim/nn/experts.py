@@ -14,10 +14,11 @@ from functools import partial
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
 from zerosim.device.device import Phase
-from zerosim.dtypes import fp32
+from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
+from zerosim.nn.lora import in_autocast
 from zerosim.placement.block import BALANCE, Experts, Role
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -38,7 +39,7 @@ class ExpertsLayer:
         options, self.balance = here.experts, here.group.balance
         self.name = f"{here.name}.{row.gate}.{BALANCE}"
         self.dtype = fp32 if options.router_dtype == "fp32" else None
-        self.capacity = None
+        self.capacity, self.here, self.kernel = None, here, options.experts_kernel
         if options.capacity_factor is not None:
             by_weight = options.token_drop != "position"
             self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
@@ -73,12 +74,12 @@ class ExpertsLayer:
         x = self.maps.enter(x)
         y = self._of_chosen(x)
         if self.shared is not None:
-            y = y + self._of_shared(self.shared, x)
+            y = F.promoted_sum(y, self._of_shared(self.shared, x))
         return self.maps.leave(y)
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
+        logits = self._linear(x, self.gate, self.dtype)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, routing = F.route(logits, self.top_k, self.how, bias, capacity=self.capacity)
@@ -102,19 +103,28 @@ class ExpertsLayer:
 
     def _maps(self, rows: Tensor, way: F.Routing, weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them."""
-        run, transposed = self.policy.run, self.row.layout == "out_in"
+        run, given = self.policy.run, rows.dtype
+        up: Operand = self.up
+        down: Operand = self.down
+        product = partial(F.grouped_linear, transposed=self.row.layout == "out_in", kernel=self.kernel)
+        if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
+            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [self.up], [self.down])
         if weights is not None and self.row.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        into = partial(F.grouped_linear, stack=self.up, routing=way, transposed=transposed)
+        into = partial(product, stack=up, routing=way)
         rows = run("mlp_act", self.between, run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
-        return F.grouped_linear(rows, self.down, way, transposed=transposed)
+        return F.cast(product(rows, down, way), given)
+
+    def _linear(self, x: Tensor, weight: Parameter, dtype: DType | None = None) -> Tensor:
+        [own], [[read]] = in_autocast(self.here, x, [weight])
+        return F.linear(own, read, transposed=True, dtype=dtype)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:
             return shared(x)
-        weights, _ = F.choose(F.linear(x, self.shared_gate, transposed=True), 1, Choice("sigmoid"))
+        weights, _ = F.choose(self._linear(x, self.shared_gate), 1, Choice("sigmoid"))
         return F.weigh(shared(x), weights)
 
 

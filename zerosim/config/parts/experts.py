@@ -12,6 +12,9 @@ from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.errors import InputError, wrong
 
+KERNELS = ("grouped", "eager", "batched")
+"""The implementations of transformers' experts: grouped_mm, eager and batched_mm."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(Part):
@@ -28,6 +31,11 @@ class ExpertsConfig(Part):
         words="moe_router_dtype",
     )  # fmt: skip
 
+    experts_kernel: str = option(
+        "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
+        "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
+        choices=KERNELS, words="experts_implementation",
+    )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
         metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
