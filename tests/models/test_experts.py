@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zerosim.analysis.checks import checks, formulas_agree
@@ -13,6 +15,7 @@ from zerosim.config import RunConfig
 from zerosim.device.device import Device
 from zerosim.device.events import Alloc, Kernel
 from zerosim.errors import InputError
+from zerosim.models.adapters import merged
 from zerosim.nn.halves import kind_of
 from zerosim.placement.block import Role
 from zerosim.tensor.tensor import cpu
@@ -40,6 +43,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "fp32 router": dict(precision="bf16", router_dtype="fp32"),
     "frozen": dict(freeze="*experts*", ranks=4, tp=2, sequence_parallel=True),
     "lora": dict(lora_rank=2, lora_target="q,down"),
+    "lora of experts": dict(lora_rank=2, lora_target="experts,q", stage=3),
+    "lora of experts, module": dict(lora_rank=2, lora_target="experts.down_proj", stage=3, gather="module"),
+    "lora of experts, gpt": dict(model="gpt", lora_rank=2, lora_target="experts", recompute="full"),
     "muon": dict(stage=2, optimizer="muon"),
     "even": dict(routing="even"),
     "losses": dict(stage=2, aux_loss=0.1, z_loss=0.01, precision="bf16"),
@@ -143,6 +149,24 @@ def test_flops_of_a_step_are_those_of_active_parameters() -> None:
     assert found == 2 * sizes.seq * (active_of(sizes) - norms - sizes.vocab * sizes.hidden)
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+def test_merged_adapters_of_experts_compute_the_same(model: str, tmp_path: Path) -> None:
+    """And all-linear leaves stacks out, as PEFT does: they are no modules."""
+    tokens = np.random.default_rng(2).integers(0, 256, (1, 4, 17)).repeat(2, axis=0)
+    np.savez(tmp_path / "equal.npz", tokens=tokens)
+    few: dict[str, Any] = BASE | dict(
+        model=model, ranks=1, accumulate=1, micro_batch=4, tokens=str(tmp_path / "equal.npz")
+    )
+    adapted = RunConfig(**few, lora_rank=3, lora_alpha=9.0, lora_target="experts,q").replace(lr=1.0)
+    both = run(adapted)
+    assert abs(both.losses[1][0] - both.losses[0][0]) > 1e-4
+    np.savez(tmp_path / "merged.npz", **merged(run(adapted.replace(steps=1)).weights, adapted))
+    plain = run(RunConfig(**few | dict(weights=str(tmp_path / "merged.npz"), steps=1)))
+    assert plain.losses[0][0] == pytest.approx(both.losses[1][0], abs=2e-6)
+    names = build_model(RunConfig(**few, lora_rank=2, lora_target="all-linear"), cpu()).shapes()
+    assert not [name for name in names if "lora" in name and ".experts." in name]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too many": (dict(experts=4, top_k=5), "top_k 5: there are 4 experts; choose 4 or fewer"),
     "no experts": (dict(model="llama", top_k=2), "top_k 2: means experts, and there are none; pass --experts too"),
@@ -159,6 +183,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "aux_loss_over 'sequence': the 2 ranks of cp share each sequence; choose batch",
     ),
     "width over tp": (dict(experts=4, expert_ffn=9, tp=2, ranks=2), "tp 2 does not divide expert_ffn 9"),
+    "adapters over tp": (
+        dict(experts=4, tp=2, ranks=2, lora_rank=2, lora_target="experts"),
+        "lora_target 'experts': adapters of experts are whole; choose tp 1",
+    ),
     "tiles": (dict(experts=4, tiles=2, gather="module", stage=3), "tiles 2: experts are gathered as one module"),
     "tokens in tiles": (dict(experts=4, mlp_tile=4), "mlp_tile 4: experts need all tokens at once"),
 }

@@ -16,7 +16,7 @@ from zerosim.backends.forms import Choice
 from zerosim.device.device import Phase
 from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import in_autocast
+from zerosim.nn.lora import in_autocast, is_target
 from zerosim.placement.block import BALANCE, Experts, Role
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
@@ -48,6 +48,7 @@ class ExpertsLayer:
         if self.balance is not None:
             self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        self.adapters = dict[str, tuple[Parameter, Parameter]]()
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
@@ -68,7 +69,21 @@ class ExpertsLayer:
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
-        return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        tuning, rank = here.tuning, here.tuning.lora_rank * sizes.experts
+        if rank and any(is_target(word, at.name, ("experts",), is_part=True) for word in tuning.targets):
+            std = float((3 * inner) ** -0.5)  # as of other adapters
+            a = at.declare("lora_A.weight", (rank, inner), std=std, reads_input=False)
+            b = at.declare("lora_B.weight", (wide, rank), reads_input=False)
+            self.adapters[stack.name] = a, b
+        return stack
+
+    def _read(self, stack: Parameter) -> Operand:
+        """Return a stack, with its adapter if it has one."""
+        if stack.name not in self.adapters:
+            return stack
+        transposed = self.row.layout == "out_in"
+        return F.stack_with_adapter(stack, *self.adapters[stack.name], self.here.tuning.scale, transposed=transposed)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.maps.enter(x)
@@ -104,11 +119,10 @@ class ExpertsLayer:
     def _maps(self, rows: Tensor, way: F.Routing, weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them."""
         run, given = self.policy.run, rows.dtype
-        up: Operand = self.up
-        down: Operand = self.down
+        up, down = self._read(self.up), self._read(self.down)
         product = partial(F.grouped_linear, transposed=self.row.layout == "out_in", kernel=self.kernel)
         if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
-            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [self.up], [self.down])
+            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
         if weights is not None and self.row.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
         into = partial(product, stack=up, routing=way)
