@@ -16,7 +16,8 @@ from zerosim.backends.forms import Choice
 from zerosim.device.device import Phase
 from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
-from zerosim.nn.lora import in_autocast, is_target
+from zerosim.nn.lora import in_autocast
+from zerosim.nn.lora_stacks import reads_of
 from zerosim.placement.block import BALANCE, Experts, Role
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
@@ -48,7 +49,6 @@ class ExpertsLayer:
         if self.balance is not None:
             self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
-        self.adapters = dict[str, tuple[Parameter, Parameter]]()
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
@@ -60,8 +60,8 @@ class ExpertsLayer:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
 
-    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Parameter:
-        """Declare the first or the last map of all experts."""
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Callable[[], Operand]:
+        """Declare the first or the last map of all experts. Return how it is read."""
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
@@ -70,20 +70,7 @@ class ExpertsLayer:
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
         stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
-        tuning, rank = here.tuning, here.tuning.lora_rank * sizes.experts
-        if rank and any(is_target(word, at.name, ("experts",), is_part=True) for word in tuning.targets):
-            std = float((3 * inner) ** -0.5)  # as of other adapters
-            a = at.declare("lora_A.weight", (rank, inner), std=std, reads_input=False)
-            b = at.declare("lora_B.weight", (wide, rank), reads_input=False)
-            self.adapters[stack.name] = a, b
-        return stack
-
-    def _read(self, stack: Parameter) -> Operand:
-        """Return a stack, with its adapter if it has one."""
-        if stack.name not in self.adapters:
-            return stack
-        transposed = self.row.layout == "out_in"
-        return F.stack_with_adapter(stack, *self.adapters[stack.name], self.here.tuning.scale, transposed=transposed)
+        return reads_of(at, stack, inner, wide, transposed=self.row.layout == "out_in")
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.maps.enter(x)
@@ -119,7 +106,7 @@ class ExpertsLayer:
     def _maps(self, rows: Tensor, way: F.Routing, weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them."""
         run, given = self.policy.run, rows.dtype
-        up, down = self._read(self.up), self._read(self.down)
+        up, down = self.up(), self.down()
         product = partial(F.grouped_linear, transposed=self.row.layout == "out_in", kernel=self.kernel)
         if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
             (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
