@@ -152,6 +152,17 @@ def scaled(result: RunResult) -> str | None:
     )
 
 
+def dropped(result: RunResult) -> str | None:
+    """Return how many choices of experts were dropped, if some were."""
+    choices, lost = result.routed
+    if not lost:
+        return None
+    return (
+        f"Dropped: {lost:,} of {choices:,} choices of an expert, {100 * lost / choices:.3g} %, were beyond its "
+        "capacity. Such a token goes on without that expert."
+    )
+
+
 def lost(result: RunResult) -> str | None:
     """Return how many updates left bf16 weights without masters unchanged."""
     if not result.lost_updates:
