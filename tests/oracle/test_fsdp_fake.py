@@ -1,4 +1,4 @@
-"""Four blocks of Llama 3 8B with PEFT's adapters under FSDP on 16 ranks, in fake tensors: live storages beside our ledger."""
+"""Four blocks of Llama 3 8B with adapters under FSDP on 16 ranks, in fake tensors: live storages beside our ledger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
@@ -71,8 +74,8 @@ def replace_parameters(module: nn.Module, fn: Any, recurse: bool = True) -> nn.M
 
 
 def wrapped(version: int, mesh: Any, *, around: bool) -> tuple[nn.Module, Any]:
-    """Return the model in FSDP, and its blocks. Checkpoints lie around a block's unit, as transformers makes them, or in
-    it, as fsdp_qlora does (`around`: the unit is around them)."""
+    """Return the model in FSDP, and its blocks. A unit lies in a checkpoint, as in transformers, or `around` one, as in
+    fsdp_qlora."""
     peft = pytest.importorskip("peft")
     made = LlamaConfig(**SIZES, attn_implementation="sdpa", use_cache=False)
     model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
@@ -130,9 +133,9 @@ def theirs(version: int, *, around: bool) -> dict[str, int]:
 
 def ours(version: int) -> dict[str, int]:
     config: RunConfig = plan_config(
-        model="llama3-8b", layers=LAYERS, ranks=RANKS, stage=3, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS, lora_rank=16,
-        adapter_dtype="fp32", recompute="full", saves="eager", attention="flash", loss="hf-5", repeat_kv=True,
-        optimizer="adamw", lazy_states=True, use_reentrant=False,
+        model="llama3-8b", layers=LAYERS, ranks=RANKS, stage=3, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS,
+        lora_rank=16, adapter_dtype="fp32", recompute="full", saves="eager", attention="flash", loss="hf-5",
+        repeat_kv=True, optimizer="adamw", lazy_states=True, use_reentrant=False,
     )  # fmt: skip
     live, most, sizes = 0, dict[str, int](), dict[int, int]()
     for event in plan(config, keep_events=True).events[0]:

@@ -19,10 +19,10 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     tuning = config.tuning
     caches = tuning.autocast is not None and not tuning.fused_lora
     caches = caches and not gathers_params(config.parallel)  # FSDP's gathered weights are views, no leaves
-    holds = tuning.bnb_saves_input or config.memory.return_kv or config.memory.use_cache
+    holds = tuning.bnb_saves_input or config.memory.use_cache
     if not caches and not holds:
         return made
-    return made._replace(casts=Casts(caches, config.memory.use_cache), repeats=False)
+    return made._replace(casts=Casts(caches, config.memory.returns_outputs), repeats=False)
 
 
 def cut_between(rows: Rows, row: int) -> Rows:
