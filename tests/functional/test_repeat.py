@@ -12,7 +12,9 @@ from zerosim.errors import InputError
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
-SIZES: dict[str, Any] = dict(model="llama", layers=2, hidden=32, heads=4, kv_heads=2, seq=8, vocab=256, micro_batch=2, steps=2)
+SIZES: dict[str, Any] = dict(
+    model="llama", layers=2, hidden=32, heads=4, kv_heads=2, seq=8, vocab=256, micro_batch=2, steps=2
+)
 
 
 def test_repeated_heads_compute_the_same() -> None:
