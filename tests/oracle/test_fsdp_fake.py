@@ -100,7 +100,7 @@ def wrapped(version: int, mesh: Any, *, around: bool) -> tuple[nn.Module, Any]:
     return made_of, inner.model
 
 
-def theirs(version: int, *, around: bool) -> dict[str, int]:
+def theirs(version: int, *, around: bool, autocasts: bool) -> dict[str, int]:
     """Return the bytes held at first, and the most in the loss's forward and backward and in blocks' backward."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)  # type: ignore[no-untyped-call]
     try:
@@ -123,7 +123,8 @@ def theirs(version: int, *, around: bool) -> dict[str, int]:
             inner.norm.register_forward_pre_hook(tag("loss"))
             held, ids = live.total(), torch.zeros((1, TOKENS), dtype=torch.long)
             with live:
-                loss = model(input_ids=ids, labels=ids).loss
+                with torch.autocast("cpu", enabled=autocasts):
+                    loss = model(input_ids=ids, labels=ids).loss
                 live.tag = "loss, backward"
                 loss.backward()
         return live.most | {"held": held}
@@ -131,11 +132,12 @@ def theirs(version: int, *, around: bool) -> dict[str, int]:
         dist.destroy_process_group()
 
 
-def ours(version: int) -> dict[str, int]:
+def ours(version: int, *, autocasts: bool) -> dict[str, int]:
     config: RunConfig = plan_config(
         model="llama3-8b", layers=LAYERS, ranks=RANKS, stage=3, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS,
         lora_rank=16, adapter_dtype="fp32", recompute="full", saves="eager", attention="flash", loss="hf-5",
         repeat_kv=True, optimizer="adamw", lazy_states=True, use_reentrant=False,
+        autocast="bf16" if autocasts else None,
     )  # fmt: skip
     live, most, sizes = 0, dict[str, int](), dict[int, int]()
     for event in plan(config, keep_events=True).events[0]:
@@ -153,11 +155,15 @@ def ours(version: int) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("version", "around"), [(1, False), (1, True), (2, False)])
-def test_live_storages_are_our_ledgers(version: int, around: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("version", "around", "autocasts"), [(1, False, False), (1, True, True), (2, False, False), (2, False, True)]
+)
+def test_live_storages_are_our_ledgers(
+    version: int, around: bool, autocasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within 128 kB of 9 GB: ids and labels, the norms' statistics and the kernels' scalars, of both."""
     monkeypatch.setattr(nn.Module, "_apply", replace_parameters)
-    real, mine = theirs(version, around=around), ours(version)
+    real, mine = theirs(version, around=around, autocasts=autocasts), ours(version, autocasts=autocasts)
     assert real["held"] - mine["held"] == 2 * 4 * 64  # the frequencies of rotary embeddings, and a copy
     more = {"loss": 0, "loss, backward": 0, f"layers.{LAYERS - 1}, backward": 0, "layers.1, backward": ADAPTERS}
     if version == 1:  # ours prefetches a block's adapters with it
