@@ -24,7 +24,7 @@ from zerosim.nn.balance import NOTHING_ROUTED, Routed
 from zerosim.optim.control import StepReport
 from zerosim.placement.axes import coordinates
 from zerosim.placement.layout import Layout
-from zerosim.train.check_trained import num_trained
+from zerosim.train.check_trained import counts_of
 from zerosim.train.memory import OtherMemory, RankMemory
 from zerosim.train.nodes import NodeMemory, nodes_of, nodes_values
 from zerosim.train.offload import moves_states
@@ -147,7 +147,7 @@ class RunResult:
             **({"notes": list(self.config.model.notes)} if self.config.model.is_of_file else {}),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
-            "num_trained": num_trained(self.layout),
+            **counts_of(self.config, self.layout),
             "losses": [_finite(loss) for loss in self.mean_losses],
             "losses_by_data_rank": [[_finite(loss) for loss in row] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
