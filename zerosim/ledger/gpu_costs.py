@@ -2,7 +2,7 @@
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the measured share of the peak of
 a product of its direction and size, or of an attention kernel of that implementation, head width,
-length and number of heads. Memory traffic takes a latency, and a share of the bandwidth. An operator that the framework
+length and number of heads. Experts' products are one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and a share of the bandwidth. An operator that the framework
 runs as several kernels moves more bytes and has as many launches (`config/presets/operators.py`).
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
@@ -24,7 +24,7 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Launch
-from zerosim.device.work import LINEAR, MATMUL
+from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
 from zerosim.placement.memories import DEVICE
@@ -36,6 +36,7 @@ CONTENTION = 0.15 / 0.85
 """A collective in flight takes 15 % of the multiprocessors (calculon-ai/calculon caa4b11, a100.json)."""
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
 _FLASH = {"flash_attention": 2, "flash_attention_backward": 5}  # products
+_PERMUTES = ("take_rows", "sum_rows")
 _TILE = 128
 
 
@@ -86,8 +87,18 @@ class GpuCosts:
             batch, heads, _, _, width, scores = kernel.shape
             flops = 2 * _FLASH[kernel.name] * batch * heads * width * scores
             return flops / self.cluster.peak_flops / self._flash_share(kernel)
+        if kernel.name in self.tables.grouped:
+            return self._grouped(kernel, at_peak)
         narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
+
+    def _grouped(self, kernel: Kernel, at_peak: float) -> float:
+        """Return the seconds of the products of all experts, which share the rows evenly: each is as slow as its own
+        size and widths make it."""
+        rows, inner, wide, experts = kernel.shape
+        widths = (rows, wide) if kernel.name == GROUPED_WGRAD else (inner, wide)  # of a weight gradient rows are inner
+        each = self.tables.grouped[kernel.name].seconds(at_peak / experts)
+        return experts * each / self.tables.narrow.at(min(widths))
 
     def _flash_share(self, kernel: Kernel) -> float:
         batch, heads, _, tokens, width = kernel.shape[:5]
@@ -101,5 +112,9 @@ class GpuCosts:
         of the bytes."""
         operator = self.operators[kernel.name]
         at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
-        share = self.tables.cross_entropy if kernel.name in _LOSSES else self.tables.moved
+        share = self.tables.moved
+        if kernel.name in _LOSSES:
+            share = self.tables.cross_entropy
+        elif kernel.name in _PERMUTES:
+            share = self.tables.permuted
         return at_peak / share + (operator.launches * self.tables.latency_s if at_peak else 0.0)
