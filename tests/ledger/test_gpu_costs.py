@@ -105,8 +105,6 @@ def test_what_does_more_never_ends_sooner(device: object, kernels: str) -> None:
             for experts in (1, 8, 128):
                 times = [costs.kernel(of(name, 2**n, 8, (2048, 2048, 2048, experts))) for n in range(20, 50)]
                 assert times == sorted(times)
-            times = [costs.kernel(of(name, 2**40, 8, (2048, 2048, 2048, 2**n))) for n in range(9)]
-            assert times[0] < times[-1]
         for name in ("add", "rms_norm", "cross_entropy"):
             times = [costs.kernel(of(name, 0, 2**n)) for n in range(8, 36)]
             assert times == sorted(times)
