@@ -34,7 +34,7 @@ SCENARIOS = [
 RATES = ("hardware_flops_per_s", "model_flops_per_s", "tokens_per_s")
 HEAD = """# How far the clock is from measured steps: written by `python tests/step_errors.py write`, never by hand.
 # A row is a figure of a scenario: its file, its class (analysis/step_interval.py), and ln(measured / modelled).
-columns = ["scenario", "gpu", "recipe", "size", "host_bound", "adapters", "context", "log_ratio"]
+columns = ["scenario", "gpu", "recipe", "size", "host_bound", "adapters", "context", "experts", "log_ratio"]
 rows = [
 """
 

@@ -21,7 +21,7 @@ from zerosim.config.files import read_scenario_file
 from zerosim.config.presets.cluster import cluster_of
 from zerosim.config.presets.hardware import find_hardware, presets
 from zerosim.config.presets.published import BEST, best_published
-from zerosim.report.interval import implausible, not_ranked
+from zerosim.report.interval import class_words, implausible, not_ranked
 from zerosim.train.plan import plan
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -146,6 +146,20 @@ def test_tolerances_are_true_errors() -> None:
             for table in measure(path)[0]:
                 assert float(table.expectation.within - table.worst) < 0.01
                 assert float(table.expectation.mean_within) - table.errors.mean_absolute < 0.01
+
+
+def test_steps_of_experts_are_merged_over_gpus_and_never_with_others() -> None:
+    of = StepClass("h800-80", "megatron", "above 20B", False, experts=True)
+    others = rows(of._replace(experts=False), *[0.1] * FEWEST)
+    assert interval(of, others) is None
+    few = rows(of._replace(gpu="h100-80", size="2B to 20B"), *[0.2] * FEWEST)
+    assert interval(of, [*others, *few[1:]]) is None
+    found = interval(of, [*others, *few])
+    assert found is not None
+    assert (found.rows, found.of) == (FEWEST, of._replace(gpu="", size="", recipe=""))
+    assert class_words(found.of, found.rows) == "8 of any framework on any GPU, experts"
+    dense = of._replace(experts=False)
+    assert interval(dense, [*others[1:], *few]) is None
 
 
 def test_a_plan_says_where_measured_steps_lie(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,8 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     dispatcher: str = option(
         "alltoall", "with --ep: tokens go to their experts' ranks and back (alltoall), or every rank gathers all "
-        "tokens of the group (allgather)", choices=("alltoall", "allgather"), words="moe_token_dispatcher_type",
+        "tokens of the group (allgather). With deepep (and for the clock alone) a token is sent once to each node",
+        choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
