@@ -43,6 +43,7 @@ class Heads(NamedTuple):
 
     Under tensor parallelism a rank has some of the model's heads. The model has `whole` query heads (0: these are all),
     and this rank's begin at `first`. Only dropout and ALiBi depend on that. `form`: the scores before the softmax.
+    `value`: the columns of a head of values; 0: as many as of queries and keys.
     """
 
     queries: int
@@ -50,6 +51,7 @@ class Heads(NamedTuple):
     first: int = 0
     whole: int = 0
     form: Scores = SCORES
+    value: int = 0
 
     @property
     def sharing(self) -> int:
@@ -60,6 +62,17 @@ class Heads(NamedTuple):
     def packed(self) -> int:
         """Heads side by side in q|k|v, H + 2K."""
         return self.queries + 2 * self.keys
+
+    def width(self, columns: int) -> int:
+        """Return the columns of a head of queries in q|k|v of so many."""
+        if self.value:
+            return (columns - self.keys * self.value) // (self.queries + self.keys)
+        return columns // self.packed
+
+    def cuts(self, columns: int, *, q_alone: bool = False) -> tuple[int, int]:
+        """Return the columns of all queries in q|k|v of so many, or in q alone, and those of all keys."""
+        width = columns // self.queries if q_alone else self.width(columns)
+        return self.queries * width, self.keys * width
 
     def number(self, sequence: int, head: int) -> int:
         """Return the number of query head `head` of a sequence, counted over all sequences of the whole batch."""
@@ -507,6 +520,15 @@ class Backend(Protocol):
         angle t * base^(-2i/R), or t * frequencies[i], at position t, from rope.first on, cosine and sine times
         rope.factor, all in the compute dtype; inverse: of minus that angle.
         """
+
+    def latent_heads(self, q: Array, kv: Array, turned: Array, heads: int, rope: Rope, out: Array) -> None:
+        """Multi-head latent attention's q|k|v, out (B, T, H (2 (N + R) + V)), from q (B, T, H (N + R)), kv (B, T, H (N +
+        V)), whose heads have N columns of keys and V of values, and turned (B, T, R), the columns of keys that all
+        heads share. The last R columns of each head of q, and the shared ones, are rotated as `rotary`'s, by pairs of
+        R = rope.turned."""
+
+    def latent_heads_backward(self, grad: Array, heads: int, rope: Rope, dq: Array, dkv: Array, dturned: Array) -> None:
+        """dq, dkv and dturned, the sum of all heads' in the compute dtype, from grad, like out."""
 
     def silu(self, x: Array, out: Array) -> None:
         """out = x / (1 + exp(-x)). Shapes (M, F); x may be strided."""

@@ -30,6 +30,17 @@ class Scaling(NamedTuple):
 UNSCALED = Scaling()
 
 
+class Latents(NamedTuple):
+    """The columns of latent attention: of the latents of queries (0: none) and of keys and values; of a head's plain
+    and rotated part, and of its values."""
+
+    q: int
+    kv: int
+    plain: int
+    turned: int
+    value: int
+
+
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """The numbers, with values that change nothing.
@@ -52,6 +63,7 @@ class Numbers:
     token_types    the rows of an encoder's table of token types
     decoder_layers  the blocks of a decoder beside an encoder; 0: as many as the encoder has
     decoder_start  the token that stands before the decoder's own ones
+    latents        the columns of latent attention; None: they follow from a head's
     bias_buckets, bias_largest  the buckets of T5's biases, and the distance from which on all are in the last one
     """
 
@@ -75,6 +87,7 @@ class Numbers:
     decoder_start: int = 0
     bias_buckets: int = 32
     bias_largest: int = 128
+    latents: Latents | None = None
 
     def kind(self, number: int, rope_base: float) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""

@@ -22,6 +22,8 @@ from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding
 from zerosim.functional.head_layer_norm import head_layer_norm as head_layer_norm
 from zerosim.functional.head_norm import head_norm as head_norm
+from zerosim.functional.latent import columns as columns
+from zerosim.functional.latent import latent_heads as latent_heads
 from zerosim.functional.linear import linear as linear
 from zerosim.functional.linear import packed_linear as packed_linear
 from zerosim.functional.loss import cross_entropy as cross_entropy

@@ -40,7 +40,7 @@ from typing import NamedTuple, Protocol
 from zerosim.backends.forms import SCORES, Scores
 from zerosim.backends.kernels import Beside, Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
-from zerosim.device.work import eager_attention, eager_attention_backward, work_of
+from zerosim.device.work import EagerWork, Product, eager_attention, eager_attention_backward, work_of
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
@@ -66,8 +66,12 @@ class Core:
         return (self.own or CORES[self.policy.attention])(qkv, self)
 
     def width(self, qkv: Tensor) -> int:
-        """Return the columns of a head."""
-        return qkv.shape[2] // (self.heads.packed if self.kv is None else self.heads.queries)
+        """Return the columns of a head of queries and keys."""
+        return self.heads.cuts(qkv.shape[2], q_alone=self.kv is not None)[0] // self.heads.queries
+
+    def value(self, qkv: Tensor) -> int:
+        """Return the columns of a head of values."""
+        return self.heads.value or self.width(qkv)
 
     def pairs(self, qkv: Tensor) -> int:
         """Return how many scores of all sequences and heads count as work."""
@@ -75,9 +79,10 @@ class Core:
         of_head = self.heads.form.pairs(tokens) if self.kv is None else tokens * self.kv.shape[1]
         return batch * self.heads.queries * of_head
 
-    def products(self, qkv: Tensor) -> int:
-        """Return the multiply-adds of one product of scores with a head, over all heads: B H T² d."""
-        return self.pairs(qkv) * self.width(qkv)
+    def flops(self, qkv: Tensor, keys: int = 1, values: int = 1) -> int:
+        """Return the flops of so many products of scores with keys (or queries), and with values, over all heads: 2 B H
+        T² d each."""
+        return 2 * self.pairs(qkv) * (keys * self.width(qkv) + values * self.value(qkv))
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -93,7 +98,7 @@ class Core:
         batch, tokens, columns = qkv.shape
         form, sizes = self.heads.form, (batch, self.heads.queries, self.heads.keys, tokens)
         exact = () if form.causal and not form.reach(tokens) else (form.pairs(tokens),)
-        return *sizes, columns // self.heads.packed, *exact
+        return *sizes, self.heads.width(columns), *exact
 
     def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
         """Return the shape of the scores of this rank's heads."""
@@ -102,7 +107,7 @@ class Core:
 
     def result_shape(self, qkv: Tensor) -> tuple[int, int, int]:
         batch, tokens, _ = qkv.shape
-        return batch, tokens, self.width(qkv) * self.heads.queries
+        return batch, tokens, self.value(qkv) * self.heads.queries
 
     def result(self, qkv: Tensor) -> Buffer:
         return like(qkv, *self.result_shape(qkv))
@@ -155,16 +160,19 @@ class Eager:
         assert self.wide is not None
         return _copied(self.wide, self.qkv.dtype, Kind.TEMP)
 
-    def work(self) -> tuple[int, int, int, int, int, bool, int]:
-        """Return the flops of one product; the bytes of q, of k, of the scores and of dropout's mask; whether `dropped`
-        is saved; and the bytes of a bias."""
+    def work(self) -> EagerWork:
+        """Return what the products and the kernels between them compute and move."""
         core, qkv = self.core, self.qkv
         heads, pairs, kv = core.heads, core.pairs(qkv), qkv if core.kv is None else core.kv
-        column = qkv.dtype.itemsize * qkv.shape[0] * core.width(qkv)
-        head, shared = (column * tokens for tokens in (heads.queries * qkv.shape[1], heads.keys * kv.shape[1]))
+        own, read = heads.queries * qkv.shape[1], heads.keys * kv.shape[1]
+        columns = [qkv.dtype.itemsize * qkv.shape[0] * width for width in (core.width(qkv), core.value(qkv))]
         mask, scores = 0 if self.mask is None else pairs, pairs * qkv.dtype.itemsize
         bias = 0 if core.bias is None else core.bias.buffer.nbytes
-        return 2 * core.products(qkv), head, shared, scores, mask, self.dropped is not None, bias
+        of_keys, of_values = (
+            Product(core.flops(qkv, *of), column * own, column * read)
+            for of, column in zip(((1, 0), (0, 1)), columns, strict=True)
+        )
+        return EagerWork(of_keys, of_values, scores, mask, self.dropped is not None, bias)
 
     def log_sum_exp(self) -> Buffer:
         """Return flash's log-sum-exp of the same scores: 4 more operations a product, and a result that is
@@ -182,7 +190,7 @@ class Eager:
         arrays = grad.array, self.qkv.array, core.heads, kept, workspace.array, dqkv.array
         grads = {x: x.new_grad() for x in core.inputs if x is core.kv or x.requires_grad}
         into = Beside(*(grads[x].array if x in grads else None for x in (core.kv, core.bias)))
-        work = eager_attention_backward(*self.work())
+        work = eager_attention_backward(self.work())
         device.kernels(work, device.backend.attention_backward, *arrays, core.arrays, into)
         return dqkv, *(grads.get(x) for x in core.inputs)
 
@@ -200,7 +208,7 @@ def eager(qkv: Tensor, core: Core) -> Attended:
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
     rule = Eager(qkv, core, probs, mask, dropped)
     arrays = qkv.array, core.heads, _probs(rule, probs), out.array, core.arrays
-    device.kernels(eager_attention(*rule.work()), device.backend.attention, *arrays)
+    device.kernels(eager_attention(rule.work()), device.backend.attention, *arrays)
     if core.policy.fp32_softmax and qkv.dtype.is_half:
         _wide_scores = device.alloc(shape, compute_dtype(qkv.dtype), Kind.TEMP)
         wide = _copied(probs, compute_dtype(qkv.dtype), Kind.ACTIVATION)
@@ -241,7 +249,7 @@ class Flash:
         delta = device.alloc(self.lse.shape, self.lse.dtype, Kind.TEMP)
         chance, kept = Dropout(core.key, core.dropout), (self.out.array, self.lse.array)
         arrays = grad.array, self.qkv.array, core.heads, chance, *kept, delta.array, dqkv.array
-        work = work_of("flash_attention_backward", 10 * core.products(self.qkv), arrays)
+        work = work_of("flash_attention_backward", core.flops(self.qkv, 3, 2), arrays)
         work = work._replace(shape=core.flash_shape(self.qkv))
         device.kernels((work,), device.backend.flash_attention_backward, *arrays)
         return (dqkv,)
@@ -253,7 +261,7 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     out = core.result(qkv)
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
     arrays = qkv.array, core.heads, Dropout(core.key, core.dropout), out.array, lse.array
-    work = work_of("flash_attention", 4 * core.products(qkv), arrays)._replace(shape=core.flash_shape(qkv))
+    work = work_of("flash_attention", core.flops(qkv), arrays)._replace(shape=core.flash_shape(qkv))
     device.kernels((work,), device.backend.flash_attention, *arrays)
     return Attended(out, Flash(qkv, core, out, lse))
 
@@ -290,6 +298,7 @@ def attention(
     kv: Tensor | None = None,
     bias: Tensor | None = None,
     run: RunCore | None = None,
+    value: int = 0,
 ) -> Tensor:
     """Compute causal self-attention, heads side by side, scale 1/sqrt(d). `form` changes scores and what queries read.
 
@@ -297,7 +306,7 @@ def attention(
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
-    the whole. Eager attention may read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q
+    the whole. Heads of values may have `value` columns: qkv is (B, T, (H + K) d + K value) then. Eager attention may read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q
     (B, T, H d), and add a trained `bias` (H, T, S) to the scores. `run`: a core in place of the policy's.
 
     Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
@@ -309,7 +318,8 @@ def attention(
             f"attention: {num_kv_heads} heads of keys and values do not divide {num_heads} of queries: "
             "choose as many, or a divisor"
         )
-    if columns % (num_heads + (2 * num_kv_heads if kv is None else 0)):
+    each = num_heads + (0 if kv is not None else num_kv_heads if value else 2 * num_kv_heads)
+    if (columns - value * num_kv_heads) % each:
         raise InputError(
             f"attention: {num_heads} heads of queries and {num_kv_heads} each of keys and values "
             f"do not divide {columns} columns"
@@ -319,7 +329,8 @@ def attention(
     check_chance(dropout)
     if policy.attention != "eager" and (kv is not None or bias is not None):
         raise InputError("attention: flash reads no other sequence and no bias; choose eager")
-    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy, kv, bias, run)
+    heads = Heads(num_heads, num_kv_heads, first_head, whole_heads, form, value)
+    core = Core(heads, dropout, key, policy, kv, bias, run)
     rule: CoreRule | RecomputedCore
     out, rule = core.run(qkv)
     if "core_attn" in policy.again.parts:

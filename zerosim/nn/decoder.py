@@ -15,13 +15,14 @@ from typing import NamedTuple
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
 from zerosim.config.numbers import Kind
-from zerosim.config.parts.tuning import widens_norms
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.head_norms import HeadNorms
+from zerosim.nn.latent import LatentAttention
 from zerosim.nn.layers import Dropout
 from zerosim.nn.lora import before_kernel
 from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
+from zerosim.nn.norm import Norm as Norm
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
 from zerosim.tensor.order import ran_after, visited_last
@@ -32,23 +33,6 @@ Run = Callable[..., Tensor]
 GATED = MappingProxyType({"swiglu": F.swiglu, "geglu": F.geglu})
 BETWEEN = MappingProxyType({"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu})
 """The functions between a feed-forward's maps, by the row's word."""
-
-
-class Norm:
-    """The row's norm of the last dim, `functional.layer_norm` or `rms_norm`, which changes nothing else at first."""
-
-    def __init__(self, here: LayerContext) -> None:
-        shape, summed, kind = (here.sizes.hidden,), here.group.rows.axes, here.block.norm
-        self.is_rms, self.plus_one = kind in ("rms", "rms + 1"), kind == "rms + 1"
-        self.weight = here.declare("weight", shape, fill=0.0 if self.plus_one else 1.0, summed=summed)
-        self.bias = here.declare("bias", shape, summed=summed) if kind == "layer" else None
-        self.eps = here.sizes.norm_eps
-        self.policy, self.widens = here.policy, widens_norms(here.tuning, here.block)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.is_rms:
-            return F.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, policy=self.policy)
-        return F.layer_norm(x, self.weight, self.bias, self.eps, widens=self.widens, policy=self.policy)
 
 
 class Attention:
@@ -149,7 +133,7 @@ class Attention:
         return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
 
 
-ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention})
+ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention, "latent": LatentAttention})
 """The layer of the attention branch, by the row's word."""
 
 

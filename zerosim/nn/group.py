@@ -37,6 +37,11 @@ class WholeMaps:
         pieces as ranks unless it says otherwise."""
         return ()
 
+    def summed(self, rows: OwnRows) -> tuple[str, ...]:
+        """Return the axes along which others have shares of a map's gradient: a whole one reads this rank's `rows`
+        alone."""
+        return rows.axes
+
     def split_vocabulary(self, shape: tuple[int, ...]) -> Splits:
         """Return how a table of this whole shape is cut by its rows, one for each token."""
         return ()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from zerosim.placement.block import Between, Block, Branch, Decoder, Map, Masked, Out, Second
+from zerosim.placement.block import Between, Block, Branch, Decoder, Latent, Map, Masked, Out, Second, Width
 
 Layout = Literal["in_out", "out_in"]
 
@@ -129,6 +129,24 @@ SMOLLM3 = LLAMA._replace(tied=True)
 COHERE = _blocks(LLAMA, norm="layer without bias", parallel=True, mlp=_MLP._replace(before=_ATTENTION.before))._replace(
     interleaved=True, tied=True
 )
+
+
+def latent(*, low_rank: bool = True, bias: bool = False) -> Branch:
+    """Return DeepSeek's attention; `low_rank`: queries are made of a latent too."""
+
+    def columns(name: str, wide: Width, *words: str, inner: Width | None = None, bias: bool = False) -> Map:
+        return Map(name, (Out("", wide, words),), bias=bias, inner=inner, part="mla_up" if inner else "")
+
+    kv_a, kv_b = columns("kv_a_proj_with_mqa", "kv_latent", "kv", bias=bias), columns("kv_b_proj", "pairs", "kv", inner="latent")
+    maps = Latent(kv_a, kv_b, "kv_a_layernorm")
+    first = columns("q_proj", "heads", "q")
+    if low_rank:
+        first = columns("q_a_proj", "q_latent", "q", bias=bias)
+        maps = maps._replace(q=columns("q_b_proj", "heads", "q", inner="q_latent"), q_norm="q_a_layernorm")
+    return _ATTENTION._replace(columns=first, rows=_back("o_proj", bias=bias)._replace(inner="values"), latent=maps)
+
+
+DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
 
 
 STARCODER2 = _blocks(
@@ -340,6 +358,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "glm4": GLM4,
         "phi3": PHI3,
         "smollm3": SMOLLM3,
+        "deepseek_v2": DEEPSEEK,
+        "deepseek_v3": DEEPSEEK,
         "cohere": COHERE,
         "starcoder2": STARCODER2,
         "phi": PHI,

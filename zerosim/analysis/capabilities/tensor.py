@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.formulas.form import Form, symbol
+from zerosim.analysis.reach import inputs_of_heads
 from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import PYTORCHS
@@ -28,6 +30,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         "frozen": frozen,
         "side_by_side": model.has_blocks and model.decoder.block.parallel,
         "tiled": tiles_rows(config),
+        **_of_latents(config),
     }
     if not model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
@@ -47,6 +50,14 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         yield Key("exchanged", name, "tp"), form
     if model.has_blocks and model.decoder.block.qk_norm == "all":
         yield Key("exchanged", "all_reduce", "tp"), formulas.head_norm_sums(all_reduce=times, frozen=frozen)
+
+
+def _of_latents(config: RunConfig) -> dict[str, Fraction]:
+    """Return what latent attention's f has of an input of the model's width, and what of it weights' gradients read."""
+    if not config.model.is_latent:
+        return {}
+    each = [(width, place) for width, _, place in inputs_of_heads(config.model)]
+    return {"inner": sum((width for width, _ in each), Fraction(0)), "read": sum((width for width, place in each if place), Fraction(0))}
 
 
 def divides_rows(config: RunConfig) -> bool:

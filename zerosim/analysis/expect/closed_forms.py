@@ -46,7 +46,12 @@ def _of_decoder(model: ModelConfig) -> int:
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
     between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys}
-    second = 0
+    second, own = 0, None
+    if model.is_latent:
+        row_of = attention.latent
+        low_rank = row_of is not None and row_of.q is not None
+        widths = model.latents._replace(q=model.latents.q * low_rank)
+        own = formulas.latent_parameters(model.hidden, model.heads, *widths, bias=attention.rows.bias)
     if row.second is not None:
         second = formulas.second_parameters(
             model.depths[1], model.hidden, queries, keys, model.heads, model.numbers.bias_buckets
@@ -69,6 +74,7 @@ def _of_decoder(model: ModelConfig) -> int:
         tied=model.tie_embeddings,
         types=model.numbers.token_types if model.is_masked else 0,
         transform=model.is_masked,
+        attention=own,
     )
 
 

@@ -65,6 +65,7 @@ from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_paralle
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
+from zerosim.analysis.formulas.parameters import latent_parameters as latent_parameters
 from zerosim.analysis.formulas.parameters import second_parameters as second_parameters
 from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared
 from zerosim.analysis.formulas.printed import FIGURE_1 as FIGURE_1

@@ -20,6 +20,7 @@ for the others. Per microbatch:
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.activations import parts_again
@@ -33,6 +34,7 @@ _y_q, _k_f, _k_g = symbols("y_q k_f k_g")
 _l_d, _r_d, _bsh_d, _bs_d = symbols("l_d r_d bsh_d bs_d")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
+Number = int | Fraction
 LOSS_CALLS = 3
 """Numbers per token that are all-reduced: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
 _TENSOR, _SEQUENCE, _PIPELINE = "arXiv 1909.08053, section 3", "arXiv 2205.05198, section 4.2.2", "arXiv 2104.04473"
@@ -47,17 +49,24 @@ class RecomputedBoundaries(NamedTuple):
 
 
 def recomputed_boundaries(
-    recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False
+    recompute: str,
+    *,
+    frozen: bool = False,
+    side_by_side: bool = False,
+    tiled: bool = False,
+    inner: Number = 1,
+    read: Number = 1,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
     `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
     branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
-        return RecomputedBoundaries(2 * _r + tiles, 2 * _r + tiles)
+        return RecomputedBoundaries((1 + inner) * _r + tiles, 2 * _r + tiles)
     parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
     g = Form() if side_by_side else g
-    again = parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g
+    up = parts.count("mla_up_proj") * read * (_y_q if frozen else _l)
+    again = parts.count("mlp") * f + up, (parts.count("attn_proj") + parts.count("op")) * g
     return RecomputedBoundaries(again[0] + tiles, again[1] + tiles)
 
 
@@ -68,14 +77,17 @@ def tensor_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
+    inner: Number = 1,
+    read: Number = 1,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
-    `frozen`, f reduces only for maps whose input's gradient is wanted.
+    `frozen`, f reduces only for maps whose input's gradient is wanted. `inner`: what attention's f has, in inputs of the
+    model's width; `read`: what of it weights' gradients read. Latents, and the columns beside them, are narrower.
     """
     again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
-    calls = 4 * _l + again.g + _first + _last
+    calls = (3 + inner) * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
@@ -101,19 +113,22 @@ def sequence_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
+    inner: Number = 1,
+    read: Number = 1,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
-    block and 1 in the head, unless the loss computes the head's in forward (`head_again`).
+    block and 1 in the head, unless the loss computes the head's in forward (`head_again`). `inner`, `read`: as above.
     """
     twice = 0 if keep_gathered else 1
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
+    more = {"side_by_side": side_by_side, "tiled": tiled}
+    again = recomputed_boundaries(recompute, frozen=frozen, inner=inner, read=read, **more)
     each = ring(_t) * _w * _m * _bsh
-    gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
-    scatters = 4 * _l + again.g + _first + _last
+    gathers = (3 + inner + (1 + read) * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
+    scatters = (3 + inner) * _l + again.g + _first + _last
     if frozen:
-        gathers, scatters = 2 * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
+        gathers, scatters = (1 + inner) * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
     return {
         "all_gather": (each * gathers).by(_SEQUENCE),
         "reduce_scatter": (each * scatters).by(_SEQUENCE),

@@ -177,10 +177,9 @@ def common(*arrays: Array) -> np.dtype[Any]:
 
 def split(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array, Array]:
     """View contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d); or contiguous q and `kv`."""
-    first = heads.queries * (qkv.shape[2] // heads.packed)
+    first, keys = heads.cuts(qkv.shape[2], q_alone=kv is not None)
     q, pairs = (qkv[..., :first], qkv[..., first:]) if kv is None else (qkv, kv)
-    half = pairs.shape[2] // 2
-    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (pairs[..., :half], pairs[..., half:]))
+    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (pairs[..., :keys], pairs[..., keys:]))
     return by_group(q, heads), k, v
 
 

@@ -21,6 +21,7 @@ from zerosim.backends.cuda import (
     flash,
     fused,
     gptq,
+    latent,
     llama,
     losses,
     nf4,
@@ -39,7 +40,7 @@ from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array, Native, made_of
 
 KERNELS = (
-    *(arrays, ops, products, norm, fused, activations, attention, blocks, flash, llama, rotary),
+    *(arrays, ops, products, norm, fused, activations, attention, blocks, flash, llama, latent, rotary),
     *(losses, tokens, update, quantize, nf4, gptq, coded, rules),
 )
 

@@ -66,7 +66,7 @@ def flash_attention_backward(
         attention_delta(gradient, dense(out, stored), heads, deltas)
         dq, dk, dv = split(result, heads)
         for b, group in all_of.groups:
-            totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
+            totals = [cp.empty(part[b, group].shape, compute) for part in (dk, dv)]
             is_windowed = heads.form.reach(tokens) > 0
             for total in totals if is_windowed else ():
                 fill(total, 0.0)

@@ -124,16 +124,15 @@ class Totals:
         compute: np.dtype[Any],
         dkv: Array | None = None,
     ) -> None:
-        queries, pairs = _parts(dqkv, heads, dkv)
-        self.targets = queries[batch, :, group], pairs[batch, :, :, group]
+        self.targets = tuple(part[batch, :, group] for part in _parts(dqkv, heads, dkv))
         self.results = tuple(result_for(target, compute) for target in self.targets)
         self.dq = heads_first(self.results[0])
-        self.dk, self.dv = (self.results[1][:, :, part].swapaxes(1, 2) for part in (0, 1))  # (B, K, T, d)
+        self.dk, self.dv = (result.swapaxes(1, 2) for result in self.results[1:])  # (B, K, T, d)
         self.tokens = dqkv.shape[1]
         self.scale = heads.form.factor(self.dq.shape[-1])
         self.is_set = heads.form.reach(self.tokens) > 0  # with a window no block has every key
-        if self.is_set:
-            self.results[1][...] = 0
+        for result in self.results[1:] if self.is_set else ():
+            result[...] = 0
 
     def add(self, rows: slice, keys: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
         """The contribution of one block of queries; blocks come from the last to the first. Without a window the last
@@ -159,17 +158,23 @@ def split_qkv(
     qkv: Array, heads: Heads, batch: slice, group: slice, kv: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """q (B, K, H/K, T, d), k and v (B, K, 1, T, d) of some sequences and heads, in the compute type."""
-    queries, pairs = _parts(qkv, heads, kv)
-    k, v = (heads_first(x[:, :, :, None]) for x in np.moveaxis(raised(pairs[batch, :, :, group]), 2, 0))
+    queries, *pairs = _parts(qkv, heads, kv)
+    k, v = (heads_first(raised(x[batch, :, group])[:, :, :, None]) for x in pairs)
     return heads_first(raised(queries[batch, :, group])), k, v
 
 
-def _parts(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array]:
-    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d) and pairs of keys and values (B, T, 2, K, d), views; or q and
-    the `kv` of S tokens."""
-    first = heads.queries * (qkv.shape[2] // heads.packed)
+def _parts(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array, Array]:
+    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d), keys and values (B, T, K, d), views; or q and the `kv` of S
+    tokens."""
+    first, keys = heads.cuts(qkv.shape[2], q_alone=kv is not None)
     queries, pairs = (qkv[..., :first], qkv[..., first:]) if kv is None else (qkv, kv)
-    return by_group(queries, heads), pairs.reshape(*pairs.shape[:2], 2, heads.keys, -1)
+    return by_group(queries, heads), *keys_and_values(pairs, heads, keys)
+
+
+def keys_and_values(pairs: Array, heads: Heads, keys: int) -> tuple[Array, Array]:
+    """k|v, of which the first `keys` columns are k, as two views (B, T, K, d)."""
+    k, v = (x.reshape(*x.shape[:2], heads.keys, -1) for x in (pairs[..., :keys], pairs[..., keys:]))
+    return k, v
 
 
 def by_group(packed: Array, heads: Heads) -> Array:

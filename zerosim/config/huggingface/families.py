@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
 from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.latent import latent_attention, yarn_scores
 from zerosim.config.huggingface.rope import read_rope
 from zerosim.config.huggingface.rows import (
     activation,
@@ -89,6 +90,24 @@ _BIAS = biases("attention_bias", "columns", "rows")
 _BIASES = _BIAS, biases("mlp_bias", "mlp")
 _SOME_SLIDE = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
 _COHERE = {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
+_DEEPSEEK = {
+    **_LLAMA,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "attention_bias": False,
+    "first_k_dense_replace": 3,
+}
+_LATENT = _names(head_dim=("qk_nope_head_dim",), kv_heads=())
+
+
+def _dense(keys, draft):
+    keys.asked.update(keys.values)
+    return draft
+
+
 _GEMMA = {**_ROPE, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "head_dim": 256}
 _GEMMA2 = {
     **_GEMMA,
@@ -186,6 +205,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "use_sliding_window": False, "sliding_window": None, "layer_types": None, "no_rope_layers": None,
          "no_rope_layer_interval": 4},
         (*_SILU, *_BIASES, read_rope, read_plain, read_windows),
+    ),
+    "deepseek_v2": Family(
+        _LATENT, {**_DEEPSEEK, "vocab_size": 102400, "hidden_size": 4096}, (*_SILU, latent_attention, read_rope, yarn_scores, _dense)
+    ),
+    "deepseek_v3": Family(
+        _LATENT, {**_DEEPSEEK, "rope_interleave": True}, (*_SILU, latent_attention, read_rope, yarn_scores, _dense)
     ),
     "olmo2": Family(_COMMON, {**_LLAMA, "rms_norm_eps": 1e-5}, (*_SILU, _BIAS, read_rope)),
     "granite": Family(

@@ -61,6 +61,9 @@ def attended_columns(
     model's width."""
     keys = model.heads if memory.repeat_kv else max(model.kv_heads, mesh.tp * cut_of(mesh, context).within)
     each = Fraction(model.head_dim, model.hidden)
+    if model.is_latent:  # q and the result, and k and v, have heads of two widths
+        wide, value = (Fraction(model.width(of), model.hidden) for of in ("heads", "values"))
+        return (wide + value) / 2, wide + value
     return model.heads * each, 2 * keys * each
 
 
