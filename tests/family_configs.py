@@ -57,7 +57,9 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             final_logit_softcapping=2.0,
         ),
         "gemma3_text": _HEADS | dict(num_hidden_layers=7, head_dim=16, query_pre_attn_scalar=20, sliding_window=8),
-        "deepseek_v2": _LATENT | dict(q_lora_rank=None, rope_parameters=_YARN | dict(mscale=0.707, mscale_all_dim=0.707)),
+        "deepseek_v2": _LATENT | dict(
+            q_lora_rank=None, rope_parameters=_YARN | dict(mscale=0.707, mscale_all_dim=0.707)
+        ),
         "deepseek_v2, biases": _LATENT | dict(attention_bias=True),
         "deepseek_v3": _LATENT | dict(rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=0.5)),
         "deepseek_v3, halves": _LATENT | dict(rope_interleave=False),

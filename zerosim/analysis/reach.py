@@ -117,8 +117,9 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     first_added = first or (2, "before") in trained or ((2, "columns") in reading and "layernorm" in parts)
     first_added = first_added and row.cross is not None
     read = {
-        (0, "before"): not reading.isdisjoint(_places(0, "columns", "kv_columns")) or (second and row.parallel and not normed),
-        **dict.fromkeys(_places(0, "up", "kv_up"), queries),
+        (0, "before"): not reading.isdisjoint(_places(0, "columns", "kv_columns"))
+        or (second and row.parallel and not normed),
+        **dict.fromkeys(_places(0, "columns", "up", "kv_up"), queries),
         (0, "rows"): added or first_added or (bool(row.attention.after) and first),
         (2, "before"): (2, "columns") in reading,
         (2, "rows"): added,
@@ -180,7 +181,9 @@ def _trained_in(placed: Placed, unit: str, *, reading: bool = False) -> set[Plac
     return found
 
 
-def _in_block(model: ModelConfig, unit: str, trained: set[Place], *, sends_back: bool) -> tuple[Number, int, Number, int]:
+def _in_block(
+    model: ModelConfig, unit: str, trained: set[Place], *, sends_back: bool
+) -> tuple[Number, int, Number, int]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
     reaches, column-parallel maps that need their input for weights' gradients, and queries with a gradient. A latent
     counts for its part of the model's width."""

@@ -522,10 +522,9 @@ class Backend(Protocol):
         """
 
     def latent_heads(self, q: Array, kv: Array, turned: Array, heads: int, rope: Rope, out: Array) -> None:
-        """Multi-head latent attention's q|k|v, out (B, T, H (2 (N + R) + V)), from q (B, T, H (N + R)), kv (B, T, H (N +
-        V)), whose heads have N columns of keys and V of values, and turned (B, T, R), the columns of keys that all
-        heads share. The last R columns of each head of q, and the shared ones, are rotated as `rotary`'s, by pairs of
-        R = rope.turned."""
+        """Latent attention's q|k|v, out (B, T, H (2 (N + R) + V)), from q (B, T, H (N + R)), kv (B, T, H (N + V)) and
+        turned (B, T, R). A head of kv has N columns of the key and V of the value. The last R columns of each head of
+        q, and `turned`, which is the rest of every key, are rotated as by `rotary`."""
 
     def latent_heads_backward(self, grad: Array, heads: int, rope: Rope, dq: Array, dkv: Array, dturned: Array) -> None:
         """dq, dkv and dturned, the sum of all heads' in the compute dtype, from grad, like out."""

@@ -46,6 +46,7 @@ from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
 from zerosim.functional.dropout import check_chance, dropout_mask
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Saved, Tensor, apply
 
 
@@ -65,21 +66,21 @@ class Core:
         """Run the core: its `own`, or the policy's."""
         return (self.own or CORES[self.policy.attention])(qkv, self)
 
-    def width(self, qkv: Tensor) -> int:
+    def width(self, qkv: Readable) -> int:
         """Return the columns of a head of queries and keys."""
         return self.heads.cuts(qkv.shape[2], q_alone=self.kv is not None)[0] // self.heads.queries
 
-    def value(self, qkv: Tensor) -> int:
+    def value(self, qkv: Readable) -> int:
         """Return the columns of a head of values."""
         return self.heads.value or self.width(qkv)
 
-    def pairs(self, qkv: Tensor) -> int:
+    def pairs(self, qkv: Readable) -> int:
         """Return how many scores of all sequences and heads count as work."""
         batch, tokens, _ = qkv.shape
         of_head = self.heads.form.pairs(tokens) if self.kv is None else tokens * self.kv.shape[1]
         return batch * self.heads.queries * of_head
 
-    def flops(self, qkv: Tensor, keys: int = 1, values: int = 1) -> int:
+    def flops(self, qkv: Readable, keys: int = 1, values: int = 1) -> int:
         """Return the flops of so many products of scores with keys (or queries), and with values, over all heads: 2 B H
         T² d each."""
         return 2 * self.pairs(qkv) * (keys * self.width(qkv) + values * self.value(qkv))
@@ -93,14 +94,14 @@ class Core:
     def arrays(self) -> Beside:
         return Beside(*(None if x is None else x.array for x in (self.kv, self.bias)))
 
-    def flash_shape(self, qkv: Tensor) -> tuple[int, ...]:
+    def flash_shape(self, qkv: Readable) -> tuple[int, ...]:
         """Return (B, H, K, T, d), as in the record, and the scores of a head where flops do not count a causal T²."""
         batch, tokens, columns = qkv.shape
         form, sizes = self.heads.form, (batch, self.heads.queries, self.heads.keys, tokens)
         exact = () if form.causal and not form.reach(tokens) else (form.pairs(tokens),)
         return *sizes, self.heads.width(columns), *exact
 
-    def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
+    def scores(self, qkv: Readable) -> tuple[int, int, int, int]:
         """Return the shape of the scores of this rank's heads."""
         batch, tokens, _ = qkv.shape
         return batch, self.heads.queries, tokens, tokens if self.kv is None else self.kv.shape[1]
@@ -138,7 +139,7 @@ class Eager:
     """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` and `wide`, the fp32 softmax,
     if they are saved. `probs` is None if only `wide` is saved."""
 
-    qkv: Tensor
+    qkv: Readable
     core: Core
     probs: Buffer | None
     mask: Buffer | None
@@ -177,7 +178,7 @@ class Eager:
     def log_sum_exp(self) -> Buffer:
         """Return flash's log-sum-exp of the same scores: 4 more operations a product, and a result that is
         discarded."""
-        return flash(self.qkv, self.core).lse
+        return flash(Tensor(self.qkv.buffer), self.core).lse
 
     def backward(self, grad: Buffer) -> Grads:
         device, core = grad.device, self.core
@@ -206,13 +207,13 @@ def eager(qkv: Tensor, core: Core) -> Attended:
     mask = dropout_mask(qkv, shape, core.dropout, core.key, windows)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
-    rule = Eager(qkv, core, probs, mask, dropped)
+    rule = Eager(held(qkv), core, probs, mask, dropped)
     arrays = qkv.array, core.heads, _probs(rule, probs), out.array, core.arrays
     device.kernels(eager_attention(rule.work()), device.backend.attention, *arrays)
     if core.policy.fp32_softmax and qkv.dtype.is_half:
         _wide_scores = device.alloc(shape, compute_dtype(qkv.dtype), Kind.TEMP)
         wide = _copied(probs, compute_dtype(qkv.dtype), Kind.ACTIVATION)
-        rule = Eager(qkv, core, probs if is_megatron and mask is None else None, mask, dropped, wide)
+        rule = Eager(held(qkv), core, probs if is_megatron and mask is None else None, mask, dropped, wide)
     return Attended(out, rule)
 
 
@@ -231,7 +232,7 @@ def _copied(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
 class Flash:
     """Saves qkv, its result and the log-sum-exp of each query's scores (B, H, T), in the compute dtype."""
 
-    qkv: Tensor
+    qkv: Readable
     core: Core
     out: Buffer
     lse: Buffer
@@ -263,7 +264,7 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     arrays = qkv.array, core.heads, Dropout(core.key, core.dropout), out.array, lse.array
     work = work_of("flash_attention", core.flops(qkv), arrays)._replace(shape=core.flash_shape(qkv))
     device.kernels((work,), device.backend.flash_attention, *arrays)
-    return Attended(out, Flash(qkv, core, out, lse))
+    return Attended(out, Flash(held(qkv), core, out, lse))
 
 
 RunCore = Callable[[Tensor, Core], Attended]
@@ -274,14 +275,14 @@ CORES: Mapping[str, RunCore] = MappingProxyType({"eager": eager, "flash": flash}
 class RecomputedCore:
     """Saves its inputs; backward runs the core a second time (2205.05198, section 5)."""
 
-    qkv: Tensor
+    qkv: Readable
     core: Core
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "k, v": self.core.kv, "bias": self.core.bias}
 
     def backward(self, grad: Buffer) -> Grads:
-        return self.core.run(self.qkv).rule.backward(grad)
+        return self.core.run(Tensor(self.qkv.buffer)).rule.backward(grad)
 
 
 def attention(
@@ -306,8 +307,9 @@ def attention(
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
-    the whole. Heads of values may have `value` columns: qkv is (B, T, (H + K) d + K value) then. Eager attention may read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q
-    (B, T, H d), and add a trained `bias` (H, T, S) to the scores. `run`: a core in place of the policy's.
+    the whole. With a `value`, heads of values have so many columns, and qkv (H + K) d + K value. Eager attention may
+    read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q (B, T, H d), and add a trained
+    `bias` (H, T, S) to the scores. `run`: a core in place of the policy's.
 
     Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
     """
@@ -334,5 +336,5 @@ def attention(
     rule: CoreRule | RecomputedCore
     out, rule = core.run(qkv)
     if "core_attn" in policy.again.parts:
-        rule = RecomputedCore(qkv, core)
+        rule = RecomputedCore(held(qkv), core)
     return apply(rule, out, qkv, *core.inputs, op="attention", saved=rule.saved())

@@ -1,9 +1,7 @@
-"""Multi-head latent attention between its maps (DeepSeek-V2, arXiv 2405.04434, section 2.1): columns of a latent, and the
-heads of q|k|v that come of it.
+"""Latent attention between its maps (DeepSeek-V2, arXiv 2405.04434, section 2.1): columns of a latent, heads of q|k|v.
 
 B batch, T tokens, H heads; a head of queries and keys has N plain columns and R rotated ones, of values V. All heads
-share one rotated part of their keys. Neither op saves anything: q, k and v from the maps are freed when the core's q|k|v
-is made of them.
+share one rotated part of their keys. Neither op saves anything: what the maps made is freed when q|k|v is made of it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from zerosim.backends.forms import Rope
 from zerosim.device.device import Buffer
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
-from zerosim.tensor.discarded import Readable
 from zerosim.tensor.tensor import Outline, Tensor, apply, outline
 
 
@@ -96,13 +93,3 @@ def _runs(rope: Rope, positions: Sequence[range]) -> Iterator[tuple[slice, Rope,
     for run in positions:
         yield slice(at, at + len(run)), rope._replace(first=run.start), len(run) / tokens
         at += len(run)
-
-
-@dataclass(frozen=True, slots=True)
-class Passed:
-    """The rule of what is used as it is. Saves nothing: the gradient passes."""
-
-    x: Readable | Outline
-
-    def backward(self, grad: Buffer) -> Grads:
-        return (grad,)

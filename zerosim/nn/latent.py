@@ -22,7 +22,6 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
-from zerosim.functional.latent import Passed
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.group import WHOLE_MAPS
@@ -31,6 +30,7 @@ from zerosim.nn.maps import ColumnMap, Layer, back_to_width
 from zerosim.nn.norm import Norm
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Map, Place, Role
+from zerosim.tensor.order import Passed, visit_before
 from zerosim.tensor.tensor import Tensor
 
 EPS = 1e-6
@@ -41,7 +41,12 @@ class LatentAttention:
     """Attention of heads that are made of latents. Shapes: x and y (B, T, D)."""
 
     def __init__(
-        self, here: LayerContext, branch: Branch, number: int = 0, beside: Aside | None = None, bias: Aside | None = None
+        self,
+        here: LayerContext,
+        branch: Branch,
+        number: int = 0,
+        beside: Aside | None = None,
+        bias: Aside | None = None,
     ) -> None:
         sizes, maps, row = here.sizes, here.group.maps, branch.latent
         assert row is not None
@@ -50,8 +55,8 @@ class LatentAttention:
         whole = here._replace(group=replace(here.group, maps=WHOLE_MAPS))
         self.q_latent = list[Layer]()
         if row.q is not None:
-            norm = here.taking(Role(0, "between")).leaf(row.q_norm, Norm, columns.q, EPS)
-            self.q_latent = [_map(whole, branch.columns, "columns"), norm]
+            self.q_latent.append(_map(whole, branch.columns, "columns"))
+            self.q_latent.append(here.taking(Role(0, "between")).leaf(row.q_norm, Norm, columns.q, EPS))
         self.q = _map(here, branch.columns, "columns") if row.q is None else _map(here, row.q, "up")
         self.kv_a = _map(whole, row.kv_a, "kv_columns")
         self.kv_norm = here.taking(Role(0, "kv_between")).leaf(row.kv_norm, Norm, columns.kv, EPS)
@@ -68,8 +73,9 @@ class LatentAttention:
         run, held = partial(self.policy.run, "mla_up"), [x]
         for layer in self.q_latent:
             held.append(layer(held.pop()))
-        up = [run(self.q, held.pop()) if self.q_latent else self.q(held.pop())]
+        up = [run(self.q, held.pop())]
         held.append(self.kv_a(x))
+        visit_before(held[0], up[0])  # as PyTorch does, and as leaves are prefetched
         latent = [self.kv_norm(F.columns(held[0], 0, self.kv))]
         held.append(self._entered(F.columns(held.pop(), self.kv, self.kv + self.turned)))
         up.append(run(self.kv_b, latent.pop()))
@@ -81,7 +87,7 @@ class LatentAttention:
         """Return the shared columns of all rows: each rank's heads have a share of their gradient."""
         if self.maps.size == 1:
             return turned
-        return self.maps.columns(turned, (), lambda whole: whole.buffer, Passed, "turned", reads=False)
+        return self.maps.columns(turned, (), lambda whole: whole.buffer, lambda _: Passed(), "turned", reads=False)
 
     def _heads(self, q: Tensor, kv: Tensor, turned: Tensor) -> Tensor:
         positions = self.rows.tokens(q.shape[1] * self.rows.context.ranks)

@@ -29,6 +29,7 @@ from zerosim.functional.attention import Attended, Core
 from zerosim.functional.common import Grads, like
 from zerosim.nn.documents import Documents
 from zerosim.placement.context import ContextCut
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Saved, Tensor
 
 PURPOSE = "activations"
@@ -59,20 +60,22 @@ class OtherKeys:
         lse = like(qkv, batch, core.heads.queries, own, dtype=wide)
         device.kernel(0, device.backend.fill, total.array, 0.0)
         device.kernel(0, device.backend.fill, lse.array, -float("inf"))
-        rule = AllKeys(self, qkv, core, total, lse)
+        rule = AllKeys(self, held(qkv), core, total, lse)
         for sources, kv in self.arriving(rule.own_keys()):
             for rows, heads, where in self.meetings(qkv, core, sources):
                 into = total.array[rows], lse.array[rows]
                 arrays = rule.queries[rows], kv.array[rows], heads, where, rule.dropout, *into
-                device.kernels(rule.work("flash_attention", (1, 1), where, rows), device.backend.attention_block, *arrays)
+                device.kernels(
+                    rule.work("flash_attention", (1, 1), where, rows), device.backend.attention_block, *arrays
+                )
             del kv
         if wide == qkv.dtype:
             return Attended(total, rule)
         out = core.result(qkv)
         device.kernel(0, device.backend.copy, total.array, out.array)
-        return Attended(out, AllKeys(self, qkv, core, out, lse))
+        return Attended(out, AllKeys(self, held(qkv), core, out, lse))
 
-    def meetings(self, qkv: Tensor, core: Core, sources: tuple[int, ...]) -> Iterator[tuple[slice, Heads, Met]]:
+    def meetings(self, qkv: Readable, core: Core, sources: tuple[int, ...]) -> Iterator[tuple[slice, Heads, Met]]:
         """Yield runs of rows with the same documents whose queries read keys of the sources: their heads, and where
         the tokens of both lie in a row."""
         heads, tokens, rows = core.heads, qkv.shape[1] * self.cut.around, slice(0, qkv.shape[0])
@@ -103,7 +106,7 @@ class AllKeys:
     """Saves q|k|v, the result and the log-sum-exp of each query's scores, as flash does."""
 
     keys: OtherKeys
-    qkv: Tensor
+    qkv: Readable
     core: Core
     out: Buffer
     lse: Buffer

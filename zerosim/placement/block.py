@@ -27,8 +27,8 @@ class Role(NamedTuple):
     the maps.
 
     branch  0: attention, 1: feed-forward, 2: cross-attention, which stands between them
-    place   in the order in which they run; 'memory': the map of what cross-attention reads, 'up': a map of a latent into
-            heads; 'kv_': those of the latent of keys and values, beside the queries'
+    place   in the order in which they run; 'memory': the map of what cross-attention reads, 'up': a map of a latent
+            into heads; 'kv_': those of the latent of keys and values, beside the queries'
     part    the part of the block that `--recompute` can name
     """
 

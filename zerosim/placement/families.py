@@ -137,9 +137,12 @@ def latent(*, low_rank: bool = True, bias: bool = False) -> Branch:
     def columns(name: str, wide: Width, *words: str, inner: Width | None = None, bias: bool = False) -> Map:
         return Map(name, (Out("", wide, words),), bias=bias, inner=inner, part="mla_up" if inner else "")
 
-    kv_a, kv_b = columns("kv_a_proj_with_mqa", "kv_latent", "kv", bias=bias), columns("kv_b_proj", "pairs", "kv", inner="latent")
+    kv_a, kv_b = (
+        columns("kv_a_proj_with_mqa", "kv_latent", "k", "v", bias=bias),
+        columns("kv_b_proj", "pairs", "k", "v", inner="latent"),
+    )
     maps = Latent(kv_a, kv_b, "kv_a_layernorm")
-    first = columns("q_proj", "heads", "q")
+    first = columns("q_proj", "heads", "q")._replace(part="mla_up")
     if low_rank:
         first = columns("q_a_proj", "q_latent", "q", bias=bias)
         maps = maps._replace(q=columns("q_b_proj", "heads", "q", inner="q_latent"), q_norm="q_a_layernorm")

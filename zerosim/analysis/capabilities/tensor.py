@@ -30,7 +30,6 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         "frozen": frozen,
         "side_by_side": model.has_blocks and model.decoder.block.parallel,
         "tiled": tiles_rows(config),
-        **_of_latents(config),
     }
     if not model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)
@@ -42,22 +41,24 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
             all_reduce=times,
             keep_gathered=keeps_gathered(config),
             head_again=config.memory.loss not in LIGER,
+            inputs=_inputs(config),
             **how,
         )
     else:
-        by_operation = formulas.tensor_parallel(again, all_reduce=times, **how)
+        by_operation = formulas.tensor_parallel(again, all_reduce=times, inputs=_inputs(config), **how)
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
     if model.has_blocks and model.decoder.block.qk_norm == "all":
         yield Key("exchanged", "all_reduce", "tp"), formulas.head_norm_sums(all_reduce=times, frozen=frozen)
 
 
-def _of_latents(config: RunConfig) -> dict[str, Fraction]:
-    """Return what latent attention's f has of an input of the model's width, and what of it weights' gradients read."""
+def _inputs(config: RunConfig) -> formulas.Inputs:
+    """Return the inputs of attention's f: of latent attention narrow ones."""
     if not config.model.is_latent:
-        return {}
+        return formulas.WIDE
     each = [(width, place) for width, _, place in inputs_of_heads(config.model)]
-    return {"inner": sum((width for width, _ in each), Fraction(0)), "read": sum((width for width, place in each if place), Fraction(0))}
+    f, read = (sum((width for width, place in each if place or not alone), Fraction(0)) for alone in (False, True))
+    return formulas.Inputs(f, read)
 
 
 def divides_rows(config: RunConfig) -> bool:

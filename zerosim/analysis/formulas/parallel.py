@@ -41,6 +41,17 @@ _TENSOR, _SEQUENCE, _PIPELINE = "arXiv 1909.08053, section 3", "arXiv 2205.05198
 _ZERO_BUBBLE, _ZERO_R = "arXiv 2401.10241", "arXiv 1910.02054"
 
 
+class Inputs(NamedTuple):
+    """What attention's f has, in inputs of the model's width, and what of it weights' gradients read. Latents, and the
+    columns beside them, are narrower."""
+
+    f: Number = 1
+    read: Number = 1
+
+
+WIDE = Inputs()
+
+
 class RecomputedBoundaries(NamedTuple):
     """How often the blocks of a rank run f and g, forward, once more for recompute."""
 
@@ -54,18 +65,17 @@ def recomputed_boundaries(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
-    inner: Number = 1,
-    read: Number = 1,
+    inputs: Inputs = WIDE,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
     `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
     branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
-        return RecomputedBoundaries((1 + inner) * _r + tiles, 2 * _r + tiles)
+        return RecomputedBoundaries((1 + inputs.f) * _r + tiles, 2 * _r + tiles)
     parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
     g = Form() if side_by_side else g
-    up = parts.count("mla_up_proj") * read * (_y_q if frozen else _l)
+    up = parts.count("mla_up_proj") * inputs.read * (_y_q if frozen else _l)
     again = parts.count("mlp") * f + up, (parts.count("attn_proj") + parts.count("op")) * g
     return RecomputedBoundaries(again[0] + tiles, again[1] + tiles)
 
@@ -77,17 +87,15 @@ def tensor_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
-    inner: Number = 1,
-    read: Number = 1,
+    inputs: Inputs = WIDE,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
-    `frozen`, f reduces only for maps whose input's gradient is wanted. `inner`: what attention's f has, in inputs of the
-    model's width; `read`: what of it weights' gradients read. Latents, and the columns beside them, are narrower.
+    `frozen`, f reduces only for maps whose input's gradient is wanted. `inputs`: those of attention's f.
     """
     again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
-    calls = (3 + inner) * _l + again.g + _first + _last
+    calls = (3 + inputs.f) * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
@@ -113,22 +121,21 @@ def sequence_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
-    inner: Number = 1,
-    read: Number = 1,
+    inputs: Inputs = WIDE,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
-    block and 1 in the head, unless the loss computes the head's in forward (`head_again`). `inner`, `read`: as above.
+    block and 1 in the head, unless the loss computes the head's in forward (`head_again`). `inputs`: those of
+    attention's f.
     """
     twice = 0 if keep_gathered else 1
-    more = {"side_by_side": side_by_side, "tiled": tiled}
-    again = recomputed_boundaries(recompute, frozen=frozen, inner=inner, read=read, **more)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, inputs=inputs)
     each = ring(_t) * _w * _m * _bsh
-    gathers = (3 + inner + (1 + read) * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
-    scatters = (3 + inner) * _l + again.g + _first + _last
+    gathers = (3 + inputs.f + (1 + inputs.read) * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
+    scatters = (3 + inputs.f) * _l + again.g + _first + _last
     if frozen:
-        gathers, scatters = (1 + inner) * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
+        gathers, scatters = (1 + inputs.f) * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
     return {
         "all_gather": (each * gathers).by(_SEQUENCE),
         "reduce_scatter": (each * scatters).by(_SEQUENCE),

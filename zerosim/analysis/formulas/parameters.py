@@ -52,9 +52,9 @@ def decoder_parameters(
 def latent_parameters(
     hidden: int, heads: int, q: int, kv: int, plain: int, turned: int, value: int, *, bias: bool = False
 ) -> int:
-    """Return the parameters of latent attention: queries (h heads (plain + turned)) or, of a latent of `q`, its map, norm
-    and the map from it; keys and values of a latent of `kv` with `turned` columns beside it, its norm and the map from
-    it; the output of `value` columns a head. `bias`: of the maps of h inputs, and the output."""
+    """Return the parameters of latent attention: queries of plain + turned columns a head or, of a latent of `q`, its
+    map, norm and the map from it; keys and values of a latent of `kv` with `turned` columns beside it, its norm and the
+    map from it; the output of `value` columns a head. `bias`: of the maps of latents, and the output."""
     columns = heads * (plain + turned)
     queries = hidden * q + q + q * columns if q else hidden * columns
     keys = hidden * (kv + turned) + kv + kv * heads * (plain + value)

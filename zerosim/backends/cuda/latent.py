@@ -28,7 +28,8 @@ struct Turned {
     long long value, double base, double factor, int interleaved
 #define PLACED \
     using V = typename wide<T>::type; \
-    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x, row = i / half, pair = i % half; \
+    const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; \
+    const long long row = i / half, pair = i % half; \
     if (row >= rows) return; \
     const V rate = rate_of<V>(pair, half, base); \
     const double angle = V(first + row % tokens) * rate; \

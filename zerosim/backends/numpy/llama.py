@@ -133,8 +133,9 @@ class Turn:
         if rope.factor != 1.0:
             self.cos *= rope.factor
             self.sin *= rope.factor
-        half = slice(0, turned // 2), slice(turned // 2, turned)
-        self.one, self.other = (slice(0, turned, 2), slice(1, turned, 2)) if rope.interleaved else half
+        self.one, self.other = slice(0, turned // 2), slice(turned // 2, turned)
+        if rope.interleaved:
+            self.one, self.other = slice(0, turned, 2), slice(1, turned, 2)
 
     def __call__(self, x: Array, out: Array) -> None:
         one, other = self.one, self.other

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
-from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.draft import Draft, Rule
+from zerosim.config.huggingface.keys import Keys
 from zerosim.config.huggingface.latent import latent_attention, yarn_scores
 from zerosim.config.huggingface.rope import read_rope
 from zerosim.config.huggingface.rows import (
@@ -103,7 +104,7 @@ _DEEPSEEK = {
 _LATENT = _names(head_dim=("qk_nope_head_dim",), kv_heads=())
 
 
-def _dense(keys, draft):
+def _dense(keys: Keys, draft: Draft) -> Draft:
     keys.asked.update(keys.values)
     return draft
 
@@ -207,10 +208,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         (*_SILU, *_BIASES, read_rope, read_plain, read_windows),
     ),
     "deepseek_v2": Family(
-        _LATENT, {**_DEEPSEEK, "vocab_size": 102400, "hidden_size": 4096}, (*_SILU, latent_attention, read_rope, yarn_scores, _dense)
+        _LATENT, {**_DEEPSEEK, "first_k_dense_replace": 0},
+        (*_SILU, latent_attention, read_rope, yarn_scores, _dense),
     ),
     "deepseek_v3": Family(
-        _LATENT, {**_DEEPSEEK, "rope_interleave": True}, (*_SILU, latent_attention, read_rope, yarn_scores, _dense)
+        _LATENT, {**_DEEPSEEK, "rope_interleave": True},
+        (*_SILU, latent_attention, read_rope, yarn_scores, _dense),
     ),
     "olmo2": Family(_COMMON, {**_LLAMA, "rms_norm_eps": 1e-5}, (*_SILU, _BIAS, read_rope)),
     "granite": Family(

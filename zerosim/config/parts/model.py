@@ -239,8 +239,7 @@ class ModelConfig(Part):
 
     @property
     def latents(self) -> Latents:
-        """The columns of latent attention. Those that no file gives are as many for a head's columns as DeepSeek-V3's.
-        """
+        """The columns of latent attention. Without a file's they have DeepSeek-V3's relation to a head's columns."""
         each = self.head_dim
         return self.numbers.latents or Latents(12 * each, 4 * each, each, 2 * -(-each // 4), each)
 
