@@ -23,7 +23,8 @@ _GPT2: dict[str, Any] = _IDS | dict(
     embd_pdrop=0.0,
 )
 _LATENT: dict[str, Any] = _HEADS | dict(
-    num_key_value_heads=4, first_k_dense_replace=3, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8,
+    num_key_value_heads=4, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
+    n_shared_experts=2, routed_scaling_factor=2.5, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8,
     qk_rope_head_dim=4, v_head_dim=10,
 )  # fmt: skip
 _YARN: dict[str, Any] = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
@@ -35,6 +36,7 @@ _LONG: dict[str, Any] = dict(
     rope_type="longrope", short_factor=[1.0 + i / 10 for i in range(6)], long_factor=[2.0 + i for i in range(6)],
     rope_theta=10000.0,
 )  # fmt: skip
+_AUX: dict[str, Any] = dict(output_router_logits=False, router_aux_loss_coef=0.01)
 _T5: dict[str, Any] = dict(
     vocab_size=VOCAB, d_model=HIDDEN, d_kv=16, d_ff=80, num_layers=3, num_heads=4, dropout_rate=0.0,
     decoder_start_token_id=0,
@@ -60,9 +62,13 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         "deepseek_v2": _LATENT | dict(
             q_lora_rank=None, rope_parameters=_YARN | dict(mscale=0.707, mscale_all_dim=0.707)
         ),
-        "deepseek_v2, biases": _LATENT | dict(attention_bias=True),
-        "deepseek_v3": _LATENT | dict(rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=0.5)),
-        "deepseek_v3, halves": _LATENT | dict(rope_interleave=False),
+        "deepseek_v2, groups": _LATENT | dict(
+            attention_bias=True, topk_method="group_limited_greedy", n_group=4, topk_group=2
+        ),
+        "deepseek_v3": _LATENT | dict(
+            n_group=4, topk_group=2, rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=0.5)
+        ),
+        "deepseek_v3, halves": _LATENT | dict(n_group=1, topk_group=1, rope_interleave=False),
         "olmo2": _HEADS,
         "granite": _HEADS | dict(
             embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0
@@ -94,6 +100,20 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
         ),
         "opt": _SIZES | _IDS | dict(num_attention_heads=4, ffn_dim=96, word_embed_proj_dim=HIDDEN, dropout=0.0),
         "gpt_bigcode": _GPT2,
+        "mixtral": _HEADS | _AUX | dict(num_local_experts=6, num_experts_per_tok=2),
+        "qwen2_moe": _HEADS | _AUX | dict(
+            num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, shared_expert_intermediate_size=48
+        ),
+        "qwen3_moe": _HEADS | _AUX | dict(
+            head_dim=20, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=2,
+            norm_topk_prob=True,
+        ),
+        "olmoe": _HEADS | _AUX | dict(num_experts=6, num_experts_per_tok=3),
+        "glm4_moe": _HEADS | dict(
+            head_dim=16, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, n_shared_experts=2,
+            first_k_dense_replace=1, n_group=4, topk_group=2, routed_scaling_factor=2.5, attention_bias=True,
+            use_qk_norm=True,
+        ),
         "t5": _T5,
         "t5, v1.1": _T5 | dict(
             num_decoder_layers=1, feed_forward_proj="gated-gelu", tie_word_embeddings=False,

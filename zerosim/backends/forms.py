@@ -113,3 +113,23 @@ class Buckets(NamedTuple):
 
 SCORES, ROPE, PLAIN = Scores(), Rope(), LogitForm()
 """The neutral ones."""
+
+
+class Choice(NamedTuple):
+    """How a router chooses a token's experts and weighs them, in this order.
+
+    scores  'softmax' or 'sigmoid' of the logits, or 'softmax of chosen': of the k largest logits alone
+    groups  neighbours are in so many groups, and only experts of the `chosen` best groups may be taken. A group counts
+            for the sum of its `best` largest scores
+    normed  the k weights are divided by their sum
+    scale   their factor at the end
+    even    not by scores: the choices of all tokens, one after the other, go round the experts
+    """
+
+    scores: str = "softmax"
+    groups: int = 1
+    chosen: int = 1
+    best: int = 1
+    normed: bool = False
+    scale: float = 1.0
+    even: bool = False

@@ -20,7 +20,7 @@ from itertools import accumulate
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from zerosim.backends.forms import PLAIN, SCORES, Buckets, LogitForm, Rope, Scores
+from zerosim.backends.forms import PLAIN, SCORES, Buckets, Choice, LogitForm, Rope, Scores
 from zerosim.dtypes import DType
 from zerosim.placement.formats import DYNAMIC8
 
@@ -548,6 +548,34 @@ class Backend(Protocol):
 
     def embedding_backward(self, grad: Array, ids: Array, dweight: Array, first: int = 0) -> None:
         """dweight (V, D): zero, then each row of grad (..., D) added to its id's row, a fixed order of adds."""
+
+    # -- experts: M tokens, E experts, k for each token; R rows, sorted by expert --------------------
+    def route(self, logits: Array, bias: Array | None, how: Choice, weights: Array, ids: Array) -> None:
+        """Choose a token's k experts by the scores of its logits (M, E) + bias (E): ids (M, k), the best first, of
+        equal ones the first. weights (M, k) = their scores, without the bias."""
+
+    def route_backward(self, grad: Array, logits: Array, ids: Array, how: Choice, dlogits: Array) -> None:
+        """dlogits (M, E) from the weights' gradient (M, k). The bias has none."""
+
+    def sort_rows(self, ids: Array, order: Array, counts: Array) -> None:
+        """order (R) = the choices t k + c, sorted by their expert, stably; counts (E) = each expert's rows."""
+
+    def take_rows(self, x: Array, order: Array, each: int, out: Array) -> None:
+        """out[r] = x[order[r] // each], a row."""
+
+    def sum_rows(self, rows: Array, order: Array, each: int, out: Array) -> None:
+        """out[t] = the sum of all rows r with order[r] // each == t, in the order of their choices."""
+
+    def weigh_rows(self, rows: Array, weights: Array, out: Array) -> None:
+        """out (R, D) = rows * weights (R, 1)."""
+
+    def weigh_rows_backward(self, grad: Array, rows: Array, weights: Array, drows: Array, dweights: Array) -> None: ...
+    def grouped(self, rows: Array, stack: Array, counts: Sequence[int], out: Array) -> None:
+        """out (R, O) = each expert's rows, of which it has `counts`, (R, I) @ its matrix of the stack (E, I, O), which
+        may be transposed."""
+
+    def grouped_wgrad(self, left: Array, right: Array, counts: Sequence[int], dstack: Array) -> None:
+        """dstack (E, A, B) = left (R, A)ᵀ @ right (R, B), of each expert's rows."""
 
     def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array, form: LogitForm = PLAIN) -> None:
         """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype.

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 class Kind(NamedTuple):
     """What differs from block to block: the keys that a query reads (0: all before it), the base of the rotary angles,
-    and whether q and k are rotated."""
+    whether q and k are rotated, and whether the feed-forward has experts, in a model that has some."""
 
     window: int = 0
     rope_base: float = 0.0
     rotates: bool = True
+    has_experts: bool = True
 
 
 class Scaling(NamedTuple):
@@ -64,6 +65,10 @@ class Numbers:
     decoder_layers  the blocks of a decoder beside an encoder; 0: as many as the encoder has
     decoder_start  the token that stands before the decoder's own ones
     latents        the columns of latent attention; None: they follow from a head's
+    dense_first    the first blocks, which have no experts
+    experts_every  among all blocks, those whose number, counted from 1, this divides have experts
+    expert_groups, chosen_groups  the experts are in so many groups, and a token's are all in so many of them
+    expert_scale   the factor of a token's weights of its experts
     bias_buckets, bias_largest  the buckets of T5's biases, and the distance from which on all are in the last one
     """
 
@@ -85,6 +90,11 @@ class Numbers:
     token_types: int = 2
     decoder_layers: int = 0
     decoder_start: int = 0
+    dense_first: int = 0
+    experts_every: int = 1
+    expert_groups: int = 1
+    chosen_groups: int = 1
+    expert_scale: float = 1.0
     bias_buckets: int = 32
     bias_largest: int = 128
     latents: Latents | None = None
@@ -96,7 +106,8 @@ class Numbers:
         is_full = rotates if self.plain_slides else is_full or number < self.window_from
         window = 0 if is_full else self.window
         rotates = bool(window) if self.plain_full else rotates
-        return Kind(window, self.rope_local if window and self.rope_local else rope_base, rotates)
+        base = self.rope_local if window and self.rope_local else rope_base
+        return Kind(window, base, rotates, number >= self.dense_first and (number + 1) % self.experts_every == 0)
 
 
 NEUTRAL = Numbers()

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 MATMUL, VECTOR = "matmul", "vector"
 LINEAR, DGRAD, WGRAD = "linear", "linear_dgrad", "linear_wgrad"
 """Names in the record of a linear map, and of the products for the gradients of its input and its weight."""
+GROUPED, GROUPED_DGRAD, GROUPED_WGRAD = "grouped", "grouped_dgrad", "grouped_wgrad"
+"""The same of the maps of all experts, which are one product in the record. Their `shape` ends with the experts."""
 ACCUMULATE = "accumulate"
 """A gradient that is added to its sum, or starts it."""
 ADD_BIAS, ADD_NORM = "add_bias", "add_norm"
 """A row-parallel map's bias, after its all-reduce; a tensor's share of the gradients' norm."""
-MATMULS = frozenset({"matmul", "matmul_add", LINEAR, DGRAD, WGRAD, "flash_attention", "flash_attention_backward"})
+MATMULS = frozenset({"matmul", "matmul_add", LINEAR, DGRAD, WGRAD, GROUPED, GROUPED_DGRAD, GROUPED_WGRAD,
+                     "flash_attention", "flash_attention_backward"})  # fmt: skip
 
 # By kernel, the positions of the argument arrays that it fills.
 FILLS: dict[str, tuple[int, ...]] = {
@@ -34,6 +37,8 @@ FILLS: dict[str, tuple[int, ...]] = {
     "cross_entropy": (2, 3),
     **dict.fromkeys(("linear", "dropout"), (3,)),
     **dict.fromkeys(("rms_norm", "head_norm"), (3, 4)),
+    "sort_rows": (1, 2),
+    **dict.fromkeys(("route", "weigh_rows_backward"), (3, 4)),
     "layer_norm": (4, 5, 6),
     **dict.fromkeys(("rms_norm_backward", "head_norm_backward"), (4, 5)),
     "rotary": (5,),

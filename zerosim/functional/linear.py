@@ -9,6 +9,7 @@ from functools import partial
 from zerosim.backends.kernels import Array
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import DGRAD, LINEAR, WGRAD
+from zerosim.dtypes import DType
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, bias_grad, kept_for, like, map_grad, ready_map_grads, rows_of, weight_grad
 from zerosim.tensor.discarded import Readable
@@ -44,27 +45,31 @@ class Linear:
         return (dx, dweight) if self.bias is None else (dx, dweight, bias_grad(self.bias, grad))
 
 
-def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Tensor:
-    """Compute y = x @ weight + bias.
+def linear(
+    x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False, dtype: DType | None = None
+) -> Tensor:
+    """Compute y = x @ weight + bias, of x's dtype or another.
 
     Shapes: x (..., I), weight (I, O) or, transposed, (O, I); bias (O); y (..., O).
 
     Raises: InputError where the weight does not take x's columns.
     """
-    out = linear_result(x, weight, bias, transposed=transposed)
+    out = linear_result(x, weight, bias, transposed=transposed, dtype=dtype)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     kept = kept_for([weight], x)
     saved: Saved = {"input": kept, "weight": weight, "bias": bias}
     return apply(Linear(kept, weight, bias, transposed), out, *inputs, op=layer_of(weight, "linear"), saved=saved)
 
 
-def linear_result(x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False) -> Buffer:
+def linear_result(
+    x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False, dtype: DType | None = None
+) -> Buffer:
     """Compute `linear` outside the graph. Raises: InputError if the weight does not accept x's columns."""
     width, wide = weight.shape[::-1] if transposed else weight.shape
     if x.shape[-1] != width:
         raise InputError(f"linear: x has {x.shape[-1]} columns, its weight of shape {weight.shape} takes {width}")
     ready_map_grads([weight])
-    out = like(x, *x.shape[:-1], wide)
+    out = like(x, *x.shape[:-1], wide, dtype=dtype)
     rows = rows_of(x.array)
     values, added = weight.buffer, None if bias is None else bias.array
     matrix = values.array.T if transposed else values.array

@@ -23,7 +23,7 @@ def merged(weights: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
 
     model = config.model
     base = {name: np.array(values) for name, values in weights.items() if not is_adapter(name)}
-    targets = model.decoder.targets(*model.depths) if model.has_blocks else {}
+    targets = model.targets() if model.has_blocks else {}
     for name, a in weights.items():
         map_name, found, _ = name.partition(".lora_A.")
         if not found:

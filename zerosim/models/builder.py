@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim.backends.forms import LogitForm
+from zerosim.config.parts.experts import DROPLESS, ExpertsConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig, format_of, trained_dtype
 from zerosim.device.device import Device
@@ -45,6 +46,7 @@ class Builder:
     loss_mode, label_keys   the model's (`models/model.py`)
     block, members   of trained buffers' specs, for an optimizer with blocks
     casts       holds adapters' weights that autocast has cast
+    experts     how tokens get to experts
     """
 
     sizes: ModelConfig
@@ -65,6 +67,7 @@ class Builder:
     block: int = 1
     members: int = 1
     casts: Casts | None = None
+    experts: ExpertsConfig = DROPLESS
 
     def buffer(self, name: str, module: str, kind: str) -> Flat:
         """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
@@ -88,6 +91,7 @@ class Builder:
             self.tuning,
             self.tiles,
             casts=self.casts,
+            experts=self.experts,
         )
 
     def unit(

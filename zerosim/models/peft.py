@@ -39,7 +39,7 @@ _OTHER_FORMULAS = (
 
 def adapted(model: ModelConfig, names: Mapping[str, Any]) -> dict[str, Target]:
     """Return the maps that these adapters adapt, by name."""
-    targets = model.decoder.targets(*model.depths)
+    targets = model.targets()
     return {at: targets[at] for name in names for at, found, _ in [name.partition(".lora_A.")] if found}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from zerosim.config.parts.experts import DROPLESS, ExpertsConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.tuning import ALL_TRAINED, TuningConfig
 from zerosim.functional.lora import Casts
@@ -44,6 +45,7 @@ class LayerContext(NamedTuple):
     number   its block's number, counted from 0
     own      the row of its block, where that is not the first stack's
     casts    holds adapters' weights that autocast has cast
+    experts  how tokens get to experts
     """
 
     sizes: ModelConfig
@@ -59,6 +61,7 @@ class LayerContext(NamedTuple):
     number: int = 0
     own: Block | None = None
     casts: Casts | None = None
+    experts: ExpertsConfig = DROPLESS
 
     def __truediv__(self, name: str) -> LayerContext:
         """Return the context for a layer inside this layer."""
@@ -91,9 +94,9 @@ class LayerContext(NamedTuple):
         **named: More.kwargs,
     ) -> Layer | LeafModule:
         """Declare `layer` inside this layer, in its unit's flat buffer or, by module, as a leaf with its own
-        buffers."""
+        buffers. A leaf has no leaves."""
         here = self / name
-        if not isinstance(self.within, Tensors):
+        if not isinstance(self.within, Tensors) or self.within.is_leaf:
             return layer(here, *more, **named)
         make = lambda own: layer(here._replace(within=own), *more, **named)  # noqa: E731
         return self.within.leaf(here.name, make, self.branches)
@@ -124,7 +127,7 @@ class LayerContext(NamedTuple):
     @property
     def block(self) -> Block:
         """The row of its block."""
-        return self.own or self.sizes.decoder.block
+        return self.sizes.block_at(self.number, self.own)
 
     @property
     def branches(self) -> Sequence[int]:

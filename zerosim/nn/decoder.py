@@ -17,6 +17,7 @@ from zerosim.backends.forms import Scores
 from zerosim.config.numbers import Kind
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
+from zerosim.nn.experts import ExpertsLayer
 from zerosim.nn.head_norms import HeadNorms
 from zerosim.nn.latent import LatentAttention
 from zerosim.nn.layers import Dropout
@@ -143,9 +144,8 @@ class FeedForward:
 
     def __init__(self, here: LayerContext, branch: Branch) -> None:
         self.columns = into_columns(here, 1, branch.columns)
-        self.proj = back_to_width(here, 1, branch.rows, here.sizes.ffn)
-        gated = GATED.get(here.block.between)
-        self.between = partial(gated, policy=here.policy) if gated else BETWEEN[here.block.between]
+        self.proj = back_to_width(here, 1, branch.rows, here.sizes.width(branch.columns.outs[0].wide))
+        self.between = between_of(here)
         self.dropout = Dropout(here, "mlp", of_columns=True) if here.block.inner_dropout else unchanged
         self.policy = here.policy
 
@@ -156,6 +156,23 @@ class FeedForward:
     def _of_rows(self, x: Tensor) -> Tensor:
         run = self.policy.run
         return self.proj(self.dropout(run("mlp_act", self.between, run("fc1", self.columns, x))))
+
+
+def between_of(here: LayerContext) -> Layer:
+    """Return the function between a feed-forward's maps."""
+    gated = GATED.get(here.block.between)
+    return partial(gated, policy=here.policy) if gated else BETWEEN[here.block.between]
+
+
+def feed_forward(here: LayerContext, branch: Branch) -> Layer:
+    """Declare a block's feed-forward: dense, or of experts."""
+    if branch.experts is None:
+        return FeedForward(here, branch)
+    shared = partial(FeedForward, branch=found) if (found := branch.dense) and here.sizes.shared_experts else None
+    above, _, last = here.taking(Role(1, "router")).name.rpartition(".")
+    return (
+        here.taking(Role(1, "router")).named(above).leaf(last, ExpertsLayer, branch.experts, between_of(here), shared)
+    )
 
 
 class Residual(NamedTuple):
@@ -195,7 +212,7 @@ class DecoderBlock:
         one, *cross, mlp = row.branches
         self.attentions = [attention(0, one, "resid_1", bias=bias)]
         self.attentions += [attention(2, of, "resid_cross", beside=memory) for of in cross]
-        self.mlp = branch(1, mlp, partial(FeedForward, branch=mlp), "resid_2", mlp.rows.part)
+        self.mlp = branch(1, mlp, partial(feed_forward, branch=mlp), "resid_2", mlp.rows.part)
         self.is_parallel, self.policy = row.parallel, here.policy
         self.add = F.promoted_sum if before_kernel(here) else add
 

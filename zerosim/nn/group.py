@@ -16,6 +16,7 @@ from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
+from zerosim.functional.experts import Routing
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
@@ -49,6 +50,18 @@ class WholeMaps:
     def embedding(self, ids: Buffer, table: Operand, splits: Splits) -> Tensor:
         """Look up rows of a token table that is cut by rows."""
         return F.embedding(ids, table)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return x for a layer whose inner widths are cut."""
+        return x
+
+    def leave(self, y: Tensor) -> Tensor:
+        """Return the result of such a layer, of which each rank has a share."""
+        return y
+
+    def inside(self) -> WholeMaps:
+        """Return the maps inside such a layer, between `enter` and `leave`."""
+        return self
 
     def column_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
@@ -139,6 +152,35 @@ class WholeMaps:
 WHOLE_MAPS = WholeMaps()
 
 
+class WholeExperts:
+    """Experts on one rank: all of them are here, and rows go nowhere."""
+
+    size = 1
+    index = 0
+    axes: tuple[str, ...] = ()  # the mesh axes that divide the experts
+
+    def stack(self, maps: WholeMaps, shape: tuple[int, ...], *, of: int, parts: int = 1) -> dict[str, Any]:
+        """Return the keywords for `declare` of a stack of this whole shape: (E, O, I), one matrix for each expert, or
+        (E, O). `maps` cut the experts' width, which is dim `of`, in `parts` equal ones side by side."""
+        return {"splits": maps.split(shape, of, parts=parts)}
+
+    def num_local(self, experts: int) -> int:
+        """Return how many of the experts are here."""
+        return experts
+
+    def send(self, routing: Routing, *rows: Tensor) -> tuple[Any, ...]:
+        """Send rows, sorted by expert, to the ranks of their experts. Return the way of the rows that are here then,
+        and these rows."""
+        return routing, *rows
+
+    def bring(self, routing: Routing, rows: Tensor) -> Tensor:
+        """Bring the rows of `send`'s routing back to where they came from."""
+        return rows
+
+
+WHOLE_EXPERTS = WholeExperts()
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A layer's group, with one member for each kind of division.
@@ -147,6 +189,7 @@ class Group:
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
     mesh        the ranks, where its axes cut weights
+    experts     which experts are here, and how rows get to them
     documents   where several of them begin in a row; None: a row is one
     """
 
@@ -155,6 +198,7 @@ class Group:
     attention: Callable[..., Tensor] = F.attention
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
+    experts: WholeExperts = WHOLE_EXPERTS
 
 
 ONE_RANK = Group()

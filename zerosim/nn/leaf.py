@@ -53,6 +53,7 @@ class Tensors:
         self.name = name
         self.make = make
         self.tuning = tuning
+        self.is_leaf = False
         self.flats: list[Flat] = []
         self.leaves: list[LeafModule] = []
 
@@ -67,6 +68,7 @@ class Tensors:
     ) -> LeafModule:
         """Return the layer that `make` declares in its own buffers, as a leaf with its name from the unit's name on."""
         own = Tensors(self._own(name), self.make, self.tuning)
+        own.is_leaf = True
         self.leaves.append(LeafModule(own.name, own, make(own)))
         self.leaves[-1].branches = branches
         return self.leaves[-1]

@@ -70,6 +70,16 @@ class Borders:
         return dy
 
 
+class NoBorders(Borders):
+    """Neither f nor g: a layer inside another one, which has them."""
+
+    def f_backward(self, comm: Comm, dx: Buffer) -> Buffer:
+        return dx
+
+    def g_forward(self, comm: Comm, y: Buffer) -> Buffer:
+        return y
+
+
 class TensorParallel(WholeMaps):
     """Member `index` of a group of `size`. Without a `comm` it describes how weights are cut, and runs nothing.
 
@@ -179,6 +189,17 @@ class TensorParallel(WholeMaps):
         """Return x after f."""
         whole = self.borders.f_forward(self.comm, x.buffer)
         return x if isinstance(x, Tensor) and whole is x.buffer else Tensor(whole, Leaf() if x.requires_grad else None)
+
+    def enter(self, x: Tensor) -> Tensor:
+        whole = self.borders.f_forward(self.comm, x.buffer)
+        return apply(Enter(self), whole, x, op="enter")
+
+    def leave(self, y: Tensor) -> Tensor:
+        out = self.borders.g_forward(self.comm, y.buffer)
+        return apply(Leave(self), out, y, op="leave")
+
+    def inside(self) -> TensorParallel:
+        return self.bordered(NoBorders(), keeps_gathered=True)
 
     def row_linear(
         self, x: Tensor, weight: Operand, bias: Operand | None = None, *, transposed: bool = False
@@ -306,6 +327,26 @@ class F:
         dx, *dweights = self.rule_of(whole).backward(grad)
         del whole
         return None if dx is None else group.borders.f_backward(group.comm, dx), *dweights
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """f alone, at the beginning of a layer."""
+
+    group: TensorParallel
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (self.group.borders.f_backward(self.group.comm, grad),)
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """g alone, at its end."""
+
+    group: TensorParallel
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (self.group.borders.g_backward(self.group.comm, grad),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-Width = Literal["heads", "kv_heads", "ffn", "values", "q_latent", "kv_latent", "latent", "pairs"]
+Width = Literal["heads", "kv_heads", "ffn", "shared", "values", "q_latent", "kv_latent", "latent", "pairs"]
 Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
 Place = Literal[
-    "before", "columns", "memory", "between", "up", "kv_columns", "kv_between", "kv_up", "rows", "after"
+    "before", "columns", "memory", "between", "up", "kv_columns", "kv_between", "kv_up", "rows", "after", "router"
 ]  # fmt: skip
 BOTH = (0, 1)
 """The numbers of a block's branches."""
@@ -28,7 +28,8 @@ class Role(NamedTuple):
 
     branch  0: attention, 1: feed-forward, 2: cross-attention, which stands between them
     place   in the order in which they run; 'memory': the map of what cross-attention reads, 'up': a map of a latent
-            into heads; 'kv_': those of the latent of keys and values, beside the queries'
+            into heads; 'kv_': those of the latent of keys and values, beside the queries; 'router':
+            what chooses experts, and weighs shared ones
     part    the part of the block that `--recompute` can name
     """
 
@@ -46,7 +47,8 @@ class Out(NamedTuple):
     """Outputs of a map into columns: a weight of its own, or columns of a fused weight.
 
     name   the weight's name beside the map's (q_proj); of columns, the name of their adapter (q), '' for none
-    wide   how many: heads of queries, heads of keys and values, or the feed-forward's width; of latent attention heads
+    wide   how many: heads of queries, heads of keys and values, the feed-forward's width, or that of shared experts; of
+           latent attention heads
            of `values`, the latent of queries, that of keys and values with the rotated columns that all heads share
            (kv_latent) or without (latent), heads of keys' other columns with values (pairs)
     words  the words of `lora_target` that mean it
@@ -95,12 +97,46 @@ class Latent(NamedTuple):
         return (self.kv_a, self.kv_b) if self.q is None else (self.q, self.kv_a, self.kv_b)
 
 
+class Experts(NamedTuple):
+    """How a feed-forward has experts: a router's k best of E do a token's work. The two maps of all experts are stacks
+    (E, O, I); the branch's own maps are those of shared experts, and of blocks that are dense.
+
+    router    the experts' scores: 'softmax' or 'sigmoid' of the router's logits, or 'softmax of chosen' of the k best
+    normed    a token's k weights are divided by their sum
+    ranks     by what groups of experts are compared: their best score ('best'), or the sum of their two best ('two')
+    applied   weights multiply the experts' 'results', their 'inputs', or what is 'between' their maps
+    gate      the router's name; gate_bias: its logits have a bias
+    stacks    the names of the two stacks; layout as a map's; bias: each expert's maps have biases
+    shared    the name of shared experts, which work for every token, '' for none; shared_gate: of the map to one
+              number, whose sigmoid multiplies their result
+    balance   the name of the router's bias of the scores, by which experts are chosen but not weighed; '' for none
+    stored    an expert's maps in released files, in the order of the stacks' outputs: {} is its number. Empty: stacks
+    module    the feed-forward's name in these files, if it is another one
+    """
+
+    router: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
+    normed: bool = True
+    ranks: Literal["best", "two"] = "best"
+    applied: Literal["results", "inputs", "between"] = "results"
+    gate: str = "gate"
+    gate_bias: bool = False
+    stacks: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+    layout: Literal["in_out", "out_in"] = "out_in"
+    bias: bool = False
+    shared: str = ""
+    shared_gate: str = ""
+    balance: str = ""
+    stored: tuple[str, ...] = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
+    module: str = ""
+
+
 class Branch(NamedTuple):
     """A residual branch: a norm, a map into columns, what is between, a map of rows, a norm. '' is no norm.
 
-    name    of the module with the two maps; '': they are the block's own
-    memory  of cross-attention: the map of an encoder's output into keys and values
-    latent  of latent attention: its other maps
+    name     of the module with the two maps; '': they are the block's own
+    memory   of cross-attention: the map of an encoder's output into keys and values
+    experts  of a feed-forward that has them
+    latent   of latent attention: its other maps
     """
 
     name: str
@@ -110,6 +146,16 @@ class Branch(NamedTuple):
     after: str = ""
     memory: Map | None = None
     latent: Latent | None = None
+    experts: Experts | None = None
+
+    @property
+    def dense(self) -> Branch | None:
+        """The maps that every token reads: its own or, beside experts, those of shared ones, if there are some."""
+        if self.experts is None:
+            return self
+        shared, outs = self.experts.shared, tuple(out._replace(wide="shared") for out in self.columns.outs)
+        columns = self.columns._replace(outs=outs, part="")  # a part of the leaf module that has them
+        return self._replace(name=self.named(shared), columns=columns, experts=None) if shared else None
 
     @property
     def inward(self) -> tuple[Map, ...]:
@@ -172,6 +218,11 @@ class Block(NamedTuple):
     inner_dropout: bool = False
 
     @property
+    def without_experts(self) -> Block:
+        """The same block with a dense feed-forward."""
+        return self._replace(mlp=self.mlp._replace(experts=None))
+
+    @property
     def is_gated(self) -> bool:
         """Whether the first map has two results, one of which gates the other."""
         return len(self.mlp.columns.outs) == 2
@@ -200,7 +251,7 @@ class Block(NamedTuple):
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
-        for branch in self.branches:
+        for branch in (found for one in self.branches if (found := one.dense) is not None):
             rows = branch.rows
             for columns in branch.inward:
                 whole, only = branch.named(columns.name), columns.outs[0].words if len(columns.outs) == 1 else ()
@@ -281,15 +332,6 @@ class Decoder(NamedTuple):
         """The block of each stack, and its blocks' name."""
         second = self.second
         return (self.block, self.blocks), *([] if second is None else [(second.block, second.blocks)])
-
-    def targets(self, *layers: int) -> dict[str, Target]:
-        """Return what may have an adapter in so many blocks of each stack, by its whole name."""
-        named = dict[str, Target]()
-        for (block, blocks), count in zip(self.stacks, layers, strict=True):
-            of_block = list(block.targets())
-            for at in (f"{self.prefix}{blocks}.{layer}" for layer in range(count)):
-                named |= {f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in of_block}
-        return named
 
     @property
     def words(self) -> list[str]:

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from zerosim.placement.block import Between, Block, Branch, Decoder, Latent, Map, Masked, Out, Second, Width
+from zerosim.placement.block import (
+    Between,
+    Block,
+    Branch,
+    Decoder,
+    Experts,
+    Latent,
+    Map,
+    Masked,
+    Out,
+    Second,
+    Width,
+)
 
 Layout = Literal["in_out", "out_in"]
 
@@ -149,9 +161,33 @@ def latent(*, low_rank: bool = True, bias: bool = False) -> Branch:
     return _ATTENTION._replace(columns=first, rows=_back("o_proj", bias=bias)._replace(inner="values"), latent=maps)
 
 
-DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
+def _experts(row: Decoder, experts: Experts) -> Decoder:
+    """Return the row with experts in its feed-forward."""
+    return _blocks(row, mlp=row.block.mlp._replace(experts=experts))
 
 
+MIXTRAL = _experts(
+    LLAMA, Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), module="block_sparse_moe")
+)
+QWEN2_MOE = _experts(QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"))
+QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
+OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
+GLM4_MOE = _experts(
+    biased(LLAMA, rows=False),
+    Experts("sigmoid", ranks="two", shared="shared_experts", balance="e_score_correction_bias"),
+)
+_DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
+DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts"))
+DEEPSEEK_V3 = _experts(
+    _DEEPSEEK, Experts("sigmoid", ranks="two", shared="shared_experts", balance="e_score_correction_bias")
+)
+WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
+    {
+        "gpt": Experts(stacks=("experts.c_fc", "experts.c_proj"), layout="in_out", shared="shared_experts"),
+        "llama": Experts(shared="shared_experts"),
+    }
+)
+"""The experts of families that are dense without them."""
 STARCODER2 = _blocks(
     biased(LLAMA), norm="layer", between="gelu_tanh", mlp=_fully("c_fc", "c_proj", "post_attention_layernorm")
 )._replace(tied=True)
@@ -361,8 +397,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "glm4": GLM4,
         "phi3": PHI3,
         "smollm3": SMOLLM3,
-        "deepseek_v2": DEEPSEEK,
-        "deepseek_v3": DEEPSEEK,
+        "deepseek_v2": DEEPSEEK_V2,
+        "deepseek_v3": DEEPSEEK_V3,
         "cohere": COHERE,
         "starcoder2": STARCODER2,
         "phi": PHI,
@@ -375,6 +411,11 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "bert": BERT,
         "roberta": ROBERTA,
         "t5": t5(),
+        "mixtral": MIXTRAL,
+        "qwen2_moe": QWEN2_MOE,
+        "qwen3_moe": QWEN3_MOE,
+        "olmoe": OLMOE,
+        "glm4_moe": GLM4_MOE,
     }
 )
 """Every family with blocks."""

@@ -56,5 +56,6 @@ def build_model(
         block,
         config.mesh.shards if block > 1 else 1,
         made.casts,
+        config.experts,
     )
     return BUILDERS[config.model.family](new)

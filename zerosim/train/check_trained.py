@@ -23,7 +23,7 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
         word = pattern.removeprefix("!")
         if not any(matches(word, name) for name in names):
             yield wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
-    maps = config.model.decoder.targets(*config.model.depths) if tuning.lora_rank else {}
+    maps = config.model.targets() if tuning.lora_rank else {}
     for word in tuning.targets:
         if not any(is_target(word, name, one.words, is_part=one.columns is not None) for name, one in maps.items()):
             known = [*config.model.decoder.words, ALL_LINEAR]

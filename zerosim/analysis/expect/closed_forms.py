@@ -39,9 +39,14 @@ def parameters_of(config: RunConfig) -> int:
     )
 
 
-def _of_decoder(model: ModelConfig) -> int:
+def active_of(model: ModelConfig) -> int:
+    """Return the parameters that work for one token: of the experts the chosen ones alone."""
+    return _of_decoder(model, model.top_k)
+
+
+def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
     """Return the parameters of a model with blocks: which norms and biases it has is its row's, how many numbers each
-    has the formula's."""
+    has the formula's. `chosen`: count so many of the experts; None: all."""
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -56,25 +61,43 @@ def _of_decoder(model: ModelConfig) -> int:
         second = formulas.second_parameters(
             model.depths[1], model.hidden, queries, keys, model.heads, model.numbers.bias_buckets
         )
-    return second + formulas.decoder_parameters(
-        sum(model.depths),
-        model.hidden,
-        model.ffn,
-        model.vocab,
-        queries=queries,
-        keys=keys,
-        gated=block.between in ("swiglu", "geglu"),
-        biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
-        norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
-        norm_params=2 if block.norm == "layer" else 1,
-        between=between[block.qk_norm],
-        positions=row.first_position + model.positions if model.has_position_table else 0,
-        around=bool(row.last_norm) + model.is_second + bool(row.table_norm) + model.is_masked,
-        head_bias=row.head_bias,
-        tied=model.tie_embeddings,
-        types=model.numbers.token_types if model.is_masked else 0,
-        transform=model.is_masked,
-        attention=own,
+    beside, experts = 0, mlp.experts
+    if experts is not None:
+        beside = formulas.experts_parameters(
+            sum(model.kind(number).has_experts for number in range(model.layers)),
+            model.hidden,
+            model.ffn,
+            model.expert_ffn,
+            model.experts,
+            model.experts if chosen is None else chosen,
+            model.shared_experts,
+            gated=block.between in ("swiglu", "geglu"),
+            biases=(mlp.columns.bias, mlp.rows.bias),
+            shared_gate=bool(experts.shared_gate),
+        )
+    return (
+        beside
+        + second
+        + formulas.decoder_parameters(
+            sum(model.depths),
+            model.hidden,
+            model.ffn,
+            model.vocab,
+            queries=queries,
+            keys=keys,
+            gated=block.between in ("swiglu", "geglu"),
+            biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
+            norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
+            norm_params=2 if block.norm == "layer" else 1,
+            between=between[block.qk_norm],
+            positions=row.first_position + model.positions if model.has_position_table else 0,
+            around=bool(row.last_norm) + model.is_second + bool(row.table_norm) + model.is_masked,
+            head_bias=row.head_bias,
+            tied=model.tie_embeddings,
+            types=model.numbers.token_types if model.is_masked else 0,
+            transform=model.is_masked,
+            attention=own,
+        )
     )
 
 

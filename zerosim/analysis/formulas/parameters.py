@@ -61,6 +61,34 @@ def latent_parameters(
     return queries + keys + heads * value * hidden + bias * (q + kv + turned + hidden)
 
 
+def experts_parameters(
+    layers: int,
+    hidden: int,
+    ffn: int,
+    expert_ffn: int,
+    experts: int,
+    chosen: int,
+    shared: int,
+    *,
+    gated: bool,
+    biases: tuple[bool, bool],
+    shared_gate: bool = False,
+) -> int:
+    """Return what blocks with experts have beside dense ones; of `experts` count `chosen`, all of them or a token's.
+
+    In place of the feed-forward's two or, `gated`, three matrices (hf each) such a block has a router (Eh), as many
+    matrices of width f' in each expert that counts and in each shared one, and a gate of these (h). `biases`: of the
+    dense maps into the feed-forward (f each) and back (h), which shared experts have as one feed-forward.
+    """
+    into = 2 if gated else 1
+    dense = hidden * (into + 1) * ffn + into * ffn * biases[0] + hidden * biases[1]
+    wide = shared * expert_ffn
+    beside = hidden * (into + 1) * wide + (into * wide * biases[0] + hidden * biases[1] + hidden * shared_gate) * (
+        wide > 0
+    )
+    return layers * (hidden * experts + chosen * hidden * (into + 1) * expert_ffn + beside - dense)
+
+
 def second_parameters(layers: int, hidden: int, queries: int, keys: int, heads: int, buckets: int) -> int:
     """Return what T5 has beside the parameters of as many blocks of one stack: cross-attention in each block of the
     decoder, queries and output of q columns, keys and values of k each, with a norm; and two tables of biases."""

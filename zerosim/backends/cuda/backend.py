@@ -18,6 +18,7 @@ from zerosim.backends.cuda import (
     attention,
     blocks,
     coded,
+    experts,
     flash,
     fused,
     gptq,
@@ -41,7 +42,7 @@ from zerosim.backends.kernels import Array, Native, made_of
 
 KERNELS = (
     *(arrays, ops, products, norm, fused, activations, attention, blocks, flash, llama, latent, rotary),
-    *(losses, tokens, update, quantize, nf4, gptq, coded, rules),
+    *(experts, losses, tokens, update, quantize, nf4, gptq, coded, rules),
 )
 
 

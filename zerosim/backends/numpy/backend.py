@@ -17,6 +17,7 @@ from zerosim.backends.numpy import (
     attention,
     blocks,
     coded,
+    experts,
     flash,
     fused,
     gptq,
@@ -37,7 +38,9 @@ def _kernel(run: Callable[P, None]) -> staticmethod[P, None]:
     return staticmethod(np.errstate(all="ignore")(run))
 
 
-@made_of(ops, coded, fused, activations, attention, blocks, flash, gptq, llama, nf4, tokens, update, method=_kernel)
+@made_of(
+    ops, coded, experts, fused, activations, attention, blocks, flash, gptq, llama, nf4, tokens, update, method=_kernel
+)
 class NumpyBackend:
     """Implements `Backend` on the CPU; bfloat16 arrays are those of ml_dtypes."""
 

@@ -18,25 +18,24 @@ _KINDS = ("full_attention", "sliding_attention")
 def read_windows(keys: Keys, draft: Draft) -> Draft:
     """Read which blocks have a window, as the family's class says without a list."""
     layers, window = draft.size("layers"), None
-    if keys.value("sliding_window") is not None:
+    slides = not keys.knows("use_sliding_window") or keys.flag("use_sliding_window")
+    if keys.value("sliding_window") is not None and slides:
         window = keys.whole("sliding_window")
-    if keys.knows("use_sliding_window") and not keys.flag("use_sliding_window"):
-        window = None
     first = keys.whole("max_window_layers") if keys.value("max_window_layers") else 0
     every = keys.whole("sliding_window_pattern") if keys.knows("sliding_window_pattern") else 0
     plain = keys.knows("no_rope_layers") and keys.value("layer_types") is None
     if keys.knows("layer_types") and keys.value("layer_types") is not None:
-        slides = _sliding(keys, layers)
-        if any(slides) and window is None:
+        sliding = _sliding(keys, layers)
+        if any(sliding) and window is None:
             raise keys.fail("layer_types has sliding_attention, but there is no sliding_window")
-        if not any(slides):
+        if not any(sliding):
             window, first, every = None, 0, 0
-        elif slides == [not draft.numbers.kind(number, 0.0).rotates for number in range(layers)]:
+        elif sliding == [not draft.numbers.kind(number, 0.0).rotates for number in range(layers)]:
             plain = True
-        elif slides != _said(layers, first, every):
-            first, every = slides.index(True), 0
-            every = _every([number for number in range(first, layers) if not slides[number]])
-            if slides != _said(layers, first, every):
+        elif sliding != _said(layers, first, every):
+            first, every = sliding.index(True), 0
+            every = _every([number for number in range(first, layers) if not sliding[number]])
+            if sliding != _said(layers, first, every):
                 raise keys.fail("layer_types: no model here has these windows; possible are a window in every block, "
                                 "in all from one on, and in all but each n-th")  # fmt: skip
     if window is None:

@@ -13,20 +13,22 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
-from zerosim.config.huggingface.draft import Draft, Rule
-from zerosim.config.huggingface.keys import Keys
-from zerosim.config.huggingface.latent import latent_attention, yarn_scores
+from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
 from zerosim.config.huggingface.rope import read_rope
 from zerosim.config.huggingface.rows import (
     activation,
     biases,
     dropouts,
+    experts,
     falcon,
+    groups_of_experts,
     only,
     padded_positions,
     read_numbers,
     rotary_columns,
     shared_by_all,
+    some_dense,
     t5_blocks,
     t5_head,
     token_types,
@@ -90,6 +92,14 @@ _SILU = activation("hidden_act"), dropouts("attention_dropout")
 _BIAS = biases("attention_bias", "columns", "rows")
 _BIASES = _BIAS, biases("mlp_bias", "mlp")
 _SOME_SLIDE = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}
+_AUXILIARY = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
+_SOME_DENSE = {
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": None,
+    "norm_topk_prob": False,
+    "layer_types": None,
+    **_AUXILIARY,
+}
 _COHERE = {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
 _DEEPSEEK = {
     **_LLAMA,
@@ -100,15 +110,25 @@ _DEEPSEEK = {
     "v_head_dim": 128,
     "attention_bias": False,
     "first_k_dense_replace": 3,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "moe_layer_freq": 1,
 }
+_V3 = {**_DEEPSEEK, "n_group": 8, "topk_group": 4, "rope_interleave": True, "scoring_func": "sigmoid"}
 _LATENT = _names(head_dim=("qk_nope_head_dim",), kv_heads=())
 
 
-def _dense(keys: Keys, draft: Draft) -> Draft:
-    keys.asked.update(keys.values)
-    return draft
-
-
+_OF_LATENTS = latent_attention, read_rope, yarn_scores
+_OF_EXPERTS = (
+    only("moe_layer_freq", 1),
+    some_dense,
+    experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+)
+_V3_RULES = *_SILU, *_OF_LATENTS, only("scoring_func", "sigmoid"), *_OF_EXPERTS, groups_of_experts
 _GEMMA = {**_ROPE, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "head_dim": 256}
 _GEMMA2 = {
     **_GEMMA,
@@ -207,14 +227,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
          "no_rope_layer_interval": 4},
         (*_SILU, *_BIASES, read_rope, read_plain, read_windows),
     ),
-    "deepseek_v2": Family(
-        _LATENT, {**_DEEPSEEK, "first_k_dense_replace": 0},
-        (*_SILU, latent_attention, read_rope, yarn_scores, _dense),
-    ),
-    "deepseek_v3": Family(
-        _LATENT, {**_DEEPSEEK, "rope_interleave": True},
-        (*_SILU, latent_attention, read_rope, yarn_scores, _dense),
-    ),
     "olmo2": Family(_COMMON, {**_LLAMA, "rms_norm_eps": 1e-5}, (*_SILU, _BIAS, read_rope)),
     "granite": Family(
         _COMMON,
@@ -280,6 +292,51 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
         (activation("hidden_activation"), only("attn_logit_softcapping", None), *_GEMMA_RULES, read_windows,
          read_numbers),
     ),
+    "mixtral": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "num_key_value_heads": 8, "sliding_window": None,
+         "num_local_experts": 8, "num_experts_per_tok": 2, **_AUXILIARY, "router_jitter_noise": 0.0},
+        (*_SILU, read_rope, read_windows, experts("num_local_experts", "intermediate_size", gate="")),
+    ),
+    "qwen2_moe": Family(
+        _COMMON,
+        {**_LLAMA, **_SOME_SLIDE, **_SOME_DENSE, "num_experts": 60, "num_experts_per_tok": 4,
+         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True},
+        (*_SILU, biases("qkv_bias", "columns"), read_rope, read_windows, some_dense,
+         experts("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size", of_width=True)),
+    ),
+    "qwen3_moe": Family(
+        _COMMON,
+        {**_LLAMA, **_SOME_DENSE, "use_sliding_window": False, "sliding_window": 4096, "head_dim": None,
+         "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        (*_SILU, _BIAS, read_rope, read_windows, some_dense, experts("num_experts", "moe_intermediate_size")),
+    ),
+    "olmoe": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
+         **_AUXILIARY, "clip_qkv": None},
+        (*_SILU, _BIAS, only("clip_qkv", None), read_rope, experts("num_experts", "intermediate_size")),
+    ),
+    "glm4_moe": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": None, "attention_bias": False,
+         "partial_rotary_factor": 0.5, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
+         "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+         "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False},
+        (*_SILU, biases("attention_bias", "columns"), unless("use_qk_norm", False, qk_norm="head"), read_rope,
+         some_dense, experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"), groups_of_experts),
+    ),
+    "deepseek_v2": Family(
+        _LATENT,
+        {**_DEEPSEEK, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
+         "moe_intermediate_size": 1407, "num_experts_per_tok": None, "routed_scaling_factor": 1.0, "n_group": None,
+         "topk_group": None, "topk_method": "greedy", "norm_topk_prob": False, "scoring_func": "softmax",
+         "mlp_bias": False},
+        (*_SILU, only("mlp_bias", False), *_OF_LATENTS, only("scoring_func", "softmax"), only("norm_topk_prob", False),
+         *_OF_EXPERTS, limited_groups),
+    ),
+    "deepseek_v3": Family(_LATENT, _V3, _V3_RULES),
+    "kimi_k2": Family(_LATENT, _V3, _V3_RULES, row="deepseek_v3"),
     "bert": Family(_ENCODER, _BERT, (activation("hidden_act"), *_BERT_RULES)),
     "roberta": Family(  # its head's function is gelu, whatever the blocks' is
         _ENCODER, {**_BERT, "vocab_size": 50265}, (only("hidden_act", "gelu"), *_BERT_RULES, padded_positions),

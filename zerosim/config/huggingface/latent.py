@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from zerosim.config.huggingface.draft import Draft
-from zerosim.config.huggingface.keys import Keys
+from zerosim.config.huggingface.keys import Keys, show
+from zerosim.config.huggingface.rows import groups_of_experts
 from zerosim.config.numbers import Latents
 from zerosim.placement.families import latent
 
@@ -35,3 +36,14 @@ def yarn_scores(keys: Keys, draft: Draft) -> Draft:
         return draft
     scale = 0.1 * times * math.log(factor) + 1.0 if factor > 1.0 else 1.0
     return draft.numbered(query_scale=(columns.plain + columns.turned) ** -0.5 * scale * scale)
+
+
+def limited_groups(keys: Keys, draft: Draft) -> Draft:
+    """Read DeepSeek-V2's groups of experts, which count with one of its two ways to choose; and the factor."""
+    method = keys.text("topk_method")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise keys.fail(f"topk_method {show(method)} is not modelled: expected greedy or group_limited_greedy")
+    keys.asked.update(("n_group", "topk_group"))
+    if method == "greedy":
+        return draft.numbered(expert_scale=keys.number("routed_scaling_factor"))
+    return groups_of_experts(keys, draft)

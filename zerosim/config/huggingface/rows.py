@@ -225,3 +225,58 @@ def t5_head(keys: Keys, draft: Draft) -> Draft:
     if scaled is not None and keys.flag("scale_decoder_outputs") and not tied:
         raise keys.fail("scale_decoder_outputs true is not modelled: a head of its own has plain logits")
     return draft if scaled is not False else draft._replace(decoder=draft.decoder._replace(scales_head=False))
+
+
+def experts(number: str, width: str, shared: str = "", gate: str = "norm_topk_prob", *, of_width: bool = False) -> Rule:
+    """Return the rule that reads the experts by the family's keys: their `number` and `width`, and of `shared` ones
+    their number or, `of_width`, the width of all. `gate`: the key that says whether weights are divided by their
+    sum."""
+
+    def read(keys: Keys, draft: Draft) -> Draft:
+        count, top_k, wide = keys.whole(number, *_EXPERTS), keys.whole("num_experts_per_tok"), keys.whole(width)
+        draft = draft.sized(experts=count, top_k=top_k, expert_ffn=wide)
+        if top_k > count:
+            raise keys.fail(f"num_experts_per_tok {top_k}: more than the {count} experts")
+        if shared:
+            found = keys.whole(shared) if keys.value(shared) else 0
+            if of_width and found % wide:
+                raise keys.fail(f"{shared} {found} is not modelled: expected a multiple of {width} {wide}")
+            draft = draft.sized(shared_experts=found // wide if of_width else found)
+        share = keys.value("router_aux_loss_coef")
+        for key, is_on in (("output_router_logits", share), ("router_jitter_noise", True)):
+            if keys.value(key) and is_on:
+                draft = draft.noted(f"{key} {show(keys.value(key))}: planned without it")
+        mlp = draft.decoder.block.mlp
+        assert mlp.experts is not None
+        normed = keys.flag(gate) if gate else mlp.experts.normed
+        return draft.blocks(mlp=mlp._replace(experts=mlp.experts._replace(normed=normed)))
+
+    return read
+
+
+_EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"
+
+
+def some_dense(keys: Keys, draft: Draft) -> Draft:
+    """Read which blocks have no experts: the first ones, and all but each n-th."""
+    layers = draft.size("layers")
+    every = keys.whole("decoder_sparse_step") if keys.knows("decoder_sparse_step") else 1
+    value = keys.value("mlp_only_layers") if keys.knows("mlp_only_layers") else None
+    listed = keys.each("mlp_only_layers", int, len(value)) if isinstance(value, list) else []
+    first = 0 if not listed else max(listed) + 1
+    if sorted(set(listed)) != [*range(first)]:
+        raise keys.fail(f"mlp_only_layers {show(value)}: no model here has them; possible are none and the first ones")
+    if keys.knows("first_k_dense_replace") and keys.value("first_k_dense_replace"):
+        first = keys.whole("first_k_dense_replace")
+    if max(first, every) > layers or not [at for at in range(first, layers) if (at + 1) % every == 0]:
+        raise keys.fail("no block has experts: change decoder_sparse_step, mlp_only_layers or first_k_dense_replace")
+    return draft.numbered(dense_first=first, experts_every=every)
+
+
+def groups_of_experts(keys: Keys, draft: Draft) -> Draft:
+    """Read the groups of experts, and the factor of a token's weights."""
+    groups, chosen, count = keys.whole("n_group"), keys.whole("topk_group"), draft.size("experts")
+    if count % groups or chosen > groups:
+        raise keys.fail(f"n_group {groups}, topk_group {chosen}: expected a divisor of {count} experts, and no more")
+    scale = keys.number("routed_scaling_factor")
+    return draft.numbered(expert_groups=groups, chosen_groups=chosen, expert_scale=scale)

@@ -21,6 +21,7 @@ from zerosim.config.parts import (
     data,
     delayed,
     documents,
+    experts,
     gathering,
     grads,
     in_backward,
@@ -65,6 +66,7 @@ class Parts:
     world: world.WorldConfig
     clock: clock.ClockConfig
     context: context.ContextConfig
+    experts: experts.ExpertsConfig
 
 
 PARTS: Mapping[str, type[Part]] = MappingProxyType(get_type_hints(Parts))
@@ -116,6 +118,7 @@ CAPABILITIES = (
         settles=context.settles,
     ),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
+    Capability(lambda c: experts.rules(c.experts, c.model, c.mesh, c.gathering, c.memory)),
     Capability(
         lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.known import find_model, known_models
@@ -12,11 +13,12 @@ from zerosim.config.numbers import NEUTRAL, Kind, Latents, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
 from zerosim.errors import InputError, wrong
-from zerosim.placement.block import Block, Decoder, Width
-from zerosim.placement.families import DECODERS
+from zerosim.placement.block import Block, Decoder, Experts, Target, Width
+from zerosim.placement.families import DECODERS, WITH_EXPERTS
 from zerosim.units import parse_count
 
 OF_MODEL = "the model's"
+EXPERT_SIZES = ("experts", "top_k", "expert_ffn", "shared_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,22 @@ class ModelConfig(Part):
     ffn: int = option(
         None, "width of the feed-forward layers", low=1, high=10**8, metavar="F", shown=OF_MODEL,
         words="ffn_hidden_size intermediate_size d_ff",
+    )  # fmt: skip
+    experts: int = option(
+        None, "experts of a feed-forward, of which a token has --top-k; gpt's and llama's blocks are dense without",
+        low=0, high=100_000, metavar="E", shown=OF_MODEL, words="num_experts num_local_experts n_routed_experts",
+    )  # fmt: skip
+    top_k: int = option(
+        None, "experts that do a token's work", low=0, high=1000, metavar="K", shown=OF_MODEL,
+        words="num_experts_per_tok moe_top_k moe_router_topk",
+    )  # fmt: skip
+    expert_ffn: int = option(
+        None, "width of an expert", low=0, high=10**8, metavar="F", shown="the model's; else --ffn",
+        words="moe_intermediate_size moe_ffn_hidden_size",
+    )  # fmt: skip
+    shared_experts: int = option(
+        None, "experts beside them that do every token's work", low=0, high=1000, metavar="S", shown=OF_MODEL,
+        words="n_shared_experts",
     )  # fmt: skip
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL,
@@ -121,6 +139,7 @@ class ModelConfig(Part):
         object.__setattr__(self, "family", family)
         if self._decoder is None:
             object.__setattr__(self, "_decoder", DECODERS.get(family))
+        self._check_experts({**base, **given})
         for name, value in family_sizes(family, {**base, **given}).items():
             object.__setattr__(self, name, value)
         try:
@@ -131,6 +150,21 @@ class ModelConfig(Part):
             if not self.is_of_file:
                 raise
             raise InputError(f"{self.name}: {error}", field=error.field) from None
+
+    def _check_experts(self, given: dict[str, Any]) -> None:
+        """Give a family the experts that its sizes say."""
+        row, asked = self._decoder, [name for name in EXPERT_SIZES if given.get(name)]
+        if row is None or row.block.mlp.experts is None:
+            if asked and self.family not in WITH_EXPERTS:
+                raise wrong(asked[0], f" {given[asked[0]]}: a {self.family} has no experts; choose model gpt or llama, "
+                            "or a family with experts, such as mixtral")  # fmt: skip
+            if asked and not given.get("experts"):
+                raise wrong(asked[0], f" {given[asked[0]]}: means experts, and there are none; pass --experts too")
+            if asked and row is not None:
+                mlp = row.block.mlp._replace(experts=WITH_EXPERTS[self.family])
+                object.__setattr__(self, "_decoder", row._replace(block=row.block._replace(mlp=mlp)))
+        elif not given.get("experts", 1):
+            raise wrong("experts", f" 0: a {self.family} has experts; choose model llama for a dense one")
 
     def _check_sizes(self) -> None:
         family = self.family
@@ -151,6 +185,8 @@ class ModelConfig(Part):
             raise wrong("kv_heads", f" {self.kv_heads}: a {family} has as many as heads, {heads}; choose model llama")
         if row.masked is not None and not self.tie_embeddings:
             raise wrong("tie_embeddings", f": the head of an encoder ({family}) is its token table; leave it out")
+        if self.has_experts:
+            self._check_choice(row.block.mlp.experts)
         if row.positions == "rotary" and self.rotated % 2:
             raise wrong("heads", f" {heads}: {self.rotated} columns a head cannot be rotated in pairs")
         if self.has_position_table and self.seq > self.positions:
@@ -159,6 +195,21 @@ class ModelConfig(Part):
                 f" {self.seq} is longer than the model's {self.positions} positions: "
                 f"shorten it, or pass --positions {self.seq} for a longer table",
             )
+
+    def _check_choice(self, row: Experts | None) -> None:
+        assert row is not None
+        experts, top_k, numbers = self.experts, self.top_k, self.numbers
+        if not self.expert_ffn or not top_k:
+            raise wrong("top_k" if self.expert_ffn else "expert_ffn", " 0: expected at least 1")
+        if top_k > experts:
+            raise wrong("top_k", f" {top_k}: there are {experts} experts; choose {experts} or fewer")
+        if self.shared_experts and not row.shared:
+            raise wrong("shared_experts", f" {self.shared_experts}: a {self.family} has none; choose 0")
+        groups, chosen = numbers.expert_groups, numbers.chosen_groups
+        if experts % groups:
+            raise wrong("experts", f" {experts}: the model has {groups} groups of experts; choose a multiple")
+        if chosen > groups or top_k > experts // groups * chosen:
+            raise wrong("top_k", f" {top_k}: a token's {chosen} groups have {experts // groups * chosen} experts")
 
     @property
     def is_of_file(self) -> bool:
@@ -243,9 +294,33 @@ class ModelConfig(Part):
         each = self.head_dim
         return self.numbers.latents or Latents(12 * each, 4 * each, each, 2 * -(-each // 4), each)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether some of its blocks have experts."""
+        return bool(self.experts)
+
+    def block_at(self, number: int, own: Block | None = None) -> Block:
+        """Return the row of block `number`, counted from 0, of the first stack or of that with the block `own`."""
+        block = self.decoder.block if own is None else own
+        is_mixed = block.mlp.experts is not None
+        return block.without_experts if is_mixed and not self.kind(number).has_experts else block
+
     def block_of(self, unit: str) -> Block:
         """Return the row of a block of this name."""
-        return next((block for block, blocks in self.decoder.stacks if unit.startswith(blocks)), self.decoder.block)
+        own = next((block for block, blocks in self.decoder.stacks if unit.startswith(blocks)), None)
+        number = unit.rpartition(".")[2]
+        return self.block_at(int(number) if number.isdigit() else 0, own)
+
+    def targets(self) -> dict[str, Target]:
+        """Return what may have an adapter in all blocks, by its whole name."""
+        named, prefix = dict[str, Target](), self.decoder.prefix
+        for (block, blocks), depth in zip(self.decoder.stacks, self.depths, strict=True):
+            for number in range(depth):
+                at, own = f"{prefix}{blocks}.{number}", self.block_at(number, block)
+                named |= {
+                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in own.targets()
+                }
+        return named
 
     def kind(self, number: int) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""
@@ -253,8 +328,8 @@ class ModelConfig(Part):
 
     def width(self, of: Width) -> int:
         """Return the columns of a row's width."""
-        if of == "ffn":
-            return self.ffn
+        if of in ("ffn", "shared"):
+            return self.ffn if of == "ffn" else self.shared_experts * self.expert_ffn
         if self.is_latent:
             q, kv, plain, turned, value = self.latents
             heads = self.heads
@@ -302,6 +377,6 @@ WORDS = (
 
 
 LACKING = (
-    ("ep ep_size *expert* moe* num_experts*", "expert parallelism or mixtures of experts", "Every model here is dense"),
+    ("ep ep_size *expert*", "expert parallelism", "Every rank has all experts"),
     ("sliding_window* window_size", "attention in windows", "Attention always covers the whole context"),
 )

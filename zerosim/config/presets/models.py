@@ -50,7 +50,7 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
 
     Some sizes follow from given ones: ffn from hidden (4 times; gated ones 8/3, rounded up to a multiple of 32),
     kv_heads from heads (as many; where neighbours may share one half, if that divides), head_dim from hidden and heads,
-    positions from seq, and so the tokens of a decoder beside an encoder.
+    positions from seq, and so the tokens of a decoder beside an encoder; an expert's width from ffn.
 
     Raises: InputError for an unknown family.
     """
@@ -78,6 +78,12 @@ def family_sizes(family: str, given: Mapping[str, Size] | None = None) -> dict[s
     gated = row is not None and row.block.is_gated
     sizes.setdefault("ffn", -(-8 * hidden // (3 * 32)) * 32 if gated else hidden if flat else 4 * hidden)
     sizes.setdefault("positions", sizes["seq"])
+    row_of = None if row is None else row.block.mlp.experts
+    sizes.setdefault("experts", 0 if row_of is None else 8)
+    some = bool(sizes["experts"])
+    sizes.setdefault("top_k", min(2, int(sizes["experts"])))
+    sizes.setdefault("expert_ffn", sizes["ffn"] if some else 0)
+    sizes.setdefault("shared_experts", int(row_of is not None and bool(row_of.shared)))
     if row is not None and row.second is not None:
         sizes.setdefault("decoder_seq_length", sizes["seq"])
     if not flat:

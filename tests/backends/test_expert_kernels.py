@@ -1,0 +1,160 @@
+"""Kernels of experts on every backend, against plain float64 formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from kernel_cases import Case, Values, check, every_case, softmax
+
+from zerosim.backends.forms import Choice
+from zerosim.backends.kernels import Backend
+from zerosim.dtypes import FLOATING, DType, fp32, fp64, int64
+
+every_backend = pytest.mark.parametrize("backend", ["numpy", "cuda"], indirect=True)
+RNG = np.random.default_rng(3)
+TOKENS, EXPERTS, K = 37, 12, 3
+CHOICES = {
+    "softmax": Choice(),
+    "normed": Choice(normed=True, scale=2.5),
+    "sigmoid": Choice("sigmoid", normed=True),
+    "of chosen": Choice("softmax of chosen"),
+    "groups": Choice("sigmoid", groups=4, chosen=2, best=2, normed=True),
+    "best group": Choice(groups=3, chosen=1),
+    "even": Choice(even=True),
+}
+
+
+def chosen_ids(logits: Values, bias: Values | None, how: Choice) -> Values:
+    """The k best experts, one token at a time, as a reader would choose them."""
+    scores = logits if how.scores == "softmax of chosen" else softmax(logits)
+    scores = 1 / (1 + np.exp(-logits)) if how.scores == "sigmoid" else scores
+    by = scores if bias is None else scores + bias
+    ids = np.empty((len(logits), K), np.int64)
+    for token, row in enumerate(by):
+        allowed = set(range(EXPERTS))
+        if how.groups > how.chosen:
+            parts = row.reshape(how.groups, -1)
+            sums = np.sort(parts, axis=1)[:, -how.best :].sum(1)
+            kept = np.argsort(-sums, kind="stable")[: how.chosen]
+            allowed = {e for e in allowed if e // parts.shape[1] in kept}
+        ids[token] = sorted(allowed, key=lambda e: -row[e])[:K]
+        if how.even:
+            ids[token] = (token * K + np.arange(K)) % EXPERTS
+    return ids
+
+
+def weights_of(logits: Values, ids: Values, how: Choice) -> Values:
+    scores = 1 / (1 + np.exp(-logits)) if how.scores == "sigmoid" else softmax(logits)
+    found = np.take_along_axis(scores, ids, 1)
+    if how.scores == "softmax of chosen":
+        found = softmax(np.take_along_axis(logits, ids, 1))
+    return (found / found.sum(1, keepdims=True) if how.normed else found) * how.scale
+
+
+def route_backward(grad: Values, logits: Values, ids: Values, how: Choice) -> Values:
+    """By differences of the weights."""
+    out = np.empty_like(logits)
+    for e in range(EXPERTS):
+        step = np.zeros_like(logits)
+        step[:, e] = 1e-5
+        apart = weights_of(logits + step, ids, how) - weights_of(logits - step, ids, how)
+        out[:, e] = (grad * apart).sum(1) / 2e-5
+    return out
+
+
+def cases() -> Iterator[Case]:
+    logits = 2 * RNG.standard_normal((TOKENS, EXPERTS))
+    grad = RNG.standard_normal((TOKENS, K))
+    for name, how in CHOICES.items():
+        ids = chosen_ids(logits, None, how)
+        yield Case(
+            f"route_backward, {name}",
+            lambda k, g, x, ids, out, how=how: k.route_backward(g, x, ids, how, out),
+            lambda g, x, ids, how=how: route_backward(g, x, ids, how),
+            [grad, logits, ids], [logits.shape], tolerance=1e7,
+        )  # fmt: skip
+    rows, order = RNG.standard_normal((TOKENS * K, 10)), RNG.permutation(TOKENS * K)
+    x = RNG.standard_normal((TOKENS, 10))
+    yield Case(
+        "take_rows", lambda k, x, o, out: k.take_rows(x, o, K, out), lambda x, o: x[o // K], [x, order], [rows.shape]
+    )
+
+    def summed(rows: Values, order: Values) -> Values:
+        out = np.zeros((TOKENS, rows.shape[1]))
+        np.add.at(out, order // K, rows)
+        return out
+
+    yield Case("sum_rows", lambda k, r, o, out: k.sum_rows(r, o, K, out), summed, [rows, order], [x.shape])
+    some = rows[: len(rows) // 2], order[: len(rows) // 2]
+    yield Case("sum_rows, some", lambda k, r, o, out: k.sum_rows(r, o, K, out), summed, [*some], [x.shape])
+    weights = RNG.standard_normal((TOKENS * K, 1))
+    yield Case("weigh_rows", lambda k, *a: k.weigh_rows(*a), lambda r, w: r * w, [rows, weights], [rows.shape])
+    yield Case(
+        "weigh_rows_backward", lambda k, *a: k.weigh_rows_backward(*a),
+        lambda g, r, w: [g * w, (g * r).sum(1, keepdims=True)],
+        [RNG.standard_normal(rows.shape), rows, weights], [rows.shape, weights.shape],
+    )  # fmt: skip
+    counts = (5, 0, 31, TOKENS * K - 36)
+    stack = RNG.standard_normal((4, 10, 7))
+
+    def each(rows: Values, stack: Values) -> Values:
+        return np.concatenate([a @ b for a, b in zip(np.split(rows, np.cumsum(counts)[:-1]), stack, strict=True)])
+
+    yield Case("grouped", lambda k, r, s, out: k.grouped(r, s, counts, out), each, [rows, stack], [(len(rows), 7)])
+    yield Case(
+        "grouped, transposed", lambda k, r, s, out: k.grouped(r, s.swapaxes(1, 2), counts, out),
+        lambda r, s: each(r, s.swapaxes(1, 2)), [RNG.standard_normal((len(rows), 7)), stack], [rows.shape],
+    )  # fmt: skip
+
+    def by_expert(left: Values, right: Values) -> Values:
+        ends = np.cumsum(counts)[:-1]
+        return np.stack([a.T @ b for a, b in zip(np.split(left, ends), np.split(right, ends), strict=True)])
+
+    yield Case(
+        "grouped_wgrad", lambda k, a, b, out: k.grouped_wgrad(a, b, counts, out), by_expert,
+        [rows, RNG.standard_normal((len(rows), 7))], [(4, 10, 7)],
+    )  # fmt: skip
+
+
+@every_case(FLOATING, FLOATING, [*cases()])
+def test_kernels_are_their_formulas(backend: Backend, case: Case, dtypes: Sequence[DType]) -> None:
+    for dtype in dtypes:
+        check(backend, case, dtype, *case.run(backend, dtype))
+
+
+@pytest.mark.parametrize("how", CHOICES.values(), ids=CHOICES)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+@every_backend
+def test_a_router_chooses_the_best_and_weighs_them_without_the_bias(
+    backend: Backend, how: Choice, biased: bool
+) -> None:
+    logits, bias = 2 * RNG.standard_normal((TOKENS, EXPERTS)), RNG.standard_normal(EXPERTS) if biased else None
+    expected = chosen_ids(logits, bias, how)
+    for dtype, apart in ((fp64, 1e-12), (fp32, 1e-5)):
+        weights, ids = routed(backend, logits, bias, how, dtype)
+        assert (ids == expected).all()
+        np.testing.assert_allclose(weights, weights_of(logits, expected, how), rtol=apart, atol=apart)
+
+
+def routed(backend: Backend, logits: Values, bias: Values | None, how: Choice, dtype: DType) -> tuple[Values, Values]:
+    given = backend.empty(logits.shape, dtype)
+    backend.from_host(logits, given)
+    added = None if bias is None else backend.empty(bias.shape, dtype)
+    if bias is not None:
+        backend.from_host(bias, added)
+    weights, ids = backend.empty((len(logits), K), dtype), backend.empty((len(logits), K), int64)
+    backend.route(given, added, how, weights, ids)
+    return np.asarray(backend.to_host(weights)), np.asarray(backend.to_host(ids))
+
+
+@every_backend
+def test_rows_are_sorted_by_expert_and_keep_their_order(backend: Backend) -> None:
+    ids = RNG.integers(0, EXPERTS - 1, (TOKENS, K))
+    given = backend.empty(ids.shape, int64)
+    backend.from_host(ids, given)
+    order, counts = backend.empty((ids.size,), int64), backend.empty((EXPERTS,), int64)
+    backend.sort_rows(given, order, counts)
+    assert (backend.to_host(order) == np.argsort(ids.reshape(-1), kind="stable")).all()
+    assert (backend.to_host(counts) == np.bincount(ids.reshape(-1), minlength=EXPERTS)).all()

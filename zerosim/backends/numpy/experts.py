@@ -1,0 +1,126 @@
+"""Experts in NumPy: the choice of experts, rows sorted by expert, and a product of each expert's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from zerosim.backends.forms import Choice
+from zerosim.backends.kernels import Array
+from zerosim.backends.numpy.cast import raised, result_for, round_into, store, wide
+from zerosim.backends.numpy.products import product
+
+
+def _softmax(x: Array) -> Array:
+    y = np.exp(x - x.max(axis=1, keepdims=True))
+    return y / y.sum(axis=1, keepdims=True)
+
+
+def _scores(logits: Array, how: Choice) -> Array:
+    x = raised(logits)
+    if how.scores == "softmax":
+        return _softmax(x)
+    return 1.0 / (1.0 + np.exp(-x)) if how.scores == "sigmoid" else x
+
+
+def _best(scores: Array, count: int) -> Array:
+    """Return the places of the largest ones of each row, the largest first; of equal ones the first."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :count]
+
+
+def _in_groups(scores: Array, how: Choice) -> Array:
+    """Return the scores, -inf outside of the best groups."""
+    grouped = scores.reshape(len(scores), how.groups, -1)
+    sums = np.sort(grouped, axis=2)[:, :, -how.best :].sum(axis=2)
+    left = np.full_like(grouped, -np.inf)
+    kept = _best(sums, how.chosen)[:, :, None]
+    np.put_along_axis(left, kept, np.take_along_axis(grouped, kept, 1), 1)
+    return left.reshape(scores.shape)
+
+
+def route(logits: Array, bias: Array | None, how: Choice, weights: Array, ids: Array) -> None:
+    scores = _scores(logits, how)
+    if how.even:
+        ids[...] = np.arange(ids.size).reshape(ids.shape) % logits.shape[1]
+    else:
+        by = scores if bias is None else scores + raised(bias)
+        ids[...] = _best(by if how.groups == how.chosen else _in_groups(by, how), ids.shape[1])
+    chosen = np.take_along_axis(scores, ids, 1)
+    if how.scores == "softmax of chosen":
+        chosen = _softmax(chosen)
+    if how.normed:
+        chosen = chosen / chosen.sum(axis=1, keepdims=True)
+    store(chosen * how.scale if how.scale != 1.0 else chosen, weights)
+
+
+def route_backward(grad: Array, logits: Array, ids: Array, how: Choice, dlogits: Array) -> None:
+    scores, g = _scores(logits, how), raised(grad) * how.scale
+    chosen = np.take_along_axis(scores, ids, 1)
+    if how.scores == "softmax of chosen":
+        chosen = _softmax(chosen)
+    if how.normed:
+        total = chosen.sum(axis=1, keepdims=True)
+        g = (g - (g * chosen).sum(axis=1, keepdims=True) / total) / total
+    if how.scores == "softmax of chosen":
+        g = chosen * (g - (g * chosen).sum(axis=1, keepdims=True))
+    found = np.zeros_like(scores)
+    np.put_along_axis(found, ids, g, 1)
+    if how.scores == "sigmoid":
+        found = found * scores * (1.0 - scores)
+    elif how.scores == "softmax":
+        found = scores * (found - (found * scores).sum(axis=1, keepdims=True))
+    store(found, dlogits)
+
+
+def sort_rows(ids: Array, order: Array, counts: Array) -> None:
+    flat = ids.reshape(-1)
+    order[...] = np.argsort(flat, kind="stable")
+    counts[...] = np.bincount(flat, minlength=len(counts))
+
+
+def take_rows(x: Array, order: Array, each: int, out: Array) -> None:
+    store(x[order // each], out)
+
+
+def sum_rows(rows: Array, order: Array, each: int, out: Array) -> None:
+    total = np.zeros(out.shape, wide(rows))
+    by_choice = np.argsort(order, kind="stable")
+    token, choice = np.divmod(order[by_choice], each)
+    for one in range(each):  # no token has two rows of one choice
+        of = choice == one
+        total[token[of]] += raised(rows[by_choice[of]])
+    store(total, out)
+
+
+def weigh_rows(rows: Array, weights: Array, out: Array) -> None:
+    store(raised(rows) * raised(weights), out)
+
+
+def weigh_rows_backward(grad: Array, rows: Array, weights: Array, drows: Array, dweights: Array) -> None:
+    g = raised(grad)
+    store(np.einsum("rd,rd->r", g, raised(rows))[:, None], dweights)
+    store(g * raised(weights), drows)
+
+
+def _each(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Yield each expert with its rows."""
+    for expert, stop in enumerate(accumulate(counts)):
+        yield expert, slice(stop - counts[expert], stop)
+
+
+def grouped(rows: Array, stack: Array, counts: Sequence[int], out: Array) -> None:
+    compute = wide(rows, stack)
+    for expert, of in _each(counts):
+        result = result_for(out[of], compute)
+        product(raised(rows[of]), raised(stack[expert]), out=result)
+        round_into(result, out[of])
+
+
+def grouped_wgrad(left: Array, right: Array, counts: Sequence[int], dstack: Array) -> None:
+    compute = wide(left, right)
+    for expert, of in _each(counts):
+        result = result_for(dstack[expert], compute)
+        product(raised(left[of]).T, raised(right[of]), out=result)
+        round_into(result, dstack[expert])

@@ -1,0 +1,105 @@
+"""A block's feed-forward of experts (`functional/experts.py`), from its row (`placement/block.py`, Experts).
+
+One leaf module has all of it, as DeepSpeed is told by `set_z3_leaf_modules`: which expert runs depends on the tokens.
+Under tensor parallelism f and g stand around all of it, shared experts included. Each rank has some columns of every
+expert; what it computes of the router's gradient is a share, which is summed over the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from zerosim import functional as F
+from zerosim.backends.forms import Choice
+from zerosim.dtypes import fp32
+from zerosim.nn.context import LayerContext
+from zerosim.placement.block import Experts, Role
+from zerosim.tensor.tensor import Parameter, Tensor
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class ExpertsLayer:
+    """The router, the experts that are here, and shared experts. Shapes: x and y (..., D).
+
+    `between` is the function between an expert's maps; `shared` declares shared experts.
+    """
+
+    def __init__(
+        self, here: LayerContext, row: Experts, between: Layer, shared: Callable[[LayerContext], Layer] | None
+    ) -> None:
+        sizes, maps, block = here.sizes, here.group.maps, here.block
+        self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
+        self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
+        self.how = choice_of(row, here)
+        self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
+        self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        inner = sizes.expert_ffn * (2 if block.is_gated else 1)
+        self.up = self._stack(here, "columns", sizes.hidden, inner)
+        self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
+        self.shared, self.shared_gate = None, None
+        if shared is not None:
+            inside = here._replace(group=replace(here.group, maps=maps.inside()))
+            self.shared = shared(inside / row.shared)
+            if row.shared_gate:
+                at = here / row.shared_gate
+                self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
+
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Parameter:
+        """Declare the first or the last map of all experts."""
+        is_first, sizes = place == "columns", here.sizes
+        outputs = 1 if self.row.layout == "out_in" else 2
+        shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
+        of, parts = (outputs, wide // sizes.expert_ffn) if is_first else (3 - outputs, 1)
+        how = self.experts.stack(self.maps, shape, of=of, parts=parts)
+        at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
+        name, _, last = at.name.rpartition(".")
+        return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = self.maps.enter(x)
+        y = self._of_chosen(x)
+        if self.shared is not None:
+            y = y + self._of_shared(self.shared, x)
+        return self.maps.leave(y)
+
+    def _of_chosen(self, x: Tensor) -> Tensor:
+        """Return the sum of each token's experts, weighed."""
+        logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
+        weights, routing = F.route(logits, self.top_k, self.how)
+        del logits
+        of_rows = F.row_weights(weights, routing)
+        del weights
+        if self.row.applied == "results":
+            way, rows = self.experts.send(routing, F.dispatch(x, routing))
+            rows = F.weigh(self.experts.bring(way, self._maps(rows, way, None)), of_rows)
+        else:
+            way, rows, of_rows = self.experts.send(routing, F.dispatch(x, routing), of_rows)
+            rows = self.experts.bring(way, self._maps(rows, way, of_rows))
+        return F.combine(rows, routing, x.shape)
+
+    def _maps(self, rows: Tensor, way: F.Routing, weights: Tensor | None) -> Tensor:
+        """Return the experts' maps of their rows, which are weighed before or between them."""
+        run, transposed = self.policy.run, self.row.layout == "out_in"
+        if weights is not None and self.row.applied == "inputs":
+            rows, weights = F.weigh(rows, weights), None
+        into = partial(F.grouped_linear, stack=self.up, routing=way, transposed=transposed)
+        rows = run("mlp_act", self.between, run(self.part, into, rows))
+        if weights is not None:
+            rows = F.weigh(rows, weights)
+        return F.grouped_linear(rows, self.down, way, transposed=transposed)
+
+    def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
+        if self.shared_gate is None:
+            return shared(x)
+        weights, _ = F.choose(F.linear(x, self.shared_gate, transposed=True), 1, Choice("sigmoid"))
+        return F.weigh(shared(x), weights)
+
+
+def choice_of(row: Experts, here: LayerContext) -> Choice:
+    """Return how a router chooses, from its row and the model's numbers."""
+    numbers = here.sizes.numbers
+    groups, chosen, best = numbers.expert_groups, numbers.chosen_groups, 2 if row.ranks == "two" else 1
+    return Choice(row.router, groups, chosen, best, row.normed, numbers.expert_scale, here.experts.is_even)
