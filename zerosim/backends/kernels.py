@@ -114,10 +114,12 @@ class Beside(NamedTuple):
 
     kv    (B, S, 2K d): keys and values of another sequence, of S tokens; q|k|v is q alone then
     bias  (H, T, S): added to the scores of every sequence
+    sinks  (H): the score of one more key of each head, whose value is 0
     """
 
     kv: Array | None = None
     bias: Array | None = None
+    sinks: Array | None = None
 
 
 ALONE = Beside()
@@ -424,7 +426,7 @@ class Backend(Protocol):
         """Causal self-attention. Fills `kept.probs` and, if it is saved, `kept.dropped`.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
-        (B, T, H d); scale 1/sqrt(d). `beside`: keys and values of another sequence, a bias of the scores.
+        (B, T, H d); scale 1/sqrt(d). `beside`: keys and values of another sequence, a bias of the scores, sinks.
         """
 
     def attention_backward(
@@ -441,12 +443,15 @@ class Backend(Protocol):
         """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
         the compute dtype. A backend reads `kept.dropped` in place of probs * mask if it is saved. workspace has the
         shape of probs: room for the scores' gradient. A backend need not use it; its contents are undefined
-        afterwards. dbeside: dkv; a bias's gradient if it is wanted, summed over the sequences in the compute
-        dtype."""
+        afterwards. dbeside: dkv; gradients of a bias and of sinks if they are wanted, summed over the sequences in the
+        compute dtype."""
 
-    def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
+    def flash_attention(
+        self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, sinks: Array | None = None
+    ) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
-        query's scores. Where the chance is not 0 the mask is that of `dropout_mask(*dropout)` over (B, H, T, T)."""
+        query's scores, its head's sink (`Beside`) among them. Where the chance is not 0 the mask is that of
+        `dropout_mask(*dropout)` over (B, H, T, T)."""
 
     def flash_attention_backward(
         self, grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
@@ -466,6 +471,13 @@ class Backend(Protocol):
         reads the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may
         be strided.
         """
+
+    def add_sinks(self, out: Array, lse: Array, sinks: Array) -> None:
+        """Add sinks (H) to a merged attention: lse (B, H, T) becomes both = log(e^lse + e^sink), and out (B, T, H d) is
+        multiplied by e^(lse - both). In place."""
+
+    def sinks_backward(self, lse: Array, delta: Array, sinks: Array, dsinks: Array) -> None:
+        """dsinks (H) = -sum of e^(sink - lse) * delta over sequences and queries, with lse and delta (B, H, T)."""
 
     def attention_delta(self, grad: Array, out: Array, heads: Heads, delta: Array) -> None:
         """delta (B, H, T), in the compute dtype: the sum of grad * out, both (B, T, H d), of each query and head."""

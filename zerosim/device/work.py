@@ -42,6 +42,7 @@ FILLS: dict[str, tuple[int, ...]] = {
     "layer_norm": (4, 5, 6),
     **dict.fromkeys(("rms_norm_backward", "head_norm_backward"), (4, 5)),
     "rotary": (5,),
+    "sinks_backward": (3,),
     "latent_heads": (5,),
     "latent_heads_backward": (3, 4, 5),
     "cross_entropy_backward": (5,),
@@ -51,7 +52,12 @@ FILLS: dict[str, tuple[int, ...]] = {
     "flash_attention_backward": (6, 7),
 }
 # The positions of arrays that it reads and fills.
-UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3), "matmul_add": (2,)}
+UPDATES: dict[str, tuple[int, ...]] = {
+    "adam": (0, 2, 3),
+    "adam8bit": (0, 2, 3),
+    "matmul_add": (2,),
+    "add_sinks": (0, 1),
+}
 
 
 class KernelWork(NamedTuple):

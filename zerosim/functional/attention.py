@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.forms import SCORES, Scores
-from zerosim.backends.kernels import Beside, Dropout, Heads, Probs, Window
+from zerosim.backends.kernels import Array, Beside, Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.work import EagerWork, Product, eager_attention, eager_attention_backward, work_of
 from zerosim.dtypes import DType, compute_dtype
@@ -47,7 +47,7 @@ from zerosim.functional.common import Grads, like
 from zerosim.functional.dropout import check_chance, dropout_mask
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
 from zerosim.tensor.discarded import Readable, held
-from zerosim.tensor.tensor import Saved, Tensor, apply
+from zerosim.tensor.tensor import Operand, Saved, Tensor, apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Core:
     kv: Tensor | None = None
     bias: Tensor | None = None
     own: RunCore | None = None
+    sinks: Operand | None = None
 
     def run(self, qkv: Tensor) -> Attended:
         """Run the core: its `own`, or the policy's."""
@@ -86,13 +87,25 @@ class Core:
         return 2 * self.pairs(qkv) * (keys * self.width(qkv) + values * self.value(qkv))
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Operand, ...]:
         """The tensors beside qkv."""
-        return tuple(x for x in (self.kv, self.bias) if x is not None)
+        return tuple(x for x in (self.kv, self.bias, self.sinks) if x is not None)
 
     @property
     def arrays(self) -> Beside:
-        return Beside(*(None if x is None else x.array for x in (self.kv, self.bias)))
+        return Beside(*(None if x is None else x.array for x in (self.kv, self.bias, self.sinks)))
+
+    @property
+    def sink_arrays(self) -> tuple[Array, ...]:
+        return () if self.sinks is None else (self.sinks.array,)
+
+    def sink_grads(self, lse: Buffer, delta: Buffer) -> Grads:
+        """Return the gradient of sinks, if there are some, from each query's log-sum-exp and sum of grad * out."""
+        if self.sinks is None or not self.sinks.requires_grad:
+            return () if self.sinks is None else (None,)
+        dsinks, arrays = self.sinks.new_grad(), (lse.array, delta.array, self.sinks.array)
+        lse.device.kernel(3 * lse.numel, lse.device.backend.sinks_backward, *arrays, dsinks.array)
+        return (dsinks,)
 
     def flash_shape(self, qkv: Readable) -> tuple[int, ...]:
         """Return (B, H, K, T, d), as in the record, and the scores of a head where flops do not count a causal T²."""
@@ -190,7 +203,7 @@ class Eager:
         kept = _probs(self, held[-1] if self.probs is None else self.probs)
         arrays = grad.array, self.qkv.array, core.heads, kept, workspace.array, dqkv.array
         grads = {x: x.new_grad() for x in core.inputs if x is core.kv or x.requires_grad}
-        into = Beside(*(grads[x].array if x in grads else None for x in (core.kv, core.bias)))
+        into = Beside(*(grads[x].array if x in grads else None for x in (core.kv, core.bias, core.sinks)))
         work = eager_attention_backward(self.work())
         device.kernels(work, device.backend.attention_backward, *arrays, core.arrays, into)
         return dqkv, *(grads.get(x) for x in core.inputs)
@@ -253,7 +266,7 @@ class Flash:
         work = work_of("flash_attention_backward", core.flops(self.qkv, 3, 2), arrays)
         work = work._replace(shape=core.flash_shape(self.qkv))
         device.kernels((work,), device.backend.flash_attention_backward, *arrays)
-        return (dqkv,)
+        return dqkv, *core.sink_grads(self.lse, delta)
 
 
 def flash(qkv: Tensor, core: Core) -> Attended:
@@ -263,7 +276,7 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
     arrays = qkv.array, core.heads, Dropout(core.key, core.dropout), out.array, lse.array
     work = work_of("flash_attention", core.flops(qkv), arrays)._replace(shape=core.flash_shape(qkv))
-    device.kernels((work,), device.backend.flash_attention, *arrays)
+    device.kernels((work,), device.backend.flash_attention, *arrays, *core.sink_arrays)
     return Attended(out, Flash(held(qkv), core, out, lse))
 
 
@@ -300,6 +313,7 @@ def attention(
     bias: Tensor | None = None,
     run: RunCore | None = None,
     value: int = 0,
+    sinks: Operand | None = None,
 ) -> Tensor:
     """Compute causal self-attention, heads side by side, scale 1/sqrt(d). `form` changes scores and what queries read.
 
@@ -309,7 +323,8 @@ def attention(
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
     the whole. With a `value`, heads of values have so many columns, and qkv (H + K) d + K value. Eager attention may
     read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q (B, T, H d), and add a trained
-    `bias` (H, T, S) to the scores. `run`: a core in place of the policy's.
+    `bias` (H, T, S) to the scores. `sinks` (H), trained, are one more score of each query of a head, whose value is 0.
+    `run`: a core in place of the policy's.
 
     Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
     """
@@ -332,7 +347,7 @@ def attention(
     if policy.attention != "eager" and (kv is not None or bias is not None):
         raise InputError("attention: flash reads no other sequence and no bias; choose eager")
     heads = Heads(num_heads, num_kv_heads, first_head, whole_heads, form, value)
-    core = Core(heads, dropout, key, policy, kv, bias, run)
+    core = Core(heads, dropout, key, policy, kv, bias, run, sinks)
     rule: CoreRule | RecomputedCore
     out, rule = core.run(qkv)
     if "core_attn" in policy.again.parts:

@@ -69,6 +69,8 @@ class OtherKeys:
                     rule.work("flash_attention", (1, 1), where, rows), device.backend.attention_block, *arrays
                 )
             del kv
+        if core.sinks is not None:
+            device.kernel(2 * total.numel, device.backend.add_sinks, total.array, lse.array, core.sinks.array)
         if wide == qkv.dtype:
             return Attended(total, rule)
         out = core.result(qkv)
@@ -140,7 +142,7 @@ class AllKeys:
         dqkv = self.qkv.new_grad()
         device.kernel(0, k.copy, dq.array, dqkv.array[:, :, :width])
         device.kernel(0, k.copy, dkv.array, dqkv.array[:, :, width:])
-        return (dqkv,)
+        return dqkv, *self.core.sink_grads(self.lse, delta)
 
     @property
     def queries(self) -> Array:
