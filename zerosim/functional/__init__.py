@@ -44,3 +44,4 @@ from zerosim.functional.repeat import repeat_kv as repeat_kv
 from zerosim.functional.repeat import returned_kv as returned_kv
 from zerosim.functional.rotary import rotary as rotary
 from zerosim.functional.scaled import scaled as scaled
+from zerosim.functional.tempered import tempered as tempered

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import add
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
@@ -54,6 +54,8 @@ class Attention:
     ) -> None:
         sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
         self.core = here.group.attention
+        if kind.chunk and kind.chunk < sizes.seq:
+            self.core = here.group.chunked
         self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
         self.first_head = maps.index * self.num_heads
@@ -64,10 +66,14 @@ class Attention:
             *self._held(here),
             *self._norms(here),
             *self._rotary(here, kind),
+            *self._plain(here, kind),
             *before_kernel(here),
             *self._repeated(here),
             *self._returned(here),
         ]
+        self.attend: Layer = self._attend
+        if here.block.sinks:
+            self.attend = here.taking(Role(0, "between")).leaf("core", Sinks, self._attend)
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
         numbers = sizes.numbers
         slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
@@ -77,7 +83,7 @@ class Attention:
 
     def _norms(self, here: LayerContext) -> list[Layer]:
         """Return the layer that norms q and k, if the row has one."""
-        if not here.block.qk_norm:
+        if here.block.qk_norm in ("", "plain"):
             return []
         return [here.taking(Role(0, "between")).leaf("qk_norm", HeadNorms, self.num_heads, self.num_kv_heads)]
 
@@ -88,6 +94,21 @@ class Attention:
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
         keeps = here.policy.is_litgpt and self.num_heads == self.num_kv_heads
         return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope, keeps=keeps)]
+
+    def _plain(self, here: LayerContext, kind: Kind) -> list[Layer]:
+        """Return a norm of rotated q and k without weights, or the layer that multiplies q by numbers of the position
+        where none is rotated."""
+        numbers, rows, columns = here.sizes.numbers, here.group.rows, self.num_heads * here.sizes.head_dim
+        if kind.rotates:
+            return [HeadNorms(here, self.num_heads, self.num_kv_heads)] if here.block.qk_norm == "plain" else []
+        if not numbers.temper:
+            return []
+
+        def tempered(qkv: Tensor) -> Tensor:
+            positions = rows.tokens(qkv.shape[1] * rows.context.ranks)
+            return F.tempered(qkv, columns, numbers.temper, numbers.temper_every, positions)
+
+        return [tempered]
 
     def _returned(self, here: LayerContext) -> list[Layer]:
         """Return the layer whose keys and values outlive backward, if the model returns them."""
@@ -117,9 +138,14 @@ class Attention:
         return [partial(F.repeat_kv, num_heads=heads, num_kv_heads=kv_heads)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        dropout = self.chance if x.device.is_training else 0.0
-        y = self.core(
-            through(self.placed, plainly, [self.columns(x)]),  # no name, so that it is freed when attention has read it
+        # no name for q|k|v, so that it is freed when attention has read it
+        y = self.attend(through(self.placed, plainly, [self.columns(x)]))
+        return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
+
+    def _attend(self, qkv: Tensor, **more: Any) -> Tensor:
+        dropout = self.chance if qkv.device.is_training else 0.0
+        return self.core(
+            qkv,
             self.num_heads,
             num_kv_heads=self.num_kv_heads,
             first_head=self.first_head,
@@ -130,8 +156,20 @@ class Attention:
             form=self.form,
             kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
             bias=None if self.bias is None else self.bias.read(),
+            **more,
         )
-        return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
+
+
+class Sinks:
+    """Attention's core with a trained number for each head (gpt-oss): the score of one more key, whose value is 0."""
+
+    def __init__(self, here: LayerContext, attend: Callable[..., Tensor]) -> None:
+        heads, at = (here.sizes.heads,), here.named(here.name.rpartition(".")[0])
+        self.sinks = at.declare("sinks", heads, std=here.std, splits=here.group.maps.split(heads, 0))
+        self.attend = attend
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        return self.attend(qkv, sinks=self.sinks)
 
 
 ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention, "latent": LatentAttention})

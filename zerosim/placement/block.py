@@ -190,11 +190,13 @@ class Block(NamedTuple):
     norms_sum  the norm after a branch norms x + branch, which goes on normed (post-norm)
     between   the feed-forward's function
     qk_norm   norms of q and k, named q_norm and k_norm: 'head' the block's norm of each head, 'all' of all columns of
-              each, 'heads' of each head with weights of its own; '' none
+              each, 'heads' of each head with weights of its own, 'plain' of each head without weights, of those that
+              have been rotated; '' none
     parallel  the branches read the same x, and are added together. A second branch with the first one's norm reads its
               result
     dropout   attention's scores and all branches have dropout; `inner_dropout`: the feed-forward's function too
     core      the kind of attention: 'heads' of queries, keys and values, or 'latent': heads that are made of latents
+    sinks     attention has a trained number for each head, the score of one more key, whose value is 0
     query_scale  the factor of attention's scores, if a configuration has no other; 0: 1 / sqrt(head_dim)
     causal    a token reads those up to itself; without, all others too
     cross     a third branch, whose queries read an encoder's output
@@ -206,7 +208,7 @@ class Block(NamedTuple):
     mlp: Branch
     norm: Literal["layer", "layer without bias", "rms", "rms + 1"]
     between: Between
-    qk_norm: Literal["", "head", "all", "heads"] = ""
+    qk_norm: Literal["", "head", "all", "heads", "plain"] = ""
     parallel: bool = False
     dropout: bool = False
     core: Literal["heads", "latent"] = "heads"
@@ -216,6 +218,7 @@ class Block(NamedTuple):
     biases: str = ""
     query_scale: float = 0.0
     inner_dropout: bool = False
+    sinks: bool = False
 
     @property
     def without_experts(self) -> Block:

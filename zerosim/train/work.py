@@ -114,7 +114,7 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
 
 
 def _numel(config: RunConfig) -> int:
-    """Estimate the model's parameters: its matrices and tables."""
+    """Estimate the model's parameters that work for a token: its matrices and tables."""
     model = config.model
     if model.family == "flat":
         return model.params or 1
@@ -127,4 +127,8 @@ def _numel(config: RunConfig) -> int:
             numel += layers * inner * sum(model.width(out.wide) for out in one.outs)
         rows = model.width(block.attention.rows.inner or "heads") * (len(block.branches) - 1) + model.ffn
         numel += layers * model.hidden * rows
+    if model.has_experts:  # in place of a dense feed-forward, those of a token
+        mixed = sum(model.kind(number).has_experts for number in range(model.layers))
+        wide = (model.top_k + model.shared_experts) * model.expert_ffn - model.ffn
+        numel += mixed * model.hidden * ((len(model.decoder.block.mlp.columns.outs) + 1) * wide + model.experts)
     return numel

@@ -50,7 +50,7 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys}
+    between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys, "plain": 0}
     second, own = 0, None
     if model.is_latent:
         row_of = attention.latent
@@ -89,7 +89,7 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
             norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
             norm_params=2 if block.norm == "layer" else 1,
-            between=between[block.qk_norm],
+            between=between[block.qk_norm] + model.heads * block.sinks,
             positions=row.first_position + model.positions if model.has_position_table else 0,
             around=bool(row.last_norm) + model.is_second + bool(row.table_norm) + model.is_masked,
             head_bias=row.head_bias,
