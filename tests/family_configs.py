@@ -69,6 +69,18 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             n_group=4, topk_group=2, rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=0.5)
         ),
         "deepseek_v3, halves": _LATENT | dict(n_group=1, topk_group=1, rope_interleave=False),
+        "gpt_oss": _HEADS | dict(
+            head_dim=12, num_hidden_layers=4, sliding_window=8, num_local_experts=6, num_experts_per_tok=2,
+            intermediate_size=24, rope_parameters=_YARN | dict(truncate=False),
+        ),
+        "llama4_text": _HEADS | dict(
+            head_dim=12, num_hidden_layers=4, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=6,
+            num_experts_per_tok=1, interleave_moe_layer_step=2, attention_chunk_size=32, floor_scale=8,
+        ),
+        "llama4_text, chunks": _HEADS | dict(
+            head_dim=12, num_hidden_layers=4, intermediate_size=24, num_local_experts=6, num_experts_per_tok=2,
+            no_rope_layer_interval=2, attention_chunk_size=8, use_qk_norm=False, attn_temperature_tuning=False,
+        ),
         "olmo2": _HEADS,
         "granite": _HEADS | dict(
             embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0

@@ -603,6 +603,17 @@ class Backend(Protocol):
         """out (R, O) = each expert's rows, of which it has `counts`, (R, I) @ its matrix of the stack (E, I, O), which
         may be transposed."""
 
+    def add_biases(self, rows: Array, bias: Array, counts: Sequence[int]) -> None:
+        """rows (R, O) += the bias (E, O) of each expert, whose rows are `counts`. In place; rows may be strided."""
+
+    def sum_biases(self, rows: Array, counts: Sequence[int], dbias: Array) -> None:
+        """dbias (E, O): the sum of each expert's rows (R, O), which may be strided."""
+
+    def clamped_swiglu(self, x: Array, alpha: float, limit: float, out: Array) -> None:
+        """out (M, F) = gate / (1 + exp(-alpha gate)) * (up + 1) of x (M, 2F), whose columns are a gate, its up, and so
+        on; gates are cut above `limit`, ups outside of -limit to limit."""
+
+    def clamped_swiglu_backward(self, grad: Array, x: Array, alpha: float, limit: float, dx: Array) -> None: ...
     def grouped_wgrad(self, left: Array, right: Array, counts: Sequence[int], dstack: Array) -> None:
         """dstack (E, A, B) = left (R, A)ᵀ @ right (R, B), of each expert's rows."""
 

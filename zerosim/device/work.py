@@ -43,6 +43,9 @@ FILLS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("rms_norm_backward", "head_norm_backward"), (4, 5)),
     "rotary": (5,),
     "sinks_backward": (3,),
+    "clamped_swiglu": (3,),
+    "clamped_swiglu_backward": (4,),
+    "sum_biases": (2,),
     "latent_heads": (5,),
     "latent_heads_backward": (3, 4, 5),
     "cross_entropy_backward": (5,),
@@ -57,6 +60,7 @@ UPDATES: dict[str, tuple[int, ...]] = {
     "adam8bit": (0, 2, 3),
     "matmul_add": (2,),
     "add_sinks": (0, 1),
+    "add_biases": (0,),
 }
 
 

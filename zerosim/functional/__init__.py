@@ -15,6 +15,7 @@ from zerosim.functional.cast import cast as cast
 from zerosim.functional.cast import cast_weight as cast_weight
 from zerosim.functional.cast import keeping as keeping
 from zerosim.functional.cast import promoted_sum as promoted_sum
+from zerosim.functional.clamped import clamped_swiglu as clamped_swiglu
 from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_row as add_row
 from zerosim.functional.embedding import add_row_runs as add_row_runs

@@ -189,6 +189,8 @@ class Grouped:
     stack: Operand
     counts: tuple[int, ...]
     transposed: bool
+    bias: Operand | None = None
+    first: int = 0
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -210,13 +212,24 @@ class Grouped:
             device.kernels((work,), k.grouped_wgrad, left, right, self.counts, dstack.array)
             return dstack
 
-        return dx, weight_grad(self.stack, make, self.x)
+        own = () if self.bias is None else (weight_grad(self.bias, lambda: self._dbias(grad)),)
+        return dx, weight_grad(self.stack, make, self.x), *own
+
+    def _dbias(self, grad: Buffer) -> Buffer:
+        assert self.bias is not None
+        dbias, columns = self.bias.new_grad(), slice(self.first, self.first + self.bias.shape[1])
+        arrays = grad.array[:, columns], self.counts, dbias.array
+        grad.device.kernel(grad.shape[0] * self.bias.shape[1], grad.device.backend.sum_biases, *arrays)
+        return dbias
 
 
-def grouped_linear(x: Tensor, stack: Operand, routing: Routing, *, transposed: bool = True) -> Tensor:
-    """Return each expert's rows times its matrix.
+def grouped_linear(
+    x: Tensor, stack: Operand, routing: Routing, bias: Operand | None = None, *, transposed: bool = True, first: int = 0
+) -> Tensor:
+    """Return each expert's rows times its matrix and, with a `bias`, plus its bias.
 
-    Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
+    Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I), bias (E, O) or narrower, of columns from `first` on,
+    result (R, O).
 
     Raises: InputError where the stack does not take x's columns, or has another number of experts.
     """
@@ -229,9 +242,12 @@ def grouped_linear(x: Tensor, stack: Operand, routing: Routing, *, transposed: b
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, routing.counts, out.array)
     del values, matrices
+    if bias is not None:
+        own = out.array[:, first : first + bias.shape[1]]
+        device.kernel(x.shape[0] * bias.shape[1], device.backend.add_biases, own, bias.array, routing.counts)
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, routing.counts, transposed)
-    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack})
+    rule, more = Grouped(kept, stack, routing.counts, transposed, bias, first), () if bias is None else (bias,)
+    return apply(rule, out, x, stack, *more, op=op, saved={"input": kept, "weight": stack})
 
 
 def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:

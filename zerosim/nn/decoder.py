@@ -32,7 +32,9 @@ from zerosim.tensor.tensor import Tensor
 Run = Callable[..., Tensor]
 """Runs a layer on tensors, as a part of the block or plainly."""
 GATED = MappingProxyType({"swiglu": F.swiglu, "geglu": F.geglu})
-BETWEEN = MappingProxyType({"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu})
+BETWEEN = MappingProxyType(
+    {"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu, "clamped_swiglu": F.clamped_swiglu}
+)
 """The functions between a feed-forward's maps, by the row's word."""
 
 
@@ -55,6 +57,7 @@ class Attention:
         sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
         self.core = here.group.attention
         if kind.chunk and kind.chunk < sizes.seq:
+            assert here.group.chunked is not None, "a strategy's group has attention within chunks"
             self.core = here.group.chunked
         self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
         self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")

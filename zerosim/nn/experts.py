@@ -33,12 +33,14 @@ class ExpertsLayer:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
-        self.how = choice_of(row, here)
+        self.how, self.hidden = choice_of(row, here), sizes.hidden
         self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
-        self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        at = here / row.gate
+        self.gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        self.gate_bias = at.declare("bias", (sizes.experts,), summed=maps.axes) if row.gate_bias else None
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
-        self.up = self._stack(here, "columns", sizes.hidden, inner)
-        self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
+        self.up, self.up_bias = self._stack(here, "columns", sizes.hidden, inner)
+        self.down, self.down_bias = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
         self.shared, self.shared_gate = None, None
         if shared is not None:
             inside = here._replace(group=replace(here.group, maps=maps.inside()))
@@ -47,16 +49,23 @@ class ExpertsLayer:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
 
-    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Parameter:
-        """Declare the first or the last map of all experts."""
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> tuple[Parameter, Parameter | None]:
+        """Declare the first or the last map of all experts, and its biases. Of the last one a rank that has some of the
+        experts' columns has some of the model's: the sum over the ranks has each bias once."""
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
-        of, parts = (outputs, wide // sizes.expert_ffn) if is_first else (3 - outputs, 1)
+        pairs = 1 if here.block.between == "clamped_swiglu" else wide // sizes.expert_ffn
+        of, parts = (outputs, pairs) if is_first else (3 - outputs, 1)
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
-        return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        at = at.named(name)
+        stack = at.declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        if not self.row.bias:
+            return stack, None
+        how = self.experts.stack(self.maps, (sizes.experts, wide), of=1, parts=parts)
+        return stack, at.declare(f"{last}_bias", (sizes.experts, wide), reads_input=False, **how)
 
     def __call__(self, x: Tensor) -> Tensor:
         x = self.maps.enter(x)
@@ -67,7 +76,7 @@ class ExpertsLayer:
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
+        logits = F.linear(x, self.gate, self.gate_bias, transposed=True, dtype=self.dtype)
         weights, routing = F.route(logits, self.top_k, self.how)
         del logits
         of_rows = F.row_weights(weights, routing)
@@ -85,11 +94,14 @@ class ExpertsLayer:
         run, transposed = self.policy.run, self.row.layout == "out_in"
         if weights is not None and self.row.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        into = partial(F.grouped_linear, stack=self.up, routing=way, transposed=transposed)
+        into = partial(F.grouped_linear, stack=self.up, routing=way, bias=self.up_bias, transposed=transposed)
         rows = run("mlp_act", self.between, run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
-        return F.grouped_linear(rows, self.down, way, transposed=transposed)
+        bias, first = self.down_bias, 0
+        if bias is not None and bias.shape[1] * self.maps.size == self.hidden:
+            first = self.maps.index * bias.shape[1]
+        return F.grouped_linear(rows, self.down, way, bias, transposed=transposed, first=first)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:

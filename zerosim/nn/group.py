@@ -188,7 +188,7 @@ class Group:
     maps        linear maps and the vocabulary: whole, or cut over `tp`
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
-    chunked     the same within chunks of a row, of the model's length
+    chunked     the same within chunks of a row, of the model's length; None if a row is one
     mesh        the ranks, where its axes cut weights
     experts     which experts are here, and how rows get to them
     documents   where several of them begin in a row; None: a row is one
@@ -197,7 +197,7 @@ class Group:
     maps: WholeMaps = WHOLE_MAPS
     rows: OwnRows = ALL_ROWS
     attention: Callable[..., Tensor] = F.attention
-    chunked: Callable[..., Tensor] = F.attention
+    chunked: Callable[..., Tensor] | None = None
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS

@@ -59,7 +59,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
 
     rows = replace(made.group.rows, context=cut, place=index)
     group = replace(made.group, rows=rows, documents=documents, attention=attention(documents))
-    return made._replace(group=replace(group, chunked=attention(chunks)))
+    return made._replace(group=group if chunks is None else replace(group, chunked=attention(chunks)))
 
 
 def unlike(config: RunConfig) -> list[Reason]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 Width = Literal["heads", "kv_heads", "ffn", "shared", "values", "q_latent", "kv_latent", "latent", "pairs"]
-Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
+Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu", "clamped_swiglu"]
 Place = Literal[
     "before", "columns", "memory", "between", "up", "kv_columns", "kv_between", "kv_up", "rows", "after", "router"
 ]  # fmt: skip

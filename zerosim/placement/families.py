@@ -181,6 +181,16 @@ DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts")
 DEEPSEEK_V3 = _experts(
     _DEEPSEEK, Experts("sigmoid", ranks="two", shared="shared_experts", balance="e_score_correction_bias")
 )
+GPT_OSS = _experts(
+    _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu"),
+    Experts("softmax of chosen", normed=False, gate="router", gate_bias=True, layout="in_out", bias=True, stored=()),
+)
+LLAMA4 = _experts(
+    _blocks(LLAMA, qk_norm="plain", mlp=_MLP._replace(name="feed_forward")),
+    Experts(
+        "sigmoid", normed=False, applied="inputs", gate="router", layout="in_out", shared="shared_expert", stored=()
+    ),
+)._replace(interleaved=True)
 WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
     {
         "gpt": Experts(stacks=("experts.c_fc", "experts.c_proj"), layout="in_out", shared="shared_experts"),
@@ -397,6 +407,8 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "glm4": GLM4,
         "phi3": PHI3,
         "smollm3": SMOLLM3,
+        "gpt_oss": GPT_OSS,
+        "llama4_text": LLAMA4,
         "deepseek_v2": DEEPSEEK_V2,
         "deepseek_v3": DEEPSEEK_V3,
         "cohere": COHERE,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
 from zerosim.config.huggingface.draft import Rule
 from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
+from zerosim.config.huggingface.llama4 import llama4_attention, one_shared, some_experts
 from zerosim.config.huggingface.rope import read_rope
 from zerosim.config.huggingface.rows import (
     activation,
@@ -337,6 +338,26 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     ),
     "deepseek_v3": Family(_LATENT, _V3, _V3_RULES),
     "kimi_k2": Family(_LATENT, _V3, _V3_RULES, row="deepseek_v3"),
+    "gpt_oss": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8,
+         "sliding_window": 128, "layer_types": None, "sliding_window_pattern": 2, "attention_bias": True,
+         "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, **_AUXILIARY},
+        (only("hidden_act", "silu"), dropouts("attention_dropout"), _BIAS, read_rope, read_windows,
+         experts("num_local_experts", "intermediate_size", gate=""), only("swiglu_alpha", 1.702),
+         only("swiglu_limit", 7.0)),
+    ),
+    "llama4_text": Family(
+        _names(ffn=("intermediate_size_mlp",)),
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size_mlp": 16384, "intermediate_size": 8192, "attention_bias": False, "use_qk_norm": True,
+         "no_rope_layers": None, "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "layer_types": None,
+         "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "moe_layers": None,
+         "interleave_moe_layer_step": 1, "num_local_experts": 16, "num_experts_per_tok": 1, **_AUXILIARY,
+         "router_jitter_noise": 0.0},
+        (*_SILU, _BIAS, read_rope, llama4_attention, some_experts, one_shared,
+         experts("num_local_experts", "intermediate_size", gate="")),
+    ),
     "bert": Family(_ENCODER, _BERT, (activation("hidden_act"), *_BERT_RULES)),
     "roberta": Family(  # its head's function is gelu, whatever the blocks' is
         _ENCODER, {**_BERT, "vocab_size": 50265}, (only("hidden_act", "gelu"), *_BERT_RULES, padded_positions),

@@ -53,7 +53,7 @@ OF_TOWERS: Mapping[str, str] = MappingProxyType(
 )
 """Keys beside text_config that are of the towers, as patterns."""
 
-NESTED: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral"})
+NESTED: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"})
 """model_types whose text_config is a decoder that is read, with its model_type where it has none."""
 
 _EXPERTS, _LATENT, _STATES = "experts", "latent attention", "blocks with a state instead of attention"
