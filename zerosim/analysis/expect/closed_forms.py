@@ -71,9 +71,11 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             model.experts,
             model.experts if chosen is None else chosen,
             model.shared_experts,
-            gated=block.between in ("swiglu", "geglu"),
+            gated=block.between in ("swiglu", "geglu", "clamped_swiglu"),
             biases=(mlp.columns.bias, mlp.rows.bias),
             shared_gate=bool(experts.shared_gate),
+            gate_bias=experts.gate_bias,
+            expert_biases=experts.bias,
         )
     return (
         beside
@@ -85,7 +87,7 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             model.vocab,
             queries=queries,
             keys=keys,
-            gated=block.between in ("swiglu", "geglu"),
+            gated=block.between in ("swiglu", "geglu", "clamped_swiglu"),
             biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
             norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
             norm_params=2 if block.norm == "layer" else 1,

@@ -73,12 +73,15 @@ def experts_parameters(
     gated: bool,
     biases: tuple[bool, bool],
     shared_gate: bool = False,
+    gate_bias: bool = False,
+    expert_biases: bool = False,
 ) -> int:
     """Return what blocks with experts have beside dense ones; of `experts` count `chosen`, all of them or a token's.
 
     In place of the feed-forward's two or, `gated`, three matrices (hf each) such a block has a router (Eh), as many
     matrices of width f' in each expert that counts and in each shared one, and a gate of these (h). `biases`: of the
-    dense maps into the feed-forward (f each) and back (h), which shared experts have as one feed-forward.
+    dense maps into the feed-forward (f each) and back (h), which shared experts have as one feed-forward. `gate_bias`:
+    the router has one (E), `expert_biases`: so has each matrix of an expert (f' or h).
     """
     into = 2 if gated else 1
     dense = hidden * (into + 1) * ffn + into * ffn * biases[0] + hidden * biases[1]
@@ -86,7 +89,8 @@ def experts_parameters(
     beside = hidden * (into + 1) * wide + (into * wide * biases[0] + hidden * biases[1] + hidden * shared_gate) * (
         wide > 0
     )
-    return layers * (hidden * experts + chosen * hidden * (into + 1) * expert_ffn + beside - dense)
+    each = hidden * (into + 1) * expert_ffn + (into * expert_ffn + hidden) * expert_biases
+    return layers * ((hidden + gate_bias) * experts + chosen * each + beside - dense)
 
 
 def second_parameters(layers: int, hidden: int, queries: int, keys: int, heads: int, buckets: int) -> int:
