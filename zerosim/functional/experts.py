@@ -12,14 +12,17 @@ among experts does, and that is read from the device once a layer: a host synchr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 from zerosim.backends.forms import Choice
 from zerosim.backends.kernels import Array
-from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import Copy
 from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, KernelWork, work_of
-from zerosim.dtypes import DType, int64
+from zerosim.dtypes import DType, compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.placement.memories import HOST
@@ -32,17 +35,36 @@ class Routing:
     """The way of rows to experts, without gradients.
 
     ids     the expert of each of a token's choices, (M, k)
-    order   the choice t k + c of each row, sorted by expert, (R)
+    order   the choice t k + c of each row, sorted by expert, (R); a row of zeros has no choice, M k
     counts  the rows of each expert
+    chosen  how many tokens chose it; the same, if no expert has a capacity
     """
 
     ids: Buffer
     order: Buffer
     counts: tuple[int, ...]
+    chosen: tuple[int, ...]
 
     @property
     def top_k(self) -> int:
         return self.ids.shape[1]
+
+    @property
+    def dropped(self) -> int:
+        """The choices beyond their experts' capacity."""
+        return max(0, sum(self.chosen) - sum(map(min, self.chosen, self.counts)))
+
+
+class Capacity(NamedTuple):
+    """The most rows of an expert: `factor` times those of an even choice, rounded up. Of more the first ones are kept,
+    or those `by_weight`. `padded`: fewer are padded to it with zeros."""
+
+    factor: float
+    by_weight: bool = False
+    padded: bool = False
+
+    def rows(self, choices: int, experts: int) -> int:
+        return ceil(choices / experts * self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +83,13 @@ class Route:
 
 
 def route(
-    logits: Tensor, top_k: int, how: Choice, bias: Operand | None = None, *, dtype: DType | None = None
+    logits: Tensor,
+    top_k: int,
+    how: Choice,
+    bias: Buffer | None = None,
+    *,
+    dtype: DType | None = None,
+    capacity: Capacity | None = None,
 ) -> tuple[Tensor, Routing]:
     """Return the weights (M, k) of each token's experts, in `dtype` or that of the logits, and the way of its rows.
 
@@ -70,11 +98,11 @@ def route(
     Raises: InputError for more choices than experts.
     """
     weights, ids = choose(logits, top_k, how, bias, dtype=dtype)
-    return weights, _sorted(logits.device, ids, logits.shape[-1])
+    return weights, _sorted(weights, ids, logits.shape[-1], capacity)
 
 
 def choose(
-    logits: Tensor, top_k: int, how: Choice, bias: Operand | None = None, *, dtype: DType | None = None
+    logits: Tensor, top_k: int, how: Choice, bias: Buffer | None = None, *, dtype: DType | None = None
 ) -> tuple[Tensor, Buffer]:
     """Return the weights and the numbers of each token's experts, (M, k) both."""
     device, rows = logits.device, rows_of(logits.array)
@@ -89,19 +117,75 @@ def choose(
     return apply(rule, weights, logits, op="route", saved=saved), ids
 
 
-def _sorted(device: Device, ids: Buffer, experts: int) -> Routing:
+def _sorted(weights: Tensor, ids: Buffer, experts: int, capacity: Capacity | None) -> Routing:
+    device = weights.device
     order, counts = device.alloc((ids.numel,), int64, Kind.ACTIVATION), device.alloc((experts,), int64, Kind.TEMP)
     device.kernel(0, device.backend.sort_rows, ids.array, order.array, counts.array)
     device.recorder.add(Copy(device.where, counts.memory, HOST, counts.nbytes, "control"))
-    if device.backend.name == "meta":
-        return Routing(ids, order, even_counts(ids.numel, experts))
-    return Routing(ids, order, tuple(map(int, device.backend.to_host(counts.array))))
+    chosen = even_counts(ids.numel, experts)
+    if device.backend.name != "meta":
+        chosen = tuple(map(int, device.backend.to_host(counts.array)))
+    if capacity is None:
+        return Routing(ids, order, chosen, chosen)
+    most = capacity.rows(ids.numel, experts)
+    kept = tuple(most if capacity.padded else min(one, most) for one in chosen)
+    rows, by = device.alloc((sum(kept),), int64, Kind.ACTIVATION), weights.array if capacity.by_weight else None
+    arrays = order.array, counts.array, by, most, capacity.padded, rows.array
+    device.kernel(0, device.backend.keep_rows, *arrays)
+    return Routing(ids, rows, kept, chosen)
 
 
 def even_counts(rows: int, experts: int) -> tuple[int, ...]:
     """Return the rows of each expert where a router goes round: the first ones have one more, if they do not divide."""
     each, more = divmod(rows, experts)
     return tuple(each + (expert < more) for expert in range(experts))
+
+
+class RouterLosses(NamedTuple):
+    """Losses of a router, beside that of the model's tokens, as means over M tokens.
+
+    balance  the factor of E (sum over experts of the share of tokens that chose it times its mean score): 1, if all
+             are alike. Source: Switch, arXiv 2101.03961, section 2.2; for k choices Megatron-LM, moe_utils.py
+    runs     the balance is of each of so many runs of tokens, in the mean: sequences (DeepSeek-V3, 2412.19437, 2.1.2)
+    size     the factor of the mean squared log-sum-exp of the logits (ST-MoE, 2202.08906)
+    """
+
+    balance: float = 0.0
+    size: float = 0.0
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OfRouter:
+    """Saves logits and loads. `factor`: of the losses' gradient, when backward runs."""
+
+    logits: Readable
+    loads: Buffer
+    losses: RouterLosses
+    top_k: int
+    scores: str
+    factor: Callable[[], float]
+
+    def backward(self, grad: Buffer) -> Grads:
+        dlogits, rows, factor = self.logits.new_grad(), rows_of(self.logits.array), self.factor()
+        (tokens, experts), losses = rows.shape, self.losses
+        balance = factor * losses.balance * experts * losses.runs / (tokens * tokens * self.top_k)
+        size = factor * 2 * losses.size / tokens
+        arrays = rows, self.loads.array, self.scores, balance, size, rows_of(dlogits.array)
+        grad.device.kernel(10 * dlogits.numel, grad.device.backend.router_losses_backward, *arrays)
+        return grad, dlogits
+
+
+def with_losses(
+    weights: Tensor, logits: Tensor, routing: Routing, how: Choice, losses: RouterLosses, factor: Callable[[], float]
+) -> Tensor:
+    """Return the weights. Their backward adds `factor` times the losses' gradient to that of the logits."""
+    device, experts = logits.device, logits.shape[-1]
+    loads = device.alloc((losses.runs, experts), compute_dtype(logits.dtype), Kind.ACTIVATION)
+    device.kernel(0, device.backend.count_choices, routing.ids.array, loads.array)
+    rule = OfRouter(held(logits), loads, losses, routing.top_k, how.scores, factor)
+    saved = {"logits": held(logits), "loads": loads}
+    return apply(rule, weights.buffer, weights, logits, op="router_losses", saved=saved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
+from zerosim.device.device import Phase
 from zerosim.dtypes import fp32
 from zerosim.nn.context import LayerContext
-from zerosim.placement.block import Experts, Role
+from zerosim.placement.block import BALANCE, Experts, Role
 from zerosim.tensor.tensor import Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
@@ -34,7 +35,17 @@ class ExpertsLayer:
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how, self.hidden = choice_of(row, here), sizes.hidden
-        self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
+        options, self.balance = here.experts, here.group.balance
+        self.name = f"{here.name}.{row.gate}.{BALANCE}"
+        self.dtype = fp32 if options.router_dtype == "fp32" else None
+        self.capacity = None
+        if options.capacity_factor is not None:
+            by_weight = options.token_drop != "position"
+            self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
+        self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
+        self.of_sequences = options.aux_loss_over == "sequence"
+        if self.balance is not None:
+            self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         at = here / row.gate
         self.gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         self.gate_bias = at.declare("bias", (sizes.experts,), summed=maps.axes) if row.gate_bias else None
@@ -77,7 +88,16 @@ class ExpertsLayer:
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
         logits = F.linear(x, self.gate, self.gate_bias, transposed=True, dtype=self.dtype)
-        weights, routing = F.route(logits, self.top_k, self.how)
+        balance, device = self.balance, x.device
+        bias = None if balance is None else balance.bias(self.name, device)
+        weights, routing = F.route(logits, self.top_k, self.how, bias, capacity=self.capacity)
+        if balance is not None:
+            if device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
+                balance.note(self.name, routing)
+            if self.losses is not None and device.is_training:
+                losses = self.losses._replace(runs=x.shape[0] if self.of_sequences else 1)
+                factor = partial(balance.factor, self.maps.size)
+                weights = F.with_losses(weights, logits, routing, self.how, losses, factor)
         del logits
         of_rows = F.row_weights(weights, routing)
         del weights

@@ -17,6 +17,7 @@ from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
 from zerosim.functional.experts import Routing
+from zerosim.nn.balance import Balance
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
@@ -191,6 +192,7 @@ class Group:
     chunked     the same within chunks of a row, of the model's length; None if a row is one
     mesh        the ranks, where its axes cut weights
     experts     which experts are here, and how rows get to them
+    balance     the loads and the biases of their routers, which last from step to step; None: there are none
     documents   where several of them begin in a row; None: a row is one
     """
 
@@ -201,6 +203,7 @@ class Group:
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS
+    balance: Balance | None = None
 
 
 ONE_RANK = Group()

@@ -14,6 +14,8 @@ Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu", "clamped_swigl
 Place = Literal[
     "before", "columns", "memory", "between", "up", "kv_columns", "kv_between", "kv_up", "rows", "after", "router"
 ]  # fmt: skip
+BALANCE = "e_score_correction_bias"
+"""The name of a router's biases that choose experts, a buffer."""
 BOTH = (0, 1)
 """The numbers of a block's branches."""
 _QUERIES, _KEYS = 3, 4
@@ -109,7 +111,7 @@ class Experts(NamedTuple):
     stacks    the names of the two stacks; layout as a map's; bias: each expert's maps have biases
     shared    the name of shared experts, which work for every token, '' for none; shared_gate: of the map to one
               number, whose sigmoid multiplies their result
-    balance   the name of the router's bias of the scores, by which experts are chosen but not weighed; '' for none
+    biased    the router has biases of the scores, by which experts are chosen but not weighed (`BALANCE`)
     stored    an expert's maps in released files, in the order of the stacks' outputs: {} is its number. Empty: stacks
     module    the feed-forward's name in these files, if it is another one
     """
@@ -125,7 +127,7 @@ class Experts(NamedTuple):
     bias: bool = False
     shared: str = ""
     shared_gate: str = ""
-    balance: str = ""
+    biased: bool = False
     stored: tuple[str, ...] = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
     module: str = ""
 

@@ -174,13 +174,11 @@ QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
 GLM4_MOE = _experts(
     biased(LLAMA, rows=False),
-    Experts("sigmoid", ranks="two", shared="shared_experts", balance="e_score_correction_bias"),
+    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True),
 )
 _DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
 DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts"))
-DEEPSEEK_V3 = _experts(
-    _DEEPSEEK, Experts("sigmoid", ranks="two", shared="shared_experts", balance="e_score_correction_bias")
-)
+DEEPSEEK_V3 = _experts(_DEEPSEEK, Experts("sigmoid", ranks="two", shared="shared_experts", biased=True))
 GPT_OSS = _experts(
     _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu"),
     Experts("softmax of chosen", normed=False, gate="router", gate_bias=True, layout="in_out", bias=True, stored=()),

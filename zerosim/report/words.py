@@ -151,6 +151,17 @@ def scaled(result: RunResult) -> str | None:
     )
 
 
+def dropped(result: RunResult) -> str | None:
+    """Return how many choices of experts were dropped, where they have a capacity."""
+    if result.config.experts.capacity_factor is None or not result.routed.choices:
+        return None
+    choices, lost = result.routed
+    return (
+        f"Dropped: {lost:,} of {choices:,} choices of an expert, {100 * lost / choices:.3g} %, were beyond its "
+        f"capacity, {result.config.experts.capacity_factor:g} times an even share. Such a token goes on without it."
+    )
+
+
 def lost(result: RunResult) -> str | None:
     """Return how many updates left bf16 weights without masters unchanged."""
     if not result.lost_updates:
