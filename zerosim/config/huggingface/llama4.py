@@ -9,9 +9,10 @@ from zerosim.config.huggingface.keys import Keys, show
 
 def llama4_attention(keys: Keys, draft: Draft) -> Draft:
     """Read norms, chunks and the numbers of queries. A layer rotates q and k exactly if it has chunks."""
-    if not keys.values.get("no_rope_layers"):
-        keys = Keys(keys.name, {**keys.values, "no_rope_layers": None}, keys.defaults)
-    draft, layers = read_plain(keys, draft), draft.size("layers")
+    listed = keys.values.get("no_rope_layers") or None  # an empty list is none
+    own = Keys(keys.name, {**keys.values, "no_rope_layers": listed}, keys.defaults)
+    draft, layers = read_plain(own, draft), draft.size("layers")
+    keys.asked |= own.asked
     chunk = keys.whole("attention_chunk_size") if keys.value("attention_chunk_size") is not None else 0
     kinds = [
         "chunked_attention" if chunk and draft.numbers.kind(number, 0.0).rotates else "full_attention"
