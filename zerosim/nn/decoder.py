@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import add
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
@@ -27,7 +27,7 @@ from zerosim.nn.norm import Norm as Norm
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
 from zerosim.tensor.order import ran_after, visited_last
-from zerosim.tensor.tensor import Tensor
+from zerosim.tensor.tensor import Parameter, Tensor
 
 Run = Callable[..., Tensor]
 """Runs a layer on tensors, as a part of the block or plainly."""
@@ -54,17 +54,10 @@ class Attention:
         beside: Aside | None = None,
         bias: Aside | None = None,
     ) -> None:
-        sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
-        self.core = here.group.attention
-        if kind.chunk and kind.chunk < sizes.seq:
-            assert here.group.chunked is not None, "a strategy's group has attention within chunks"
-            self.core = here.group.chunked
-        self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
-        self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
-        self.first_head = maps.index * self.num_heads
+        sizes, maps, kind = here.sizes, here.group.maps, here.sizes.kind(here.number)
+        self.num_heads, self.num_kv_heads = sizes.heads // maps.size, sizes.kv_heads // pieces_of(here, "kv_heads")
         self.columns = into_columns(here, number, branch.columns)
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
-        self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
         self.placed = [
             *self._held(here),
             *self._norms(here),
@@ -74,15 +67,12 @@ class Attention:
             *self._repeated(here),
             *self._returned(here),
         ]
-        self.attend: Layer = self._attend
+        core = Core(here, kind, (self.num_heads, self.num_kv_heads), self.memory, beside, bias)
+        self.core: Layer = core
         if here.block.sinks:
-            self.attend = here.taking(Role(0, "between")).leaf("core", Sinks, self._attend)
+            self.core = here.taking(Role(0, "between")).leaf("core", Sinks, core)
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
-        numbers = sizes.numbers
-        slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
-        scale, is_causal = numbers.query_scale or here.block.query_scale, here.block.causal and branch.memory is None
-        self.form = Scores(scale, numbers.attn_cap, slopes, kind.window, is_causal)
-        self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
+        self.policy, self.part = here.policy, branch.rows.part
 
     def _norms(self, here: LayerContext) -> list[Layer]:
         """Return the layer that norms q and k, if the row has one."""
@@ -142,21 +132,48 @@ class Attention:
 
     def __call__(self, x: Tensor) -> Tensor:
         # no name for q|k|v, so that it is freed when attention has read it
-        y = self.attend(through(self.placed, plainly, [self.columns(x)]))
+        y = self.core(through(self.placed, plainly, [self.columns(x)]))
         return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
 
-    def _attend(self, qkv: Tensor, **more: Any) -> Tensor:
+
+class Core:
+    """The attention of a group to so many `heads` of queries and of keys, with what it reads beside them."""
+
+    def __init__(
+        self,
+        here: LayerContext,
+        kind: Kind,
+        heads: tuple[int, int],
+        memory: Layer | None,
+        beside: Aside | None,
+        bias: Aside | None,
+    ) -> None:
+        sizes, numbers, block = here.sizes, here.sizes.numbers, here.block
+        attention = here.group.attention
+        if kind.chunk and kind.chunk < sizes.seq:
+            assert here.group.chunked is not None, "a strategy's group has attention within chunks"
+            attention = here.group.chunked
+        slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(here.decoder.positions, 0.0)
+        scale, is_causal = numbers.query_scale or block.query_scale, block.causal and memory is None
+        self.attention = partial(
+            attention,
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            first_head=here.group.maps.index * heads[0],
+            whole_heads=sizes.heads,
+            policy=here.policy,
+            form=Scores(scale, numbers.attn_cap, slopes, kind.window, is_causal),
+        )
+        self.memory, self.beside, self.bias = memory, beside, bias
+        self.chance, self.keys, self.op = sizes.dropout, here.keys, "attn" if memory is None else "cross_attn"
+
+    def __call__(self, qkv: Tensor, sinks: Parameter | None = None) -> Tensor:
         dropout = self.chance if qkv.device.is_training else 0.0
-        return self.core(
+        more = {} if sinks is None else {"sinks": sinks}
+        return self.attention(
             qkv,
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            first_head=self.first_head,
-            whole_heads=self.whole_heads,
             dropout=dropout,
             key=self.keys(self.op) if dropout else (0, 0),
-            policy=self.policy,
-            form=self.form,
             kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
             bias=None if self.bias is None else self.bias.read(),
             **more,
@@ -166,13 +183,13 @@ class Attention:
 class Sinks:
     """Attention's core with a trained number for each head (gpt-oss): the score of one more key, whose value is 0."""
 
-    def __init__(self, here: LayerContext, attend: Callable[..., Tensor]) -> None:
+    def __init__(self, here: LayerContext, core: Core) -> None:
         heads, at = (here.sizes.heads,), here.named(here.name.rpartition(".")[0])
         self.sinks = at.declare("sinks", heads, std=here.std, splits=here.group.maps.split(heads, 0))
-        self.attend = attend
+        self.core = core
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        return self.attend(qkv, sinks=self.sinks)
+        return self.core(qkv, self.sinks)
 
 
 ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention, "latent": LatentAttention})

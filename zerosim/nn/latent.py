@@ -25,7 +25,7 @@ from zerosim.backends.forms import Scores
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.group import WHOLE_MAPS
-from zerosim.nn.lora import as_4bit
+from zerosim.nn.lora import as_4bit, before_kernel
 from zerosim.nn.maps import ColumnMap, Layer, back_to_width
 from zerosim.nn.norm import Norm
 from zerosim.nn.rope import rope_of
@@ -67,7 +67,7 @@ class LatentAttention:
         form = Scores(sizes.numbers.query_scale)
         heads = dict(num_heads=self.heads, first_head=maps.index * self.heads, whole_heads=sizes.heads)
         self.core = partial(here.group.attention, **heads, policy=here.policy, form=form, value=columns.value)
-        self.part = branch.rows.part
+        self.casts, self.part = before_kernel(here), branch.rows.part
 
     def __call__(self, x: Tensor) -> Tensor:
         run, held = partial(self.policy.run, "mla_up"), [x]
@@ -80,6 +80,8 @@ class LatentAttention:
         held.append(self._entered(F.columns(held.pop(), self.kv, self.kv + self.turned)))
         up.append(run(self.kv_b, latent.pop()))
         held.append(run(self._heads, up.pop(0), up.pop(), held.pop()))
+        for layer in self.casts:
+            held.append(layer(held.pop()))
         held.append(self.core(held.pop()))
         return self.policy.run(self.part, self.proj, held.pop())
 
