@@ -177,12 +177,19 @@ class Target(NamedTuple):
     map      its row
     columns  the outputs of the fused weight that it is; None: all
     words    the words of `lora_target` that mean it
+    is_stack  it is the maps of all experts, one weight
     """
 
     weight: str
     map: Map
     columns: Out | None = None
     words: tuple[str, ...] = ()
+    is_stack: bool = False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether all-linear leaves it out: it is no nn.Linear."""
+        return self.columns is not None or self.is_stack
 
 
 class Block(NamedTuple):
@@ -256,6 +263,11 @@ class Block(NamedTuple):
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
+        for branch in self.branches:
+            if (experts := branch.experts) is not None:
+                for name, one in zip(experts.stacks, (branch.columns, branch.rows), strict=True):
+                    at, own = branch.named(name), one._replace(layout=experts.layout)
+                    yield at, Target(at, own, None, ("experts",), is_stack=True)
         for branch in (found for one in self.branches if (found := one.dense) is not None):
             rows = branch.rows
             for columns in branch.inward:

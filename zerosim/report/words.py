@@ -152,13 +152,13 @@ def scaled(result: RunResult) -> str | None:
 
 
 def dropped(result: RunResult) -> str | None:
-    """Return how many choices of experts were dropped, where they have a capacity."""
-    if result.config.experts.capacity_factor is None or not result.routed.choices:
-        return None
+    """Return how many choices of experts were dropped, if some were."""
     choices, lost = result.routed
+    if not lost:
+        return None
     return (
         f"Dropped: {lost:,} of {choices:,} choices of an expert, {100 * lost / choices:.3g} %, were beyond its "
-        f"capacity, {result.config.experts.capacity_factor:g} times an even share. Such a token goes on without it."
+        "capacity. Such a token goes on without that expert."
     )
 
 

@@ -11,10 +11,10 @@ from zerosim.optim.by_name import make_optimizer
 from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
-    balance,
     compression,
     context,
     delayed,
+    experts_balance,
     gathering,
     host_buffers,
     hybrid,
@@ -52,7 +52,7 @@ ADDS: tuple[Add, ...] = (
     tensor.add,
     sequence.add,
     context.add,
-    balance.add,
+    experts_balance.add,
     tuning.add,
     activations.add,
     pipeline.add,

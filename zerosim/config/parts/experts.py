@@ -10,7 +10,11 @@ from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
+
+KERNELS = ("grouped", "eager", "batched")
+"""The implementations of transformers' experts: grouped_mm, eager and batched_mm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,11 @@ class ExpertsConfig(Part):
         words="moe_router_dtype",
     )  # fmt: skip
 
+    experts_kernel: str = option(
+        "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
+        "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
+        choices=KERNELS, words="experts_implementation",
+    )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
         metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
@@ -77,7 +86,12 @@ WORDS = (
 
 
 def rules(
-    experts: ExpertsConfig, model: ModelConfig, mesh: MeshConfig, gathering: Gathering, memory: MemoryConfig
+    experts: ExpertsConfig,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    gathering: Gathering,
+    memory: MemoryConfig,
+    tuning: TuningConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
@@ -93,6 +107,10 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
+    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
+    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:

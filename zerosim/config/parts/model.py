@@ -318,7 +318,8 @@ class ModelConfig(Part):
             for number in range(depth):
                 at, own = f"{prefix}{blocks}.{number}", self.block_at(number, block)
                 named |= {
-                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in own.targets()
+                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}{'' if one.is_stack else '.weight'}")
+                    for name, one in own.targets()
                 }
         return named
 
