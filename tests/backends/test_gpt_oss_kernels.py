@@ -1,4 +1,4 @@
-"""Attention with a sink for each head, on every backend, against plain float64 formulas."""
+"""gpt-oss's kernels on every backend, against plain float64 formulas: sinks, its function, biases of experts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,54 @@ def cases() -> Iterator[Case]:
     )
 
 
-CASES = [*cases()]
+def clamped_cases() -> Iterator[Case]:
+    """gpt-oss's function of neighbouring columns, and biases of experts, one of which has no rows."""
+    rng, counts = np.random.default_rng(1), (20, 0, 33)
+    x, grad = 4 * rng.standard_normal((53, 14)), rng.standard_normal((53, 7))
+    bias, rows = rng.standard_normal((3, 5)), rng.standard_normal((53, 5))
+    experts = np.repeat(np.arange(3), counts)
+
+    def halves(x: Values) -> tuple[Values, Values, Values]:
+        gate, up = np.minimum(x[:, ::2], 3.0), np.clip(x[:, 1::2], -3.0, 3.0)
+        return gate, up, 1 / (1 + np.exp(-1.7 * gate))
+
+    def forward(x: Values) -> Values:
+        gate, up, share = halves(x)
+        return gate * share * (up + 1)
+
+    def back(g: Values, x: Values) -> Values:
+        (gate, up, share), dx = halves(x), np.empty_like(x)
+        dx[:, ::2] = np.where(x[:, ::2] > 3, 0, g * (up + 1) * share * (1 + 1.7 * gate * (1 - share)))
+        dx[:, 1::2] = np.where(np.abs(x[:, 1::2]) > 3, 0, g * gate * share)
+        return dx
+
+    yield Case("clamped_swiglu", lambda k, x, o: k.clamped_swiglu(x, 1.7, 3.0, o), forward, [x], [grad.shape])
+    yield Case(
+        "clamped_swiglu_backward",
+        lambda k, g, x, d: k.clamped_swiglu_backward(g, x, 1.7, 3.0, d),
+        back,
+        [grad, x],
+        [x.shape],
+        tolerance=100.0,
+    )
+    yield Case(
+        "add_biases",
+        lambda k, r, b: k.add_biases(r, b, counts),
+        lambda r, b: r + b[experts],
+        [rows, bias],
+        in_place=(0,),
+    )
+    yield Case(
+        "sum_biases",
+        lambda k, r, o: k.sum_biases(r, counts, o),
+        lambda r: np.stack([r[experts == e].sum(0) for e in range(3)]),
+        [rows],
+        [bias.shape],
+        tolerance=100.0,
+    )
+
+
+CASES = [*cases(), *clamped_cases()]
 
 
 @every_case(FLOATING, FLOATING, CASES)
