@@ -49,26 +49,12 @@ def test_adapters_of_stacks_are_pefts(tmp_path: Path) -> None:
     ids, labels = (torch.from_numpy(np.array(part)) for part in (tokens[0, :, :-1], tokens[0, :, 1:]))
     loss = torch.nn.functional.cross_entropy(adapted(ids).logits.flatten(0, 1), labels.flatten())
     loss.backward()
-    result = run(
-        RunConfig(
-            model=path,
-            seq=TOKENS,
-            precision="fp32",
-            optimizer="sgd",
-            lr=1.0,
-            momentum=0.0,
-            steps=1,
-            ranks=1,
-            micro_batch=2,
-            dropout=0.0,
-            weights=str(tmp_path / "first"),
-            tokens=str(tmp_path / "tokens.npz"),
-            adapters=str(tmp_path / "adapters.npz"),
-            lora_rank=2,
-            lora_alpha=4.0,
-            lora_target="experts",
-        )  # fmt: skip
-    )
+    fields: dict[str, Any] = dict(
+        model=path, seq=TOKENS, precision="fp32", optimizer="sgd", lr=1.0, momentum=0.0, steps=1, ranks=1,
+        micro_batch=2, dropout=0.0, lora_rank=2, lora_alpha=4.0, lora_target="experts",
+    )  # fmt: skip
+    names = dict(weights="first", tokens="tokens.npz", adapters="adapters.npz")
+    result = run(RunConfig(**fields, **{name: str(tmp_path / file) for name, file in names.items()}))
     assert result.losses[0][0] == pytest.approx(loss.item(), abs=CLOSE)
     for name, one in theirs.items():
         assert np.abs(result.weights[name] - (one - one.grad).detach().numpy()).max() <= CLOSE, name
