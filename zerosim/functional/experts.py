@@ -12,15 +12,17 @@ among experts does, and that is read from the device once a layer: a host synchr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import NamedTuple
 
 from zerosim.backends.forms import Choice
 from zerosim.backends.kernels import Array
-from zerosim.device.device import Buffer, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy
-from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, KernelWork, work_of
-from zerosim.dtypes import DType, int64
+from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, VECTOR, KernelWork, work_of
+from zerosim.dtypes import DType, compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.placement.memories import HOST
@@ -34,37 +36,62 @@ class Routing:
     """The way of rows to experts, without gradients.
 
     ids     the expert of each of a token's choices, (M, k)
-    order   the choice t k + c of each row, sorted by expert, (R)
+    order   the choice t k + c of each row, sorted by expert, (R); a row of zeros has no choice, M k
     each    choices a token
     counts  the rows of each expert
+    chosen  how many tokens here chose each; `dropped`: the choices beyond their experts' capacity
     """
 
     ids: Buffer
     order: Buffer
     each: int
     counts: tuple[int, ...]
+    chosen: tuple[int, ...]
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The experts of tokens: ids (M, k), the order of their rows, sorted by expert, and the rows of each expert, (E).
 
-    spread  how they are assumed to spread; None: as `table` says"""
+    spread  how they are assumed to spread; None: as `table` says
+    known   where experts have a capacity: the rows of each, and how many tokens chose it
+    """
 
     ids: Buffer
     order: Buffer
     table: Buffer
     spread: Spread | None
+    known: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def routing(self) -> Routing:
         """Read the rows of each expert, for which the host waits."""
-        [counts] = read_counts([self.table], None if self.spread is None else [self.assumed()])
-        return Routing(self.ids, self.order, self.ids.shape[1], counts)
+        if self.known is None:
+            [counts] = read_counts([self.table], None if self.spread is None else [self.assumed()])
+            return self.of_counts(counts)
+        return self.of_counts(*self.known)
+
+    def of_counts(self, counts: tuple[int, ...], chosen: tuple[int, ...] | None = None) -> Routing:
+        """Return the way of so many rows."""
+        dropped = 0 if chosen is None else sum(chosen) - sum(map(min, chosen, counts))
+        return Routing(self.ids, self.order, self.ids.shape[1], counts, chosen or counts, dropped)
 
     def assumed(self) -> tuple[int, ...]:
         """Return the rows of each expert as they are assumed to spread."""
         tokens, top_k = self.ids.shape
         return (self.spread or EVEN).counts(tokens, top_k, self.table.numel)
+
+
+class Capacity(NamedTuple):
+    """The most rows of an expert: `factor` times those of an even choice, rounded up. Of more the first ones are kept,
+    or those `by_weight`. `padded`: fewer are padded to it with zeros."""
+
+    factor: float
+    by_weight: bool = False
+    padded: bool = False
+
+    def rows(self, choices: int, experts: int) -> int:
+        return ceil(choices / experts * self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +113,11 @@ def route(
     logits: Tensor,
     top_k: int,
     how: Choice,
-    bias: Operand | None = None,
+    bias: Buffer | None = None,
     *,
     dtype: DType | None = None,
     spread: Spread | None = None,
+    capacity: Capacity | None = None,
 ) -> tuple[Tensor, Chosen]:
     """Return the weights (M, k) of each token's experts, in `dtype` or that of the logits, and the experts. They are
     the router's or, with a `spread`, chosen to spread so. On shapes without one they spread evenly.
@@ -100,14 +128,15 @@ def route(
     """
     weights, ids = choose(logits, top_k, how, bias, dtype=dtype, spread=spread)
     is_assumed = spread is not None or logits.device.backend.name == "meta"
-    return weights, sort_rows(ids, logits.shape[-1], (spread or EVEN) if is_assumed else None)
+    chosen = sort_rows(ids, logits.shape[-1], (spread or EVEN) if is_assumed else None)
+    return weights, chosen if capacity is None else _kept(weights, chosen, capacity)
 
 
 def choose(
     logits: Tensor,
     top_k: int,
     how: Choice,
-    bias: Operand | None = None,
+    bias: Buffer | None = None,
     *,
     dtype: DType | None = None,
     spread: Spread | None = None,
@@ -135,11 +164,70 @@ def sort_rows(ids: Buffer, experts: int, spread: Spread | None) -> Chosen:
     return Chosen(ids, order, table, spread)
 
 
+def _kept(weights: Tensor, found: Chosen, capacity: Capacity) -> Chosen:
+    """Return the rows of each expert that its capacity lets in."""
+    device, choices, experts = weights.device, found.ids.numel, found.table.numel
+    [chosen] = read_counts([found.table], None if found.spread is None else [found.assumed()])
+    most = capacity.rows(choices, experts)
+    counts = tuple(most if capacity.padded else min(one, most) for one in chosen)
+    rows, by = device.alloc((sum(counts),), int64, Kind.ACTIVATION), weights.array if capacity.by_weight else None
+    arrays = found.order.array, found.table.array, by, most, capacity.padded, rows.array
+    device.kernel(0, device.backend.keep_rows, *arrays)
+    return replace(found, order=rows, known=(counts, chosen))
+
+
 def read_counts(tables: Sequence[Buffer], assumed: Sequence[tuple[int, ...]] | None) -> Sequence[tuple[int, ...]]:
     """Read counts together, for which the host waits; those `assumed`, where they are."""
     device, nbytes = tables[0].device, sum(table.nbytes for table in tables)
     device.recorder.add(Copy(device.where, tables[0].memory, HOST, nbytes, "control"))
     return assumed or [tuple(map(int, device.backend.to_host(table.array))) for table in tables]
+
+
+class RouterLosses(NamedTuple):
+    """Losses of a router, beside that of the model's tokens, as means over M tokens.
+
+    balance  the factor of E (sum over experts of the share of tokens that chose it times its mean score): 1, if all
+             are alike. Source: Switch, arXiv 2101.03961, section 2.2; for k choices Megatron-LM, moe_utils.py
+    runs     the balance is of each of so many runs of tokens, in the mean: sequences (DeepSeek-V3, 2412.19437, 2.1.2)
+    size     the factor of the mean squared log-sum-exp of the logits (ST-MoE, 2202.08906)
+    """
+
+    balance: float = 0.0
+    size: float = 0.0
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OfRouter:
+    """Saves logits and loads. `factor`: of the losses' gradient, when backward runs."""
+
+    logits: Readable
+    loads: Buffer
+    losses: RouterLosses
+    top_k: int
+    scores: str
+    factor: Callable[[], float]
+
+    def backward(self, grad: Buffer) -> Grads:
+        dlogits, rows, factor = self.logits.new_grad(), rows_of(self.logits.array), self.factor()
+        (tokens, experts), losses = rows.shape, self.losses
+        balance = factor * losses.balance * experts * losses.runs / (tokens * tokens * self.top_k)
+        size = factor * 2 * losses.size / tokens
+        arrays = rows, self.loads.array, self.scores, balance, size, rows_of(dlogits.array)
+        grad.device.kernel(10 * dlogits.numel, grad.device.backend.router_losses_backward, *arrays)
+        return grad, dlogits
+
+
+def with_losses(
+    weights: Tensor, logits: Tensor, ids: Buffer, how: Choice, losses: RouterLosses, factor: Callable[[], float]
+) -> Tensor:
+    """Return the weights. Their backward adds `factor` times the losses' gradient to that of the logits."""
+    device, experts = logits.device, logits.shape[-1]
+    loads = device.alloc((losses.runs, experts), compute_dtype(logits.dtype), Kind.ACTIVATION)
+    device.kernel(0, device.backend.count_choices, ids.array, loads.array)
+    rule = OfRouter(held(logits), loads, losses, ids.shape[1], how.scores, factor)
+    saved = {"logits": held(logits), "loads": loads}
+    return apply(rule, weights.buffer, weights, logits, op="router_losses", saved=saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +284,59 @@ def combine(rows: Tensor, routing: Routing, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class WithAdapter:
+    """Saves handles of A and B."""
+
+    a: Operand
+    b: Operand
+    scale: float
+    experts: int
+    transposed: bool
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, k = grad.device, grad.device.backend
+        left, right = self.factors()
+        dstack = grad.array if self.transposed else grad.array.swapaxes(1, 2)
+        da, db = self.a.new_grad(), self.b.new_grad()
+        into_b, into_a = _by_expert(da.array, db.array, self.experts)
+        flops = 2 * grad.numel * right.shape[1]
+        device.kernel(flops, k.matmul, left.swapaxes(1, 2), dstack, into_a)
+        device.kernel(flops, k.matmul, dstack, right.swapaxes(1, 2), into_b)
+        for own in (da, db):
+            device.kernel(own.numel, k.multiply, own.array, self.scale, own.array)
+        return grad, da, db
+
+    def factors(self) -> tuple[Array, Array]:
+        """Return B (E, O, r) and A (E, r, I)."""
+        return _by_expert(self.a.array, self.b.array, self.experts)
+
+
+def _by_expert(a: Array, b: Array, experts: int) -> tuple[Array, Array]:
+    """View b (O, r E) as (E, O, r), and a (E r, I) as (E, r, I)."""
+    return b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1), a.reshape(experts, -1, a.shape[1])
+
+
+def stack_with_adapter(stack: Operand, a: Operand, b: Operand, scale: float, *, transposed: bool = True) -> Tensor:
+    """Return a stack plus scale times each expert's B A: a copy of all experts' maps, kept for backward.
+
+    Shapes: stack and result (E, O, I), or (E, I, O) unless `transposed`; a (E r, I), b (O, r E). Source: peft 0.21,
+    tuners/lora/layer.py, ParamWrapper.
+    """
+    device, k = stack.device, stack.device.backend
+    out, values, rule = (
+        device.alloc(stack.shape, stack.dtype, Kind.ACTIVATION),
+        stack.buffer,
+        WithAdapter(a, b, scale, stack.shape[0], transposed),
+    )
+    left, right = rule.factors()
+    into = out.array if transposed else out.array.swapaxes(1, 2)
+    device.kernel(2 * out.numel * right.shape[1], k.matmul, left, right, into)
+    device.kernel(out.numel, k.multiply, out.array, scale, out.array)
+    device.kernel(out.numel, k.add, out.array, values.array, out.array)
+    return apply(rule, out, stack, a, b, op=layer_of(a, "lora_A"), saved={"merged": out})
+
+
+@dataclass(frozen=True, slots=True)
 class Weigh:
     """Saves rows and weights."""
 
@@ -221,13 +362,21 @@ def weigh(rows: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Saves its rows, if the stack is trained, and the stack's handle."""
+    """Saves its rows, if the stack is trained, and the stack's handle.
+
+    kernel  'grouped'; 'eager': in PyTorch each expert's gradient is a stack of zeros but for it, which is added to that
+            of the experts before in a third one; 'batched': it also saves a matrix for each row, and has as many
+            gradients
+    gathered  those matrices
+    """
 
     x: Readable | Outline
     stack: Operand
     counts: tuple[int, ...]
     transposed: bool
-    grad_scale: float
+    grad_scale: float = 1.0
+    kernel: str = "grouped"
+    gathered: Buffer | None = None
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -242,7 +391,7 @@ class Grouped:
 
         def make() -> Buffer:
             assert not isinstance(self.x, Outline)
-            dstack = self.stack.new_grad()
+            dstack, _beside = self.stack.new_grad(), self._beside(device)
             left, right = (grad.array, self.x.array) if self.transposed else (self.x.array, grad.array)
             shape = left.shape[1], left.shape[0], right.shape[1], len(self.counts)
             work = _work(GROUPED_WGRAD, shape, left, right, dstack.array)
@@ -251,12 +400,28 @@ class Grouped:
 
         return dx, weight_grad(self.stack, make, self.x)
 
+    def _beside(self, device: Device) -> list[Buffer]:
+        """Return what an implementation holds while it computes the stack's gradient."""
+        shape, dtype = self.stack.shape, self.stack.dtype
+        if self.kernel == "eager":
+            stacks, numel = [shape, shape, shape[1:]], prod(shape)
+            nbytes = len(self.counts) * numel * dtype.itemsize
+            device.count(KernelWork("experts_accumulate", VECTOR, len(self.counts) * numel, 2 * nbytes, 2 * nbytes))
+            return [device.alloc(one, dtype, Kind.TEMP) for one in stacks]
+        return [] if self.gathered is None else [device.alloc(self.gathered.shape, dtype, Kind.TEMP)]
+
 
 def grouped_linear(
-    x: Tensor, stack: Operand, counts: tuple[int, ...], *, transposed: bool = True, grad_scale: float = 1.0
+    x: Tensor,
+    stack: Operand,
+    counts: tuple[int, ...],
+    *,
+    transposed: bool = True,
+    grad_scale: float = 1.0,
+    kernel: str = "grouped",
 ) -> Tensor:
     """Return each expert's rows times its matrix; `counts`: the rows of each. The stack's gradient is multiplied by
-    `grad_scale`, a product's alpha.
+    `grad_scale`, a product's alpha. `kernel`: see `Grouped`.
 
     Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
 
@@ -271,9 +436,12 @@ def grouped_linear(
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, counts, out.array)
     del values, matrices
+    gathered = None
+    if kernel == "batched":
+        gathered = device.alloc((x.shape[0], *stack.shape[1:]), stack.dtype, Kind.ACTIVATION)
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, counts, transposed, grad_scale)
-    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack})
+    rule = Grouped(kept, stack, counts, transposed, grad_scale, kernel, gathered)
+    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
 
 
 def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:

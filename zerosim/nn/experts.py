@@ -13,10 +13,13 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
-from zerosim.dtypes import fp32
+from zerosim.device.device import Phase
+from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
-from zerosim.placement.block import Experts, Role
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.nn.lora import in_autocast
+from zerosim.nn.lora_stacks import reads_of
+from zerosim.placement.block import BALANCE, Experts, Role
+from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -35,7 +38,17 @@ class ExpertsLayer:
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
         self.spread = here.experts.spread_of(sizes.experts, here.number)
-        self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
+        options, self.balance = here.experts, here.group.balance
+        self.name = f"{here.name}.{row.gate}.{BALANCE}"
+        self.dtype = fp32 if options.router_dtype == "fp32" else None
+        self.capacity, self.here, self.kernel = None, here, options.experts_kernel
+        if options.capacity_factor is not None:
+            by_weight = options.token_drop != "position"
+            self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
+        self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
+        self.of_sequences = options.aux_loss_over == "sequence"
+        if self.balance is not None:
+            self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
@@ -48,8 +61,8 @@ class ExpertsLayer:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
 
-    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Parameter:
-        """Declare the first or the last map of all experts."""
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Callable[[], Operand]:
+        """Declare the first or the last map of all experts. Return how it is read."""
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
@@ -57,7 +70,8 @@ class ExpertsLayer:
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
-        return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        return reads_of(at, stack, inner, wide, transposed=self.row.layout == "out_in")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.experts.axes:
@@ -66,35 +80,57 @@ class ExpertsLayer:
 
     def _whole(self, x: Tensor) -> Tensor:
         y = self._of_chosen(x)
-        return y if self.shared is None else y + self._of_shared(self.shared, x)
+        return y if self.shared is None else F.promoted_sum(y, self._of_shared(self.shared, x))
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
-        weights, chosen = F.route(logits, self.top_k, self.how, spread=self.spread)
+        logits = self._linear(x, self.gate, self.dtype)
+        balance, device = self.balance, x.device
+        bias = None if balance is None else balance.bias(self.name, device)
+        weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
+        del bias
+        if balance is not None and self.losses is not None and device.is_training:
+            losses = self.losses._replace(runs=x.shape[0] if self.of_sequences else 1)
+            factor = partial(balance.factor, self.maps.size)
+            weights = F.with_losses(weights, logits, chosen.ids, self.how, losses, factor)
         del logits
         inside = self.row.applied != "results"
         way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
         del weights, chosen
+        if balance is not None and device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
+            balance.note(self.name, way)
         rows = self._maps(rows, way.counts, of_rows if inside else None)
         return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them."""
-        run, transposed = self.policy.run, self.row.layout == "out_in"
+        run, given = self.policy.run, rows.dtype
+        up, down = self.up(), self.down()
+        product = partial(
+            F.grouped_linear,
+            counts=counts,
+            transposed=self.row.layout == "out_in",
+            grad_scale=self.experts.grad_scale,
+            kernel=self.kernel,
+        )
+        if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
+            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
         if weights is not None and self.row.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        maps = partial(F.grouped_linear, counts=counts, transposed=transposed, grad_scale=self.experts.grad_scale)
-        into = partial(maps, stack=self.up)
+        into = partial(product, stack=up)
         rows = run("mlp_act", self.between, run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
-        return maps(rows, self.down)
+        return F.cast(product(rows, stack=down), given)
+
+    def _linear(self, x: Tensor, weight: Parameter, dtype: DType | None = None) -> Tensor:
+        [own], [[read]] = in_autocast(self.here, x, [weight])
+        return F.linear(own, read, transposed=True, dtype=dtype)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:
             return shared(x)
-        weights, _ = F.choose(F.linear(x, self.shared_gate, transposed=True), 1, Choice("sigmoid"))
+        weights, _ = F.choose(self._linear(x, self.shared_gate), 1, Choice("sigmoid"))
         return F.weigh(shared(x), weights)
 
 

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerosim.config.option import Part, option
+from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.reduction import Reduction
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.spread import EVEN, Spread, zipf
 
@@ -54,6 +58,10 @@ def _is_share(share: object) -> bool:
     return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
 
 
+KERNELS = ("grouped", "eager", "batched")
+"""The implementations of transformers' experts: grouped_mm, eager and batched_mm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(Part):
     """How a model's tokens get to its experts."""
@@ -75,6 +83,45 @@ class ExpertsConfig(Part):
         words="moe_router_dtype",
     )  # fmt: skip
 
+    experts_kernel: str = option(
+        "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
+        "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
+        choices=KERNELS, words="experts_implementation",
+    )  # fmt: skip
+    capacity_factor: float | None = option(
+        None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
+        metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
+    )  # fmt: skip
+    token_drop: str | None = option(
+        None, "with --capacity-factor: later tokens are dropped (position), or those with the least weight (weight)",
+        choices=("position", "weight"), shown="weight",
+    )  # fmt: skip
+    pad_to_capacity: bool = option(
+        False, "with --capacity-factor: every expert computes as many rows, padded with zeros",
+        words="moe_pad_expert_input_to_capacity",
+    )  # fmt: skip
+    aux_loss: float = option(
+        0.0, "factor of the router's loss for balance, 1 if all experts are chosen alike", low=0, metavar="FACTOR",
+        words="moe_aux_loss_coeff router_aux_loss_coef",
+    )  # fmt: skip
+    aux_loss_over: str | None = option(
+        None, "with --aux-loss: the balance of a microbatch's tokens, or of each sequence",
+        choices=("batch", "sequence"), shown="batch",
+    )  # fmt: skip
+    z_loss: float = option(
+        0.0, "factor of the router's squared log-sum-exp", low=0, metavar="FACTOR", words="moe_z_loss_coeff"
+    )
+    bias_rate: float = option(
+        0.0, "step of the router's biases after each step: up for experts with fewer tokens than the mean, down for "
+        "others; they choose experts, and weigh none", low=0, metavar="RATE",
+        words="moe_router_bias_update_rate load_balance_coeff",
+    )  # fmt: skip
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether routers have losses of their own."""
+        return bool(self.aux_loss or self.z_loss)
+
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
         chooses."""
@@ -88,24 +135,47 @@ class ExpertsConfig(Part):
 
 
 DROPLESS = ExpertsConfig()
+WORDS = (
+    ("moe_router_load_balancing_type", "--aux-loss FACTOR, with --aux-loss-over sequence for seq_aux_loss"),
+    ("moe_token_drop_policy", "--token-drop weight for probs, or position"),
+    ("moe_router_enable_expert_bias", "--bias-rate RATE"),
+)
 
 
 def rules(
-    experts: ExpertsConfig, model: ModelConfig, mesh: MeshConfig, gathering: Gathering, memory: MemoryConfig
+    experts: ExpertsConfig,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    gathering: Gathering,
+    memory: MemoryConfig,
+    tuning: TuningConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
-        for name in ("routing", "router_dtype"):
-            if (value := getattr(experts, name)) is not None:
-                yield wrong(
-                    name, f" {value!r}: model {model.family} has no experts; pass --experts too, or leave it out"
-                )
+        for name, one in ExpertsConfig.options().items():
+            if (value := getattr(experts, name)) != one.default:
+                yield wrong(name, f" {value!r}: {model.family} has no experts; pass --experts too, or leave it out")
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
         yield wrong("dispatcher", f" {experts.dispatcher!r}: all experts are on every rank; pass --ep 2, for one")
     how = experts.spread_of(model.experts, 0)
     if how is not None and len(how.shares) not in (0, model.experts):
         yield wrong("routing", f" {experts.routing!r}: has {len(how.shares)} shares for {model.experts} experts")
+    if experts.capacity_factor is None:
+        for name in ("token_drop", "pad_to_capacity"):
+            if value := getattr(experts, name):
+                yield wrong(name, f" {value!r}: no token is dropped without --capacity-factor; pass it too")
+    elif experts.dispatcher == "allgather":
+        why = "tokens are dropped before they are sent; choose dispatcher alltoall"
+        yield wrong("capacity_factor", f" {experts.capacity_factor}: {why}")
+    if experts.aux_loss_over is not None and not experts.aux_loss:
+        yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
+    if experts.aux_loss_over == "sequence" and mesh.cp > 1:
+        yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
+    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
+    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:
@@ -114,3 +184,47 @@ def rules(
     for name, width in (*cut, ("shared experts' width", model.width("shared"))):
         if width % mesh.tp:
             yield wrong("tp", f" {mesh.tp} does not divide {name} {width}: choose a divisor")
+
+
+def cut_rules(
+    mesh: MeshConfig, model: ModelConfig, parallel: ParallelConfig, gathering: Gathering, reduction: Reduction
+) -> Iterator[InputError]:
+    """Yield what does not go with experts that are cut otherwise than other weights."""
+    if not mesh.axes.is_folded and mesh.etp is None:
+        return
+    name = "ep" if mesh.ep > 1 else "etp"
+    sizes = f" {getattr(mesh, name)}"
+    if not model.experts:
+        yield wrong(name, f"{sizes}: model {model.name} has no experts; pass --experts 8 --top-k 2, or leave it out")
+        return
+    for size, what, field in ((model.experts, "experts", "ep"), (model.expert_ffn, "expert_ffn", "etp")):
+        if size % mesh.axes.size(field):
+            right = next(at for at in range(mesh.axes.size(field), 0, -1) if size % at == 0)
+            yield wrong(field, f" {mesh.axes.size(field)} does not divide {what} {size}: choose {field} {right}")
+    if mesh.tp > 1 and not parallel.sequence_parallel:
+        why = "with tp, tokens are dealt to experts by rank; pass --sequence-parallel too"
+        yield wrong(name, f"{sizes}: {why}")
+    for is_on, field in (
+        (bool(mesh.secondary_shard), "secondary_shard"),
+        (gathering.hierarchical_gather, "hierarchical_gather"),
+        (reduction.quantized_gradients, "quantized_gradients"),
+        (gathering.quantized_weights, "quantized_weights"),
+        (reduction.is_encoded, "compress"),
+    ):
+        if is_on:
+            yield wrong(name, f"{sizes}: experts' states are cut over other ranks; leave {field} out")
+
+
+def rows_by_rank(
+    mesh: MeshConfig, model: ModelConfig, experts: ExpertsConfig, data: DataConfig
+) -> list[tuple[int, ...]]:
+    """Return how many of a rank's rows each rank along ep gets, in each block with experts, as tokens are assumed to
+    spread; nothing without ep."""
+    if mesh.ep == 1:
+        return []
+    tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
+    local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
+    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
+        counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+        found.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
+    return found
