@@ -21,6 +21,7 @@ from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
 from zerosim.analysis.forms import forms, of
 from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
+from zerosim.placement.axes import place_of
 from zerosim.placement.mesh import DATA, SHARES
 from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
@@ -65,7 +66,7 @@ def by_stage(values: Sequence[int | Fraction]) -> str:
 
 def place(result: RunResult, rank: int) -> str:
     """Return ' (pp 0, dp_shard 0, tp 0)', a rank's place in a mesh."""
-    return f" ({result.layout.mesh.place(rank)})" if shape(result.config) else ""
+    return f" ({place_of(result.layout.mesh, rank)})" if shape(result.config) else ""
 
 
 def of_rank(found: Sequence[Checks]) -> Callable[[str], str]:
