@@ -1,4 +1,4 @@
-"""Exercise 42: the bias chooses, scores weigh, and the load of all ranks moves the bias."""
+"""Exercise 40: the bias chooses, scores weigh, and the load of all ranks moves the bias."""
 
 from __future__ import annotations
 

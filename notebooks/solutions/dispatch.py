@@ -1,4 +1,4 @@
-"""Exercise 40: counts say what goes where, and what each received row is for."""
+"""Exercise 41: counts say what goes where, and what each received row is for."""
 
 from __future__ import annotations
 

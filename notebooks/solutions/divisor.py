@@ -1,4 +1,4 @@
-"""Exercise 41: two groups, one divisor."""
+"""Exercise 42: two groups, one divisor."""
 
 from __future__ import annotations
 

@@ -169,9 +169,9 @@ EXERCISES: tuple[Exercise, ...] = (
     exercise("balance", skeletons.my_pieces, examine=context.BALANCE),
     exercise("ulysses", skeletons.my_exchange, examine=context.ULYSSES),
     exercise("router", skeletons.my_router, examine=experts.ROUTER),
+    exercise("bias", skeletons.my_bias, examine=experts.BIAS),
     exercise("dispatch", skeletons.my_dispatch, examine=experts.DISPATCH),
     exercise("divisor", skeletons.my_average, examine=experts.AVERAGE),
-    exercise("bias", skeletons.my_bias, examine=experts.BIAS),
 )
 
 

@@ -1,5 +1,5 @@
-"""Exercises on experts: the router's backward, rows to the ranks of their experts, who averages an expert's gradient,
-and a balance without a loss."""
+"""Exercises on experts: the router's backward, balance without a loss, rows to the ranks of their experts, and who
+averages an expert's gradient."""
 
 from __future__ import annotations
 
@@ -71,6 +71,74 @@ _UNCHOSEN = (
 )
 _CENTRED = "every score depends on every logit: dlogit = p (dp - sum of p dp), with the sum over all experts"
 _BACKWARDS = "backwards: through the division, then into the chosen columns of zeros, then through the softmax"
+
+
+# -- balance without a loss --------------------------------------------------------------------------
+_RATE = 0.125
+
+
+def _loads(seed: int) -> list[tuple[Any, ...]]:
+    """Return scores of several ranks, and biases: an expert has the mean load, the last of 8 none, and one rank's load
+    misleads."""
+    draw, found = np.random.default_rng(21 + seed), []
+    for ranks, tokens, experts, k in ((1, 8, 4, 2), (2, 12, 4, 2), (3, 16, 8, 2)):
+        while True:
+            scores = 1 / (1 + np.exp(-draw.standard_normal((ranks, tokens, experts))))
+            bias = draw.permutation(np.linspace(-0.25, 0.25, experts))
+            bias[-1] -= 2 * (experts > 4)  # nobody chooses it
+            by, chosen = scores + bias, _best(scores, k)
+            misleads = ranks == 1 or np.abs(_signs(by, k) - _mean_signs(by, k)).max() > 0
+            if 0 in _signs(by, k) and misleads and (chosen != _best(by, k)).any():
+                break
+        found.append((f"{ranks} x {tokens} tokens, top {k} of {experts}", scores, bias, k, _RATE))
+    return found
+
+
+def _load(by: Any, k: int) -> Any:
+    return np.bincount(_best(by, k).reshape(-1), minlength=by.shape[-1])
+
+
+def _signs(by: Any, k: int) -> Any:
+    return np.sign(_load(by, k).mean() - _load(by, k))
+
+
+def _mean_signs(by: Any, k: int) -> Any:
+    return np.mean([_signs(one, k) for one in by], axis=0)
+
+
+def _wrong_bias(asked: str, scores: Any, bias: Any, k: int, rate: float, came: Any) -> Wrong | None:
+    shape = (*scores.shape[:2], k)
+    found, words = arrays_of(came, [("weights", shape), ("bias", bias.shape)])
+    if words:
+        return f"{asked}: {words}", "return weights, a number for each choice, the best choice first, and the new bias"
+
+    def weighed(by: Any, of: Any) -> Any:
+        chosen = np.take_along_axis(of, _best(by, k), -1)
+        return chosen / chosen.sum(axis=-1, keepdims=True)
+
+    by = scores + bias
+    if off := gap_of("weights", found[0], weighed(by, scores)):
+        usual = {
+            "the bias chooses, it does not weigh: take the weights from the scores alone": weighed(by, by),
+            "choose by score plus bias": weighed(scores, scores),
+            "divide the weights of a token by their sum": np.take_along_axis(scores, _best(by, k), -1),
+        }
+        hints = (words for words, wrong in usual.items() if not gap_of("", found[0], wrong))
+        return f"{asked}: {off}", next(hints, "choose the k largest of score plus bias, the largest first")
+    step, right, load = found[1] - bias, rate * _signs(by, k), _load(by, k)
+    if not (off := gap_of("bias", found[1], bias + right)):
+        return None
+    usual_steps = {
+        "an expert with too many tokens must become less likely: its bias falls": -right,
+        "the step has one size, however far the load is from the mean": rate * (load.mean() - load),
+        "count the tokens of all ranks first: signs are taken once": rate * _mean_signs(by, k),
+        "the load is that of the choices by score plus bias": rate * _signs(scores, k),
+    }
+    hints = (words for words, wrong in usual_steps.items() if not gap_of("", step, wrong))
+    return f"{asked}: {off}", next(hints, _BY_RATE)
+
+
+_BY_RATE = "add rate where the load is below the mean over experts, subtract it above, and leave the others"
 
 
 # -- rows to the ranks of their experts --------------------------------------------------------------
@@ -175,74 +243,7 @@ _DIVISOR = (
 )
 
 
-# -- balance without a loss --------------------------------------------------------------------------
-_RATE = 0.125
-
-
-def _loads(seed: int) -> list[tuple[Any, ...]]:
-    """Return scores of several ranks, and biases: an expert has the mean load, the last of 8 none, and one rank's load
-    misleads."""
-    draw, found = np.random.default_rng(21 + seed), []
-    for ranks, tokens, experts, k in ((1, 8, 4, 2), (2, 12, 4, 2), (3, 16, 8, 2)):
-        while True:
-            scores = 1 / (1 + np.exp(-draw.standard_normal((ranks, tokens, experts))))
-            bias = draw.permutation(np.linspace(-0.25, 0.25, experts))
-            bias[-1] -= 2 * (experts > 4)  # nobody chooses it
-            by, chosen = scores + bias, _best(scores, k)
-            misleads = ranks == 1 or np.abs(_signs(by, k) - _mean_signs(by, k)).max() > 0
-            if 0 in _signs(by, k) and misleads and (chosen != _best(by, k)).any():
-                break
-        found.append((f"{ranks} x {tokens} tokens, top {k} of {experts}", scores, bias, k, _RATE))
-    return found
-
-
-def _load(by: Any, k: int) -> Any:
-    return np.bincount(_best(by, k).reshape(-1), minlength=by.shape[-1])
-
-
-def _signs(by: Any, k: int) -> Any:
-    return np.sign(_load(by, k).mean() - _load(by, k))
-
-
-def _mean_signs(by: Any, k: int) -> Any:
-    return np.mean([_signs(one, k) for one in by], axis=0)
-
-
-def _wrong_bias(asked: str, scores: Any, bias: Any, k: int, rate: float, came: Any) -> Wrong | None:
-    shape = (*scores.shape[:2], k)
-    found, words = arrays_of(came, [("weights", shape), ("bias", bias.shape)])
-    if words:
-        return f"{asked}: {words}", "return weights, a number for each choice, the best choice first, and the new bias"
-
-    def weighed(by: Any, of: Any) -> Any:
-        chosen = np.take_along_axis(of, _best(by, k), -1)
-        return chosen / chosen.sum(axis=-1, keepdims=True)
-
-    by = scores + bias
-    if off := gap_of("weights", found[0], weighed(by, scores)):
-        usual = {
-            "the bias chooses, it does not weigh: take the weights from the scores alone": weighed(by, by),
-            "choose by score plus bias": weighed(scores, scores),
-            "divide the weights of a token by their sum": np.take_along_axis(scores, _best(by, k), -1),
-        }
-        hints = (words for words, wrong in usual.items() if not gap_of("", found[0], wrong))
-        return f"{asked}: {off}", next(hints, "choose the k largest of score plus bias, the largest first")
-    step, right, load = found[1] - bias, rate * _signs(by, k), _load(by, k)
-    if not (off := gap_of("bias", found[1], bias + right)):
-        return None
-    usual_steps = {
-        "an expert with too many tokens must become less likely: its bias falls": -right,
-        "the step has one size, however far the load is from the mean": rate * (load.mean() - load),
-        "count the tokens of all ranks first: signs are taken once": rate * _mean_signs(by, k),
-        "the load is that of the choices by score plus bias": rate * _signs(scores, k),
-    }
-    hints = (words for words, wrong in usual_steps.items() if not gap_of("", step, wrong))
-    return f"{asked}: {off}", next(hints, _BY_RATE)
-
-
-_BY_RATE = "add rate where the load is below the mean over experts, subtract it above, and leave the others"
-
 ROUTER = by_calls("backward", "the gradient of every logit", "3 routers", _routers, _wrong_router)
+BIAS = by_calls("balance", "weights without the bias, and its next value", "3 routers", _loads, _wrong_bias)
 DISPATCH = by_calls("moved", "sends, receives, and rows by expert", "3 dispatches", _counts, _wrong_dispatch)
 AVERAGE = by_calls("averaged", "the gradients of the mean loss of all ranks", "4 meshes", _gradients, _wrong_average)
-BIAS = by_calls("balance", "weights without the bias, and its next value", "3 routers", _loads, _wrong_bias)

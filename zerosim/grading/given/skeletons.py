@@ -371,6 +371,17 @@ def my_router(
     raise NotImplementedError("my_router: return dlogits")
 
 
+def my_bias(
+    scores: Array,
+    bias: Array,
+    top_k: int,
+    rate: float,
+) -> tuple[Array, Array]:
+    """Return weights (ranks, tokens, k), and the next bias (experts).
+    scores: (ranks, tokens, experts)."""
+    raise NotImplementedError("my_bias: return weights, bias")
+
+
 def my_dispatch(
     counts: Array,
     rank: int,
@@ -385,14 +396,3 @@ def my_average(
 ) -> list[tuple[Array, Array]]:
     """Return (dense, experts) for each rank, as `grads` has them."""
     raise NotImplementedError("my_average: return a pair for each rank")
-
-
-def my_bias(
-    scores: Array,
-    bias: Array,
-    top_k: int,
-    rate: float,
-) -> tuple[Array, Array]:
-    """Return weights (ranks, tokens, k), and the next bias (experts).
-    scores: (ranks, tokens, experts)."""
-    raise NotImplementedError("my_bias: return weights, bias")
