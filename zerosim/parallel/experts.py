@@ -58,11 +58,11 @@ def unlike(config: RunConfig) -> list[Reason]:
     if not mesh.is_folded or mesh.ep == 1:
         return []
     tokens = config.data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
-    local, rows = model.experts // mesh.ep, list[tuple[tuple[int, ...], ...]]()
+    local, rows = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
         spread = config.experts.spread_of(model.experts, number) or EVEN
         counts = spread.counts(tokens, model.top_k, model.experts)
-        rows.append(tuple(counts[first : first + local] for first in range(0, model.experts, local)))
+        rows.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
         yield ("ep",), list(zip(*rows, strict=True))
