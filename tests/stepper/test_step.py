@@ -189,6 +189,17 @@ def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
 
 
 @pytest.mark.slow
+def test_tokens_on_their_way_to_experts_are_rows() -> None:
+    with term("--stage", "3", "--ranks", "4", "--experts", "4", "--top-k", "2", "--ep", "4") as shown:
+        for _ in range(3):  # of the counts on the first ranks, then rows
+            shown.press("uall_to_all\r")
+            shown.wait_for("stands before all_to_all", STATUS)
+            shown.press("n")
+        lines = "\n".join(shown.wait_for("rows"))
+        assert re.search(r"rank \d ──\d+ rows?, [\d,]+ B→ rank \d  ──\d+ rows?, [\d,]+ B→ rank \d  ──", lines)
+
+
+@pytest.mark.slow
 def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
     with zerosim.debug(config(stage=2, ranks=2), start="collective") as world:
         events = f"{len(world.events):,} events"
