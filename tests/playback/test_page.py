@@ -213,7 +213,7 @@ def test_what_is_chosen_is_explained(browser: Browser, files: dict[str, Path]) -
 
 def test_tokens_travel_to_their_experts_as_rows(browser: Browser, files: dict[str, Path]) -> None:
     browser.open(files["experts"])
-    while not browser.eval(WORDS).startswith("2 groups along ep join all-to-all #1"):
+    while not browser.eval(WORDS).startswith("2 groups along ep join all-to-all #1 "):
         browser.key("ArrowRight")
     world = browser.eval("document.querySelector('.world > svg').textContent")
     assert re.search(r"ep 0ep 1edp 0edp 1rank 0edp 0, ep 0", world)

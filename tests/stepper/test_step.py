@@ -189,17 +189,6 @@ def test_messages_are_arrows_and_ranks_say_for_whom_they_wait() -> None:
 
 
 @pytest.mark.slow
-def test_tokens_on_their_way_to_experts_are_rows() -> None:
-    with term("--stage", "3", "--ranks", "4", "--experts", "4", "--top-k", "2", "--ep", "4") as shown:
-        for _ in range(3):  # of the counts on the first ranks, then rows
-            shown.press("uall_to_all\r")
-            shown.wait_for("stands before all_to_all", STATUS)
-            shown.press("n")
-        lines = "\n".join(shown.wait_for("rows"))
-        assert re.search(r"rank \d ──\d+ rows?, [\d,]+ B→ rank \d  ──\d+ rows?, [\d,]+ B→ rank \d  ──", lines)
-
-
-@pytest.mark.slow
 def test_words_that_mean_nothing_are_reported_and_the_world_stays() -> None:
     with zerosim.debug(config(stage=2, ranks=2), start="collective") as world:
         events = f"{len(world.events):,} events"
@@ -518,3 +507,13 @@ def test_columns_of_a_mesh_say_where_their_ranks_stand() -> None:
         assert lines[5].split("│")[0].strip() == "pp 0 tp 0"
         assert lines[5].split("│")[3].strip() == "pp 1 tp 1"
         assert "pp 2 x tp 2" in lines[0]
+
+
+def test_tokens_on_their_way_to_experts_are_rows() -> None:
+    """A line for each rank that has joined, with an arrow to each other one."""
+    sizes = {"layers": 1, "hidden": 16, "heads": 2, "seq": 8, "micro_batch": 1, "experts": 3, "top_k": 2}
+    with zerosim.debug(RunConfig(**sizes, ranks=3, ep=3, steps=1)) as world:
+        while not (rows := [line.plain for line in picture(world, 160, 40) if " rows, " in line.plain]):
+            world.next()
+    arrow = r"──\d+ rows?, [\d,]+ B→ rank \d"
+    assert all(re.fullmatch(rf"ranks? [\d, -]+ {arrow}  {arrow}", line.rstrip()) for line in rows), rows
