@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, reduce
 
 from zerosim.config import RunConfig
@@ -11,11 +12,11 @@ from zerosim.optim.by_name import make_optimizer
 from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
-    balance,
     compression,
     context,
     delayed,
     experts,
+    experts_balance,
     gathering,
     host_buffers,
     hybrid,
@@ -54,7 +55,7 @@ ADDS: tuple[Add, ...] = (
     sequence.add,
     context.add,
     experts.add,
-    balance.add,
+    experts_balance.add,
     tuning.add,
     activations.add,
     pipeline.add,
@@ -71,7 +72,7 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         published=Published,
         rows=zero_rows,
         beside=lambda flat: {},
-        group=ONE_RANK,
+        group=replace(ONE_RANK, device_mesh=config.mesh.axes),
         policy=DEFAULT,
         wrap=lambda number, unit: unit,
         by_module=False,

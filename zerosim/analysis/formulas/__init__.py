@@ -7,6 +7,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     zeropp.py       traffic of ZeRO++ and MiCS within and across nodes, hpZ's second shard, groups of codes
     context.py      traffic of context parallelism
     parallel.py     traffic of tensor, sequence and pipeline parallelism
+    experts.py      two numbers of ranks, and the traffic of tokens to experts
     printed.py      the ZeRO paper's printed figures and rounding, and the largest model that fits
     activations.py  activations that forward saves, by two papers that differ
     parameters.py   parameters of GPT-2 and Llama
@@ -34,6 +35,11 @@ from zerosim.analysis.formulas.efficiency import activation_intensity as activat
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
 from zerosim.analysis.formulas.efficiency import parameter_intensity as parameter_intensity
+from zerosim.analysis.formulas.experts import OF_EXPERTS as OF_EXPERTS
+from zerosim.analysis.formulas.experts import Dispatch as Dispatch
+from zerosim.analysis.formulas.experts import exchanged_rows as exchanged_rows
+from zerosim.analysis.formulas.experts import gathered_tokens as gathered_tokens
+from zerosim.analysis.formulas.experts import over_both as over_both
 from zerosim.analysis.formulas.form import Form as Form
 from zerosim.analysis.formulas.form import figure as figure
 from zerosim.analysis.formulas.form import total as total
@@ -46,6 +52,8 @@ from zerosim.analysis.formulas.optimizers import exchanged as exchanged
 from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
 from zerosim.analysis.formulas.optimizers import state_bytes as state_bytes
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
+from zerosim.analysis.formulas.parallel import WIDE as WIDE
+from zerosim.analysis.formulas.parallel import Inputs as Inputs
 from zerosim.analysis.formulas.parallel import RecomputedBoundaries as RecomputedBoundaries
 from zerosim.analysis.formulas.parallel import boundary_sends as boundary_sends
 from zerosim.analysis.formulas.parallel import bubble as bubble
@@ -65,6 +73,7 @@ from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_paralle
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import experts_parameters as experts_parameters
+from zerosim.analysis.formulas.parameters import latent_parameters as latent_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
 from zerosim.analysis.formulas.parameters import second_parameters as second_parameters
 from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared

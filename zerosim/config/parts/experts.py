@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerosim.config.option import Part, option
+from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.reduction import Reduction
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.spread import EVEN, Spread, zipf
 
@@ -54,6 +58,10 @@ def _is_share(share: object) -> bool:
     return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
 
 
+KERNELS = ("grouped", "eager", "batched")
+"""The implementations of transformers' experts: grouped_mm, eager and batched_mm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(Part):
     """How a model's tokens get to its experts."""
@@ -67,13 +75,19 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     dispatcher: str = option(
         "alltoall", "with --ep: tokens go to their experts' ranks and back (alltoall), or every rank gathers all "
-        "tokens of the group (allgather)", choices=("alltoall", "allgather"), words="moe_token_dispatcher_type",
+        "tokens of the group (allgather). With deepep (and for the clock alone) a token is sent once to each node",
+        choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
         words="moe_router_dtype",
     )  # fmt: skip
 
+    experts_kernel: str = option(
+        "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
+        "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
+        choices=KERNELS, words="experts_implementation",
+    )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
         metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
@@ -129,7 +143,12 @@ WORDS = (
 
 
 def rules(
-    experts: ExpertsConfig, model: ModelConfig, mesh: MeshConfig, gathering: Gathering, memory: MemoryConfig
+    experts: ExpertsConfig,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    gathering: Gathering,
+    memory: MemoryConfig,
+    tuning: TuningConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
@@ -153,6 +172,10 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
+    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
+    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:
@@ -161,3 +184,47 @@ def rules(
     for name, width in (*cut, ("shared experts' width", model.width("shared"))):
         if width % mesh.tp:
             yield wrong("tp", f" {mesh.tp} does not divide {name} {width}: choose a divisor")
+
+
+def cut_rules(
+    mesh: MeshConfig, model: ModelConfig, parallel: ParallelConfig, gathering: Gathering, reduction: Reduction
+) -> Iterator[InputError]:
+    """Yield what does not go with experts that are cut otherwise than other weights."""
+    if not mesh.axes.is_folded and mesh.etp is None:
+        return
+    name = "ep" if mesh.ep > 1 else "etp"
+    sizes = f" {getattr(mesh, name)}"
+    if not model.experts:
+        yield wrong(name, f"{sizes}: model {model.name} has no experts; pass --experts 8 --top-k 2, or leave it out")
+        return
+    for size, what, field in ((model.experts, "experts", "ep"), (model.expert_ffn, "expert_ffn", "etp")):
+        if size % mesh.axes.size(field):
+            right = next(at for at in range(mesh.axes.size(field), 0, -1) if size % at == 0)
+            yield wrong(field, f" {mesh.axes.size(field)} does not divide {what} {size}: choose {field} {right}")
+    if mesh.tp > 1 and not parallel.sequence_parallel:
+        why = "with tp, tokens are dealt to experts by rank; pass --sequence-parallel too"
+        yield wrong(name, f"{sizes}: {why}")
+    for is_on, field in (
+        (bool(mesh.secondary_shard), "secondary_shard"),
+        (gathering.hierarchical_gather, "hierarchical_gather"),
+        (reduction.quantized_gradients, "quantized_gradients"),
+        (gathering.quantized_weights, "quantized_weights"),
+        (reduction.is_encoded, "compress"),
+    ):
+        if is_on:
+            yield wrong(name, f"{sizes}: experts' states are cut over other ranks; leave {field} out")
+
+
+def rows_by_rank(
+    mesh: MeshConfig, model: ModelConfig, experts: ExpertsConfig, data: DataConfig
+) -> list[tuple[int, ...]]:
+    """Return how many of a rank's rows each rank along ep gets, in each block with experts, as tokens are assumed to
+    spread; nothing without ep."""
+    if mesh.ep == 1:
+        return []
+    tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
+    local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
+    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
+        counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+        found.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
+    return found
