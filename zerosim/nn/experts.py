@@ -14,10 +14,12 @@ from functools import partial
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
 from zerosim.device.device import Phase
-from zerosim.dtypes import fp32
+from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
-from zerosim.placement.block import Experts, Role
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.nn.lora import in_autocast
+from zerosim.nn.lora_stacks import reads_of
+from zerosim.placement.block import BALANCE, Experts, Role
+from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -34,22 +36,26 @@ class ExpertsLayer:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
-        self.how = choice_of(row, here)
+        self.how, self.hidden = choice_of(row, here), sizes.hidden
         self.spread = here.experts.spread_of(sizes.experts, here.number)
-        options, self.balance, self.name = here.experts, here.group.balance, here.name
+        options, self.balance = here.experts, here.group.balance
+        self.name = f"{here.name}.{row.gate}.{BALANCE}"
         self.dtype = fp32 if options.router_dtype == "fp32" else None
-        self.capacity = None
+        self.capacity, self.here, self.kernel = None, here, options.experts_kernel
         if options.capacity_factor is not None:
             by_weight = options.token_drop != "position"
             self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
         self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
         self.of_sequences = options.aux_loss_over == "sequence"
         if self.balance is not None:
-            self.balance.join(here.name, sizes.experts, biased=bool(row.balance or options.bias_rate))
-        self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+            self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
+        at = here / row.gate
+        self.gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        self.gate_bias = at.declare("bias", (sizes.experts,), summed=maps.axes) if row.gate_bias else None
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
-        self.up = self._stack(here, "columns", sizes.hidden, inner)
+        self.up, of_up = self._stack(here, "columns", sizes.hidden, inner), self._biases(here, False, inner)
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
+        self.biases = of_up, self._biases(here, True, sizes.hidden)
         self.shared, self.shared_gate = None, None
         if shared is not None:
             inside = here.group if self.experts.axes else replace(here.group, maps=maps.inside())
@@ -58,16 +64,32 @@ class ExpertsLayer:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
 
-    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Parameter:
-        """Declare the first or the last map of all experts."""
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Callable[[], Operand]:
+        """Declare the first or the last map of all experts. Return how it is read."""
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
-        of, parts = (outputs, wide // sizes.expert_ffn) if is_first else (3 - outputs, 1)
+        of, parts = (outputs, self._parts(here, wide)) if is_first else (3 - outputs, 1)
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
-        return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        return reads_of(at, stack, inner, wide, transposed=self.row.layout == "out_in")
+
+    def _biases(self, here: LayerContext, last: bool, wide: int) -> Parameter | None:
+        """Declare the biases of all experts' first or `last` maps, if they have some. Of the last ones a rank that has
+        some of the experts' columns has some of the model's: the sum over the ranks has each bias once."""
+        if not self.row.bias:
+            return None
+        shape, at = (here.sizes.experts, wide), here.taking(Role(1, "rows" if last else "columns"))
+        at, parts = at / f"{self.row.stacks[last]}_bias", 1 if last else self._parts(here, wide)
+        name, _, own = at.name.rpartition(".")
+        how = self.experts.stack(self.maps, shape, of=1, parts=parts)
+        return at.named(name).declare(own, shape, reads_input=False, **how)
+
+    def _parts(self, here: LayerContext, wide: int) -> int:
+        """Return how many parts of an expert's first map are cut apart: one, where neighbours belong together."""
+        return 1 if here.block.between == "clamped_swiglu" else wide // here.sizes.expert_ffn
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.experts.axes:
@@ -76,11 +98,11 @@ class ExpertsLayer:
 
     def _whole(self, x: Tensor) -> Tensor:
         y = self._of_chosen(x)
-        return y if self.shared is None else y + self._of_shared(self.shared, x)
+        return y if self.shared is None else F.promoted_sum(y, self._of_shared(self.shared, x))
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
+        logits = self._linear(x, self.gate, self.dtype, self.gate_bias)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
@@ -100,20 +122,43 @@ class ExpertsLayer:
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them."""
-        run, transposed = self.policy.run, self.row.layout == "out_in"
+        run, given = self.policy.run, rows.dtype
+        up, down = self.up(), self.down()
+        of_up: Operand | None
+        of_down: Operand | None
+        of_up, of_down = self.biases
+        product = partial(
+            F.grouped_linear,
+            counts=counts,
+            transposed=self.row.layout == "out_in",
+            grad_scale=self.experts.grad_scale,
+            kernel=self.kernel,
+        )
+        if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
+            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
+            of_up, of_down = (one and in_autocast(self.here, rows, [one])[1][0][0] for one in (of_up, of_down))
         if weights is not None and self.row.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        maps = partial(F.grouped_linear, counts=counts, transposed=transposed, grad_scale=self.experts.grad_scale)
-        into = partial(maps, stack=self.up)
+        into = partial(product, stack=up, bias=of_up)
         rows = run("mlp_act", self.between, run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
-        return maps(rows, self.down)
+        size, index = self.experts.width_of(self.maps)
+        first = 0
+        if of_down is not None and of_down.shape[1] * size == self.hidden:
+            first = index * of_down.shape[1]
+        return F.cast(product(rows, stack=down, bias=of_down, first=first), given)
+
+    def _linear(
+        self, x: Tensor, weight: Parameter, dtype: DType | None = None, bias: Parameter | None = None
+    ) -> Tensor:
+        [own], ([read], more) = in_autocast(self.here, x, [weight], [] if bias is None else [bias])
+        return F.linear(own, read, *more, transposed=True, dtype=dtype)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:
             return shared(x)
-        weights, _ = F.choose(F.linear(x, self.shared_gate, transposed=True), 1, Choice("sigmoid"))
+        weights, _ = F.choose(self._linear(x, self.shared_gate), 1, Choice("sigmoid"))
         return F.weigh(shared(x), weights)
 
 

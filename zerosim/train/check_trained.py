@@ -27,7 +27,7 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
             yield wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
     maps = config.model.targets() if tuning.lora_rank else {}
     for word in tuning.targets:
-        if not any(is_target(word, name, one.words, is_part=one.columns is not None) for name, one in maps.items()):
+        if not any(is_target(word, name, one.words, is_part=one.is_part) for name, one in maps.items()):
             known = [*config.model.decoder.words, ALL_LINEAR]
             near = did_you_mean(word, known, nearest(word, names))
             yield wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")

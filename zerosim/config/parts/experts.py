@@ -15,6 +15,7 @@ from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.spread import EVEN, Spread, zipf
 
@@ -57,6 +58,10 @@ def _is_share(share: object) -> bool:
     return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
 
 
+KERNELS = ("grouped", "eager", "batched")
+"""The implementations of transformers' experts: grouped_mm, eager and batched_mm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(Part):
     """How a model's tokens get to its experts."""
@@ -70,13 +75,19 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     dispatcher: str = option(
         "alltoall", "with --ep: tokens go to their experts' ranks and back (alltoall), or every rank gathers all "
-        "tokens of the group (allgather)", choices=("alltoall", "allgather"), words="moe_token_dispatcher_type",
+        "tokens of the group (allgather). With deepep (and for the clock alone) a token is sent once to each node",
+        choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
         words="moe_router_dtype",
     )  # fmt: skip
 
+    experts_kernel: str = option(
+        "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
+        "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
+        choices=KERNELS,
+    )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
         metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
@@ -87,7 +98,7 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     pad_to_capacity: bool = option(
         False, "with --capacity-factor: every expert computes as many rows, padded with zeros",
-        words="moe_pad_expert_input_to_capacity",
+        switches={"moe_pad_expert_input_to_capacity": True},
     )  # fmt: skip
     aux_loss: float = option(
         0.0, "factor of the router's loss for balance, 1 if all experts are chosen alike", low=0, metavar="FACTOR",
@@ -128,11 +139,17 @@ WORDS = (
     ("moe_router_load_balancing_type", "--aux-loss FACTOR, with --aux-loss-over sequence for seq_aux_loss"),
     ("moe_token_drop_policy", "--token-drop weight for probs, or position"),
     ("moe_router_enable_expert_bias", "--bias-rate RATE"),
+    ("experts_implementation", "--experts-kernel grouped, batched or eager"),
 )
 
 
 def rules(
-    experts: ExpertsConfig, model: ModelConfig, mesh: MeshConfig, gathering: Gathering, memory: MemoryConfig
+    experts: ExpertsConfig,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    gathering: Gathering,
+    memory: MemoryConfig,
+    tuning: TuningConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
@@ -156,6 +173,10 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
+    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
+    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:
