@@ -15,17 +15,16 @@ from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, human_stream, made_folder, output, written
 from zerosim.cli.parser import Parser, add_kinds, kind_parser
 from zerosim.cli.pictures import form_of, no_backend
+from zerosim.cli.plot_experts import experts, routed
 from zerosim.cli.plot_flags import FLAGS, inches
 from zerosim.cli.plot_run import (
     Asked,
     Drawn,
     addresses,
-    experts,
     gradients,
     on_one_rank,
     planned,
     planned_exact,
-    routed,
     schedule,
     streams,
     timeline,

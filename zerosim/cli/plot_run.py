@@ -207,34 +207,17 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
     return Drawn(figure, {"schedule": kind, "bubble": bubbles, "stages": stages})
 
 
-def routed(args: argparse.Namespace) -> Asked:
-    """Build the run whose routing is drawn. Raises: InputError for a model without experts."""
-    config = training_config(args)
-    if not config.model.has_experts:
-        raise InputError(f"model {config.model.name}: has no experts; pass --experts 8 --top-k 2, for one")
-    return Asked(config)
-
-
-def experts(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
-    """Draw what a run's router chose or, with --routing, what is assumed."""
-    from zerosim.analysis.routes import assumed_routes, routes_of
-    from zerosim.report.plots import experts_figure
+# -- a real run -------------------------------------------------------------------------------------
+def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
+    """Train, and say how far it is."""
     from zerosim.report.progress import progress_on
     from zerosim.train.run import DEFAULT_STEPS, run
 
-    if config.experts.routing is not None:
-        routes, how = assumed_routes(config), f"one step, assumed: routing {config.experts.routing}"
-    else:
-        steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
-        with progress_on(human_stream(args), config.mesh.ranks, steps, "", quiet=args.quiet) as progress:
-            result = run(config, progress=progress)
-        routes, how = routes_of(config, result.routed.chosen), f"{len(result.steps)} steps, as the router chose"
-    subtitle = f"{config.model.name}: {config.model.choice} a token. {how.capitalize()}"
-    figure = experts_figure(routes, subtitle=subtitle, theme=args.theme, size=args.size)
-    return Drawn(figure, routes.to_dict())
+    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
+    with progress_on(human_stream(args), config.mesh.ranks, steps, "", quiet=args.quiet) as progress:
+        return run(config, progress=progress)
 
 
-# -- a real run -------------------------------------------------------------------------------------
 def on_one_rank(args: argparse.Namespace) -> Asked:
     """Build the run whose gradients are counted. Raises: InputError for flags that counting fixes."""
     from zerosim.train import gradients

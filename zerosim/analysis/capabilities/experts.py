@@ -13,7 +13,7 @@ from zerosim.analysis.shares import is_apart
 from zerosim.analysis.weights import of_weights
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
-from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
+from zerosim.placement.mesh import CUTS, EXPERT_CUTS, EXPERT_STATES, SHARES
 from zerosim.train.result import RunResult
 
 Cut = Mapping[str, int | None]
@@ -45,6 +45,12 @@ def assumes_routing(result: RunResult) -> bool:
     """Return whether the rows of each expert are known beforehand: a run's router chooses otherwise."""
     config = result.config
     return config.experts.routing is not None or config.experts.dispatcher == "allgather" or not result.losses
+
+
+def own_tokens(config: RunConfig) -> int:
+    """Return the tokens of a microbatch that a rank, or with whole rows tp's ranks together, sends to experts."""
+    divided = config.mesh.axes.size(*SHARES, *(CUTS if are_apart(config) else ()))
+    return config.data.micro_batch * config.model.row_tokens // divided
 
 
 def sizes(config: RunConfig) -> dict[str, int]:

@@ -6,7 +6,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from zerosim.analysis.routes import Routes
+from zerosim.analysis.experts_routes import Routes
 from zerosim.errors import InputError
 from zerosim.report.names import counted
 from zerosim.report.plots.axes import rows_axis, ticks

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.routes import Routes, assumed_routes, routes_of
+from zerosim.analysis.experts_routes import Routes, assumed_routes, routes_of
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
 from zerosim.train.run import run

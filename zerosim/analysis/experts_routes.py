@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zerosim.analysis.capabilities.experts import own_tokens
 from zerosim.config import RunConfig
-from zerosim.placement.mesh import CUTS
-from zerosim.placement.spread import EVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +53,13 @@ def routes_of(config: RunConfig, chosen: Mapping[str, tuple[int, ...]]) -> Route
 
 def assumed_routes(config: RunConfig) -> Routes:
     """Return the rows of a step as a plan assumes them."""
-    model, mesh = config.model, config.mesh.axes
-    divided = mesh.size("cp", *CUTS) if mesh.is_folded else mesh.cp
-    tokens = config.data.micro_batch * model.row_tokens // divided  # of a rank, in a microbatch
+    model, tokens = config.model, own_tokens(config)
     times = config.tokens // tokens
     found = {}
-    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
-        spread = config.experts.spread_of(model.experts, number) or EVEN
-        counts = spread.counts(tokens, model.top_k, model.experts)
-        found[_name(config, number)] = tuple(times * count for count in counts)
-    return Routes(found, mesh.ep)
+    for number in model.blocks_with_experts:
+        rows = config.experts.rows_of(model, number, tokens)
+        found[_name(config, number)] = tuple(times * count for count in rows)
+    return Routes(found, config.mesh.ep)
 
 
 def _name(config: RunConfig, number: int) -> str:
