@@ -16,6 +16,7 @@ from zerosim.backends.forms import Choice
 from zerosim.dtypes import fp32
 from zerosim.nn.context import LayerContext
 from zerosim.placement.block import Experts, Role
+from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
@@ -32,6 +33,8 @@ class ExpertsLayer:
     ) -> None:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
+        self.applied = "between" if here.experts.weigh_between and row.applied == "results" else row.applied
+        self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
         self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
@@ -73,7 +76,7 @@ class ExpertsLayer:
         del logits
         of_rows = F.row_weights(weights, routing)
         del weights
-        if self.row.applied == "results":
+        if self.applied == "results":
             way, rows = self.experts.send(routing, F.dispatch(x, routing))
             rows = F.weigh(self.experts.bring(way, self._maps(rows, way, None)), of_rows)
         else:
@@ -82,12 +85,16 @@ class ExpertsLayer:
         return F.combine(rows, routing, x.shape)
 
     def _maps(self, rows: Tensor, way: F.Routing, weights: Tensor | None) -> Tensor:
-        """Return the experts' maps of their rows, which are weighed before or between them."""
+        """Return the experts' maps of their rows, which are weighed before or between them.
+
+        Megatron's kernel computes a gated function and weighs its result at once: it saves what the function read.
+        """
         run, transposed = self.policy.run, self.row.layout == "out_in"
-        if weights is not None and self.row.applied == "inputs":
+        if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
         into = partial(F.grouped_linear, stack=self.up, routing=way, transposed=transposed)
-        rows = run("mlp_act", self.between, run(self.part, into, rows))
+        of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
+        rows = of_act(run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
         return F.grouped_linear(rows, self.down, way, transposed=transposed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zerosim.config.option import Part, option
+from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
@@ -26,6 +26,10 @@ class ExpertsConfig(Part):
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
         words="moe_router_dtype",
+    )  # fmt: skip
+    weigh_between: bool = option(
+        False, "experts' weights multiply what is between an expert's maps, not its results, so they travel with the "
+        "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
 
     @property
