@@ -13,7 +13,7 @@ from zerosim.analysis.recompute import parts_again
 from zerosim.analysis.shares import Placed, Share
 from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED
-from zerosim.placement.block import BOTH, Block
+from zerosim.placement.block import BOTH, Block, Role
 from zerosim.placement.spec import FlatSpec, is_block
 
 Place = tuple[int, str]
@@ -106,7 +106,8 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     maps = (sends_back or of_both if row.parallel else flows) or not trained.isdisjoint(
         _places(1, "before", "columns", "rows")
     )
-    second = (1, "columns") in reading or (maps and "fc1" in parts)
+    reads_norm = row.mlp.experts is None or placed.config.model.shared_experts > 0  # experts' rows are a copy
+    second = (1, "columns") in reading or (maps and "fc1" in parts and reads_norm)
     normed = bool(row.mlp.before) and not row.shares_norm
     added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second
     added = added and not row.parallel
@@ -157,8 +158,13 @@ def _trained_in(placed: Placed, unit: str, *, reading: bool = False) -> set[Plac
     for name, flat in layout.flats.items():
         if flat.unit == unit and layout.is_trained(name):
             weights = (one for one in flat.weights if one.reads_input or not reading)
-            found |= {one.role[:2] for one in weights if one.role is not None}
+            found |= {_as_map(one.role) for one in weights if one.role is not None}
     return found
+
+
+def _as_map(role: Role) -> Place:
+    """Return a weight's place, where a router's is that of its experts' first maps, which read the same input."""
+    return role.branch, "columns" if role.place == "router" else role.place
 
 
 def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int, int, int, int]:
@@ -171,7 +177,7 @@ def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int
         normed_by = 0 if row.shares_norm else at  # side by side they may share a norm
         inner = (sends_back if row.parallel else flows) or (normed_by, "before") in trained
         x += inner
-        z += (at, "columns") in trained
+        z += (at, "columns") in trained and not (at == 1 and row.mlp.experts is not None)  # f's result is kept
         inner = inner or not trained.isdisjoint(_places(at, "columns", "between", "rows"))
         y += inner
         flows |= inner or (at, "after") in trained

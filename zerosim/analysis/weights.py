@@ -88,7 +88,13 @@ def place_of(config: RunConfig, share: Share) -> dict[str, int]:
         "end": int(share.stage == config.mesh.pp - 1),
         "l": share.layers,
         "r": sum(is_wrapped(config, unit) for unit in share.units),
+        "l_e": sum(is_block(unit) and has_experts(config, unit) for unit in share.units),
     }
+
+
+def has_experts(config: RunConfig, unit: str) -> bool:
+    """Return whether a block of this name has experts."""
+    return config.model.has_experts and config.model.block_of(unit).mlp.experts is not None
 
 
 def of_weights(

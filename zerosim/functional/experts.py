@@ -196,7 +196,8 @@ class Grouped:
             dx = self.x.new_grad()
             values = self.stack.buffer
             across = values.array if self.transposed else values.array.swapaxes(1, 2)
-            work = _work(GROUPED_DGRAD, (*grad.shape, dx.shape[1], len(self.counts)), grad.array, across, dx.array)
+            shape = grad.shape[0], grad.shape[1], dx.shape[1], len(self.counts)
+            work = _work(GROUPED_DGRAD, shape, grad.array, across, dx.array)
             device.kernels((work,), k.grouped, grad.array, across, self.counts, dx.array)
             del values, across
 
@@ -225,7 +226,7 @@ def grouped_linear(x: Tensor, stack: Operand, routing: Routing, *, transposed: b
                          f"{len(routing.counts)} experts")  # fmt: skip
     device, out, values = x.device, like(x, x.shape[0], wide), stack.buffer
     matrices = values.array.swapaxes(1, 2) if transposed else values.array
-    work = _work(GROUPED, (*x.shape, wide, experts), x.array, matrices, out.array)
+    work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, routing.counts, out.array)
     del values, matrices
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")

@@ -57,8 +57,7 @@ class ExpertsLayer:
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
         of, parts = (outputs, wide // sizes.expert_ffn) if is_first else (3 - outputs, 1)
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
-        role = Role(1, "columns", self.part) if is_first else Role(1, "rows")
-        at = here.taking(role) / self.row.stacks[not is_first]
+        at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
         return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
 

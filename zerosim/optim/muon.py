@@ -68,7 +68,10 @@ class Muon:
             w, g = weights[here], grad[here]
             if "momentum_buffer" in places:
                 momentum_buffer = flat.states["momentum_buffer"][places["momentum_buffer"]]
-                self.update(w, g, momentum_buffer, mine.weight.shape, now, decays=decays)
+                *experts, rows, columns = mine.weight.shape  # each expert of a stack is a matrix
+                for first in range(0, mine.weight.numel, rows * columns) if experts else (0,):
+                    one = slice(first, first + rows * columns)
+                    self.update(w[one], g[one], momentum_buffer[one], (rows, columns), now, decays=decays)
                 continue
             states = {name: flat.states[name][at] for name, at in places.items()}
             self.aux.update(w, g, states, now._replace(lr=now.lr * self.aux_lr), decays=decays)
@@ -90,9 +93,9 @@ class Muon:
 
 
 def takes_muon(weight: WeightSpec) -> bool:
-    """Return whether a weight is one of a block's matrices. The others use AdamW."""
-    is_map = weight.role is None or weight.role.is_map  # a norm may have a row for each head
-    return weight.in_block and is_map and len(weight.shape) == 2
+    """Return whether a weight is one of a block's matrices, or a stack of them. The others use AdamW."""
+    is_map = weight.role is None or weight.role.is_map or weight.role.place == "router"  # norms may have rows too
+    return weight.in_block and is_map and len(weight.shape) > 1
 
 
 def takes_adamw(weight: WeightSpec) -> bool:

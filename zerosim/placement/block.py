@@ -121,7 +121,7 @@ class Branch(NamedTuple):
         if self.experts is None:
             return self
         shared, outs = self.experts.shared, tuple(out._replace(wide="shared") for out in self.columns.outs)
-        columns = self.columns._replace(outs=outs)
+        columns = self.columns._replace(outs=outs, part="")  # a part of the leaf module that has them
         return self._replace(name=self.named(shared), columns=columns, experts=None) if shared else None
 
     def named(self, name: str) -> str:

@@ -60,6 +60,7 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "bsh": Letter("the activation of one microbatch between two layers"),
         "bs": Letter("tokens of one microbatch", ""),
         "l": Letter("blocks that a rank holds", "blocks"),
+        "l_e": Letter("blocks with experts that a rank holds", "blocks"),
         "l_d": Letter("blocks of a decoder beside an encoder", "blocks"),
         "bsh_d": Letter("the activation of one microbatch between two layers of a decoder beside an encoder"),
         "bs_d": Letter("tokens of one microbatch that a decoder beside an encoder reads", ""),
@@ -76,5 +77,24 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "c": Letter("bytes of a number in which sums are computed", "bytes"),
     }
 )
-COUNTS = ("l", "l_d", "r", "r_d", "x", "y", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first", "last", "start", "end")
+COUNTS = (
+    "l",
+    "l_e",
+    "l_d",
+    "r",
+    "r_d",
+    "x",
+    "y",
+    "z",
+    "y_q",
+    "k_f",
+    "k_g",
+    "j",
+    "m",
+    "v",
+    "first",
+    "last",
+    "start",
+    "end",
+)
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

@@ -36,15 +36,15 @@ def state_bytes(
     8-bit Adam has two codes of a byte and, for each 256 of them, two fp32 numbers, 2.03125 bytes a parameter; Adam's
     fp32 numbers for tensors of fewer than 4096 elements, and for embeddings (bitsandbytes 0.50, optimizer.py,
     init_state). torchao's keeps numbers for those few, and where 256 do not divide a tensor (0.18, optim/adam.py).
-    Muon: one number for the matrices in blocks, AdamW's two for tables, the head and vectors. transformers' Adafactor
-    has fp32 numbers beside bf16 weights too (optimization.py).
+    Muon: one number for the matrices in blocks and stacks of them, AdamW's two for tables, the head and vectors.
+    transformers' Adafactor has fp32 numbers beside bf16 weights too (optimization.py).
     """
     held = prod(shape) if held is None else held
     if optimizer in FACTORED:
         each = max(each, 4) if optimizer == "adafactor-hf" else each
         averages = sum(shape) if len(shape) == 2 and held else held
         return (averages + int(momentum != 0) * held) * each
-    if optimizer == "muon" and len(shape) == 2 and in_block:
+    if optimizer == "muon" and len(shape) > 1 and in_block:
         return each * held
     if optimizer in CODED:
         theirs = optimizer == "adam8bit-torchao"

@@ -30,7 +30,7 @@ _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
 _x, _y, _z, _j = symbols("x y z j")
 _y_q, _k_f, _k_g = symbols("y_q k_f k_g")
-_l_d, _r_d, _bsh_d, _bs_d = symbols("l_d r_d bsh_d bs_d")
+_l_d, _r_d, _bsh_d, _bs_d, _l_e = symbols("l_d r_d bsh_d bs_d l_e")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
@@ -105,12 +105,13 @@ def sequence_parallel(
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
-    block and 1 in the head, unless the loss computes the head's in forward (`head_again`).
+    block and 1 in the head, unless the loss computes the head's in forward (`head_again`). A layer of experts keeps its
+    whole input.
     """
     twice = 0 if keep_gathered else 1
     again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
     each = ring(_t) * _w * _m * _bsh
-    gathers = (4 + 2 * twice) * _l + again.f + _first + (1 + twice * head_again) * _last
+    gathers = (4 + 2 * twice) * _l - twice * _l_e + again.f + _first + (1 + twice * head_again) * _last
     scatters = 4 * _l + again.g + _first + _last
     if frozen:
         gathers, scatters = 2 * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x

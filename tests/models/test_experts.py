@@ -1,0 +1,91 @@
+"""Models with experts: a plan leaves a run's record, the sizes that say them, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerosim.analysis.checks import checks, formulas_agree
+from zerosim.analysis.expect.closed_forms import active_of, parameters_of
+from zerosim.config import RunConfig
+from zerosim.errors import InputError
+from zerosim.nn.halves import kind_of
+from zerosim.placement.block import Role
+from zerosim.tensor.tensor import cpu
+from zerosim.train.build_model import build_model
+from zerosim.train.plan import plan
+from zerosim.train.run import run
+
+BASE: dict[str, Any] = dict(
+    model="llama", layers=2, hidden=32, heads=4, seq=16, experts=5, top_k=2, expert_ffn=24, shared_experts=1, steps=2,
+    ranks=2, accumulate=2, stage=1, precision="fp32", optimizer="sgd", lr=1e-2,
+)  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    **{f"stage {stage}": dict(stage=stage) for stage in range(4)},
+    "gpt": dict(model="gpt", stage=3, precision="bf16", dropout=0.1),
+    "full": dict(stage=3, recompute="full"),
+    "parts": dict(stage=3, recompute="selective:layernorm,mlp,attn_proj"),
+    "module": dict(stage=3, gather="module", recompute="selective:layernorm,mlp"),
+    "tp": dict(ranks=4, tp=2),
+    "sp": dict(ranks=4, tp=2, sequence_parallel=True),
+    "sp, module": dict(stage=3, ranks=4, tp=2, sequence_parallel=True, gather="module"),
+    "cp": dict(stage=3, ranks=4, cp=2),
+    "pp": dict(ranks=4, pp=2, accumulate=4),
+    "zb-h1": dict(ranks=4, pp=2, accumulate=4, pipeline="zb-h1"),
+    "zb-v": dict(ranks=4, pp=2, accumulate=4, pipeline="zb-v", layers=4),
+    "fp32 router": dict(precision="bf16", router_dtype="fp32"),
+    "frozen": dict(freeze="*experts*", ranks=4, tp=2, sequence_parallel=True),
+    "lora": dict(lora_rank=2, lora_target="q,down"),
+    "muon": dict(stage=2, optimizer="muon"),
+    "even": dict(routing="even"),
+}
+QUICK = "stage 3", "gpt", "sp", "zb-h1"
+
+
+@pytest.mark.parametrize("way", [w if w in QUICK else pytest.param(w, marks=pytest.mark.slow) for w in WAYS])
+def test_a_plan_leaves_the_record_of_a_run(way: str) -> None:
+    config = RunConfig(**BASE | WAYS[way])
+    real, planned = run(config, keep_events=True), plan(config, every_rank=True, keep_events=True)
+    for rank in range(config.mesh.ranks):
+        assert planned.events[rank] == real.events[rank]
+        assert planned.memory[rank] == real.memory[rank]
+    assert formulas_agree(checks(real))
+    assert set(real.live_bytes_after) == {0}
+
+
+def test_experts_flags_make_gpt_and_llama_mixtures() -> None:
+    for model, maps in (("gpt", 2), ("llama", 3)):
+        config = RunConfig(model=model, experts=8, top_k=2)
+        total, sizes = build_model(config, cpu()).num_parameters, config.model
+        assert total == parameters_of(config)
+        assert total - active_of(sizes) == sizes.layers * 6 * maps * sizes.hidden * sizes.ffn
+    dense = RunConfig(model="llama", layers=2)
+    assert active_of(dense.model) == parameters_of(dense) == build_model(dense, cpu()).num_parameters
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "too many": (dict(experts=4, top_k=5), "top_k 5: there are 4 experts; choose 4 or fewer"),
+    "no experts": (dict(model="llama", top_k=2), "top_k 2: means experts, and there are none; pass --experts too"),
+    "a dense family": (dict(model="qwen3", experts=8), "experts 8: a qwen3 has no experts; choose model gpt or llama"),
+    "without them": (dict(model="mixtral", experts=0), "experts 0: a mixtral has experts; choose model llama"),
+    "no shared ones": (dict(model="mixtral", shared_experts=1), "shared_experts 1: a mixtral has none; choose 0"),
+    "an option alone": (dict(routing="even"), "routing 'even': model gpt has no experts; pass --experts too"),
+    "width over tp": (dict(experts=4, expert_ffn=9, tp=2, ranks=2), "tp 2 does not divide expert_ffn 9"),
+    "tiles": (dict(experts=4, tiles=2, gather="module", stage=3), "tiles 2: experts are gathered as one module"),
+    "tokens in tiles": (dict(experts=4, mlp_tile=4), "mlp_tile 4: experts need all tokens at once"),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED)
+def test_bad_sizes_are_one_line(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        RunConfig(**fields)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_codes_are_of_maps_and_never_of_a_router() -> None:
+    tuning = RunConfig(experts=4, lora_rank=2, base="nf4").tuning
+    assert kind_of(tuning, "h.0.mlp.gate.weight", (4, 64), Role(1, "router")) == "frozen"
+    assert kind_of(tuning, "h.0.attn.c_attn.weight", (64, 64), Role(0, "columns")) == "nf4"
