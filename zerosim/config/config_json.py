@@ -12,9 +12,21 @@ from zerosim.config.huggingface.read import OTHER_NAMES
 from zerosim.config.inputs import read_json
 from zerosim.config.parts.model import ModelConfig
 
+_MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "kv_heads": {"falcon": ("num_kv_heads",)},
+        "experts": {
+            "mixtral": ("num_local_experts",),
+            **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), ("num_experts",)),
+            "glm4_moe": ("n_routed_experts",),
+        },
+        "top_k": dict.fromkeys(_MIXED, ("num_experts_per_tok",)),
+        "expert_ffn": {
+            **dict.fromkeys(_MIXED, ("moe_intermediate_size",)),
+            **dict.fromkeys(("mixtral", "olmoe"), ("intermediate_size",)),
+        },
+        "shared_experts": {"glm4_moe": ("n_shared_experts",)},
         "dropout": {
             **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
             **dict.fromkeys(("gpt_neox", "bloom"), ("attention_dropout", "hidden_dropout")),
@@ -66,6 +78,8 @@ def _changed(values: Mapping[str, Any], model: ModelConfig, before: ModelConfig)
         changed["no_rope_layers"] = [int(kind.rotates) for kind in kinds]
     if model.layers != before.layers and values.get("num_decoder_layers"):
         changed["num_decoder_layers"] = model.depths[-1]
+    if model.width("shared") != before.width("shared") and "shared_expert_intermediate_size" in values:
+        changed["shared_expert_intermediate_size"] = model.width("shared")
     if model.rope_base != before.rope_base and values.get("rope_parameters"):
         changed["rope_parameters"] = {**values["rope_parameters"], "rope_theta": model.rope_base}
     return changed
@@ -101,6 +115,17 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "opt": {"word_embed_proj_dim": model.hidden},
         "bert": {"type_vocab_size": model.numbers.token_types},
         "roberta": {"type_vocab_size": model.numbers.token_types},
+        "qwen2_moe": {
+            "shared_expert_intermediate_size": model.width("shared"),
+            "qkv_bias": block.attention.columns.bias,
+        },
+        "glm4_moe": {
+            "first_k_dense_replace": model.numbers.dense_first,
+            "use_qk_norm": bool(block.qk_norm),
+            "n_group": model.numbers.expert_groups,
+            "topk_group": model.numbers.chosen_groups,
+            "routed_scaling_factor": model.numbers.expert_scale,
+        },
         "t5": {
             "feed_forward_proj": "gated-gelu" if gated else {"gelu_tanh": "gelu_new"}.get(block.between, block.between),
             "num_decoder_layers": model.depths[-1],
@@ -116,6 +141,8 @@ def _made(model: ModelConfig) -> dict[str, Any]:
         "attention_bias": attention.columns.bias,
         "attention_out_bias": attention.rows.bias,
         "partial_rotary_factor": model.numbers.rotary_part,
+        "norm_topk_prob": block.mlp.experts is not None and block.mlp.experts.normed,
+        "head_dim": head,
     }
     known = {key: value for key, value in of_row.items() if key in FAMILIES[kind].defaults}
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))

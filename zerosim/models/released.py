@@ -17,11 +17,12 @@ from zerosim.config.released import stored_tensors
 from zerosim.config.safetensors import Stored
 from zerosim.errors import InputError
 from zerosim.models.model import Shapes, check_names, check_shapes
+from zerosim.models.stacks import stacked
 from zerosim.placement.block import Block, Decoder
 from zerosim.placement.families import DECODERS
 from zerosim.units import few
 
-_BUFFERS = re.compile(r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))|.*\.position_ids")
+_BUFFERS = re.compile(r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))|.*\.position_ids|.*\.e_score_correction_bias")
 """Names of tensors in files of older libraries that are computed, not trained: masks, rotary angles, numbers."""
 _BESIDE = re.compile(r"\w+\.pooler\..*|cls\.seq_relationship\..*|(cls\.predictions|lm_head)\.decoder\.bias")
 """Names in an encoder's files of other tasks' heads, and of the bias a second time."""
@@ -71,7 +72,7 @@ def read_released(path: str, model: ModelConfig, shapes: Shapes) -> dict[str, Ca
     Raises: InputError, before any weight is read, for bad files, names and shapes that are not the model's, and a head
     that differs from the table it is tied to.
     """
-    found = stored_tensors(path)
+    found = stacked(stored_tensors(path), model)
     if model.is_masked:  # BERT's first files say gamma and beta
         found = {re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name)): one for name, one in found.items()}
     if adapters := [name for name in found if ".lora_A." in name or ".lora_B." in name]:

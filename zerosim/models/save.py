@@ -13,6 +13,7 @@ from zerosim.config.parts.model import ModelConfig
 from zerosim.config.released import CONFIG, INDEX, SINGLE
 from zerosim.config.safetensors import WRITTEN, Planned, write_tensors
 from zerosim.models.released import grouped_names, stored_names, to_groups
+from zerosim.models.stacks import unstacked
 
 LARGEST_SHARD = 5 * 10**9
 
@@ -24,10 +25,11 @@ def planned(model: ModelConfig, weights: Mapping[str, Any]) -> list[Planned]:
     def values(name: str) -> Any:
         return to_groups(weights[name], model) if name in grouped else weights[name]
 
-    return [
+    whole = [
         Planned(names[name], WRITTEN[str(array.dtype)], tuple(array.shape), partial(values, name))
         for name, array in weights.items()
     ]
+    return [*unstacked(whole, model)]
 
 
 def save_folder(folder: Path, model: ModelConfig, weights: Mapping[str, Any], largest: int = LARGEST_SHARD) -> None:

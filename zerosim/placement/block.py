@@ -82,6 +82,7 @@ class Experts(NamedTuple):
               number, whose sigmoid multiplies their result
     balance   the name of the router's bias of the scores, by which experts are chosen but not weighed; '' for none
     stored    an expert's maps in released files, in the order of the stacks' outputs: {} is its number. Empty: stacks
+    module    the feed-forward's name in these files, if it is another one
     """
 
     router: Literal["softmax", "sigmoid", "softmax of chosen"] = "softmax"
@@ -97,6 +98,7 @@ class Experts(NamedTuple):
     shared_gate: str = ""
     balance: str = ""
     stored: tuple[str, ...] = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
+    module: str = ""
 
 
 class Branch(NamedTuple):

@@ -137,8 +137,8 @@ def _experts(row: Decoder, experts: Experts) -> Decoder:
 
 
 MIXTRAL = _experts(
-    LLAMA, Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"))
-)  # its files call the module block_sparse_moe
+    LLAMA, Experts(stored=("experts.{}.w1", "experts.{}.w3", "experts.{}.w2"), module="block_sparse_moe")
+)
 QWEN2_MOE = _experts(QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"))
 QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
