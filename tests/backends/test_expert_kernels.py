@@ -22,7 +22,7 @@ CHOICES = {
     "of chosen": Choice("softmax of chosen"),
     "groups": Choice("sigmoid", groups=4, chosen=2, best=2, normed=True),
     "best group": Choice(groups=3, chosen=1),
-    "even": Choice(even=True),
+    "given": Choice(given=(TOKENS, *[10] * 6, *[3] * 4, 2)),
 }
 
 
@@ -40,8 +40,9 @@ def chosen_ids(logits: Values, bias: Values | None, how: Choice) -> Values:
             kept = np.argsort(-sums, kind="stable")[: how.chosen]
             allowed = {e for e in allowed if e // parts.shape[1] in kept}
         ids[token] = sorted(allowed, key=lambda e: -row[e])[:K]
-        if how.even:
-            ids[token] = (token * K + np.arange(K)) % EXPERTS
+    if how.given:
+        listed = [expert for expert, rows in enumerate(how.given) for _ in range(rows)]
+        ids[...] = [[listed[token + choice * TOKENS] for choice in range(K)] for token in range(TOKENS)]
     return ids
 
 
@@ -110,11 +111,16 @@ def cases() -> Iterator[Case]:
 
     def by_expert(left: Values, right: Values) -> Values:
         ends = np.cumsum(counts)[:-1]
-        return np.stack([a.T @ b for a, b in zip(np.split(left, ends), np.split(right, ends), strict=True)])
+        return np.stack([a.T @ b / 2 for a, b in zip(np.split(left, ends), np.split(right, ends), strict=True)])
 
     yield Case(
-        "grouped_wgrad", lambda k, a, b, out: k.grouped_wgrad(a, b, counts, out), by_expert,
+        "grouped_wgrad", lambda k, a, b, out: k.grouped_wgrad(a, b, counts, 0.5, out), by_expert,
         [rows, RNG.standard_normal((len(rows), 7))], [(4, 10, 7)],
+    )  # fmt: skip
+    order = [3, 0, 2, 1]
+    yield Case(
+        "move_rows", lambda k, r, out: k.move_rows(r, counts, order, out),
+        lambda r: np.concatenate([np.split(r, np.cumsum(counts)[:-1])[chunk] for chunk in order]), [rows], [rows.shape],
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from zerosim.device.device import Device, Kind
 from zerosim.device.events import Kernel
 from zerosim.dtypes import bf16
 from zerosim.errors import InputError
+from zerosim.placement.spread import EVEN
 from zerosim.tensor.autograd import backward
 from zerosim.tensor.gradcheck import gradcheck
 from zerosim.tensor.tensor import Leaf, Tensor, cpu, tensor
@@ -24,14 +25,14 @@ CHOICES = {
     "sigmoid": Choice("sigmoid", normed=True),
     "of chosen": Choice("softmax of chosen"),
     "groups": Choice("sigmoid", groups=3, chosen=2, best=2, normed=True),
-    "even": Choice(even=True, normed=True),
+    "given": Choice(given=(7, 3, 1, 1, 1, 1), normed=True),
 }
 
 
 def routing(device: Device, how: Choice = CHOICES["normed"]) -> F.Routing:
     """Routes that no small step of a gradient check changes."""
     logits = tensor(3 * RNG.standard_normal((TOKENS, EXPERTS)), device, dtype="fp64")
-    return F.route(logits, K, how)[1]
+    return F.route(logits, K, how)[1].routing()
 
 
 @pytest.mark.parametrize("how", CHOICES.values(), ids=CHOICES)
@@ -54,7 +55,10 @@ def test_gradients_of_experts_maps(transposed: bool) -> None:
     logits = 3 * rng.standard_normal((TOKENS, EXPERTS))
     gradcheck(
         lambda rows, stack: F.grouped_linear(
-            rows, stack, F.route(tensor(logits, rows.device, dtype="fp64"), K, Choice())[1], transposed=transposed
+            rows,
+            stack,
+            F.route(tensor(logits, rows.device, dtype="fp64"), K, Choice())[1].routing().counts,
+            transposed=transposed,
         ),
         [(TOKENS * K, WIDE), shape],
     )
@@ -64,9 +68,10 @@ def test_a_token_is_the_sum_of_its_experts() -> None:
     """Against one expert after the other, as transformers' modules compute it."""
     device, rng = cpu(), np.random.default_rng(6)
     x, logits, stack = (rng.standard_normal(s) for s in ((TOKENS, WIDE), (TOKENS, EXPERTS), (EXPERTS, 4, WIDE)))
-    weights, way = F.route(tensor(logits, device, dtype="fp64"), K, Choice())
+    weights, chosen = F.route(tensor(logits, device, dtype="fp64"), K, Choice())
+    way = chosen.routing()
     rows = F.dispatch(tensor(x, device, dtype="fp64"), way)
-    rows = F.weigh(F.grouped_linear(rows, tensor(stack, device, dtype="fp64"), way), F.row_weights(weights, way))
+    rows = F.weigh(F.grouped_linear(rows, tensor(stack, device, dtype="fp64"), way.counts), F.row_weights(weights, way))
     found = F.combine(rows, way, (TOKENS, 4)).numpy()
     scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     for token in range(TOKENS):
@@ -82,8 +87,8 @@ def test_all_experts_are_one_product_whatever_the_router_says() -> None:
         Tensor(device.alloc(shape, bf16, Kind.ACTIVATION), Leaf())
         for shape in ((TOKENS, EXPERTS), (TOKENS, WIDE), (EXPERTS, 4, WIDE))
     )
-    way = F.route(logits, K, Choice())[1]
-    out = F.grouped_linear(F.dispatch(x, way), stack, way)
+    way = F.route(logits, K, Choice())[1].routing()
+    out = F.grouped_linear(F.dispatch(x, way), stack, way.counts)
     assert out.node is not None
     backward(out.node, [out.new_grad()])
     products = [event for event in device.recorder.events if isinstance(event, Kernel) and event.engine == "matmul"]
@@ -99,9 +104,9 @@ def test_all_experts_are_one_product_whatever_the_router_says() -> None:
 def test_on_shapes_rows_are_assumed_to_divide_evenly() -> None:
     device = Device(0, make_backend("meta"))
     logits = Tensor(device.alloc((TOKENS, EXPERTS), bf16, Kind.ACTIVATION))
-    assert F.route(logits, K, Choice())[1].counts == (3, 3, 2, 2, 2, 2)
+    assert F.route(logits, K, Choice())[1].routing().counts == (3, 3, 2, 2, 2, 2)
     real = tensor(RNG.standard_normal((TOKENS, EXPERTS)), cpu())
-    assert F.route(real, K, Choice(even=True))[1].counts == (3, 3, 2, 2, 2, 2)
+    assert F.route(real, K, Choice(), spread=EVEN)[1].routing().counts == (3, 3, 2, 2, 2, 2)
 
 
 def test_ops_name_what_does_not_fit() -> None:
@@ -109,7 +114,7 @@ def test_ops_name_what_does_not_fit() -> None:
     logits = tensor(np.zeros((TOKENS, EXPERTS)), device)
     with pytest.raises(InputError, match="7 choices for a token, and there are 6 experts"):
         F.route(logits, 7, Choice())
-    way = F.route(logits, K, Choice())[1]
+    way = F.route(logits, K, Choice())[1].routing()
     rows = tensor(np.zeros((TOKENS * K, WIDE)), device)
     with pytest.raises(InputError, match=r"a stack of shape \(5, 4, 5\) for 5 columns, and rows of 6 experts"):
-        F.grouped_linear(rows, tensor(np.zeros((5, 4, WIDE)), device), way)
+        F.grouped_linear(rows, tensor(np.zeros((5, 4, WIDE)), device), way.counts)

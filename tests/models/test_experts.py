@@ -8,7 +8,10 @@ import pytest
 
 from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.expect.closed_forms import active_of, parameters_of
+from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
+from zerosim.device.device import Device
+from zerosim.device.events import Kernel
 from zerosim.errors import InputError
 from zerosim.nn.halves import kind_of
 from zerosim.placement.block import Role
@@ -62,6 +65,39 @@ def test_experts_flags_make_gpt_and_llama_mixtures() -> None:
         assert total - active_of(sizes) == sizes.layers * 6 * maps * sizes.hidden * sizes.ffn
     dense = RunConfig(model="llama", layers=2)
     assert active_of(dense.model) == parameters_of(dense) == build_model(dense, cpu()).num_parameters
+
+
+COUNTS = {
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
+    "mixtral-8x22b": (140_630_071_296, 39_161_468_928),
+    "qwen2-57b-a14b": (57_408_658_944, 14_249_270_784),
+    "qwen1.5-moe-a2.7b": (14_315_784_192, 2_689_173_504),
+    "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
+    "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
+    "olmoe-1b-7b": (6_919_161_856, 1_282_017_280),
+    "glm-4.5": (352_797_814_784, 33_632_251_904),
+    "glm-4.5-air": (106_852_245_504, 13_424_123_904),
+}
+"""All parameters, and those that work for a token, as transformers' modules have them."""
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_released_models_have_their_parameters_and_active_ones(name: str) -> None:
+    config = RunConfig(model=name)
+    total = build_model(config, Device(0, make_backend("meta"))).num_parameters
+    assert (total, active_of(config.model)) == COUNTS[name]
+    assert parameters_of(config) == total
+
+
+def test_flops_of_a_step_are_those_of_active_parameters() -> None:
+    """In forward 2 for each active matrix element and token; a norm and the looked-up table have none."""
+    config = RunConfig(**BASE | dict(ranks=1, accumulate=1, steps=1, micro_batch=1))
+    planned, sizes = plan(config, keep_events=True), config.model
+    found = sum(
+        event.flops for event in planned.events[0] if isinstance(event, Kernel) and event.name in ("linear", "grouped")
+    )
+    norms = (2 * sizes.layers + 1) * sizes.hidden
+    assert found == 2 * sizes.seq * (active_of(sizes) - norms - sizes.vocab * sizes.hidden)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

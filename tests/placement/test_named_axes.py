@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerosim.placement.assemble import Piece, assemble, cut
+from zerosim.placement.axes import first_ranks, without
 from zerosim.placement.classes import classes, reasons
 from zerosim.placement.formats import NF4
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import STATES, Mesh, without
+from zerosim.placement.mesh import EXPERT_STATES, EXPERTS, FOLDS, STATES, Mesh
 from zerosim.placement.partition import EvenSlices, Whole, WholeUnits
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.placement.split import Split, Tile, put, take
@@ -26,6 +27,7 @@ from zerosim.placement.zero import zero_rows
 from zerosim.tensor.stored import values_of
 
 AXES = ("cp", "tp", "node")
+FOLDED = ("ep", "etp")
 
 
 def split_of(draw: Callable[[Any], Any], shape: tuple[int, ...], axis: str, size: int) -> Split:
@@ -40,11 +42,14 @@ def layouts(draw: Callable[[Any], Any]) -> Layout:
     sizes = st.sampled_from([1, 2])
     node, tp = draw(sizes), draw(st.sampled_from([1, 2, 4]))
     shards, cp, pp = draw(sizes) * node, draw(sizes), draw(sizes)
-    mesh = Mesh(pp=pp, dp_replicate=draw(sizes), dp_shard=shards, cp=cp, tp=tp, node=node)
+    ep = draw(st.sampled_from([n for n in (1, 2, 4, 8) if shards * cp * tp % n == 0]))
+    etp = draw(st.sampled_from([n for n in (1, 2, 4) if shards * cp * tp % (n * ep) == 0]))
+    mesh = Mesh(pp=pp, dp_replicate=draw(sizes), dp_shard=shards, cp=cp, tp=tp, node=node, ep=ep, etp=etp)
     rule, stage = draw(st.sampled_from([Whole(), EvenSlices(), WholeUnits()])), draw(st.integers(0, 3))
     flats, stages = list[FlatSpec](), [list[str]() for _ in range(mesh.pp)]
     for i in range(draw(st.integers(1, 3))):
-        over = draw(st.permutations(AXES))[: draw(st.integers(0, 2))]
+        folded = mesh.is_folded and draw(st.booleans())
+        over = draw(st.permutations(FOLDED if folded else AXES))[: draw(st.integers(0, 2))]
         weights = list[WeightSpec]()
         for j in range(draw(st.integers(1, 3))):
             shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
@@ -54,13 +59,14 @@ def layouts(draw: Callable[[Any], Any]) -> Layout:
             summed = tuple(axis for axis in over if mesh.size(axis) > 1 and draw(st.booleans()))
             local = found[-1].local_shape if found else shape
             weights.append(WeightSpec(f"f{i}.{j}", local, splits=found, summed=summed))
-        flats.append(FlatSpec(f"f{i}", tuple(weights)))
+        flats.append(FlatSpec(f"f{i}", tuple(weights), axes=EXPERT_STATES if folded else STATES))
         for at in {0, mesh.pp - 1} if i == 2 else {i % mesh.pp}:  # the third one is tied across pipeline stages
             stages[at].append(f"f{i}")
     rows = zero_rows(stage, rule)
 
     def rows_of(flat: FlatSpec) -> Any:
-        return {state: replace(row, axes=without(STATES, flat.cut_axes)) for state, row in rows.items()}
+        axes = flat.axes if flat.axes != STATES else without(STATES, flat.cut_axes)
+        return {state: replace(row, axes=axes) for state, row in rows.items()}
 
     return Layout(mesh, flats, rows_of, stages)
 
@@ -110,7 +116,7 @@ def test_every_element_is_counted_once_and_copies_lie_beside_each_other(layout: 
         axes = flat.cut_axes
         for weight in flat.weights:
             held = Counter[float]()
-            for rank in mesh.first_ranks(*axes):
+            for rank in first_ranks(mesh, *axes):
                 cuts = weight.cuts(mesh, rank)
                 local = take(weights[weight.name], cuts)
                 assert local.shape == weight.shape
@@ -188,3 +194,23 @@ def test_tiles_and_codes_are_cut_and_assembled() -> None:
         found = assemble(layout, pieces, values_of)
         assert np.array_equal(found["t"], whole["t"])
         assert np.array_equal(found["q"], codes["q"])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "edp", "ep"),
+    [
+        (Mesh(dp_shard=4, ep=2), (0, 2), (0, 1)),
+        (Mesh(dp_shard=2, tp=2, ep=2, etp=1), (0, 2), (0, 1)),  # experts over the ranks of tp: torchtitan's
+        (Mesh(dp_shard=4, tp=2, ep=2, etp=2), (0, 4), (0, 2)),  # Megatron's default: etp is tp
+        (Mesh(dp_shard=2, cp=2, tp=2, ep=8, etp=1), (0,), tuple(range(8))),
+        (Mesh(pp=2, dp_replicate=2, dp_shard=4, ep=4), (0,), (0, 1, 2, 3)),
+    ],
+    ids=str,
+)
+def test_experts_are_cut_over_the_same_ranks_a_second_time(
+    mesh: Mesh, edp: tuple[int, ...], ep: tuple[int, ...]
+) -> None:
+    assert (mesh.group(0, "edp"), mesh.group(0, "ep")) == (edp, ep)
+    for rank in range(mesh.world_size):
+        assert mesh.group(rank, *EXPERTS) == mesh.group(rank, *FOLDS)
+        assert {mesh.group(other, "ep") for other in mesh.group(rank, "ep")} == {mesh.group(rank, "ep")}

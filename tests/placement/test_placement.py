@@ -15,9 +15,10 @@ from zerosim.analysis.formulas import blocked_numel
 from zerosim.comm.algorithms.execution import RangeCut
 from zerosim.errors import InputError, PlacementError
 from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.axes import coordinates, joined, what_for, without
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import AXES, DATA, Mesh, joined, what_for, without
+from zerosim.placement.mesh import AXES, DATA, Mesh
 from zerosim.placement.partition import EvenSlices, Partition, Slice, Whole, WholeUnits, shares
 from zerosim.placement.spec import FlatSpec, WeightSpec
 from zerosim.placement.zero import zero_rows
@@ -44,7 +45,7 @@ def test_groups_cut_the_world_into_equal_parts(mesh: Mesh, axes: tuple[str, ...]
 
 @given(MESHES)
 def test_coordinates_name_a_rank(mesh: Mesh) -> None:
-    seen = {tuple(mesh.coordinates(rank).values()): rank for rank in range(mesh.world_size)}
+    seen = {tuple(coordinates(mesh, rank).values()): rank for rank in range(mesh.world_size)}
     assert list(seen.values()) == list(range(mesh.world_size))
     assert list(seen) == sorted(seen)  # the last axis is the fastest
     assert mesh.group(0, *AXES) == tuple(range(mesh.world_size))
@@ -64,7 +65,7 @@ def test_a_mesh_by_hand() -> None:
     assert mesh.group(7, "dp_shard") == (7, 9, 11)
     assert mesh.group(7, "dp_replicate") == (1, 7)
     assert mesh.group(7, "dp_shard", "dp_replicate") == (1, 3, 5, 7, 9, 11)
-    assert mesh.coordinates(7) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "cp": 0, "tp": 1}
+    assert coordinates(mesh, 7) == {"pp": 0, "dp_replicate": 1, "dp_shard": 0, "cp": 0, "tp": 1}
     numbers = {mesh.number(*axes) for count in range(1, 6) for axes in itertools.combinations(AXES, count)}
     assert len(numbers) == 31
     assert 1 <= min(numbers) <= max(numbers) <= 63

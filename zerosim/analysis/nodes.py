@@ -20,7 +20,8 @@ from zerosim.analysis.weights import exchanged, states_of_node
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.placement.mesh import BLOCK, MODEL, Mesh, what_for
+from zerosim.placement.axes import what_for
+from zerosim.placement.mesh import BLOCK, MODEL, Mesh
 from zerosim.verbs import find_verb
 
 

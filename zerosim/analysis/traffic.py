@@ -20,7 +20,8 @@ from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.parts.tuning import are_whole
 from zerosim.ledger.traffic import TrafficRow
-from zerosim.placement.mesh import CUTS, DATA, STATES, what_for
+from zerosim.placement.axes import what_for
+from zerosim.placement.mesh import CUTS, DATA, STATES
 
 
 def check_traffic(of: Compared) -> list[Check]:

@@ -123,7 +123,7 @@ class Choice(NamedTuple):
             for the sum of its `best` largest scores
     normed  the k weights are divided by their sum
     scale   their factor at the end
-    even    not by scores: the choices of all tokens, one after the other, go round the experts
+    given   not by scores: tokens choose so that each expert has so many rows
     """
 
     scores: str = "softmax"
@@ -132,4 +132,4 @@ class Choice(NamedTuple):
     best: int = 1
     normed: bool = False
     scale: float = 1.0
-    even: bool = False
+    given: tuple[int, ...] = ()

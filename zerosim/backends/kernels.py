@@ -553,8 +553,11 @@ class Backend(Protocol):
         """out (R, O) = each expert's rows, of which it has `counts`, (R, I) @ its matrix of the stack (E, I, O), which
         may be transposed."""
 
-    def grouped_wgrad(self, left: Array, right: Array, counts: Sequence[int], dstack: Array) -> None:
-        """dstack (E, A, B) = left (R, A)ᵀ @ right (R, B), of each expert's rows."""
+    def grouped_wgrad(self, left: Array, right: Array, counts: Sequence[int], scale: float, dstack: Array) -> None:
+        """dstack (E, A, B) = scale * left (R, A)ᵀ @ right (R, B), of each expert's rows."""
+
+    def move_rows(self, rows: Array, chunks: Sequence[int], order: Sequence[int], out: Array) -> None:
+        """out = the runs of rows, of which each has so many, in this order."""
 
     def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array, form: LogitForm = PLAIN) -> None:
         """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype.

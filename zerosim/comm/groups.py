@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from zerosim.comm.collectives import Comm
-from zerosim.placement.mesh import DATA, SHARES, Mesh, without
+from zerosim.placement.axes import without
+from zerosim.placement.mesh import DATA, FINEST, SHARES, Mesh
 
 
 class Groups:
@@ -50,5 +51,7 @@ class Groups:
         if len(ranks) == self.mesh.size(axis):
             return self(axis)
         if (axis, number) not in self._parts:
-            self._parts[axis, number] = self._world.subgroup(ranks, axis, 64 * number + self.mesh.number(axis))
+            self._parts[axis, number] = self._world.subgroup(
+                ranks, axis, (number << len(FINEST)) + self.mesh.number(axis)
+            )
         return self._parts[axis, number]

@@ -12,17 +12,19 @@ among experts does, and that is read from the device once a layer: a host synchr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zerosim.backends.forms import Choice
 from zerosim.backends.kernels import Array
-from zerosim.device.device import Buffer, Device, Kind
+from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import Copy
 from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, KernelWork, work_of
 from zerosim.dtypes import DType, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.placement.memories import HOST
+from zerosim.placement.spread import EVEN, Spread
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, apply, layer_of
 
@@ -33,16 +35,36 @@ class Routing:
 
     ids     the expert of each of a token's choices, (M, k)
     order   the choice t k + c of each row, sorted by expert, (R)
+    each    choices a token
     counts  the rows of each expert
     """
 
     ids: Buffer
     order: Buffer
+    each: int
     counts: tuple[int, ...]
 
-    @property
-    def top_k(self) -> int:
-        return self.ids.shape[1]
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The experts of tokens: ids (M, k), the order of their rows, sorted by expert, and the rows of each expert, (E).
+
+    spread  how they are assumed to spread; None: as `table` says"""
+
+    ids: Buffer
+    order: Buffer
+    table: Buffer
+    spread: Spread | None
+
+    def routing(self) -> Routing:
+        """Read the rows of each expert, for which the host waits."""
+        [counts] = read_counts([self.table], None if self.spread is None else [self.assumed()])
+        return Routing(self.ids, self.order, self.ids.shape[1], counts)
+
+    def assumed(self) -> tuple[int, ...]:
+        """Return the rows of each expert as they are assumed to spread."""
+        tokens, top_k = self.ids.shape
+        return (self.spread or EVEN).counts(tokens, top_k, self.table.numel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +83,34 @@ class Route:
 
 
 def route(
-    logits: Tensor, top_k: int, how: Choice, bias: Operand | None = None, *, dtype: DType | None = None
-) -> tuple[Tensor, Routing]:
-    """Return the weights (M, k) of each token's experts, in `dtype` or that of the logits, and the way of its rows.
+    logits: Tensor,
+    top_k: int,
+    how: Choice,
+    bias: Operand | None = None,
+    *,
+    dtype: DType | None = None,
+    spread: Spread | None = None,
+) -> tuple[Tensor, Chosen]:
+    """Return the weights (M, k) of each token's experts, in `dtype` or that of the logits, and the experts. They are
+    the router's or, with a `spread`, chosen to spread so. On shapes without one they spread evenly.
 
     Shapes: logits (..., E), bias (E), which is added to the scores by which experts are chosen.
 
     Raises: InputError for more choices than experts.
     """
-    weights, ids = choose(logits, top_k, how, bias, dtype=dtype)
-    return weights, _sorted(logits.device, ids, logits.shape[-1])
+    weights, ids = choose(logits, top_k, how, bias, dtype=dtype, spread=spread)
+    is_assumed = spread is not None or logits.device.backend.name == "meta"
+    return weights, sort_rows(ids, logits.shape[-1], (spread or EVEN) if is_assumed else None)
 
 
 def choose(
-    logits: Tensor, top_k: int, how: Choice, bias: Operand | None = None, *, dtype: DType | None = None
+    logits: Tensor,
+    top_k: int,
+    how: Choice,
+    bias: Operand | None = None,
+    *,
+    dtype: DType | None = None,
+    spread: Spread | None = None,
 ) -> tuple[Tensor, Buffer]:
     """Return the weights and the numbers of each token's experts, (M, k) both."""
     device, rows = logits.device, rows_of(logits.array)
@@ -82,6 +118,8 @@ def choose(
     if not 0 < top_k <= experts:
         raise InputError(f"route: {top_k} choices for a token, and there are {experts} experts")
     weights, ids = like(logits, count, top_k, dtype=dtype), device.alloc((count, top_k), int64, Kind.ACTIVATION)
+    if spread is not None:
+        how = how._replace(given=spread.counts(count, top_k, experts))
     added = None if bias is None else bias.array
     device.kernel(6 * rows.size, device.backend.route, rows, added, how, weights.array, ids.array)
     saved = {"logits": held(logits), "experts": ids}
@@ -89,19 +127,19 @@ def choose(
     return apply(rule, weights, logits, op="route", saved=saved), ids
 
 
-def _sorted(device: Device, ids: Buffer, experts: int) -> Routing:
-    order, counts = device.alloc((ids.numel,), int64, Kind.ACTIVATION), device.alloc((experts,), int64, Kind.TEMP)
-    device.kernel(0, device.backend.sort_rows, ids.array, order.array, counts.array)
-    device.recorder.add(Copy(device.where, counts.memory, HOST, counts.nbytes, "control"))
-    if device.backend.name == "meta":
-        return Routing(ids, order, even_counts(ids.numel, experts))
-    return Routing(ids, order, tuple(map(int, device.backend.to_host(counts.array))))
+def sort_rows(ids: Buffer, experts: int, spread: Spread | None) -> Chosen:
+    """Sort the rows of these experts."""
+    device = ids.device
+    order, table = device.alloc((ids.numel,), int64, Kind.ACTIVATION), device.alloc((experts,), int64, Kind.TEMP)
+    device.kernel(0, device.backend.sort_rows, ids.array, order.array, table.array)
+    return Chosen(ids, order, table, spread)
 
 
-def even_counts(rows: int, experts: int) -> tuple[int, ...]:
-    """Return the rows of each expert where a router goes round: the first ones have one more, if they do not divide."""
-    each, more = divmod(rows, experts)
-    return tuple(each + (expert < more) for expert in range(experts))
+def read_counts(tables: Sequence[Buffer], assumed: Sequence[tuple[int, ...]] | None) -> Sequence[tuple[int, ...]]:
+    """Read counts together, for which the host waits; those `assumed`, where they are."""
+    device, nbytes = tables[0].device, sum(table.nbytes for table in tables)
+    device.recorder.add(Copy(device.where, tables[0].memory, HOST, nbytes, "control"))
+    return assumed or [tuple(map(int, device.backend.to_host(table.array))) for table in tables]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +159,7 @@ class Dispatch:
 
 def dispatch(x: Tensor, routing: Routing) -> Tensor:
     """Return x's row for each of its token's choices, sorted by expert. Shapes: x (..., D), result (R, D)."""
-    return _taken(x, rows_of(x.array), routing.order, routing.top_k)
+    return _taken(x, rows_of(x.array), routing.order, routing.each)
 
 
 def row_weights(weights: Tensor, routing: Routing) -> Tensor:
@@ -151,7 +189,7 @@ class Combine:
 
 def combine(rows: Tensor, routing: Routing, shape: tuple[int, ...]) -> Tensor:
     """Return each token's sum of its rows. Shapes: rows (R, D), result (..., D) as `shape` says."""
-    device, order, each = rows.device, routing.order, routing.top_k
+    device, order, each = rows.device, routing.order, routing.each
     out = like(rows, *shape)
     device.kernel(rows.buffer.numel, device.backend.sum_rows, rows.array, order.array, each, rows_of(out.array))
     return apply(Combine(rows.shape, order, each), out, rows, op="combine", saved={"order": order})
@@ -189,6 +227,7 @@ class Grouped:
     stack: Operand
     counts: tuple[int, ...]
     transposed: bool
+    grad_scale: float
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -207,30 +246,33 @@ class Grouped:
             left, right = (grad.array, self.x.array) if self.transposed else (self.x.array, grad.array)
             shape = left.shape[1], left.shape[0], right.shape[1], len(self.counts)
             work = _work(GROUPED_WGRAD, shape, left, right, dstack.array)
-            device.kernels((work,), k.grouped_wgrad, left, right, self.counts, dstack.array)
+            device.kernels((work,), k.grouped_wgrad, left, right, self.counts, self.grad_scale, dstack.array)
             return dstack
 
         return dx, weight_grad(self.stack, make, self.x)
 
 
-def grouped_linear(x: Tensor, stack: Operand, routing: Routing, *, transposed: bool = True) -> Tensor:
-    """Return each expert's rows times its matrix.
+def grouped_linear(
+    x: Tensor, stack: Operand, counts: tuple[int, ...], *, transposed: bool = True, grad_scale: float = 1.0
+) -> Tensor:
+    """Return each expert's rows times its matrix; `counts`: the rows of each. The stack's gradient is multiplied by
+    `grad_scale`, a product's alpha.
 
     Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
 
     Raises: InputError where the stack does not take x's columns, or has another number of experts.
     """
     experts, inner, wide = (stack.shape[0], *stack.shape[:0:-1]) if transposed else stack.shape
-    if x.shape[-1] != inner or experts != len(routing.counts):
+    if x.shape[-1] != inner or experts != len(counts):
         raise InputError(f"grouped_linear: a stack of shape {stack.shape} for {x.shape[-1]} columns, and rows of "
-                         f"{len(routing.counts)} experts")  # fmt: skip
+                         f"{len(counts)} experts")  # fmt: skip
     device, out, values = x.device, like(x, x.shape[0], wide), stack.buffer
     matrices = values.array.swapaxes(1, 2) if transposed else values.array
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
-    device.kernels((work,), device.backend.grouped, x.array, matrices, routing.counts, out.array)
+    device.kernels((work,), device.backend.grouped, x.array, matrices, counts, out.array)
     del values, matrices
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, routing.counts, transposed)
+    rule = Grouped(kept, stack, counts, transposed, grad_scale)
     return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack})
 
 

@@ -24,7 +24,7 @@ READ = (Repeat, Kernel, Launch, Wait, Copy, CpuEvent)
 BLOCK = "h.0"
 """Any block: a template's entries are found in it."""
 FORWARD, BACKWARD = Phase.FORWARD.value, Phase.BACKWARD.value
-FORWARD_PRODUCTS = ("linear", "attention_scores", "attention_values", "flash_attention")
+FORWARD_PRODUCTS = ("linear", "grouped", "attention_scores", "attention_values", "flash_attention")
 """Products of forward. In backward they are recomputed."""
 FLASH_BACKWARD, FLASH_GRADS, FLASH_PRODUCTS = "flash_attention_backward", 4, 5
 """FlashAttention's backward computes four products for gradients, and recomputes the scores."""

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from zerosim.device.device import Phase
 from zerosim.device.events import COMPUTE, Copy, Launch, Wait
 from zerosim.ledger.entries import Busy, Entry
+from zerosim.placement.axes import what_for
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import what_for
 
 _REDUCTIONS = ("reduce_scatter", "all_reduce", "reduce")
 _KEEPS = ("copy", "accumulate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zerosim.backends.forms import LogitForm
@@ -23,6 +24,7 @@ from zerosim.nn.group import ONE_RANK, Group
 from zerosim.nn.halves import FROZEN_FP32, TRAINED, buffers_of
 from zerosim.nn.layers import TokenTable
 from zerosim.placement.block import Block
+from zerosim.placement.mesh import STATES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import DropoutKeys, LabelKeys
 from zerosim.tensor.tensor import Tensor
@@ -69,18 +71,21 @@ class Builder:
     casts: Casts | None = None
     experts: ExpertsConfig = DROPLESS
 
-    def buffer(self, name: str, module: str, kind: str) -> Flat:
-        """Make a flat buffer, for parameters of this kind (`nn/halves.py`)."""
+    def buffer(self, name: str, module: str, kind: str, axes: tuple[str, ...]) -> Flat:
+        """Make a flat buffer, for parameters of this kind (`nn/halves.py`), whose states are cut over `axes`."""
         dtypes = self.device, fp32 if kind == FROZEN_FP32 else self.dtype, self.grad_dtype
         if kind != TRAINED:
-            return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False)
+            return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False, axes=axes)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
-        return self.flat(name, self.device, own, self.grad_dtype, module, block=self.block, members=self.members)
+        members = self.members if axes == STATES or self.block == 1 else self.group.mesh.edp
+        how: dict[str, Any] = {"block": self.block, "members": members, "axes": axes}
+        return self.flat(name, self.device, own, self.grad_dtype, module, **how)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
         name."""
-        within = (Tensors if self.by_module else buffers_of)(unit, self.buffer, self.tuning)
+        stores = Tensors if self.by_module else partial(buffers_of, apart=self.group.mesh.is_folded)
+        within = stores(unit, self.buffer, self.tuning)
         return LayerContext(
             self.sizes,
             within,

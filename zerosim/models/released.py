@@ -22,7 +22,9 @@ from zerosim.placement.block import Block, Decoder
 from zerosim.placement.families import DECODERS
 from zerosim.units import few
 
-_BUFFERS = re.compile(r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))|.*\.position_ids|.*\.e_score_correction_bias")
+_BUFFERS = re.compile(
+    r"(.*\.)?(rotary(_emb)?\.inv_freq|(attn|attention)\.(bias|masked_bias))|.*\.position_ids|.*\.e_score_correction_bias"
+)
 """Names of tensors in files of older libraries that are computed, not trained: masks, rotary angles, numbers."""
 _BESIDE = re.compile(r"\w+\.pooler\..*|cls\.seq_relationship\..*|(cls\.predictions|lm_head)\.decoder\.bias")
 """Names in an encoder's files of other tasks' heads, and of the bias a second time."""

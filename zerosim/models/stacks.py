@@ -1,4 +1,4 @@
-"""Experts' maps in released files: one by one, where a model here has stacks of them (`placement/block.py`, Experts)."""
+"""Experts' maps in released files: one by one, where a model here has stacks (`placement/block.py`, Experts)."""
 
 from __future__ import annotations
 

@@ -37,6 +37,7 @@ class ExpertsLayer:
         self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
+        self.spread = here.experts.spread_of(sizes.experts, here.number)
         self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
@@ -44,8 +45,8 @@ class ExpertsLayer:
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
         self.shared, self.shared_gate = None, None
         if shared is not None:
-            inside = here._replace(group=replace(here.group, maps=maps.inside()))
-            self.shared = shared(inside / row.shared)
+            inside = here.group if self.experts.axes else replace(here.group, maps=maps.inside())
+            self.shared = shared(here._replace(group=inside) / row.shared)
             if row.shared_gate:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
@@ -62,28 +63,26 @@ class ExpertsLayer:
         return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = self.maps.enter(x)
+        if self.experts.axes:
+            return self._whole(x)
+        return self.maps.leave(self._whole(self.maps.enter(x)))
+
+    def _whole(self, x: Tensor) -> Tensor:
         y = self._of_chosen(x)
-        if self.shared is not None:
-            y = y + self._of_shared(self.shared, x)
-        return self.maps.leave(y)
+        return y if self.shared is None else y + self._of_shared(self.shared, x)
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
         logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
-        weights, routing = F.route(logits, self.top_k, self.how)
+        weights, chosen = F.route(logits, self.top_k, self.how, spread=self.spread)
         del logits
-        of_rows = F.row_weights(weights, routing)
-        del weights
-        if self.applied == "results":
-            way, rows = self.experts.send(routing, F.dispatch(x, routing))
-            rows = F.weigh(self.experts.bring(way, self._maps(rows, way, None)), of_rows)
-        else:
-            way, rows, of_rows = self.experts.send(routing, F.dispatch(x, routing), of_rows)
-            rows = self.experts.bring(way, self._maps(rows, way, of_rows))
-        return F.combine(rows, routing, x.shape)
+        inside = self.applied != "results"
+        way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
+        del weights, chosen
+        rows = self._maps(rows, way.counts, of_rows if inside else None)
+        return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
 
-    def _maps(self, rows: Tensor, way: F.Routing, weights: Tensor | None) -> Tensor:
+    def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
         """Return the experts' maps of their rows, which are weighed before or between them.
 
         Megatron's kernel computes a gated function and weighs its result at once: it saves what the function read.
@@ -91,12 +90,13 @@ class ExpertsLayer:
         run, transposed = self.policy.run, self.row.layout == "out_in"
         if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        into = partial(F.grouped_linear, stack=self.up, routing=way, transposed=transposed)
+        maps = partial(F.grouped_linear, counts=counts, transposed=transposed, grad_scale=self.experts.grad_scale)
+        into = partial(maps, stack=self.up)
         of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
         rows = of_act(run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
-        return F.grouped_linear(rows, self.down, way, transposed=transposed)
+        return maps(rows, self.down)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:
@@ -109,4 +109,4 @@ def choice_of(row: Experts, here: LayerContext) -> Choice:
     """Return how a router chooses, from its row and the model's numbers."""
     numbers = here.sizes.numbers
     groups, chosen, best = numbers.expert_groups, numbers.chosen_groups, 2 if row.ranks == "two" else 1
-    return Choice(row.router, groups, chosen, best, row.normed, numbers.expert_scale, here.experts.is_even)
+    return Choice(row.router, groups, chosen, best, row.normed, numbers.expert_scale)

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
-from zerosim.functional.experts import Routing
+from zerosim.functional.experts import Chosen
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
@@ -147,12 +147,19 @@ class WholeMaps:
 WHOLE_MAPS = WholeMaps()
 
 
+class Way(Protocol):
+    """How rows came to experts."""
+
+    @property
+    def counts(self) -> tuple[int, ...]: ...
+
+
 class WholeExperts:
     """Experts on one rank: all of them are here, and rows go nowhere."""
 
     size = 1
-    index = 0
-    axes: tuple[str, ...] = ()  # the mesh axes that divide the experts
+    axes: tuple[str, ...] = ()  # the mesh axes that divide the experts, where they are not those of maps
+    grad_scale = 1.0  # the factor of the gradient of an expert's weight
 
     def stack(self, maps: WholeMaps, shape: tuple[int, ...], *, of: int, parts: int = 1) -> dict[str, Any]:
         """Return the keywords for `declare` of a stack of this whole shape: (E, O, I), one matrix for each expert, or
@@ -163,14 +170,15 @@ class WholeExperts:
         """Return how many of the experts are here."""
         return experts
 
-    def send(self, routing: Routing, *rows: Tensor) -> tuple[Any, ...]:
-        """Send rows, sorted by expert, to the ranks of their experts. Return the way of the rows that are here then,
-        and these rows."""
-        return routing, *rows
+    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Way, Tensor, Tensor]:
+        """Return the way of rows to the experts that are here, these rows, sorted by expert, and the weight of each;
+        `inside`: which the experts apply, else `combine`."""
+        way = chosen.routing()
+        return way, F.dispatch(x, way), F.row_weights(weights, way)
 
-    def bring(self, routing: Routing, rows: Tensor) -> Tensor:
-        """Bring the rows of `send`'s routing back to where they came from."""
-        return rows
+    def combine(self, way: Any, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        """Bring results the same way back. Return each token's sum of them, with these weights, in this shape."""
+        return F.combine(rows if weights is None else F.weigh(rows, weights), way, shape)
 
 
 WHOLE_EXPERTS = WholeExperts()

@@ -1,8 +1,9 @@
 """A unit with trained and frozen parameters: one flat buffer of each kind, gathered in turn.
 
 A flat buffer's rows describe the states of the whole buffer. So frozen and trained parameters are in separate
-buffers, and parameters stored as codes in a third one. The first declared buffer has the unit's name, and the others
-add their kind. Tensors of adapters may each have a buffer, of their own name.
+buffers, parameters stored as codes in a third one, and those of experts that are cut over other axes in more. The
+first declared buffer has the unit's name, and the others add their kind. Tensors of adapters may each have a buffer, of
+their own name.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 from zerosim.config.parts.tuning import TuningConfig, is_adapter
 from zerosim.nn.unit import Unit
 from zerosim.placement.block import Role
+from zerosim.placement.mesh import STATES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Parameter
 
-MakeFlat = Callable[[str, str, str], Flat]
-"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, and the kind of its parameters."""
-TRAINED, FROZEN, FROZEN_FP32 = "trained", "frozen", "frozen_fp32"
+MakeFlat = Callable[[str, str, str, tuple[str, ...]], Flat]
+"""Makes a flat buffer: its name, the unit or leaf module that is gathered with it, the kind of its parameters, and the
+axes that cut their states."""
+TRAINED, FROZEN, FROZEN_FP32, EXPERTS = "trained", "frozen", "frozen_fp32", "experts"
 
 
 class Halves:
@@ -37,14 +40,16 @@ class Halves:
         """The buffers with parameters, in order of declaration."""
         return tuple(self._halves.values())
 
-    def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
-        """Declare a parameter as `Flat.declare`, in the buffer of its kind."""
+    def declare(self, name: str, shape: tuple[int, ...], *, axes: tuple[str, ...] = STATES, **how: Any) -> Parameter:
+        """Declare a parameter as `Flat.declare`, in the buffer of its kind, whose states are cut over `axes`."""
         kind = kind_of(self.tuning, name, shape, how.get("role"))
         apart = self.tuning.adapter_shards in ("tensor", "rows") and kind == TRAINED and is_adapter(name)
-        key = name if apart else kind
+        experts = [EXPERTS] if axes != STATES else []
+        key = name if apart else ".".join([*experts, kind])
         if key not in self._halves:
-            own = name if apart else f"{self.name}.{kind}" if self._halves else self.name
-            self._halves[key] = self.make(own, self.name, kind)
+            kinds = [*experts, *([kind] if kind != TRAINED or not experts else [])]
+            own = name if apart else ".".join([self.name, *kinds]) if self._halves or experts else self.name
+            self._halves[key] = self.make(own, self.name, kind, axes)
         return self._halves[key].declare(name, shape, **how)
 
 
@@ -59,6 +64,7 @@ def kind_of(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role 
     return (tuning.base if is_map else None) or FROZEN
 
 
-def buffers_of(unit: str, make: MakeFlat, tuning: TuningConfig) -> Flat | Halves:
-    """Return where the layers of a unit declare parameters: one buffer, or one of each kind."""
-    return Halves(unit, make, tuning) if tuning.is_on else make(unit, unit, TRAINED)
+def buffers_of(unit: str, make: MakeFlat, tuning: TuningConfig, *, apart: bool = False) -> Flat | Halves:
+    """Return where the layers of a unit declare parameters: one buffer, or one of each kind. `apart`: experts' states
+    are cut over other axes."""
+    return Halves(unit, make, tuning) if tuning.is_on or apart else make(unit, unit, TRAINED, STATES)

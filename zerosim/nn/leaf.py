@@ -19,6 +19,7 @@ from zerosim.config.parts.tuning import TuningConfig
 from zerosim.device.device import Buffer, Device, Phase
 from zerosim.nn.halves import MakeFlat, kind_of
 from zerosim.nn.unit import Unit
+from zerosim.placement.mesh import STATES
 from zerosim.placement.spec import unit_of
 from zerosim.placement.split import own_suffix
 from zerosim.tensor.autograd import Node, Sink
@@ -57,10 +58,10 @@ class Tensors:
         self.flats: list[Flat] = []
         self.leaves: list[LeafModule] = []
 
-    def declare(self, name: str, shape: tuple[int, ...], **how: Any) -> Parameter:
+    def declare(self, name: str, shape: tuple[int, ...], *, axes: tuple[str, ...] = STATES, **how: Any) -> Parameter:
         """Declare a parameter as `Flat.declare`, in a new buffer with the parameter's name from the unit's name on."""
         own = self._own(name) + own_suffix(how.get("splits", ()), how.get("tile"))
-        self.flats.append(self.make(own, self.name, kind_of(self.tuning, name, shape, how.get("role"))))
+        self.flats.append(self.make(own, self.name, kind_of(self.tuning, name, shape, how.get("role")), axes))
         return self.flats[-1].declare(name, shape, **how)
 
     def leaf(

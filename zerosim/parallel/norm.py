@@ -11,9 +11,10 @@ from zerosim.errors import NonFiniteGradient
 from zerosim.optim.precision import NormRow, norm_partials, total_norm
 from zerosim.parallel.blame import blame
 from zerosim.parallel.shards import Shards
+from zerosim.placement.axes import without
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import DATA, MODEL, without
+from zerosim.placement.mesh import DATA, MODEL
 from zerosim.placement.spec import WeightSpec
 from zerosim.tensor.flat import Flat
 
@@ -30,7 +31,7 @@ def decided(
     """Return the decision of `decide` on the norm of all ranks' gradients.
 
     One exchange of one fp64 number per slice carries the norm and any overflow, as inf or nan. If they are
-    `seen`, every rank of a group already has all gradients.
+    `seen`, every rank of a group already has all gradients: only the first one counts them, where groups differ.
 
     Raises: NonFiniteGradient naming rank and unit, unless such steps are skipped; LossScaleExhausted.
     """
@@ -38,10 +39,12 @@ def decided(
     axes = layout.trained_axes
     comm, place = groups(*axes), shards.gradients.place if trained else DEVICE
     with comm.device.at(place):  # on the host, where gradients are there
-        rows = norm_rows(layout, comm.device.rank, trained)
-        partials = norm_partials(comm.device, trained, comm.size, *rows, read=shards.gradients.grad)
+        once = seen and layout.mesh.is_folded
+        rows, most = norm_rows(layout, comm.device.rank, trained, once=once), max(comm.size, layout.mesh.edp)
+        partials = norm_partials(comm.device, trained, most, *rows, read=shards.gradients.grad)
     partials = copied_to(partials, DEVICE)
-    for along in (() if seen else (axes,)) + tuple((one,) for one in reversed(MODEL) if layout.mesh.size(one) > 1):
+    others = [(one,) for one in reversed(MODEL) if layout.mesh.size(one) > 1]
+    for along in [*([] if seen and not once else [axes]), *others]:
         groups(*along).all_reduce(partials, op="sum", purpose="control")
     try:
         return decide(total_norm(comm.device, copied_to(partials, place)))
@@ -49,7 +52,9 @@ def decided(
         raise blame(groups(*MODEL, *DATA), flats, list(layout.flats)) from None
 
 
-def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[NormRow | None], int]:
+def norm_rows(
+    layout: Layout, rank: int, flats: Sequence[Flat], *, once: bool = False
+) -> tuple[list[NormRow | None], int]:
     """Return each rank's rows in the norm's table, and the number of rows: one for each unit of the whole model and
     each rank that its weights are cut over. Rows stand in the model's order, whichever pipeline stage holds them. A
     unit's leaf modules share its one row."""
@@ -60,7 +65,7 @@ def norm_rows(layout: Layout, rank: int, flats: Sequence[Flat]) -> tuple[list[No
     rows: list[NormRow | None] = []
     for flat in flats:
         axes = flat.spec.cut_axes
-        copies = without(layout.trained_axes, (*flat.held.axes, *axes))
+        copies = flat.held.axes if once else without(layout.trained_axes, (*flat.held.axes, *axes))
         counts = layout.is_counted(stage, flat.name) and not mesh.index(rank, *copies)
         row, is_cut = places[flat.spec.unit] * most + mesh.index(rank, *axes), mesh.size(*axes) > 1
         counted = partial(WeightSpec.counts, mesh=mesh, rank=rank, axes=axes) if is_cut else None

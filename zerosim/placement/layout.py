@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from zerosim.placement.mesh import Mesh, joined
+from zerosim.placement.axes import joined
+from zerosim.placement.mesh import EXPERT_STATES, STATES, Mesh
 from zerosim.placement.partition import Slice, WholeUnits
 from zerosim.placement.rows import Held, Row, Rows
 from zerosim.placement.spec import FlatSpec
@@ -44,8 +45,8 @@ class Layout:
         self._rows = {flat.name: rows(flat) if callable(rows) else rows for flat in flats}
         self.stages = [tuple(names) for names in stages or [list(self.flats)] * mesh.pp]
         cut = {axis for rows in self._rows.values() if "optim" in rows for axis in rows["optim"].axes}
-        self.trained_axes = joined(cut)
-        """The axes over which any trained buffer is cut."""
+        self.trained_axes = joined(cut if cut.isdisjoint(EXPERT_STATES) else STATES)
+        """The axes over which any trained buffer is cut; those of experts are along these and CUTS."""
         self._cut = [self._cut_together(names) for names in self.stages]
 
     def _cut_together(self, names: Sequence[str]) -> dict[tuple[str, Row, bool], _Together]:

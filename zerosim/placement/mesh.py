@@ -9,6 +9,13 @@ are neighbours in rank:
     cp             context: one sequence over several ranks
     tp             tensor: one matrix over several ranks
 
+Experts are cut over the same ranks a second time (Parallel Folding, arXiv 2504.14960): dp_shard x cp x tp is also
+edp x ep x etp, the slowest first.
+
+    edp            model states of experts are cut over it
+    ep             expert: some of a layer's experts
+    etp            expert tensor: one expert's matrices over several ranks
+
 A pure value: no arrays, no devices, no communication. Every rank derives the same groups with the same
 numbers.
 """
@@ -36,15 +43,21 @@ MODEL = ("pp", *CUTS)
 """The axes that cut the model itself: a rank has some of its layers, and pieces of their weights."""
 BLOCK = (*SHARES, *CUTS)
 """The axes whose ranks work on the same block of the same rows."""
+FOLDS = (*STATES, *CUTS)
+"""The axes whose ranks experts are cut over, along EXPERTS' axes."""
+EXPERT_STATES, EXPERT_CUTS = ("edp",), ("ep", "etp")
+"""Of experts: the axes that cut their states, and those that cut their weights."""
+EXPERTS = (*EXPERT_STATES, *EXPERT_CUTS)
 FINER: Mapping[str, tuple[str, str]] = MappingProxyType({"dp_shard": ("nodes", "node")})
 """An axis made of two finer ones: `dp_shard` is the number of nodes times the neighbours in one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The number of ranks along each axis; `node` neighbours along dp_shard form the finer axis of that name.
+    """The number of ranks along each axis; `node` neighbours along dp_shard form the finer axis of that name. An `etp`
+    of 0 is tp.
 
-    Raises: InputError for a size below 1, and for a `node` that does not divide dp_shard.
+    Raises: InputError for a size below 1, and for sizes that do not divide what they are cut from.
     """
 
     pp: int = 1
@@ -53,13 +66,29 @@ class Mesh:
     cp: int = 1
     tp: int = 1
     node: int = 1
+    ep: int = 1
+    etp: int = 0
 
     def __post_init__(self) -> None:
-        for axis in (*AXES, "node"):
+        object.__setattr__(self, "etp", self.etp or self.tp)
+        for axis in (*AXES, "node", *EXPERT_CUTS):
             if self.size(axis) < 1:
                 raise InputError(f"mesh axis {axis} has size {self.size(axis)}: expected at least 1")
         if self.dp_shard % self.node:
             raise InputError(f"mesh axis node has size {self.node}: expected one that divides dp_shard {self.dp_shard}")
+        if self.size(*FOLDS) % self.size(*EXPERT_CUTS):
+            sizes = f"ep {self.ep} x etp {self.etp} do not divide dp_shard x cp x tp, {self.size(*FOLDS)}"
+            raise InputError(f"mesh axes {sizes}: expected sizes that do")
+
+    @property
+    def edp(self) -> int:
+        """The ranks that divide the states of an expert."""
+        return self.size(*FOLDS) // self.size(*EXPERT_CUTS)
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether experts are cut otherwise than other weights."""
+        return self.ep > 1 or self.etp != self.tp
 
     @property
     def shards(self) -> int:
@@ -73,8 +102,8 @@ class Mesh:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """The ranks along each axis, by name."""
-        return {axis: self.size(axis) for axis in AXES}
+        """The ranks along each axis, by name; those of experts, where they are cut otherwise."""
+        return {axis: self.size(axis) for axis in (*AXES, *(EXPERT_CUTS if self.is_folded else ()))}
 
     @property
     def world_size(self) -> int:
@@ -95,27 +124,11 @@ class Mesh:
             place = place * size + rank // stride % size
         return place
 
-    def coordinates(self, rank: int) -> Mapping[str, int]:
-        """Return a rank's index along each axis."""
-        return {axis: self.index(rank, axis) for axis in AXES}
-
-    def first_ranks(self, *axes: str) -> list[int]:
-        """Return the lowest rank at each place along these axes."""
-        found: dict[int, int] = {}
-        for rank in range(self.world_size):
-            found.setdefault(self.index(rank, *axes), rank)
-        return [found[index] for index in sorted(found)]
-
-    def place(self, rank: int) -> str:
-        """Return 'dp_replicate 0, dp_shard 1': the axes with more than one place; '' in a mesh of one axis."""
-        axes = [axis for axis in AXES if self.size(axis) > 1]
-        return ", ".join(f"{axis} {self.index(rank, axis)}" for axis in axes) if len(axes) > 1 else ""
-
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
         """Return the ranks, ascending, that differ from this one only along these axes; itself included."""
-        finest = _finest(axes)
-        first = rank - sum(self.index(rank, axis) * self._stride(axis) for axis in finest)
-        steps = [range(0, self.size(axis) * self._stride(axis), self._stride(axis)) for axis in finest]
+        single = finest(axes)
+        first = rank - sum(self.index(rank, axis) * self._stride(axis) for axis in single)
+        steps = [range(0, self.size(axis) * self._stride(axis), self._stride(axis)) for axis in single]
         return tuple(first + sum(offsets) for offsets in product(*steps))
 
     def neighbours(self, rank: int, axis: str, count: int) -> tuple[int, ...]:
@@ -130,27 +143,27 @@ class Mesh:
         return group[0], group[-1]
 
     def number(self, *axes: str) -> int:
-        """Return a number for the groups along these axes, 1 to 63. Number and rank identify a group.
-
-        Groups of neighbours along an axis have numbers from 64 on (`comm/groups.py`).
-        """
-        return sum(1 << FINEST.index(axis) for axis in _finest(axes))
+        """Return a number for the groups along these axes, below 1 << len(FINEST). Number and rank identify a group.
+        Groups of neighbours along an axis have greater ones (`comm/groups.py`)."""
+        return sum(1 << FINEST.index(axis) for axis in finest(axes))
 
     def name(self, *axes: str) -> str:
         """Return the axes joined with '+', in mesh order: those of several ranks or, without one, all but SHARES."""
-        ordered = sorted(set(axes), key=lambda axis: FINEST.index(_finest((axis,))[0]))
+        ordered = sorted(set(axes), key=lambda axis: FINEST.index(finest((axis,))[0]))
         with_ranks = [axis for axis in ordered if self.size(axis) > 1]
         return "+".join(with_ranks or [axis for axis in ordered if axis not in SHARES] or ordered)
 
     def _stride(self, axis: str) -> int:
-        last = _finest((axis,))[-1]
-        return self.size(*FINEST[FINEST.index(last) + 1 :])
+        last = finest((axis,))[-1]
+        order = EXPERTS if last in EXPERTS else FINEST[: -len(EXPERTS)]
+        return self.size(*order[order.index(last) + 1 :])
 
 
-FINEST = tuple(finer for axis in AXES for finer in FINER.get(axis, (axis,)))  # AXES, with the finer ones
+FINEST = (*[finer for axis in AXES for finer in FINER.get(axis, (axis,))], *EXPERTS)
+"""AXES, with the finer ones in place of what they make, and those of experts."""
 
 
-def _finest(axes: Collection[str]) -> list[str]:
+def finest(axes: Collection[str]) -> list[str]:
     """Return the finest axes of these axes, in mesh order."""
     asked = {finer for axis in axes for finer in FINER.get(axis, (axis,))}
     return [axis for axis in FINEST if axis in asked]
@@ -159,28 +172,4 @@ def _finest(axes: Collection[str]) -> list[str]:
 @lru_cache(maxsize=1024)
 def _sizes_and_strides(mesh: Mesh, axes: tuple[str, ...]) -> list[tuple[int, int]]:
     """Return for each of the finest axes its ranks, and the distance of two neighbours."""
-    return [(mesh.size(axis), mesh._stride(axis)) for axis in _finest(axes)]
-
-
-def without(axes: Collection[str], others: Collection[str]) -> tuple[str, ...]:
-    """Return these axes without the others, in mesh order; of an axis of which a finer one is gone, what is left."""
-    gone, found = {*_finest(others)}, list[str]()
-    for axis in joined(axes):
-        finest = _finest((axis,))
-        found += [axis] if gone.isdisjoint(finest) else [one for one in finest if one not in gone]
-    return tuple(found)
-
-
-def joined(axes: Collection[str]) -> tuple[str, ...]:
-    """Return these axes without those that another one of them includes, in mesh order."""
-    finer = {part for axis in axes for part in FINER.get(axis, ())}
-    return tuple(axis for axis in dict.fromkeys((*AXES, *FINEST)) if axis in axes and axis not in finer)
-
-
-def what_for(axis: str) -> str:
-    """Return the purpose of a group along axes of this name (`Mesh.name`): 'states' if they cut model
-    states, 'replicas' if they hold copies of those, else their name, as for a finer axis."""
-    axes, states, data = ({*_finest(some)} for some in (axis.split("+"), STATES, DATA))
-    if axes <= states and (axes - {*SHARES}) in (set(), states - {*SHARES}):  # an axis of one rank has no name
-        return "states"
-    return "replicas" if axes <= data and not axes < states else axis
+    return [(mesh.size(axis), mesh._stride(axis)) for axis in finest(axes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from zerosim.placement.dimension_zero import RowSlices
@@ -36,6 +36,13 @@ class Row:
 Rows = Mapping[str, Row]
 """A buffer's row for each of its states: 'param', 'grad', 'optim', and those that an exchange adds. Memory is
 allocated in this order."""
+
+
+def cut_over(rows: Rows, axes: tuple[str, ...]) -> Rows:
+    """Return these rows with `axes` in place of the axes that cut other buffers' states."""
+    if axes == STATES:
+        return rows
+    return {state: replace(row, axes=axes) if row.axes == STATES else row for state, row in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)

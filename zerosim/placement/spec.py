@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from zerosim.placement.block import Role
 from zerosim.placement.formats import Format
-from zerosim.placement.mesh import CUTS
+from zerosim.placement.mesh import CUTS, EXPERT_CUTS, STATES
 from zerosim.placement.partition import Slice
 from zerosim.placement.split import CutSpec, own_suffix
 
@@ -106,7 +106,7 @@ class FlatSpec:
 
     With a `block` each weight begins at a multiple of it, and the buffer's length is a multiple of `block * members`:
     that many even slices end at blocks of one weight. The resulting gaps are padding, and belong to no weight.
-    All of its weights are trained, or none.
+    All of its weights are trained, or none. `axes`: those that cut its states.
     """
 
     name: str
@@ -115,6 +115,7 @@ class FlatSpec:
     block: int = 1
     members: int = 1
     is_trained: bool = True
+    axes: tuple[str, ...] = STATES
     offsets: tuple[int, ...] = field(init=False)
     numel: int = field(init=False)
 
@@ -133,7 +134,8 @@ class FlatSpec:
     @property
     def cut_axes(self) -> tuple[str, ...]:
         """The mesh axes that cut the work of its layers, and any others that cut its weights."""
-        return tuple(dict.fromkeys([*CUTS, *[split.axis for weight in self.weights for split in weight.splits]]))
+        cuts = CUTS if self.axes == STATES else EXPERT_CUTS
+        return tuple(dict.fromkeys([*cuts, *[split.axis for weight in self.weights for split in weight.splits]]))
 
     @property
     def num_parameters(self) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
+from zerosim.placement.axes import place_of
 from zerosim.report.names import KINDS, STAGES, counted
 from zerosim.units import format_bytes
 
@@ -187,7 +188,7 @@ def result_html(result: RunResult) -> str:
     held, moved = [], []  # two tables: one would be wider than a page
     for rank, peak in peaks.items():
         sent, states, _ = _figures(result, rank)
-        name = f"{rank} ({result.layout.mesh.place(rank)})" if on_mesh else str(rank)
+        name = f"{rank} ({place_of(result.layout.mesh, rank)})" if on_mesh else str(rank)
         held.append([name, *(f"{nbytes:,}" for nbytes in states), f"{sum(states):,}"])
         moved.append([name, f"{sent:,}", f"{peak.total_bytes:,}", bar(peak.by_kind, most)])
     head = ("rank", "sent in the last step", "peak", "what the peak is made of")

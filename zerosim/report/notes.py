@@ -19,7 +19,8 @@ from zerosim.analysis.shares import extra_of
 from zerosim.analysis.weights import exchanged
 from zerosim.config import RunConfig
 from zerosim.config.presets.optimizers import OPTIMIZERS as PRESETS
-from zerosim.placement.mesh import STATES, what_for
+from zerosim.placement.axes import what_for
+from zerosim.placement.mesh import STATES
 from zerosim.report.look import spread
 from zerosim.report.words import by_stage, holds_part, of_rank
 from zerosim.train.check_trained import num_trained

@@ -17,7 +17,8 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.clock import StepTime
 from zerosim.ledger.tracks import Track
-from zerosim.placement.mesh import SHARES, what_for
+from zerosim.placement.axes import what_for
+from zerosim.placement.mesh import SHARES
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES, listed

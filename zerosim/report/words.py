@@ -16,10 +16,12 @@ from zerosim.analysis.capabilities import note_of
 from zerosim.analysis.checks import Checks
 from zerosim.analysis.compare import last_whole_step
 from zerosim.analysis.cost import cost_of
+from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
 from zerosim.analysis.forms import forms, of
 from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
+from zerosim.placement.axes import place_of
 from zerosim.placement.mesh import DATA, SHARES
 from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
@@ -64,7 +66,7 @@ def by_stage(values: Sequence[int | Fraction]) -> str:
 
 def place(result: RunResult, rank: int) -> str:
     """Return ' (pp 0, dp_shard 0, tp 0)', a rank's place in a mesh."""
-    return f" ({result.layout.mesh.place(rank)})" if shape(result.config) else ""
+    return f" ({place_of(result.layout.mesh, rank)})" if shape(result.config) else ""
 
 
 def of_rank(found: Sequence[Checks]) -> Callable[[str], str]:
@@ -93,11 +95,15 @@ def trained(result: RunResult) -> str:
 
 
 def trained_of(placed: Placed) -> str:
-    """Return ' (4,096 of them trained, 1.8 %)' if some are frozen."""
-    if frozen_of(placed.config) is None:
-        return ""
-    trained = num_trained(placed.layout)
-    return f" ({trained:,} of them trained, {100 * trained / placed.num_parameters:.3g} %)"
+    """Return ' (4,096 of them trained, 1.8 %)' if some are frozen, and how many work for a token if not all do."""
+    found, model = list[str](), placed.config.model
+    if model.has_experts:
+        active = active_of(model)
+        found.append(f"{active:,} active for a token, {100 * active / parameters_of(placed.config):.3g} %")
+    if frozen_of(placed.config) is not None:
+        trained = num_trained(placed.layout)
+        found.append(f"{trained:,} of them trained, {100 * trained / placed.num_parameters:.3g} %")
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def pieces(result: RunResult) -> str:

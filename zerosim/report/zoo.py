@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from zerosim.analysis.expect.closed_forms import active_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.known import PAPERS, by_family
@@ -70,16 +71,26 @@ def models_table(word: str = "") -> RenderableType:
         "layers": "layers", "hidden": "hidden", "heads": "heads", "kv": "kv_heads", "ffn": "ffn",
         "context": "positions", "vocab": "vocab",
     }  # fmt: skip
-    columns = *sizes, "parameters", "published"
+    columns = *sizes, "parameters", "active", "published"
     grid = Grid("model", *(right(name) for name in columns), "LoRA on one")
     for title, presets in found(word).items():
         grid.add(title, *(None for _ in columns), None, style="bold")
         for preset in presets:
-            numel = build_model(RunConfig(model=preset.name), device).num_parameters
+            config = RunConfig(model=preset.name)
+            numel = build_model(config, device).num_parameters
+            active = active_of(config.model) if config.model.has_experts else ""
             is_released = preset.published_parameters is not None or title not in PAPERS
             gpu = _tuned(preset, METHODS["LoRA"])[1] if is_released else ""
-            grid.add(preset.name, *(f"{preset.sizes[name]:,}" for name in sizes.values()), numel, preset.published, gpu)
-    note = "LoRA on one: the smallest GPU for it, of released models; zerosim zoo fine-tuning has the bytes, and other "
+            grid.add(
+                preset.name,
+                *(f"{preset.sizes[name]:,}" for name in sizes.values()),
+                numel,
+                active,
+                preset.published,
+                gpu,
+            )
+    note = "active: the parameters that work for a token, where a router chooses experts. LoRA on one: the "
+    note += "smallest GPU for it, of released models; zerosim zoo fine-tuning has the bytes, and other "
     note += "ways. Or a Hugging Face config.json, or a family with sizes of your own: "
     note += f"{', '.join(FAMILIES)}. Sources: --json -."
     return titled("Models", Adaptive(grid, grid.without(*sizes), grid.without(*sizes, "published")), note)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from zerosim.comm.rank_status import ranks_text
 from zerosim.errors import InputError
+from zerosim.placement.axes import first_ranks
 from zerosim.report.notebook import FONT, HATCH, card, escaped, table
 from zerosim.stepper.session import Parts, Session
 from zerosim.tensor.flat import Flat
@@ -149,7 +150,7 @@ def ownership(session: Session) -> Ownership:
     layout, rows = session.experiment.layout, []
     for flat in layout.flats.values():
         mesh, axes = layout.mesh, flat.cut_axes if any(weight.splits for weight in flat.weights) else ()
-        for index, first in enumerate(mesh.first_ranks(*axes)):
+        for index, first in enumerate(first_ranks(mesh, *axes)):
             part = ", ".join(f"{axis} {mesh.index(first, axis)}" for axis in axes)
             for rank in layout.holders(flat.name):
                 if mesh.index(rank, *axes) != index:

@@ -15,6 +15,7 @@ from zerosim.device.device import Buffer
 from zerosim.device.events import Event, Save
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MemoryLedger, Snapshot
+from zerosim.placement.axes import place_of
 from zerosim.placement.memories import DEVICE, MEMORIES
 from zerosim.report.notebook import MOST_ROWS, bar, bytes_text, card, chip, escaped, legend, table
 from zerosim.stepper.match import Moment, describe, numbered
@@ -33,7 +34,7 @@ class RankView:
     @property
     def place(self) -> str:
         """Its place in the mesh, 'dp_replicate 0, dp_shard 1'; '' in a mesh of one axis."""
-        return self._session.experiment.layout.mesh.place(self.rank)
+        return place_of(self._session.experiment.layout.mesh, self.rank)
 
     @property
     def events(self) -> list[Event]:

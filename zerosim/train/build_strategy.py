@@ -20,7 +20,7 @@ from zerosim.parallel.zero2 import Zero2
 from zerosim.parallel.zero3 import Zero3
 from zerosim.placement.layout import Layout, RowsOf
 from zerosim.placement.mesh import Mesh
-from zerosim.placement.rows import Rows
+from zerosim.placement.rows import Rows, cut_over
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.placement.zero import frozen, rows_said, zero_rows
@@ -44,10 +44,10 @@ def rows_of(config: RunConfig, strategy: Strategy | None = None) -> RowsOf:
 
     def of_flat(flat: FlatSpec) -> Rows:
         if not flat.is_trained:
-            return held
+            return cut_over(held, flat.axes)
         if row := row_of(config.tuning, flat):
             return between.setdefault(row, cut_between(trained, row))
-        return {**trained, **made.beside(flat)}
+        return {**cut_over(trained, flat.axes), **made.beside(flat)}
 
     return of_flat
 

@@ -39,7 +39,7 @@ from zerosim.ledger.entries import Entries, Entry
 from zerosim.ledger.pace import PaceLedger
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.optim.control import StepControl, StepReport
-from zerosim.parallel.context import unlike
+from zerosim.parallel import context, experts
 from zerosim.placement.classes import by_shares, classes, reasons
 from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
@@ -175,7 +175,7 @@ def _plan(
 
     stands_for = list(range(config.mesh.ranks))
     if not every_rank:
-        why = [*reasons(by_tensor=by_tensor), *unlike(config)]
+        why = [*reasons(by_tensor=by_tensor), *context.unlike(config), *experts.unlike(config)]
         stands_for = by_loading(config, classes(whole.layout, why, of_owners))
         run(stands_for)  # only a record tells which reductions its group does not divide: then more ranks have to run
         found = {rank: uneven[rank].found for rank in set(stands_for)}

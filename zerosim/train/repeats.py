@@ -20,7 +20,8 @@ from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeate
 
 def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) -> Pieces:
     """Return a rank's pieces with a unit around each block that repeats a block rehearsed on a separate device."""
-    place, inner = config.mesh.axes.index(ctx.rank, *BLOCK), made.wrap
+    mesh, inner = config.mesh.axes, made.wrap
+    place = mesh.index(ctx.rank, *BLOCK), mesh.index(ctx.rank, "ep") if mesh.is_folded else 0
 
     def wrap(number: int, unit: Unit) -> Unit:
         unit = inner(number, unit)

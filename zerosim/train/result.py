@@ -21,6 +21,7 @@ from zerosim.ledger.ranks import RankLedgers
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.models.model import Model
 from zerosim.optim.control import StepReport
+from zerosim.placement.axes import coordinates
 from zerosim.placement.layout import Layout
 from zerosim.train.check_trained import num_trained
 from zerosim.train.memory import OtherMemory, RankMemory
@@ -158,7 +159,7 @@ class RunResult:
     def _rank_dict(self, rank: int) -> dict[str, Any]:
         return {
             "rank": rank,
-            "coordinates": dict(self.layout.mesh.coordinates(rank)),
+            "coordinates": dict(coordinates(self.layout.mesh, rank)),
             "memory": self.memory[rank].to_dict(),
             "traffic": _rows(self.traffic[rank]),
         }

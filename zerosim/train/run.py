@@ -33,6 +33,7 @@ from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
 from zerosim.parallel.pipeline import Schedule
 from zerosim.placement.assemble import Piece, assemble
+from zerosim.placement.axes import first_ranks
 from zerosim.placement.mesh import DATA, SHARES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
@@ -203,7 +204,7 @@ class Experiment:
         """Combine the ranks' return values and the counts of their ledgers."""
         mesh = self.layout.mesh
         last = self.config.chunks.last_stage  # the ranks that have losses
-        data_ranks = [mesh.group(rank, "pp")[last] for rank in mesh.first_ranks(*DATA)]
+        data_ranks = [mesh.group(rank, "pp")[last] for rank in first_ranks(mesh, *DATA)]
         shares = [[outcomes[one].losses for one in mesh.group(rank, *SHARES)] for rank in data_ranks]  # of each's rows
         return collect(
             self.config,

@@ -114,7 +114,7 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
 
 
 def _numel(config: RunConfig) -> int:
-    """Estimate the model's parameters: its matrices and tables."""
+    """Estimate the model's parameters that work for a token: its matrices and tables."""
     model = config.model
     if model.family == "flat":
         return model.params or 1
@@ -126,4 +126,9 @@ def _numel(config: RunConfig) -> int:
         columns = sum(model.width(out.wide) for one in maps for out in one.outs)
         rows = model.width("heads") * (len(block.branches) - 1) + model.ffn
         numel += layers * model.hidden * (columns + rows)
+    if model.has_experts:  # in place of a dense feed-forward, those of a token
+        outs, mixed = model.decoder.block.mlp.columns.outs, range(model.layers)
+        wide = (model.top_k + model.shared_experts) * model.expert_ffn - model.ffn
+        count = sum(model.kind(number).has_experts for number in mixed)
+        numel += count * model.hidden * ((len(outs) + 1) * wide + model.experts)
     return numel

@@ -8,7 +8,7 @@ from itertools import accumulate
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import dense, result_for
+from zerosim.backends.cuda.arrays import copy, dense, result_for
 from zerosim.backends.cuda.products import product
 from zerosim.backends.cuda.types import NULL, raw, run_rows, run_threads
 from zerosim.backends.forms import Choice
@@ -44,7 +44,7 @@ template <class W, class I> __device__ void chosen_of(const W* scores, const I* 
 // room (M, 2 E): a token's scores, and those by which it chooses; taken ones become -inf.
 template <class T, class O, class I, class W>
 __global__ void route(const T* all, const T* bias, W* room, O* weights, I* ids, int tokens, int experts, int k,
-                      int kind, int groups, int kept, int best, int normed, int even, int biased, double scale) {
+                      int kind, int groups, int kept, int best, int normed, int given, int biased, double scale) {
     const int m = blockIdx.x * blockDim.x + threadIdx.x;
     if (m >= tokens) return;
     const W none = -1.0 / 0.0;
@@ -78,8 +78,8 @@ __global__ void route(const T* all, const T* bias, W* room, O* weights, I* ids, 
         scores_of<W>(all + 1LL * m * experts, scores, experts, kind);
     }
     for (int c = 0; c < k; ++c) {
-        int place = even ? int((1LL * m * k + c) % experts) : 0;
-        for (int e = 1; !even && e < experts; ++e) if (by[e] > by[place]) place = e;
+        int place = given ? int(own[c]) : 0;
+        for (int e = 1; !given && e < experts; ++e) if (by[e] > by[place]) place = e;
         own[c] = place;
         by[place] = none;
     }
@@ -190,9 +190,12 @@ def route(logits: Array, bias: Array | None, how: Choice, weights: Array, ids: A
     added = NULL if bias is None else dense(bias, logits.dtype)
     room = cp.empty((tokens, 2 * experts), compute)
     with result_for(weights) as out, result_for(ids) as chosen:
+        if how.given:
+            listed = np.repeat(np.arange(experts, dtype=chosen.dtype), how.given).reshape(ids.shape[::-1])
+            chosen.set(np.ascontiguousarray(listed.T))
         kernel = raw(ROUTE, "route", (logits.dtype, out.dtype, chosen.dtype, compute))
         sizes = tokens, experts, ids.shape[1], SCORES.index(how.scores), how.groups, how.chosen, how.best
-        flags = how.normed, how.even, bias is not None
+        flags = how.normed, bool(how.given), bias is not None
         numbers = [np.int32(number) for number in (*sizes, *flags)]
         run_threads(kernel, tokens, dense(logits), added, room, out, chosen, *numbers, np.float64(how.scale))
 
@@ -267,6 +270,14 @@ def grouped(rows: Array, stack: Array, counts: Sequence[int], out: Array) -> Non
         product(rows[of], stack[expert], out[of])
 
 
-def grouped_wgrad(left: Array, right: Array, counts: Sequence[int], dstack: Array) -> None:
+def grouped_wgrad(left: Array, right: Array, counts: Sequence[int], scale: float, dstack: Array) -> None:
     for expert, of in _each(counts):
-        product(left[of].T, right[of], dstack[expert])
+        product(left[of].T, right[of], dstack[expert], scale=scale)
+
+
+def move_rows(rows: Array, chunks: Sequence[int], order: Sequence[int], out: Array) -> None:
+    runs, at = [of for _, of in _each(chunks)], 0
+    for chunk in order:
+        if chunks[chunk]:
+            copy(rows[runs[chunk]], out[at : at + chunks[chunk]])
+        at += chunks[chunk]

@@ -42,8 +42,8 @@ def _in_groups(scores: Array, how: Choice) -> Array:
 
 def route(logits: Array, bias: Array | None, how: Choice, weights: Array, ids: Array) -> None:
     scores = _scores(logits, how)
-    if how.even:
-        ids[...] = np.arange(ids.size).reshape(ids.shape) % logits.shape[1]
+    if how.given:
+        ids[...] = np.repeat(np.arange(len(how.given)), how.given).reshape(ids.shape[::-1]).T
     else:
         by = scores if bias is None else scores + raised(bias)
         ids[...] = _best(by if how.groups == how.chosen else _in_groups(by, how), ids.shape[1])
@@ -118,9 +118,18 @@ def grouped(rows: Array, stack: Array, counts: Sequence[int], out: Array) -> Non
         round_into(result, out[of])
 
 
-def grouped_wgrad(left: Array, right: Array, counts: Sequence[int], dstack: Array) -> None:
+def grouped_wgrad(left: Array, right: Array, counts: Sequence[int], scale: float, dstack: Array) -> None:
     compute = wide(left, right)
     for expert, of in _each(counts):
         result = result_for(dstack[expert], compute)
         product(raised(left[of]).T, raised(right[of]), out=result)
+        if scale != 1.0:
+            result *= scale
         round_into(result, dstack[expert])
+
+
+def move_rows(rows: Array, chunks: Sequence[int], order: Sequence[int], out: Array) -> None:
+    runs, at = [of for _, of in _each(chunks)], 0
+    for chunk in order:
+        out[at : at + chunks[chunk]] = rows[runs[chunk]]
+        at += chunks[chunk]

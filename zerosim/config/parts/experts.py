@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.gathering import Gathering
@@ -11,6 +13,45 @@ from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.errors import InputError, wrong
+from zerosim.placement.spread import EVEN, Spread, zipf
+
+
+def read_routing(text: str) -> str:
+    """Return how tokens spread over experts. Raises: InputError for another word, or a file that does not say it."""
+    how, _, value = text.partition(":")
+    if how == "measured" and value:
+        _measured(value)
+    elif not (text == "even" or (how == "zipf" and value and _is_exponent(value))):
+        raise InputError(f"{text!r}: expected even, zipf:S with a number S of 0 to 10, or measured:FILE")
+    return text
+
+
+def _is_exponent(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 10
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=8)
+def _measured(path: str) -> tuple[tuple[float, ...], ...]:
+    """Return the experts' shares that a file has, for each block, or for all. Raises: InputError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except OSError as error:
+        raise InputError(f"'measured:{path}': {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"'measured:{path}': no JSON; expected a list of each expert's share") from None
+    rows = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+    for row in rows:
+        if not isinstance(row, list) or not row or not all(_is_share(share) for share in row) or not sum(row):
+            raise InputError(f"'measured:{path}': expected a list of each expert's share, or one for each block")
+    return tuple(tuple(map(float, row)) for row in rows)
+
+
+def _is_share(share: object) -> bool:
+    return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +61,13 @@ class ExpertsConfig(Part):
     group = "experts"
 
     routing: str | None = option(
-        None, "the experts of each token: even, round robin whatever the router says, as a plan assumes",
-        choices=("even",), shown="a run's router chooses; a plan assumes even",
+        None, "how tokens spread over experts: even, zipf:S (the r-th of them has 1/r^S), or measured:FILE, a JSON "
+        "list of each expert's share, or one for each block. A run's router is overruled", metavar="HOW",
+        shown="a run's router chooses; a plan assumes even", parse=read_routing,
+    )  # fmt: skip
+    dispatcher: str = option(
+        "alltoall", "with --ep: tokens go to their experts' ranks and back (alltoall), or every rank gathers all "
+        "tokens of the group (allgather)", choices=("alltoall", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
@@ -32,10 +78,16 @@ class ExpertsConfig(Part):
         "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
 
-    @property
-    def is_even(self) -> bool:
-        """Whether runs route as plans assume."""
-        return self.routing == "even"
+    def spread_of(self, experts: int, number: int) -> Spread | None:
+        """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
+        chooses."""
+        how, _, value = (self.routing or "").partition(":")
+        if how == "zipf":
+            return zipf(experts, float(value))
+        if how == "measured":
+            found = _measured(value)
+            return Spread(found[number % len(found)])
+        return EVEN if how else None
 
 
 DROPLESS = ExpertsConfig()
@@ -52,10 +104,16 @@ def rules(
                     name, f" {value!r}: model {model.family} has no experts; pass --experts too, or leave it out"
                 )
         return
+    if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
+        yield wrong("dispatcher", f" {experts.dispatcher!r}: all experts are on every rank; pass --ep 2, for one")
+    how = experts.spread_of(model.experts, 0)
+    if how is not None and len(how.shares) not in (0, model.experts):
+        yield wrong("routing", f" {experts.routing!r}: has {len(how.shares)} shares for {model.experts} experts")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:
         yield wrong("mlp_tile", f" {memory.mlp_tile}: experts need all tokens at once; leave it out")
-    for name, width in (("expert_ffn", model.expert_ffn), ("shared experts' width", model.width("shared"))):
+    cut = [] if mesh.axes.is_folded else [("expert_ffn", model.expert_ffn)]
+    for name, width in (*cut, ("shared experts' width", model.width("shared"))):
         if width % mesh.tp:
             yield wrong("tp", f" {mesh.tp} does not divide {name} {width}: choose a divisor")

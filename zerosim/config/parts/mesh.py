@@ -56,6 +56,17 @@ class MeshConfig(Part):
         words="cp_size context_parallel_size context_parallel_degree parallelism.context_parallel_degree",
     )  # fmt: skip
 
+    ep: int = option(
+        1, "expert parallelism: number of ranks that share a layer's experts, of those along dp_shard, cp and tp",
+        low=1, high=65536, metavar="E", also=("--expert-parallel", "--expert-model-parallel-size"), after="cp",
+        words="ep_size expert_parallel_size expert_parallel_degree parallelism.expert_parallel_degree",
+    )  # fmt: skip
+    etp: int | None = option(
+        None, "number of ranks that share each expert's maps, with --ep or --tp", low=1, high=65536, metavar="T",
+        shown="tp", also=("--expert-tensor-parallel-size",), after="ep",
+        words="expert_tensor_parallel_degree parallelism.expert_tensor_parallel_degree",
+    )  # fmt: skip
+
     pp: int = option(
         1, "pipeline parallelism: number of pipeline stages that the layers are divided into. The microbatches of "
         "--accumulate pass through them", low=1, high=4096, metavar="P",
@@ -81,6 +92,15 @@ class MeshConfig(Part):
                 "is pp x dp_replicate x dp_shard x cp x tp ranks)",
             )
         check_node(self.ranks // each, self.tp, self.secondary_shard, self.ranks_per_node, self.cp)
+        inner, experts = self.ranks // (self.pp * self.dp_replicate), self.ep * (self.etp or self.tp)
+        if inner % experts:
+            field = "ep" if self.ep > 1 else "etp"
+            beside = f" x etp {self.etp or self.tp}" if field == "ep" and experts > self.ep else ""
+            fitting = [size for size in range(1, inner + 1) if inner % (size * experts // getattr(self, field)) == 0]
+            near = sorted(fitting, key=lambda size: abs(size - getattr(self, field)))[:2]
+            right = f"choose {field} {' or '.join(map(str, sorted(near)))}" if near else "choose etp 1"
+            of = "dp_shard x cp x tp" if self.others.world_size > self.pp * self.dp_replicate else "dp_shard"
+            raise wrong(field, f" {getattr(self, field)}{beside} does not divide {of}, {inner}: {right}")
 
     @property
     def others(self) -> Mesh:
@@ -106,7 +126,8 @@ class MeshConfig(Part):
 def _axes_of(mesh: MeshConfig) -> Mesh:
     given = mesh.others
     node = mesh.secondary_shard or node_of(mesh.ranks_per_node, mesh.cp * mesh.tp)
-    return replace(given, dp_shard=mesh.ranks // given.world_size, node=node)
+    shards = mesh.ranks // given.world_size
+    return replace(given, dp_shard=shards, node=node, ep=mesh.ep, etp=mesh.etp or mesh.tp)
 
 
 def right_sizes(ranks: int, sizes: Mapping[str, int], most: int) -> str:

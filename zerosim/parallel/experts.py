@@ -1,0 +1,328 @@
+"""Expert parallelism: each of ep ranks has E/ep of a layer's experts, and rows travel to the experts that they chose.
+
+(GShard, arXiv 2006.16668; over the axes of Parallel Folding, arXiv 2504.14960, as Megatron-LM d98e8a6,
+core/transformer/moe/token_dispatcher.py, and torchtitan b5bcd76, distributed/expert_parallel.py.)
+
+    counts      each rank says how many rows it has for each expert: E integers, for which the host waits
+    send        an all-to-all of uneven parts: of a rank's M k rows of D the share (ep-1)/ep leaves it, if all experts
+                are chosen equally often. Then rows are put in the order of their experts
+    bring       back by the same way. In backward both run the other way: 4 all-to-alls a layer and microbatch
+    etp         each expert's maps are cut over etp ranks, by columns, then by rows: all of them gather each other's
+                rows, and reduce-scatter the results. Uneven ones are broadcasts and reductions, as c10d makes them
+
+Experts' states are cut over edp, those ranks that have the same experts. An expert's gradient is the sum over the rows
+of all its group's ranks, so it is multiplied by tp / (ep etp) when it is computed: then the average over edp divides
+by dp_shard x cp, as every other gradient's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from zerosim import functional as F
+from zerosim.comm.collectives import Comm
+from zerosim.config import RunConfig
+from zerosim.device.device import Buffer, Kind
+from zerosim.functional.common import Grads
+from zerosim.functional.experts import Chosen, Routing, read_counts, sort_rows
+from zerosim.nn.group import WholeExperts, WholeMaps
+from zerosim.parallel.pieces import Pieces, Place
+from zerosim.parallel.tensor import PURPOSE
+from zerosim.placement.classes import Column, Reason
+from zerosim.placement.layout import Layout
+from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
+from zerosim.placement.split import Split
+from zerosim.placement.spread import EVEN
+from zerosim.tensor.tensor import Tensor, apply
+
+CONTROL = "control"
+
+
+def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
+    """Add the ranks over which a layer's experts are cut."""
+    mesh, groups = config.mesh.axes, place.groups
+    if not mesh.is_folded:
+        return made
+    kind = AllGathered if config.experts.dispatcher == "allgather" else Exchanging
+    comm = None if groups is None else Members(groups("ep"), groups("etp"), groups(*EXPERT_CUTS))
+    experts = kind((mesh.ep, mesh.etp), mesh.index(place.rank, *EXPERT_CUTS), comm, mesh.tp / (mesh.ep * mesh.etp))
+    return made._replace(group=replace(made.group, experts=experts, mesh=mesh))
+
+
+def unlike(config: RunConfig) -> list[Reason]:
+    """Return why ranks along ep differ, if they do: their experts get more rows than others, or fewer."""
+    mesh, model = config.mesh.axes, config.model
+    if not mesh.is_folded or mesh.ep == 1:
+        return []
+    tokens = config.data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
+    local, rows = model.experts // mesh.ep, list[tuple[tuple[int, ...], ...]]()
+    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
+        spread = config.experts.spread_of(model.experts, number) or EVEN
+        counts = spread.counts(tokens, model.top_k, model.experts)
+        rows.append(tuple(counts[first : first + local] for first in range(0, model.experts, local)))
+
+    def places(layout: Layout, stage: int) -> Iterator[Column]:
+        yield ("ep",), list(zip(*rows, strict=True))
+
+    return [places]
+
+
+class Members(NamedTuple):
+    """This rank's groups along ep, along etp, and along both."""
+
+    ep: Comm
+    etp: Comm
+    both: Comm
+
+
+class Cut(WholeExperts):
+    """Member `at` of a group of ep x etp `sizes`. Without its members it describes how weights are cut, and runs
+    nothing. `grad_scale`: the factor of an expert's gradient."""
+
+    axes = EXPERT_CUTS
+
+    def __init__(self, sizes: tuple[int, int], at: int, members: Members | None, grad_scale: float) -> None:
+        self.size, self.tensor = sizes
+        self.index, self.tensor_index = divmod(at, self.tensor)
+        self._members, self.grad_scale = members, grad_scale
+
+    @property
+    def members(self) -> Members:
+        assert self._members is not None, "a model that was built for its layout alone does not run"
+        return self._members
+
+    def stack(self, maps: WholeMaps, shape: tuple[int, ...], *, of: int, parts: int = 1) -> dict[str, Any]:
+        by_expert = Split(shape, 0, self.size, axis="ep")
+        by_width = Split(by_expert.local_shape, of, self.tensor, parts, axis="etp")
+        return {"splits": (by_expert, by_width), "axes": EXPERT_STATES}
+
+    def num_local(self, experts: int) -> int:
+        return experts // self.size
+
+
+class Exchanging(Cut):
+    """Rows go to their experts' ranks by all-to-all, and come back."""
+
+    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Trip, Tensor, Tensor]:
+        trip = self._trip(chosen)
+        rows, of_rows = self._sent(F.dispatch(x, trip.home), trip), F.row_weights(weights, trip.home)
+        return trip, rows, self._sent(of_rows, trip) if inside else of_rows
+
+    def combine(self, way: Trip, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        members = self.members
+        if way.order:
+            rows = moved(rows, *way.back)
+        if self.tensor > 1:
+            rows = scattered(members.etp, rows, way.held)
+        if self.size > 1:
+            rows = exchanged(members.ep, rows, way.received, way.sent)
+        return super().combine(way.home, rows, weights, shape)
+
+    def _sent(self, rows: Tensor, trip: Trip) -> Tensor:
+        if self.size > 1:
+            rows = exchanged(self.members.ep, rows, trip.sent, trip.received)
+        if self.tensor > 1:
+            rows = gathered(self.members.etp, rows, trip.held)
+        return moved(rows, trip.chunks, trip.order) if trip.order else rows
+
+    def _trip(self, chosen: Chosen) -> Trip:
+        """Tell the group how many rows this rank has for each expert, and read what the others have for the experts
+        here."""
+        experts, members, each = chosen.table.numel, self.members, range(self.size)
+        local = self.num_local(experts)
+        arrived = (
+            members.ep.all_to_all(chosen.table, kind=Kind.TEMP, purpose=CONTROL) if self.size > 1 else chosen.table
+        )
+        if self.tensor > 1:
+            arrived = members.etp.all_gather(arrived, kind=Kind.TEMP, purpose=CONTROL)
+        own = chosen.assumed()
+        here = own[self.index * local : (self.index + 1) * local] * (self.size * self.tensor)
+        both = read_counts([chosen.table, arrived], None if chosen.spread is None else [own, here])
+        own, chunks = both
+        sources = range(0, len(chunks), local)
+        of_member = [chunks[first : first + experts] for first in range(0, len(chunks), experts)]
+        return Trip(
+            home=Routing(chosen.ids, chosen.order, chosen.ids.shape[1], own),
+            counts=tuple(sum(chunks[expert::local]) for expert in range(local)),
+            sent=tuple(sum(own[at * local : (at + 1) * local]) for at in each),
+            received=tuple(sum(of_member[self.tensor_index][at * local : (at + 1) * local]) for at in each),
+            held=tuple(map(sum, of_member)),
+            chunks=chunks,
+            order=tuple(first + expert for expert in range(local) for first in sources) if local > 1 else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """How rows came to the experts of this rank.
+
+    home       the rows of its own tokens
+    counts     the rows of each of its experts
+    sent       the rows that it sent to each member of ep; `received` from each
+    held       the rows that each member of etp received
+    chunks     the rows of each expert from each source, as they arrived; `order`: in which they lie for the experts
+    """
+
+    home: Routing
+    counts: tuple[int, ...]
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    held: tuple[int, ...]
+    chunks: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def back(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The chunks as they lie for the experts, and the order of their arrival."""
+        place = {chunk: at for at, chunk in enumerate(self.order)}
+        return tuple(self.chunks[chunk] for chunk in self.order), tuple(place[at] for at in range(len(self.order)))
+
+
+class AllGathered(Cut):
+    """Every rank gathers all tokens of the group, takes the rows of its own experts, and reduce-scatters the sums."""
+
+    def dispatch(self, x: Tensor, weights: Tensor, chosen: Chosen, *, inside: bool) -> tuple[Routing, Tensor, Tensor]:
+        comm, (tokens, top_k), experts = self.members.both, chosen.ids.shape, chosen.table.numel
+        wide = x.shape[-1]
+        x, weights = (gathered(comm, one, (tokens,) * comm.size) for one in (x.reshape(tokens, wide), weights))
+        ids = comm.all_gather(chosen.ids.reshape(-1), kind=Kind.ACTIVATION, purpose=PURPOSE).reshape(-1, top_k)
+        found = sort_rows(ids, experts, chosen.spread)
+        assumed = tuple(comm.size * numel for numel in chosen.assumed())
+        [counts] = read_counts([found.table], None if chosen.spread is None else [assumed])
+        local = self.num_local(experts)
+        first = self.index * local
+        start, own = sum(counts[:first]), counts[first : first + local]
+        way = Routing(ids, found.order[start : start + sum(own)], top_k, own)
+        return way, F.dispatch(x, way), F.row_weights(weights, way)
+
+    def combine(self, way: Routing, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        comm = self.members.both
+        sums = super().combine(way, rows, weights, (way.ids.shape[0], shape[-1]))
+        return scattered(comm, sums, (sums.shape[0] // comm.size,) * comm.size).reshape(*shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """An all-to-all of rows; backward is the other way. Saves nothing."""
+
+    comm: Comm
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (_exchanged(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD),)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Every member's rows; backward adds up their gradients. Saves nothing."""
+
+    comm: Comm
+    held: tuple[int, ...]
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (_scattered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """The sum of every member's results for the own rows; backward gathers the gradients. Saves nothing."""
+
+    comm: Comm
+    held: tuple[int, ...]
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (_gathered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Chunks of rows in another order; backward moves them back. Saves nothing."""
+
+    chunks: tuple[int, ...]
+    order: tuple[int, ...]
+
+    def backward(self, grad: Buffer) -> Grads:
+        return (_moved(grad, self.chunks, self.order, Kind.ACTIVATION_GRAD),)
+
+
+def moved(rows: Tensor, chunks: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+    """Return the chunks of rows, of so many each, in this order."""
+    place = {chunk: at for at, chunk in enumerate(order)}
+    back = Moved(tuple(chunks[chunk] for chunk in order), tuple(place[at] for at in range(len(order))))
+    return apply(back, _moved(rows.buffer, chunks, order, Kind.ACTIVATION), rows, op="move_rows", saved={})
+
+
+def exchanged(comm: Comm, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
+    """Send so many of the rows to each member, in their order, and return those of all members."""
+    out = _exchanged(comm, rows.buffer, sent, received, Kind.ACTIVATION)
+    return apply(Exchanged(comm, sent, received), out, rows, op="exchange_rows", saved={})
+
+
+def gathered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
+    """Return every member's rows, of which it has so many."""
+    out = _gathered(comm, rows.buffer, held, Kind.ACTIVATION)
+    return apply(Gathered(comm, held), out, rows, op="gather_rows", saved={})
+
+
+def scattered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
+    """Return the sum of all members' results for this member's rows. `rows` may be overwritten."""
+    out = _scattered(comm, rows.buffer, held, Kind.ACTIVATION)
+    return apply(Scattered(comm, held), out, rows, op="scatter_rows", saved={})
+
+
+def _moved(rows: Buffer, chunks: Sequence[int], order: Sequence[int], kind: Kind) -> Buffer:
+    out = rows.device.alloc(rows.shape, rows.dtype, kind)
+    rows.device.kernel(0, rows.device.backend.move_rows, rows.array, chunks, order, out.array)
+    return out
+
+
+def _exchanged(comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[int], kind: Kind) -> Buffer:
+    """Send so many of the rows to each member, in their order, and return those of all members."""
+    wide = rows.shape[1]
+    out = rows.device.alloc((sum(received), wide), rows.dtype, kind)
+    splits = [[wide * numel for numel in numels] for numels in (sent, received)]
+    comm.all_to_all(
+        rows.reshape(-1),
+        out=out.reshape(-1),
+        purpose=PURPOSE,
+        input_split_sizes=splits[0],
+        output_split_sizes=splits[1],
+    )
+    return out
+
+
+def _gathered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
+    """Return every member's rows, of which it has so many."""
+    out = rows.device.alloc((sum(held), rows.shape[1]), rows.dtype, kind)
+    if len({*held}) == 1:
+        comm.all_gather(rows.reshape(-1), out=out.reshape(-1), purpose=PURPOSE)
+        return out
+    parts = _parts(out, held)
+    rows.device.kernel(0, rows.device.backend.copy, rows.array, parts[comm.rank].array)
+    works = [comm.launch_broadcast(part, src, PURPOSE) for src, part in enumerate(parts) if part.numel]
+    for work in works:
+        work.wait()
+    return out
+
+
+def _scattered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
+    """Return the sum of all members' results for this member's rows. `rows` may be overwritten."""
+    out = rows.device.alloc((held[comm.rank], rows.shape[1]), rows.dtype, kind)
+    if len({*held}) == 1:
+        comm.reduce_scatter(rows.reshape(-1), out=out.reshape(-1), op="sum", purpose=PURPOSE)
+        return out
+    parts = _parts(rows, held)
+    works = [comm.launch_reduce(part, dst, "sum", PURPOSE) for dst, part in enumerate(parts) if part.numel]
+    for work in works:
+        work.wait()
+    rows.device.kernel(0, rows.device.backend.copy, parts[comm.rank].array, out.array)
+    return out
+
+
+def _parts(rows: Buffer, held: Sequence[int]) -> list[Buffer]:
+    """Return each member's rows, as windows."""
+    return [rows[stop - numel : stop] for stop, numel in zip(accumulate(held), held, strict=True)]
