@@ -65,6 +65,24 @@ def route_backward(grad: Values, logits: Values, ids: Values, how: Choice) -> Va
     return out
 
 
+def losses_backward(logits: Values, loads: Values, scores: str) -> Values:
+    """By differences of the losses, one token at a time."""
+
+    def loss(x: Values) -> Values:
+        probs = softmax(x)
+        if scores == "sigmoid":
+            probs = (1 / (1 + np.exp(-x))) / (1 / (1 + np.exp(-x))).sum(1, keepdims=True)
+        lse = np.log(np.exp(x).sum(1))
+        return 0.3 * (probs * loads.repeat(len(x) // len(loads), 0)).sum(1) + 0.35 * lse**2
+
+    out = np.empty_like(logits)
+    for e in range(EXPERTS):
+        step = np.zeros_like(logits)
+        step[:, e] = 1e-5
+        out[:, e] = (loss(logits + step) - loss(logits - step)) / 2e-5
+    return out
+
+
 def cases() -> Iterator[Case]:
     logits = 2 * RNG.standard_normal((TOKENS, EXPERTS))
     grad = RNG.standard_normal((TOKENS, K))
@@ -90,6 +108,26 @@ def cases() -> Iterator[Case]:
     yield Case("sum_rows", lambda k, r, o, out: k.sum_rows(r, o, K, out), summed, [rows, order], [x.shape])
     some = rows[: len(rows) // 2], order[: len(rows) // 2]
     yield Case("sum_rows, some", lambda k, r, o, out: k.sum_rows(r, o, K, out), summed, [*some], [x.shape])
+    beyond = np.append(order[:50], [TOKENS * K] * 5)
+    expected = np.concatenate([x[order[:50] // K], np.zeros((5, 10))])
+    yield Case(
+        "take_rows, padded", lambda k, x, o, out: k.take_rows(x, o, K, out), lambda x, o:
+        np.concatenate([x[o[:50] // K], np.zeros((5, 10))]), [x, beyond], [expected.shape],
+    )  # fmt: skip
+    ids = RNG.integers(0, EXPERTS, (36, K))
+    yield Case(
+        "count_choices", lambda k, ids, out: k.count_choices(ids, out),
+        lambda ids: np.stack([np.bincount(run, minlength=EXPERTS) for run in ids.reshape(4, -1)]),
+        [ids], [(4, EXPERTS)],
+    )  # fmt: skip
+    loads = RNG.integers(0, 5, (4, EXPERTS)).astype(float)
+    for scores in ("softmax", "sigmoid"):
+        yield Case(
+            f"router_losses_backward, {scores}",
+            lambda k, x, loads, out, s=scores: k.router_losses_backward(x, loads, s, 0.3, 0.7, out),
+            lambda x, loads, s=scores: losses_backward(x, loads, s), [logits[:36], loads], [(36, EXPERTS)],
+            tolerance=1e7,
+        )  # fmt: skip
     weights = RNG.standard_normal((TOKENS * K, 1))
     yield Case("weigh_rows", lambda k, *a: k.weigh_rows(*a), lambda r, w: r * w, [rows, weights], [rows.shape])
     yield Case(
@@ -164,3 +202,23 @@ def test_rows_are_sorted_by_expert_and_keep_their_order(backend: Backend) -> Non
     backend.sort_rows(given, order, counts)
     assert (backend.to_host(order) == np.argsort(ids.reshape(-1), kind="stable")).all()
     assert (backend.to_host(counts) == np.bincount(ids.reshape(-1), minlength=EXPERTS)).all()
+
+
+@every_backend
+@pytest.mark.parametrize("weighed", [False, True], ids=["position", "weight"])
+@pytest.mark.parametrize("padded", [False, True], ids=["short", "padded"])
+def test_an_expert_keeps_so_many_rows(backend: Backend, weighed: bool, padded: bool) -> None:
+    ids, most = RNG.integers(0, EXPERTS - 2, (TOKENS, K)), 8
+    order, counts = np.argsort(ids.reshape(-1), kind="stable"), np.bincount(ids.reshape(-1), minlength=EXPERTS)
+    weights = np.round(RNG.standard_normal((TOKENS, K)), 1)  # some are equal
+    expected = list[int]()
+    for rows in np.split(order, np.cumsum(counts)[:-1]):
+        best = sorted(range(len(rows)), key=lambda r: -weights.reshape(-1)[rows[r]] if weighed else r)[:most]
+        kept = [int(rows[r]) for r in sorted(best)]
+        expected += kept + [ids.size] * (most - len(kept)) * padded
+    given = [backend.empty(a.shape, int64 if a.dtype.kind == "i" else fp32) for a in (order, counts, weights)]
+    for array, values in zip(given, (order, counts, weights), strict=True):
+        backend.from_host(values, array)
+    out = backend.empty((len(expected),), int64)
+    backend.keep_rows(given[0], given[1], given[2] if weighed else None, most, padded, out)
+    assert backend.to_host(out).tolist() == expected

@@ -42,6 +42,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "lora": dict(lora_rank=2, lora_target="q,down"),
     "muon": dict(stage=2, optimizer="muon"),
     "even": dict(routing="even"),
+    "losses": dict(stage=2, aux_loss=0.1, z_loss=0.01, precision="bf16"),
+    "losses, tp": dict(ranks=4, tp=2, sequence_parallel=True, aux_loss=0.1, aux_loss_over="sequence", recompute="full"),
+    "biases": dict(stage=3, bias_rate=0.01, recompute="full"),
+    "biases, pp": dict(ranks=4, pp=2, accumulate=4, bias_rate=0.01, pipeline="zb-h1"),
+    "biases, hsdp": dict(stage=3, ranks=4, dp_replicate=2, bias_rate=0.01),
+    "padded": dict(stage=3, capacity_factor=0.8, pad_to_capacity=True),
+    "capacity": dict(stage=3, capacity_factor=1.25, routing="even"),
 }
 QUICK = "stage 3", "gpt", "sp", "zb-h1"
 
@@ -106,7 +113,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a dense family": (dict(model="qwen3", experts=8), "experts 8: a qwen3 has no experts; choose model gpt or llama"),
     "without them": (dict(model="mixtral", experts=0), "experts 0: a mixtral has experts; choose model llama"),
     "no shared ones": (dict(model="mixtral", shared_experts=1), "shared_experts 1: a mixtral has none; choose 0"),
-    "an option alone": (dict(routing="even"), "routing 'even': model gpt has no experts; pass --experts too"),
+    "an option alone": (dict(routing="even"), "routing 'even': gpt has no experts; pass --experts too"),
+    "a rate alone": (dict(bias_rate=0.1), "bias_rate 0.1: gpt has no experts; pass --experts too"),
+    "no capacity": (dict(experts=4, token_drop="weight"), "token_drop 'weight': no token is dropped without"),
+    "below a row": (dict(experts=4, capacity_factor=0), "capacity_factor 0: expected more than 0"),
+    "no loss": (dict(experts=4, aux_loss_over="sequence"), "aux_loss_over 'sequence': there is no such loss"),
+    "shared sequences": (
+        dict(experts=4, aux_loss=0.1, aux_loss_over="sequence", cp=2, ranks=2, attention="flash"),
+        "aux_loss_over 'sequence': the 2 ranks of cp share each sequence; choose batch",
+    ),
     "width over tp": (dict(experts=4, expert_ffn=9, tp=2, ranks=2), "tp 2 does not divide expert_ffn 9"),
     "tiles": (dict(experts=4, tiles=2, gather="module", stage=3), "tiles 2: experts are gathered as one module"),
     "tokens in tiles": (dict(experts=4, mlp_tile=4), "mlp_tile 4: experts need all tokens at once"),

@@ -539,11 +539,28 @@ class Backend(Protocol):
     def sort_rows(self, ids: Array, order: Array, counts: Array) -> None:
         """order (R) = the choices t k + c, sorted by their expert, stably; counts (E) = each expert's rows."""
 
+    def keep_rows(
+        self, order: Array, counts: Array, weights: Array | None, most: int, padded: bool, out: Array
+    ) -> None:
+        """out = the choices of `order` of which each expert keeps at most so many, in their order: the first ones or,
+        with weights (M, k), those that weigh most, of equal ones the first. Padded, each expert has `most` rows, and R
+        stands for a row of zeros."""
+
     def take_rows(self, x: Array, order: Array, each: int, out: Array) -> None:
-        """out[r] = x[order[r] // each], a row."""
+        """out[r] = x[order[r] // each], a row; zeros for a choice of no token."""
 
     def sum_rows(self, rows: Array, order: Array, each: int, out: Array) -> None:
         """out[t] = the sum of all rows r with order[r] // each == t, in the order of their choices."""
+
+    def count_choices(self, ids: Array, out: Array) -> None:
+        """out (S, E) = how often each expert is chosen, for each of S runs of tokens of one length."""
+
+    def router_losses_backward(
+        self, logits: Array, loads: Array, scores: str, balance: float, size: float, dlogits: Array
+    ) -> None:
+        """dlogits (M, E) of balance * (sum of scores * loads) + size / 2 * (sum of lse²), with the loads (S, E) of a
+        token's run, its softmax or, for 'sigmoid', its sigmoids divided by their sum, and the log-sum-exp of its
+        logits."""
 
     def weigh_rows(self, rows: Array, weights: Array, out: Array) -> None:
         """out (R, D) = rows * weights (R, 1)."""

@@ -20,6 +20,8 @@ from zerosim.functional.embedding import add_row as add_row
 from zerosim.functional.embedding import add_row_runs as add_row_runs
 from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding
+from zerosim.functional.experts import Capacity as Capacity
+from zerosim.functional.experts import RouterLosses as RouterLosses
 from zerosim.functional.experts import Routing as Routing
 from zerosim.functional.experts import choose as choose
 from zerosim.functional.experts import combine as combine
@@ -28,6 +30,7 @@ from zerosim.functional.experts import grouped_linear as grouped_linear
 from zerosim.functional.experts import route as route
 from zerosim.functional.experts import row_weights as row_weights
 from zerosim.functional.experts import weigh as weigh
+from zerosim.functional.experts import with_losses as with_losses
 from zerosim.functional.head_layer_norm import head_layer_norm as head_layer_norm
 from zerosim.functional.head_norm import head_norm as head_norm
 from zerosim.functional.linear import linear as linear

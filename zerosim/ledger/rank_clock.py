@@ -16,7 +16,7 @@ from zerosim.ledger.entries import Busy, Entries, Entry, Live
 from zerosim.ledger.splice import Reading
 from zerosim.ledger.tracks import Span, Track
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import FINEST, STATES, Mesh
+from zerosim.placement.mesh import EXPERTS, FINEST, STATES, Mesh
 from zerosim.verbs import MESSAGES
 
 HOST = "host"
@@ -227,7 +227,8 @@ class Run:
         if event.op in MESSAGES:  # numbered by ordered pair and direction, which is forward's or backward's
             ends = [self.mesh.index(rank, event.axis) for rank in event.group]
             stream = f"{event.axis} {ends[0]} to {ends[1]}, {event.scope.phase}"
-        return stream, _places(self.mesh, event.group)
+        folded = not {*EXPERTS}.isdisjoint(event.axis.split("+"))
+        return stream, _places(self.mesh, event.group, EXPERTS if folded else FINEST[: -len(EXPERTS)])
 
     def _wait(self, call: Call, scope: Scope) -> None:
         self._share(call)
@@ -370,7 +371,8 @@ def _axis(event: Launch) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _places(mesh: Mesh, group: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the members' positions along the axes in which they differ; identical groups have equal positions."""
-    columns = [[mesh.index(rank, axis) for rank in group] for axis in FINEST]
+def _places(mesh: Mesh, group: tuple[int, ...], axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the members' positions along those of these axes in which they differ; identical groups have equal
+    positions."""
+    columns = [[mesh.index(rank, axis) for rank in group] for axis in axes]
     return tuple(tuple(column) for column in columns if len(set(column)) > 1)

@@ -13,6 +13,7 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
+from zerosim.device.device import Phase
 from zerosim.dtypes import fp32
 from zerosim.nn.context import LayerContext
 from zerosim.placement.block import Experts, Role
@@ -38,7 +39,16 @@ class ExpertsLayer:
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
         self.spread = here.experts.spread_of(sizes.experts, here.number)
-        self.dtype = fp32 if here.experts.router_dtype == "fp32" else None
+        options, self.balance, self.name = here.experts, here.group.balance, here.name
+        self.dtype = fp32 if options.router_dtype == "fp32" else None
+        self.capacity = None
+        if options.capacity_factor is not None:
+            by_weight = options.token_drop != "position"
+            self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
+        self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
+        self.of_sequences = options.aux_loss_over == "sequence"
+        if self.balance is not None:
+            self.balance.join(here.name, sizes.experts, biased=bool(row.balance or options.bias_rate))
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
@@ -74,11 +84,20 @@ class ExpertsLayer:
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
         logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
-        weights, chosen = F.route(logits, self.top_k, self.how, spread=self.spread)
+        balance, device = self.balance, x.device
+        bias = None if balance is None else balance.bias(self.name, device)
+        weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
+        del bias
+        if balance is not None and self.losses is not None and device.is_training:
+            losses = self.losses._replace(runs=x.shape[0] if self.of_sequences else 1)
+            factor = partial(balance.factor, self.maps.size)
+            weights = F.with_losses(weights, logits, chosen.ids, self.how, losses, factor)
         del logits
         inside = self.applied != "results"
         way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
         del weights, chosen
+        if balance is not None and device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
+            balance.note(self.name, way)
         rows = self._maps(rows, way.counts, of_rows if inside else None)
         return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
 

@@ -17,6 +17,7 @@ from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
 from zerosim.functional.experts import Chosen
+from zerosim.nn.balance import Balance, Noted
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows
 from zerosim.placement.mesh import Mesh
@@ -147,7 +148,7 @@ class WholeMaps:
 WHOLE_MAPS = WholeMaps()
 
 
-class Way(Protocol):
+class Way(Noted, Protocol):
     """How rows came to experts."""
 
     @property
@@ -193,6 +194,7 @@ class Group:
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
     mesh        the ranks, where its axes cut weights
     experts     which experts are here, and how rows get to them
+    balance     the loads and the biases of their routers, which last from step to step; None: there are none
     documents   where several of them begin in a row; None: a row is one
     """
 
@@ -202,6 +204,7 @@ class Group:
     mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS
+    balance: Balance | None = None
 
 
 ONE_RANK = Group()

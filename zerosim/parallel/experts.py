@@ -58,11 +58,11 @@ def unlike(config: RunConfig) -> list[Reason]:
     if not mesh.is_folded or mesh.ep == 1:
         return []
     tokens = config.data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
-    local, rows = model.experts // mesh.ep, list[tuple[tuple[int, ...], ...]]()
+    local, rows = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
         spread = config.experts.spread_of(model.experts, number) or EVEN
         counts = spread.counts(tokens, model.top_k, model.experts)
-        rows.append(tuple(counts[first : first + local] for first in range(0, model.experts, local)))
+        rows.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
         yield ("ep",), list(zip(*rows, strict=True))
@@ -128,24 +128,31 @@ class Exchanging(Cut):
             rows = gathered(self.members.etp, rows, trip.held)
         return moved(rows, trip.chunks, trip.order) if trip.order else rows
 
+    def _table(self, chosen: Chosen) -> Buffer:
+        """Return the rows for each expert on the device: with a capacity, those that it lets in."""
+        if chosen.known is None:
+            return chosen.table
+        table = chosen.table.device.alloc(chosen.table.shape, chosen.table.dtype, Kind.TEMP)
+        table.device.backend.from_host(chosen.known[0], table.array)
+        return table
+
     def _trip(self, chosen: Chosen) -> Trip:
         """Tell the group how many rows this rank has for each expert, and read what the others have for the experts
         here."""
         experts, members, each = chosen.table.numel, self.members, range(self.size)
         local = self.num_local(experts)
-        arrived = (
-            members.ep.all_to_all(chosen.table, kind=Kind.TEMP, purpose=CONTROL) if self.size > 1 else chosen.table
-        )
+        arrived = table = self._table(chosen)
+        if self.size > 1:
+            arrived = members.ep.all_to_all(arrived, kind=Kind.TEMP, purpose=CONTROL)
         if self.tensor > 1:
             arrived = members.etp.all_gather(arrived, kind=Kind.TEMP, purpose=CONTROL)
-        own = chosen.assumed()
+        own = chosen.assumed() if chosen.known is None else chosen.known[0]
         here = own[self.index * local : (self.index + 1) * local] * (self.size * self.tensor)
-        both = read_counts([chosen.table, arrived], None if chosen.spread is None else [own, here])
-        own, chunks = both
+        own, chunks = read_counts([table, arrived], None if chosen.spread is None else [own, here])
         sources = range(0, len(chunks), local)
         of_member = [chunks[first : first + experts] for first in range(0, len(chunks), experts)]
         return Trip(
-            home=Routing(chosen.ids, chosen.order, chosen.ids.shape[1], own),
+            home=chosen.of_counts(own, chosen.known and chosen.known[1]),
             counts=tuple(sum(chunks[expert::local]) for expert in range(local)),
             sent=tuple(sum(own[at * local : (at + 1) * local]) for at in each),
             received=tuple(sum(of_member[self.tensor_index][at * local : (at + 1) * local]) for at in each),
@@ -175,6 +182,16 @@ class Trip:
     order: tuple[int, ...]
 
     @property
+    def chosen(self) -> tuple[int, ...]:
+        """How many tokens here chose each expert."""
+        return self.home.chosen
+
+    @property
+    def dropped(self) -> int:
+        """The choices beyond their experts' capacity."""
+        return self.home.dropped
+
+    @property
     def back(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The chunks as they lie for the experts, and the order of their arrival."""
         place = {chunk: at for at, chunk in enumerate(self.order)}
@@ -190,12 +207,13 @@ class AllGathered(Cut):
         x, weights = (gathered(comm, one, (tokens,) * comm.size) for one in (x.reshape(tokens, wide), weights))
         ids = comm.all_gather(chosen.ids.reshape(-1), kind=Kind.ACTIVATION, purpose=PURPOSE).reshape(-1, top_k)
         found = sort_rows(ids, experts, chosen.spread)
-        assumed = tuple(comm.size * numel for numel in chosen.assumed())
-        [counts] = read_counts([found.table], None if chosen.spread is None else [assumed])
+        own = chosen.assumed()
+        assumed = [own, tuple(comm.size * numel for numel in own)]
+        of_tokens, counts = read_counts([chosen.table, found.table], None if chosen.spread is None else assumed)
         local = self.num_local(experts)
         first = self.index * local
         start, own = sum(counts[:first]), counts[first : first + local]
-        way = Routing(ids, found.order[start : start + sum(own)], top_k, own)
+        way = Routing(ids, found.order[start : start + sum(own)], top_k, own, of_tokens)
         return way, F.dispatch(x, way), F.row_weights(weights, way)
 
     def combine(self, way: Routing, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:

@@ -11,6 +11,7 @@ from zerosim.optim.by_name import make_optimizer
 from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
+    balance,
     compression,
     context,
     delayed,
@@ -53,6 +54,7 @@ ADDS: tuple[Add, ...] = (
     sequence.add,
     context.add,
     experts.add,
+    balance.add,
     tuning.add,
     activations.add,
     pipeline.add,

@@ -12,7 +12,7 @@ from zerosim.dtypes import DType
 from zerosim.nn import Recompute, Unit
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.pipeline import defers
-from zerosim.placement.mesh import BLOCK
+from zerosim.placement.mesh import BLOCK, EXPERT_CUTS
 from zerosim.train.build_model import build_model
 from zerosim.train.pieces import pieces_of
 from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeated, rehearse
@@ -21,7 +21,7 @@ from zerosim.train.repeated import Rehearsals, Rehearsed, RehearsedFlat, Repeate
 def repeating(made: Pieces, config: RunConfig, ctx: Context, found: Rehearsals) -> Pieces:
     """Return a rank's pieces with a unit around each block that repeats a block rehearsed on a separate device."""
     mesh, inner = config.mesh.axes, made.wrap
-    place = mesh.index(ctx.rank, *BLOCK), mesh.index(ctx.rank, "ep") if mesh.is_folded else 0
+    place = mesh.index(ctx.rank, *BLOCK), mesh.index(ctx.rank, *EXPERT_CUTS) if mesh.is_folded else 0
 
     def wrap(number: int, unit: Unit) -> Unit:
         unit = inner(number, unit)

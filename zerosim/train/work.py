@@ -127,8 +127,7 @@ def _numel(config: RunConfig) -> int:
         rows = model.width("heads") * (len(block.branches) - 1) + model.ffn
         numel += layers * model.hidden * (columns + rows)
     if model.has_experts:  # in place of a dense feed-forward, those of a token
-        outs, mixed = model.decoder.block.mlp.columns.outs, range(model.layers)
+        mixed = sum(model.kind(number).has_experts for number in range(model.layers))
         wide = (model.top_k + model.shared_experts) * model.expert_ffn - model.ffn
-        count = sum(model.kind(number).has_experts for number in mixed)
-        numel += count * model.hidden * ((len(outs) + 1) * wide + model.experts)
+        numel += mixed * model.hidden * ((len(model.decoder.block.mlp.columns.outs) + 1) * wide + model.experts)
     return numel

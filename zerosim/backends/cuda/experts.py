@@ -132,12 +132,82 @@ template <class I> __global__ void places(const I* order, int* at, long long row
     const long long r = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
     if (r < rows && order[r] >= 0 && order[r] < choices) at[order[r]] = int(r);
 }
+// A thread keeps a row or not: `before` of its expert's rows come before it, of those that are kept.
+template <class I, class V> __global__ void kept_of(const I* order, const I* counts, const V* weights, int* kept,
+                                                    long long rows, int most, int weighed) {
+    const long long r = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= rows) return;
+    long long start = 0, before = 0;
+    int e = 0;
+    for (; start + counts[e] <= r; ++e) start += counts[e];
+    const long long stop = start + counts[e];
+    if (!weighed) {
+        kept[r] = r - start < most;
+        return;
+    }
+    const auto own = wide_of(weights[order[r]]);
+    for (long long o = start; o < stop; ++o) {
+        const auto other = wide_of(weights[order[o]]);
+        before += other > own || (other == own && o < r);
+    }
+    kept[r] = before < most;
+}
+template <class I> __global__ void keep_rows(const I* order, const I* counts, const int* kept, I* out, long long rows,
+                                             int most, int padded) {
+    const long long r = 1LL * blockIdx.x * blockDim.x + threadIdx.x;
+    if (r >= rows || !kept[r]) return;
+    long long start = 0, at = 0;
+    int e = 0;
+    for (; start + counts[e] <= r; ++e) {
+        start += counts[e];
+        at += padded ? most : counts[e] < most ? counts[e] : most;
+    }
+    for (long long o = start; o < r; ++o) at += kept[o];
+    out[at] = order[r];
+}
+template <class I, class O>
+__global__ void count_choices(const I* ids, O* out, int runs, int experts, long long each) {
+    const int at = blockIdx.x * blockDim.x + threadIdx.x, run = at / experts, e = at % experts;
+    if (run >= runs) return;
+    long long found = 0;
+    for (long long c = 0; c < each; ++c) found += ids[run * each + c] == e;
+    out[at] = O(found);
+}
+template <class T, class V, class O>
+__global__ void router_losses_backward(const T* all, const V* loads, O* dlogits, int tokens, int experts, int each,
+                                       int sigmoid, double balance, double size) {
+    using W = typename wide<T>::type;
+    const int m = blockIdx.x * blockDim.x + threadIdx.x;
+    if (m >= tokens) return;
+    const T* x = all + 1LL * m * experts;
+    const V* load = loads + 1LL * (m / each) * experts;
+    W top = wide_of(x[0]), total = 0, sum = 0, inner = 0;
+    for (int e = 1; e < experts; ++e) top = larger(top, W(wide_of(x[e])));
+    for (int e = 0; e < experts; ++e) {
+        total += exp(W(wide_of(x[e])) - top);
+        sum += sigmoid ? W(1) / (W(1) + exp(-W(wide_of(x[e])))) : W(0);
+    }
+    const W z = W(size) * (top + log(total));
+    for (int e = 0; e < experts; ++e) {
+        const W v = wide_of(x[e]), p = sigmoid ? W(1) / (W(1) + exp(-v)) / sum : exp(v - top) / total;
+        inner += W(balance) * W(wide_of(load[e])) * p;
+    }
+    for (int e = 0; e < experts; ++e) {
+        const W v = wide_of(x[e]), p = exp(v - top) / total, g = W(balance) * W(wide_of(load[e])) - inner;
+        const W s = sigmoid ? W(1) / (W(1) + exp(-v)) : p;
+        store(z * p + (sigmoid ? g / sum * s * (W(1) - s) : p * g), dlogits[1LL * m * experts + e]);
+    }
+}
 template <class T, class I, class O>
-__global__ void take_rows(const T* x, const I* order, O* out, long long rows, int columns, int each) {
+__global__ void take_rows(const T* x, const I* order, O* out, long long rows, int columns, int each,
+                          long long tokens) {
     const long long row = 1LL * blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
-    const T* from = x + order[row] / each * columns;
-    for (int c = threadIdx.x; c < columns; c += blockDim.x) store(wide_of(from[c]), out[row * columns + c]);
+    const long long token = order[row] / each;
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        if (token < tokens) store(wide_of(x[token * columns + c]), out[row * columns + c]);
+        else out[row * columns + c] = O(0.0f);
+    }
 }
 template <class T, class O>
 __global__ void sum_rows(const T* rows, const int* at, O* out, long long tokens, int columns, int each) {
@@ -219,12 +289,51 @@ def sort_rows(ids: Array, order: Array, counts: Array) -> None:
         run_threads(kernel, counts.size, dense(ids), sorted_rows, found, np.int64(ids.size), np.int32(counts.size))
 
 
+def keep_rows(order: Array, counts: Array, weights: Array | None, most: int, padded: bool, out: Array) -> None:
+    """Mark the kept rows, then write them. Scratch: 4 bytes a row."""
+    rows = order.size
+    if not rows:
+        return
+    kept, by = cp.empty((rows,), np.int32), NULL if weights is None else dense(weights)
+    order, counts = dense(order), dense(counts)
+    sizes = np.int64(rows), np.int32(most)
+    with result_for(out) as target:
+        if padded:
+            target.fill(rows)
+        kernel = raw(ROUTE, "kept_of", (order.dtype, FLOAT32 if weights is None else weights.dtype))
+        run_threads(kernel, rows, order, counts, by, kept, *sizes, np.int32(weights is not None))
+        run_threads(raw(ROUTE, "keep_rows", (order.dtype,)), rows, order, counts, kept, target, *sizes,
+                    np.int32(padded))  # fmt: skip
+
+
+def count_choices(ids: Array, out: Array) -> None:
+    with result_for(out) as found:
+        runs, experts = out.shape
+        kernel = raw(ROUTE, "count_choices", (ids.dtype, found.dtype))
+        each = np.int64(ids.size // runs)
+        run_threads(kernel, out.size, dense(ids), found, np.int32(runs), np.int32(experts), each)
+
+
+def router_losses_backward(
+    logits: Array, loads: Array, scores: str, balance: float, size: float, dlogits: Array
+) -> None:
+    tokens, experts = logits.shape
+    if not tokens:
+        return
+    with result_for(dlogits) as out:
+        kernel = raw(ROUTE, "router_losses_backward", (logits.dtype, loads.dtype, out.dtype))
+        numbers = tokens, experts, tokens // len(loads), scores == "sigmoid"
+        arrays = dense(logits), dense(loads), out
+        factors = np.float64(balance), np.float64(size)
+        run_threads(kernel, tokens, *arrays, *[np.int32(number) for number in numbers], *factors)
+
+
 def take_rows(x: Array, order: Array, each: int, out: Array) -> None:
     if not out.size:
         return
     with result_for(out) as target:
         kernel = raw(ROUTE, "take_rows", (x.dtype, order.dtype, target.dtype))
-        sizes = np.int64(len(out)), np.int32(out.shape[1]), np.int32(each)
+        sizes = np.int64(len(out)), np.int32(out.shape[1]), np.int32(each), np.int64(len(x))
         run_rows(kernel, *out.shape, dense(x), dense(order), target, *sizes)
 
 

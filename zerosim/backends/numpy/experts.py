@@ -80,8 +80,46 @@ def sort_rows(ids: Array, order: Array, counts: Array) -> None:
     counts[...] = np.bincount(flat, minlength=len(counts))
 
 
+def keep_rows(order: Array, counts: Array, weights: Array | None, most: int, padded: bool, out: Array) -> None:
+    by, at = None if weights is None else raised(weights).reshape(-1), 0
+    if padded:
+        out[...] = len(order)
+    for expert, of in _each(counts.tolist()):
+        rows = order[of]
+        if len(rows) > most:
+            kept = np.arange(most) if by is None else np.sort(np.argsort(-by[rows], kind="stable")[:most])
+            rows = rows[kept]
+        at = expert * most if padded else at
+        out[at : at + len(rows)] = rows
+        at += len(rows)
+
+
 def take_rows(x: Array, order: Array, each: int, out: Array) -> None:
-    store(x[order // each], out)
+    token = order // each
+    store(x[np.minimum(token, len(x) - 1)], out)
+    out[token >= len(x)] = 0
+
+
+def count_choices(ids: Array, out: Array) -> None:
+    for run, of_run in zip(ids.reshape(len(out), -1), out, strict=True):
+        of_run[...] = np.bincount(run, minlength=out.shape[1])
+
+
+def router_losses_backward(
+    logits: Array, loads: Array, scores: str, balance: float, size: float, dlogits: Array
+) -> None:
+    x, runs = raised(logits), len(loads)
+    probs = _softmax(x)
+    grad = np.repeat(balance * raised(loads), len(x) // runs, axis=0).astype(x.dtype, copy=False)
+    top = x.max(axis=1, keepdims=True)
+    found = size * (top + np.log(np.exp(x - top).sum(axis=1, keepdims=True))) * probs
+    if scores == "sigmoid":
+        each = 1.0 / (1.0 + np.exp(-x))
+        total = each.sum(axis=1, keepdims=True)
+        found += (grad - (grad * each).sum(axis=1, keepdims=True) / total) / total * each * (1.0 - each)
+    else:
+        found += probs * (grad - (grad * probs).sum(axis=1, keepdims=True))
+    store(found, dlogits)
 
 
 def sum_rows(rows: Array, order: Array, each: int, out: Array) -> None:
@@ -89,7 +127,7 @@ def sum_rows(rows: Array, order: Array, each: int, out: Array) -> None:
     by_choice = np.argsort(order, kind="stable")
     token, choice = np.divmod(order[by_choice], each)
     for one in range(each):  # no token has two rows of one choice
-        of = choice == one
+        of = (choice == one) & (token < len(out))
         total[token[of]] += raised(rows[by_choice[of]])
     store(total, out)
 

@@ -78,6 +78,40 @@ class ExpertsConfig(Part):
         "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
 
+    capacity_factor: float | None = option(
+        None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
+        metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
+    )  # fmt: skip
+    token_drop: str | None = option(
+        None, "with --capacity-factor: later tokens are dropped (position), or those with the least weight (weight)",
+        choices=("position", "weight"), shown="weight",
+    )  # fmt: skip
+    pad_to_capacity: bool = option(
+        False, "with --capacity-factor: every expert computes as many rows, padded with zeros",
+        words="moe_pad_expert_input_to_capacity",
+    )  # fmt: skip
+    aux_loss: float = option(
+        0.0, "factor of the router's loss for balance, 1 if all experts are chosen alike", low=0, metavar="FACTOR",
+        words="moe_aux_loss_coeff router_aux_loss_coef",
+    )  # fmt: skip
+    aux_loss_over: str | None = option(
+        None, "with --aux-loss: the balance of a microbatch's tokens, or of each sequence",
+        choices=("batch", "sequence"), shown="batch",
+    )  # fmt: skip
+    z_loss: float = option(
+        0.0, "factor of the router's squared log-sum-exp", low=0, metavar="FACTOR", words="moe_z_loss_coeff"
+    )
+    bias_rate: float = option(
+        0.0, "step of the router's biases after each step: up for experts with fewer tokens than the mean, down for "
+        "others; they choose experts, and weigh none", low=0, metavar="RATE",
+        words="moe_router_bias_update_rate load_balance_coeff",
+    )  # fmt: skip
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether routers have losses of their own."""
+        return bool(self.aux_loss or self.z_loss)
+
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
         chooses."""
@@ -91,6 +125,11 @@ class ExpertsConfig(Part):
 
 
 DROPLESS = ExpertsConfig()
+WORDS = (
+    ("moe_router_load_balancing_type", "--aux-loss FACTOR, with --aux-loss-over sequence for seq_aux_loss"),
+    ("moe_token_drop_policy", "--token-drop weight for probs, or position"),
+    ("moe_router_enable_expert_bias", "--bias-rate RATE"),
+)
 
 
 def rules(
@@ -98,17 +137,26 @@ def rules(
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
-        for name in ("routing", "router_dtype"):
-            if (value := getattr(experts, name)) is not None:
-                yield wrong(
-                    name, f" {value!r}: model {model.family} has no experts; pass --experts too, or leave it out"
-                )
+        for name, one in ExpertsConfig.options().items():
+            if (value := getattr(experts, name)) != one.default:
+                yield wrong(name, f" {value!r}: {model.family} has no experts; pass --experts too, or leave it out")
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
         yield wrong("dispatcher", f" {experts.dispatcher!r}: all experts are on every rank; pass --ep 2, for one")
     how = experts.spread_of(model.experts, 0)
     if how is not None and len(how.shares) not in (0, model.experts):
         yield wrong("routing", f" {experts.routing!r}: has {len(how.shares)} shares for {model.experts} experts")
+    if experts.capacity_factor is None:
+        for name in ("token_drop", "pad_to_capacity"):
+            if value := getattr(experts, name):
+                yield wrong(name, f" {value!r}: no token is dropped without --capacity-factor; pass it too")
+    elif experts.dispatcher == "allgather":
+        why = "tokens are dropped before they are sent; choose dispatcher alltoall"
+        yield wrong("capacity_factor", f" {experts.capacity_factor}: {why}")
+    if experts.aux_loss_over is not None and not experts.aux_loss:
+        yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
+    if experts.aux_loss_over == "sequence" and mesh.cp > 1:
+        yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:

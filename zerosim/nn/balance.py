@@ -1,0 +1,67 @@
+"""What a rank's routers have from step to step: how often their experts were chosen, and biases that even this out.
+
+The biases of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2; without a loss, 2408.15664): they are added to the scores by
+which experts are chosen, not to those that weigh them, and no gradient reaches them. Once a step each moves by a fixed
+rate, up if fewer tokens than the mean chose its expert, else down. They are buffers, not parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from zerosim.device.device import Buffer, Device, Kind
+from zerosim.dtypes import fp32
+
+
+class Noted(Protocol):
+    """What the own tokens chose of each expert, and how many choices were dropped."""
+
+    @property
+    def chosen(self) -> tuple[int, ...]: ...
+    @property
+    def dropped(self) -> int: ...
+
+
+class Balance:
+    """The loads and biases by layer. `rate`: of the biases; `micro_batches`: of a step."""
+
+    def __init__(self, rate: float, micro_batches: int) -> None:
+        self.rate, self.micro_batches = rate, micro_batches
+        self.scale: Callable[[], float] = lambda: 1.0  # of the loss, which the rank's updater decides
+        self.loads = dict[str, list[int]]()
+        self.biases = dict[str, list[float]]()
+        self.dropped = 0
+
+    def join(self, name: str, experts: int, *, biased: bool) -> None:
+        """Add a layer's router. `biased`: it has biases."""
+        self.loads[name] = [0] * experts
+        if biased:
+            self.biases.setdefault(name, [0.0] * experts)
+
+    def bias(self, name: str, device: Device) -> Buffer | None:
+        """Return a layer's biases on the device; None if it has none."""
+        if name not in self.biases:
+            return None
+        buffer = device.alloc((len(self.biases[name]),), fp32, Kind.TEMP)
+        device.backend.from_host(self.biases[name], buffer.array)
+        return buffer
+
+    def note(self, name: str, way: Noted) -> None:
+        """Count a microbatch's choices."""
+        self.loads[name] = [sum(both) for both in zip(self.loads[name], way.chosen, strict=True)]
+        self.dropped += way.dropped
+
+    def factor(self, shares: int) -> float:
+        """Return the factor of a router's losses, of whose gradient each of so many ranks adds one share: the mean over
+        a step's microbatches, as of the tokens' loss."""
+        return self.scale() / (self.micro_batches * shares)
+
+    def move(self, loads: dict[str, list[float]]) -> None:
+        """End a step whose tokens chose experts so often, on all ranks together."""
+        for name, bias in self.biases.items():
+            own = loads[name]
+            mean = sum(own) / len(own)
+            steps = ((load < mean) - (load > mean) for load in own)
+            self.biases[name] = [one + self.rate * step for one, step in zip(bias, steps, strict=True)]
+        self.loads = {name: [0] * len(own) for name, own in self.loads.items()}
