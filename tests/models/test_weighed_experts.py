@@ -27,7 +27,9 @@ def test_the_rows_are_kept_once_and_a_gated_function_with_its_weights(model: str
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 def test_the_function_is_the_same(model: str) -> None:
-    after, between = (run(RunConfig(model=model, weigh_between=way, precision="fp32", **BASE)).losses for way in (False, True))
+    after, between = (
+        run(RunConfig(model=model, weigh_between=way, precision="fp32", **BASE)).losses for way in (False, True)
+    )
     assert np.array(between) == pytest.approx(np.array(after), rel=1e-5)
 
 
