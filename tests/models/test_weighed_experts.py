@@ -37,3 +37,7 @@ def test_a_plan_leaves_the_record_of_a_run() -> None:
     config = RunConfig(model="llama", recipe="megatron", precision="bf16", **BASE | dict(steps=1))
     real, planned = run(config, keep_events=True), plan(config, keep_events=True)
     assert planned.events[0] == real.events[0]
+
+
+def test_the_recipe_is_of_models_without_experts_too() -> None:
+    assert RunConfig(model="flat", recipe="megatron").experts.weigh_between

@@ -138,7 +138,7 @@ def rules(
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
         for name, one in ExpertsConfig.options().items():
-            if (value := getattr(experts, name)) != one.default:
+            if (value := getattr(experts, name)) != one.default and not one.follows:
                 yield wrong(name, f" {value!r}: {model.family} has no experts; pass --experts too, or leave it out")
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
