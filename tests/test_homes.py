@@ -57,6 +57,7 @@ HOMES = {
     "recompute": ("tensor/discarded", "functional/policy", "parallel/activations"),
     "kept_inputs": ("nn/saves_on_host", "parallel/activations", "analysis/capabilities/recompute"),
     "sequence": ("analysis/capabilities/tensor",),
+    "experts": ("parallel/balance",),
 }
 """Files and folders of a capability whose path does not have its name."""
 SIZES = {

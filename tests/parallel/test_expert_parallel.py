@@ -241,7 +241,7 @@ def test_what_does_not_go_with_experts_is_one_line(bad: str) -> None:
 
 def test_measured_shares_are_those_of_the_file(tmp_path: Any) -> None:
     path = tmp_path / "shares.json"
-    path.write_text(json.dumps([[1, 0, 0, 3, 0, 0, 0, 4], [1] * 8]))
+    path.write_text(json.dumps([[1, 0, 0, 3, 0, 0, 0, 4], [1] * 8]), "utf-8")
     config = RunConfig(**{**LLAMA, **FOUR, "routing": f"measured:{path}"})
     spreads = [config.experts.spread_of(8, number) for number in range(2)]
     assert [one.counts(8, 1, 8) for one in spreads if one is not None] == [(1, 0, 0, 3, 0, 0, 0, 4), (1,) * 8]

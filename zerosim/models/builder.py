@@ -77,14 +77,14 @@ class Builder:
         if kind != TRAINED:
             return self.flat(name, *dtypes, module, format_of(self.tuning, kind), is_trained=False, axes=axes)
         own = dtype(trained_dtype(self.tuning, self.dtype.name))
-        members = self.members if axes == STATES or self.block == 1 else self.group.mesh.edp
+        members = self.members if axes == STATES or self.block == 1 else self.group.device_mesh.edp
         how: dict[str, Any] = {"block": self.block, "members": members, "axes": axes}
         return self.flat(name, self.device, own, self.grad_dtype, module, **how)
 
     def at(self, unit: str, prefix: str = "") -> LayerContext:
         """Return the context of a new unit's layers. Their parameters' names begin with `prefix`, then the unit's
         name."""
-        stores = Tensors if self.by_module else partial(buffers_of, apart=self.group.mesh.is_folded)
+        stores = Tensors if self.by_module else partial(buffers_of, apart=self.group.device_mesh.is_folded)
         within = stores(unit, self.buffer, self.tuning)
         return LayerContext(
             self.sizes,

@@ -306,7 +306,7 @@ def draw_flat(
 
 def _own(weight: WeightSpec, whole: Any, group: Group, rank: int) -> Any:
     """Return a rank's share of a weight that a group cuts."""
-    return take(whole, weight.cuts(group.mesh, rank))
+    return take(whole, weight.cuts(group.device_mesh, rank))
 
 
 def initial_values(weight: WeightSpec, seed: int) -> Any:

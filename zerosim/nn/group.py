@@ -192,7 +192,7 @@ class Group:
     maps        linear maps and the vocabulary: whole, or cut over `tp`
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
-    mesh        the ranks, where its axes cut weights
+    device_mesh  all ranks
     experts     which experts are here, and how rows get to them
     balance     the loads and the biases of their routers, which last from step to step; None: there are none
     documents   where several of them begin in a row; None: a row is one
@@ -201,7 +201,7 @@ class Group:
     maps: WholeMaps = WHOLE_MAPS
     rows: OwnRows = ALL_ROWS
     attention: Callable[..., Tensor] = F.attention
-    mesh: Mesh = Mesh()  # noqa: RUF009  frozen
+    device_mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS
     balance: Balance | None = None

@@ -64,7 +64,6 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add what routers have from step to step."""
     if not config.model.has_experts:
         return made
-    others = CUTS if config.mesh.axes.is_folded else ()  # tp's ranks have tokens of their own
     balance, before = Balance(config.experts.bias_rate, config.data.accumulate), made.shards
 
     def shards(updater: Updater) -> Shards:
@@ -73,6 +72,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
         inner = before(updater)
         if not balance.rate:
             return inner
+        others = CUTS if place.groups.mesh.is_folded else ()  # tp's ranks have tokens of their own
         return inner._replace(gradients=Balanced(inner.gradients, balance, place.groups(*DATA, *SHARES, *others)))
 
     return made._replace(group=replace(made.group, balance=balance), shards=shards)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from zerosim import functional as F
 from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
+from zerosim.config.parts.experts import rows_by_rank
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.common import Grads
 from zerosim.functional.experts import Chosen, Routing, read_counts, sort_rows
@@ -35,7 +36,6 @@ from zerosim.placement.classes import Column, Reason
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
 from zerosim.placement.split import Split
-from zerosim.placement.spread import EVEN
 from zerosim.tensor.tensor import Tensor, apply
 
 CONTROL = "control"
@@ -43,26 +43,20 @@ CONTROL = "control"
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the ranks over which a layer's experts are cut."""
-    mesh, groups = config.mesh.axes, place.groups
+    mesh, groups = made.group.device_mesh, place.groups
     if not mesh.is_folded:
         return made
     kind = AllGathered if config.experts.dispatcher == "allgather" else Exchanging
     comm = None if groups is None else Members(groups("ep"), groups("etp"), groups(*EXPERT_CUTS))
     experts = kind((mesh.ep, mesh.etp), mesh.index(place.rank, *EXPERT_CUTS), comm, mesh.tp / (mesh.ep * mesh.etp))
-    return made._replace(group=replace(made.group, experts=experts, mesh=mesh))
+    return made._replace(group=replace(made.group, experts=experts))
 
 
 def unlike(config: RunConfig) -> list[Reason]:
     """Return why ranks along ep differ, if they do: their experts get more rows than others, or fewer."""
-    mesh, model = config.mesh.axes, config.model
-    if not mesh.is_folded or mesh.ep == 1:
+    rows = rows_by_rank(config.mesh, config.model, config.experts, config.data)
+    if not rows:
         return []
-    tokens = config.data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
-    local, rows = model.experts // mesh.ep, list[tuple[int, ...]]()
-    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
-        spread = config.experts.spread_of(model.experts, number) or EVEN
-        counts = spread.counts(tokens, model.top_k, model.experts)
-        rows.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
 
     def places(layout: Layout, stage: int) -> Iterator[Column]:
         yield ("ep",), list(zip(*rows, strict=True))

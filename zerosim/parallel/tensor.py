@@ -292,13 +292,13 @@ class TensorParallel(WholeMaps):
 
 def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add linear maps that are cut over tp."""
-    mesh = config.mesh.axes
+    mesh = made.group.device_mesh
     if mesh.tp == 1:
         return made
     index, comm = mesh.index(place.rank, "tp"), None if place.groups is None else place.groups("tp")
     pads = config.parallel.pad_vocab
     maps = TensorParallel(mesh.tp, index, comm, Borders(), keeps_gathered=True, pads_vocab=pads)
-    return made._replace(group=replace(made.group, maps=maps, mesh=mesh))
+    return made._replace(group=replace(made.group, maps=maps))
 
 
 def vocab_padding(vocab: int, size: int, *, padded: bool) -> int:

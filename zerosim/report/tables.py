@@ -206,7 +206,7 @@ def owners_table(result: RunResult) -> RenderableType:
         names, more = [unit.name for unit in own[:MOST_OWNED]], len(own) - MOST_OWNED
         names += [f"{more:,} more"] if more > 0 else []
         grid.add(str(rank), sum(unit.numel for unit in own), ", ".join(names))
-    if idle := result.config.mesh.shards - len(owners):
+    if idle := result.layout.mesh.shards - len(owners):
         grid.add(f"{idle:,} more", 0, f"nothing, because there are fewer {pieces} than ranks")
     note = f"{pieces.capitalize()} are assigned by size: the largest first, each to the rank with the least so far."
     return titled("Who owns what", Adaptive(grid), note)

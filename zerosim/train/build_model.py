@@ -54,7 +54,7 @@ def build_model(
         config.memory.loss,
         LabelKeys(device, seed, first_micro_batch),
         block,
-        config.mesh.shards if block > 1 else 1,
+        made.group.device_mesh.shards if block > 1 else 1,
         made.casts,
         config.experts,
     )

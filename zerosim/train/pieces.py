@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial, reduce
 
 from zerosim.config import RunConfig
@@ -71,7 +72,7 @@ def pieces_of(config: RunConfig, place: Place = Place()) -> Pieces:  # noqa: B00
         published=Published,
         rows=zero_rows,
         beside=lambda flat: {},
-        group=ONE_RANK,
+        group=replace(ONE_RANK, device_mesh=config.mesh.axes),
         policy=DEFAULT,
         wrap=lambda number, unit: unit,
         by_module=False,

@@ -21,7 +21,6 @@ from zerosim.config.parts import (
     data,
     delayed,
     documents,
-    expert_parallel,
     experts,
     gathering,
     grads,
@@ -119,7 +118,7 @@ CAPABILITIES = (
         settles=context.settles,
     ),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
-    Capability(lambda c: expert_parallel.rules(c.mesh, c.model, c.parallel, c.gathering, c.reduction)),
+    Capability(lambda c: experts.cut_rules(c.mesh, c.model, c.parallel, c.gathering, c.reduction)),
     Capability(lambda c: experts.rules(c.experts, c.model, c.mesh, c.gathering, c.memory), (), experts.WORDS),
     Capability(
         lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,

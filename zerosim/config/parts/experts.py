@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerosim.config.option import OF_RECIPE, Part, option
+from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
+from zerosim.config.parts.parallel import ParallelConfig
+from zerosim.config.parts.reduction import Reduction
 from zerosim.errors import InputError, wrong
 from zerosim.placement.spread import EVEN, Spread, zipf
 
@@ -165,3 +168,47 @@ def rules(
     for name, width in (*cut, ("shared experts' width", model.width("shared"))):
         if width % mesh.tp:
             yield wrong("tp", f" {mesh.tp} does not divide {name} {width}: choose a divisor")
+
+
+def cut_rules(
+    mesh: MeshConfig, model: ModelConfig, parallel: ParallelConfig, gathering: Gathering, reduction: Reduction
+) -> Iterator[InputError]:
+    """Yield what does not go with experts that are cut otherwise than other weights."""
+    if not mesh.axes.is_folded and mesh.etp is None:
+        return
+    name = "ep" if mesh.ep > 1 else "etp"
+    sizes = f" {getattr(mesh, name)}"
+    if not model.experts:
+        yield wrong(name, f"{sizes}: model {model.name} has no experts; pass --experts 8 --top-k 2, or leave it out")
+        return
+    for size, what, field in ((model.experts, "experts", "ep"), (model.expert_ffn, "expert_ffn", "etp")):
+        if size % mesh.axes.size(field):
+            right = next(at for at in range(mesh.axes.size(field), 0, -1) if size % at == 0)
+            yield wrong(field, f" {mesh.axes.size(field)} does not divide {what} {size}: choose {field} {right}")
+    if mesh.tp > 1 and not parallel.sequence_parallel:
+        why = "with tp, tokens are dealt to experts by rank; pass --sequence-parallel too"
+        yield wrong(name, f"{sizes}: {why}")
+    for is_on, field in (
+        (bool(mesh.secondary_shard), "secondary_shard"),
+        (gathering.hierarchical_gather, "hierarchical_gather"),
+        (reduction.quantized_gradients, "quantized_gradients"),
+        (gathering.quantized_weights, "quantized_weights"),
+        (reduction.is_encoded, "compress"),
+    ):
+        if is_on:
+            yield wrong(name, f"{sizes}: experts' states are cut over other ranks; leave {field} out")
+
+
+def rows_by_rank(
+    mesh: MeshConfig, model: ModelConfig, experts: ExpertsConfig, data: DataConfig
+) -> list[tuple[int, ...]]:
+    """Return how many of a rank's rows each rank along ep gets, in each block with experts, as tokens are assumed to
+    spread; nothing without ep."""
+    if mesh.ep == 1:
+        return []
+    tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
+    local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
+    for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
+        counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+        found.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
+    return found
