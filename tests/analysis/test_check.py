@@ -43,7 +43,7 @@ SLOW = (*SEARCHED, *TIMED, *LISTS, "table2.toml")
 QUICK = [name for name in FILES if name not in SLOW]
 SECONDS = (
     "training.toml", "measured_megatron_peaks.toml", "activations_partitioned.toml", "experts_megatron.toml",
-    "experts_megatron_more.toml", "experts_mixtral.toml",
+    "experts_megatron_more.toml", "experts_megatron_rest.toml", "experts_mixtral.toml",
 )  # fmt: skip
 COUNTED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW + SECONDS else ()) for name in FILES if name not in LISTS
