@@ -101,6 +101,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases.setdefault((item.parent, item.name.partition("[")[0]), []).append(item)
     for of_one_test in cases.values():
         _slow_but_some(of_one_test)
+    _deal(items)
+
+
+def _deal(items: list[pytest.Item]) -> None:
+    """Keep a kernel's share of the slow tests that promise bits, where other_kernels.py runs several kernels."""
+    number, kernels = map(int, os.environ.get("ZEROSIM_TESTS_SHARE", "0/1").split("/"))
+    slow = [item for item in items if item.get_closest_marker("slow") and item.get_closest_marker("bits")]
+    dealt = [item for item in slow if item.path.name != "test_notebooks.py"]  # other_kernels.py deals those by name
+    turn = {item: i for i, item in enumerate(dealt)}
+    items[:] = [item for item in items if turn.get(item, number) % kernels == number]
 
 
 def _slow_but_some(cases: list[pytest.Item]) -> None:

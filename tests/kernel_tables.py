@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent
 TABLES = HERE.parent / "zerosim/config/presets/kernels"
 KINDS = ("linear", "linear_dgrad", "linear_wgrad")
+GROUPED = ("grouped", "grouped_dgrad", "grouped_wgrad")
 Points = list[tuple[float, float]]
 SMS = {"A100": 108, "H100": 132}
 """Streaming multiprocessors, which share the tiles of an attention out among them."""
@@ -49,6 +50,11 @@ def tables() -> dict[str, str]:
     flash = _flash(measured["flash"], measured["attention_a100_pcie"])
     moved = _moved(measured["memory_bound"])
     sxm, v100 = (best[card] / best["A100 PCIe"] for card in ("A100 SXM", "V100"))
+    of_a100 = {kind: _lengthened(points, burst) for kind, points in _grouped(measured["grouped"], "A100 PCIe").items()}
+    small = _curve(cool_b200, "linear", 1)
+    of_b200 = {kind: _joined(small, points) for kind, points in _grouped(measured["grouped"], "B200").items()}
+    plain = {kind: _joined(small, _curve(b200, kind, 1024)) for kind in KINDS}
+    of_h100 = _like_b200(_h100(burst, _cube(cool), b200), of_b200, plain)
     return {
         "a100-pcie.toml": _text(
             "A100 PCIe 80GB",
@@ -58,6 +64,9 @@ def tables() -> dict[str, str]:
             "FlashAttention, on an A100 SXM; forward and backward parted as Transformer Engine's in SimuMax",
             flash["A100"], occupied[0], moved["A100"],
             "SimuMax: .91 and .808 of 1,600 of 1,935 GB/s",
+            "SimuMax: 4 groups of Transformer Engine, smaller ones as XLA's products on an H100 fall off; "
+            "permutation .1879 of 1,600 of 1,935 GB/s",
+            of_a100,
         ),
         "a100.toml": _text(
             "A100 SXM",
@@ -67,6 +76,8 @@ def tables() -> dict[str, str]:
             "FlashAttention; forward and backward parted, and few heads, as in SimuMax on an A100 PCIe",
             flash["A100"], occupied[0], moved["A100"],
             "SimuMax, of an A100 PCIe: .91 and .808 of 1,600 of 1,935 GB/s",
+            "SimuMax's of an A100 PCIe, times the two cards' best products; its permutation",
+            {kind: _times(points, sxm) for kind, points in of_a100.items()},
         ),
         "v100.toml": _text(
             "V100",
@@ -76,12 +87,14 @@ def tables() -> dict[str, str]:
             "assumed, an A100's: FlashAttention does not run on a V100",
             flash["A100"], occupied[0], moved["A100"],
             "assumed, an A100 PCIe's (SimuMax)",
+            "assumed, an A100 PCIe's, times the two cards' best products; its permutation",
+            {kind: _times(points, v100) for kind, points in of_a100.items()},
         ),
         "h100.toml": _text(
             "H100 SXM",
             "XLA: 375 products on a cool device. Assumed, for nobody printed any: those of more than 0.1 ms, and "
             "gradients, have the share of 4096^3 that a B200's have of its own (SimuMax)",
-            _h100(burst, max(one.share for one in cool if one.smallest == 4096), b200),
+            _h100(burst, _cube(cool), b200),
             [],
             "FlashAttention. Assumed: a causal backward of FA3 and cuDNN loses to one without a mask what its forward "
             "loses (FA2's does within 7 %); Triton's of 2022 loses to an A100's what FA1 does; few heads as on an "
@@ -89,15 +102,21 @@ def tables() -> dict[str, str]:
             flash["H100"], tuple(_scaled(side, SMS["H100"] / SMS["A100"]) for side in occupied[0]),
             moved["H100"],
             "torchao: kernels that cast reach .79 of 3,352 GB/s in 150 microseconds and .87 in 570; a loss: an A100",
+            "assumed: each expert's product loses to one alone what a B200's does; permutation as on a B200 "
+            "beside other kernels that move bytes",
+            of_h100,
         ),
         "b200.toml": _text(
             "B200",
             "SimuMax: 514 products, by size; below the smallest XLA's on a cool device",
-            {kind: _joined(_curve(cool_b200, "linear", 1), _curve(b200, kind, 1024)) for kind in KINDS},
+            plain,
             _narrow(b200, "linear"),
             "SimuMax: Transformer Engine's causal attention with 64 heads of 128, and fewer",
             _b200(measured["attention_b200"]), occupied[1], moved["B200"],
             "SimuMax: .666 and .3246 of 8,000 GB/s, which are 7,700",
+            "SimuMax: 20 groups of Transformer Engine, by the size of one expert's product, smaller ones XLA's alone; permutation "
+            ".5008 of 8,000 GB/s",
+            of_b200,
         ),
     }  # fmt: skip
 
@@ -156,6 +175,42 @@ def _h100(burst: Points, cube: float, b200: list[Product]) -> dict[str, Points]:
     long_run = [point for point in burst if point[0] < 100] + far
     of = {kind: _harmonic(one.share for one in b200 if one.kind == kind and one.us > 100) for kind in KINDS}
     return {kind: _times(long_run, of[kind] / of["linear"]) for kind in KINDS}
+
+
+def _cube(products: list[Product]) -> float:
+    """The share of the best square product of 4,096."""
+    return max(one.share for one in products if one.smallest == 4096)
+
+
+def _grouped(table: Mapping[str, Any], gpu: str) -> dict[str, Points]:
+    """Grouped products by the size of one expert's."""
+    peak = {"A100 PCIe": 312e12, "B200": 2250e12}[gpu]
+    ones = [
+        Product(kind, min(rows, inner, outer), 2e6 * rows * inner * outer / peak, share)
+        for of, _, rows, inner, outer, *shares in table["rows"]
+        if of == gpu
+        for kind, share in zip(GROUPED, shares, strict=True)
+    ]
+    return {kind: _rising(_curve(ones, kind, 1)) for kind in GROUPED}
+
+
+def _rising(points: Points) -> Points:
+    """A curve on which a larger product never ends sooner."""
+    kept: Points = []
+    for us, share in points:
+        kept.append((us, min([share, *(us / below * one for below, one in kept)])))
+    return kept
+
+
+def _like_b200(
+    own: Mapping[str, Points], grouped: Mapping[str, Points], plain: Mapping[str, Points]
+) -> dict[str, Points]:
+    """Curves of grouped products that lose to a GPU's own products what a B200's lose to its own."""
+    rows = zip(own.items(), grouped.values(), plain.values(), strict=True)
+    return {
+        kind: _rising([(us, share * min(1.0, _at(of, us) / _at(alone, us))) for us, share in points])
+        for kind, ((_, points), of, alone) in zip(GROUPED, rows, strict=True)
+    }
 
 
 def _narrow(products: list[Product], kind: str) -> Points:
@@ -254,16 +309,22 @@ class Moved(NamedTuple):
     latency: float
     share: float
     loss: float
+    permuted: float
 
 
 def _moved(table: Mapping[str, Any]) -> dict[str, Moved]:
     real = {"A100 PCIe": 1935, "B200": 7700}
     share = {(gpu, of): nominal * part / real[gpu] for gpu, of, nominal, part, _ in table["rows"]}
     late = {gpu: latency for gpu, of, _, _, latency in table["rows"] if of == "element-wise"}
-    found = {gpu.split()[0]: Moved(late[gpu], share[gpu, "element-wise"], share[gpu, "cross entropy"]) for gpu in real}
+    permuted = {"A100 PCIe": "permute (MoE)", "B200": "permute fwd (MoE)"}
+    found = {
+        gpu.split()[0]: Moved(late[gpu], *(share[gpu, of] for of in ("element-wise", "cross entropy", permuted[gpu])))
+        for gpu in real
+    }
     (few, reached), (many, more) = table["h100_cast_kernels"]  # microseconds, and the share: two points of a line
     beyond = (many * more - few * reached) / (many - few)
-    found["H100"] = Moved(few - few * reached / beyond, beyond, beyond * found["A100"].loss / found["A100"].share)
+    loss, permute = (found["A100"].loss / found["A100"].share, found["B200"].permuted / found["B200"].share)
+    found["H100"] = Moved(few - few * reached / beyond, beyond, beyond * loss, beyond * permute)
     return found
 
 
@@ -304,6 +365,8 @@ def _text(
     occupied: Iterable[Points],
     moved: Moved,
     memory_source: str,
+    experts_source: str,
+    grouped: Mapping[str, Points],
 ) -> str:
     def lines() -> Iterator[str]:
         yield "# Made by tests/kernel_tables.py of tests/measured/kernels.toml, which has the sources in full."
@@ -326,6 +389,11 @@ def _text(
         yield f"latency_us = {moved.latency:.3g}"
         yield f"share = {moved.share:.3f}"
         yield f"cross_entropy = {moved.loss:.3f}  # of a loss"
+        yield "\n[experts]  # of one expert's product: microseconds at the peak, and the share of it in a group"
+        yield f'source = "{experts_source}"'
+        for kind, points in grouped.items():
+            yield f"{kind} = {_row(points)}"
+        yield f"permute = {moved.permuted:.3f}  # the share of the bandwidth of kernels that sort rows"
 
     return "\n".join(lines()) + "\n"
 

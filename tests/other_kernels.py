@@ -1,8 +1,8 @@
 """other_kernels.py [PYTEST ARGUMENTS]: run pytest as older CPUs would, for some BLAS kernels side by side.
 
 OpenBLAS and NumPy choose their kernels by the CPU; both can be told to take older ones. `pytest -m bits` is what
-promises equal bits, and what people read: the notebooks, each under one of the older kernels, and the README. Exit
-code 1 where some run failed.
+promises equal bits, and what people read: the README and the notebooks. A notebook or a slow test is run under one of
+the older kernels, the others under each. Exit code 1 where some run failed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ SHOW = "import numpy, threadpoolctl as t; print(*(f'{p.get(\"architecture\")}' f
 
 
 def environment(kernels: str) -> dict[str, str]:
-    """The variables under which OpenBLAS and NumPy take these kernels, as far as this CPU has more."""
+    """The variables under which OpenBLAS and NumPy take these kernels, as far as this CPU has more, and tests their
+    share."""
     more = [name for name in __cpu_dispatch__ if __cpu_features__.get(name) and name not in KERNELS[kernels]]
     changed = {"OPENBLAS_CORETYPE": kernels, "NPY_DISABLE_CPU_FEATURES": " ".join(more)}
+    changed["ZEROSIM_TESTS_SHARE"] = f"{[*KERNELS].index(kernels)}/{len(KERNELS)}"
     return {**os.environ, **{name: value for name, value in changed.items() if value}}
 
 
@@ -62,7 +64,8 @@ def versions(kernels: str) -> str:
 
 def others_notebooks(number: int) -> list[str]:
     """Arguments that leave out the notebooks of the other kernels: they are dealt out in turn."""
-    paths = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+    root = Path(__file__).parent.parent / "notebooks"
+    paths = [*sorted(root.glob("*.ipynb")), *sorted(root.glob("instructors/*.ipynb"))]
     others = [path.stem for i, path in enumerate(paths) if i % len(KERNELS) != number]
     return [f"--deselect=tests/test_notebooks.py::test_a_clean_run_gives_the_committed_outputs[{n}]" for n in others]
 

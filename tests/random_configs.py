@@ -192,7 +192,6 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "saves": ("megatron", "eager", "liger", "foak", "litgpt"),
     "attention": ("flash",),
     "repeat_kv": (True,),
-    "return_kv": (True,),
     "use_cache": (True,),
     "fp32_softmax": (True, False),
     "loss": tuple(name for name in LOSSES if name != "lean"),

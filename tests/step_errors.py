@@ -15,10 +15,13 @@ import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from statistics import median
 
 from zerosim.analysis.expect import Expectation, Judged, Runs, judge, read_expectations
+from zerosim.analysis.expect.judging import JudgedCell
 from zerosim.analysis.expect.keys import MEASURED
 from zerosim.analysis.interval import Measured, coverage
 from zerosim.analysis.step_interval import FILE, MeasuredStep, StepClass, read_steps, step_class
@@ -31,7 +34,7 @@ SCENARIOS = [
 RATES = ("hardware_flops_per_s", "model_flops_per_s", "tokens_per_s")
 HEAD = """# How far the clock is from measured steps: written by `python tests/step_errors.py write`, never by hand.
 # A row is a figure of a scenario: its file, its class (analysis/step_interval.py), and ln(measured / modelled).
-columns = ["scenario", "gpu", "recipe", "size", "host_bound", "adapters", "context", "log_ratio"]
+columns = ["scenario", "gpu", "recipe", "size", "host_bound", "adapters", "context", "experts", "log_ratio"]
 rows = [
 """
 
@@ -42,12 +45,16 @@ def is_measured_step(expectation: Expectation) -> bool:
     return timed and not any(cell.over for cell in expectation.cells)
 
 
-def measure(path: Path) -> tuple[list[Judged], list[MeasuredStep]]:
-    """A scenario judged, and its rows by class."""
+def measured_tables(path: Path) -> list[Expectation]:
+    """A scenario's tables of measured steps."""
+    return [table for table in read_expectations(read_scenario_file(str(path))) if is_measured_step(table)]
+
+
+def measure(path: Path, every: int = 1) -> tuple[list[Judged], list[MeasuredStep]]:
+    """A scenario judged, and its rows by class; of each table every so manyth row."""
     runs, steps, tables = Runs(), [], []
-    for expectation in read_expectations(read_scenario_file(str(path))):
-        if not is_measured_step(expectation):
-            continue
+    for whole in measured_tables(path):
+        expectation = replace(whole, cells=whole.cells[::every])
         tables.append(judge(expectation, runs))
         for cell, judged in zip(expectation.cells, tables[-1].cells, strict=True):
             time = runs.time(cell.config, cell.gpu, cell.bandwidth)
@@ -55,6 +62,19 @@ def measure(path: Path) -> tuple[list[Judged], list[MeasuredStep]]:
             ratio = math.log(float(cell.printed.value * cell.printed.scale) / float(judged.judged))
             steps.append(Measured(path.stem, of, round(-ratio if expectation.quantity in RATES else ratio, 4)))
     return tables, steps
+
+
+def as_written(path: Path) -> list[Judged]:
+    """A scenario judged by the table in place of the clock."""
+    steps, tables = iter([step for step in read_steps() if step.scenario == path.stem]), []
+    for expectation in measured_tables(path):
+        cells = []
+        for cell in expectation.cells:
+            ratio = next(steps).log_ratio * (1 if expectation.quantity in RATES else -1)
+            counted = Fraction(float(cell.printed.value * cell.printed.scale) * math.exp(ratio))
+            cells.append(JudgedCell(cell.labels, cell.printed, None, counted, None, None, {}, ()))
+        tables.append(Judged(expectation, tuple(cells)))
+    return tables
 
 
 def with_errors(text: str, tables: Sequence[Judged]) -> str:

@@ -91,7 +91,7 @@ def test_tips_and_answers_are_planned_again(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(75, 200, 25))
+@pytest.mark.parametrize("first", [75, 125])
 def test_many_tips_and_answers_are_planned_again(first: int) -> None:
     for seed in range(first, first + 25):
         check_seed(*drawn(seed, ("gpt", "llama", "gpt2", "gpt2-medium")))

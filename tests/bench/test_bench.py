@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from processes import SECONDS
 
-from zerosim.bench import figures, machine, processes, pytorch, suite
+from zerosim.bench import figures, machine, plans, processes, pytorch, suite
 from zerosim.bench.contest import Budget, Contestant, Rounds, Timing, interleave
 from zerosim.bench.figures import Figure
 from zerosim.bench.products import BareProducts, watch
 from zerosim.bench.training import TrainingRun, initial_weights, over_ranks, text_tokens
 from zerosim.cli import bench
-from zerosim.config import RunConfig
+from zerosim.config import RunConfig, plan_config
 from zerosim.errors import InputError, RankFailed
 from zerosim.train.run import run
 
@@ -42,7 +42,10 @@ def rounds(*seconds: float) -> Rounds:
 def test_every_ratio_of_a_whole_benchmark_is_a_positive_number_and_the_verb_writes_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a tiny model, measured once."""
+    """Of a tiny model, measured once. So are the plans, whose own configurations are made at least."""
+    assert all(plan_config(**fields) for fields, _ in plans.PLANS.values())
+    small = {name: (dict(model="gpt", ranks=8), goal) for name, (_, goal) in plans.PLANS.items()}
+    monkeypatch.setattr(plans, "PLANS", small)
     said: list[str] = []
     groups = list(suite.measure(NUMPY, {"tiny": TINY}, BUDGETS, {}, said.append))
     had = [figure for group in groups for figure in group.figures]

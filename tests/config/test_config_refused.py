@@ -92,7 +92,7 @@ def test_what_is_refused_is_named(name: str, changes: dict[str, Any], message: s
         (lambda text: text[: len(text) // 2], "config.json is not JSON: "),
         (lambda text: text.replace("{", '{"vocab_size": 1,', 1), "config.json: 'vocab_size' appears twice; keep one"),
         (lambda text: text.replace("1e-06", "NaN"), "config.json: rms_norm_eps NaN: expected a number more than 0"),
-        (lambda text: text.replace("qwen3", "qwen3_moe"), "is not modelled (it has experts); known are gpt2"),
+        (lambda text: text.replace("qwen3", "minimax"), "is not modelled (it has experts); known are gpt2"),
     ],
     ids=["truncated", "twice", "nan", "experts"],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from zerosim.config.presets.hardware import read_hardware
-from zerosim.config.presets.kernel_tables import packaged_tables, read_tables
+from zerosim.config.presets.kernel_tables import GROUPED, packaged_tables, read_tables
 from zerosim.errors import InputError
 
 TESTS = Path(__file__).parent.parent
@@ -40,6 +40,31 @@ def test_a_table_repeats_the_products_that_it_is_made_of() -> None:
                     took += at_peak / share
                     modelled += table.products[kind].seconds(at_peak) / table.narrow.at(min(m, k, n))
             assert modelled == pytest.approx(took, rel=0.08)
+
+
+def test_a_table_repeats_the_grouped_products_that_it_is_made_of() -> None:
+    """Within 15 % of each kind's total time."""
+    rows = tomllib.loads((TESTS / "measured/kernels.toml").read_text("utf-8"))["grouped"]["rows"]
+    for gpu, name, peak in (("A100 PCIe", "a100-pcie", 312e12), ("B200", "b200", 2250e12)):
+        for at, kind in enumerate(GROUPED):
+            took = modelled = 0.0
+            for of, experts, m, k, n, *shares in rows:
+                if of == gpu:
+                    at_peak = 2 * m * k * n / peak
+                    took += experts * at_peak / shares[at]
+                    modelled += experts * packaged_tables(name).grouped[kind].seconds(at_peak)
+            assert modelled == pytest.approx(took, rel=0.15), (name, kind)
+
+
+def test_a_table_without_experts_has_its_products() -> None:
+    table = read_tables("hardware mine.toml, kernels", GOOD)
+    assert tuple(table.grouped.values()) == tuple(table.products.values())
+    assert table.permuted == table.moved
+    experts = {"source": "here", **{kind: [[1, 0.1]] for kind in GROUPED}, "permute": 0.3}
+    table = read_tables("hardware mine.toml, kernels", GOOD | {"experts": experts})
+    assert table.permuted == 0.3
+    with pytest.raises(InputError, match="missing experts.permute: all of source, grouped"):
+        read_tables("mine.toml", GOOD | {"experts": {"source": "here", **{kind: [[1, 0.1]] for kind in GROUPED}}})
 
 
 GOOD: dict[str, Any] = {

@@ -64,6 +64,22 @@ def test_gradients_of_experts_maps(transposed: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["in_out", "out_in"])
+def test_gradients_of_adapters_of_experts(transposed: bool) -> None:
+    """As PEFT merges them, `target_parameters`: A (E r, I), B (O, r E)."""
+    shape = (3, 4, WIDE) if transposed else (3, WIDE, 4)
+
+    def merged(stack: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return F.stack_with_adapter(stack, a, b, 0.5, transposed=transposed)
+
+    gradcheck(merged, [shape, (3 * 2, WIDE), (4, 2 * 3)])
+    device, rng = cpu(), np.random.default_rng(2)
+    stack, a, b = (rng.standard_normal(one) for one in (shape, (6, WIDE), (4, 6)))
+    found = merged(*(tensor(one, device, dtype="fp64") for one in (stack, a, b))).numpy()
+    delta = np.einsum("ore,eri->eoi", b.reshape(4, 2, 3), a.reshape(3, 2, WIDE))
+    np.testing.assert_allclose(found, stack + 0.5 * (delta if transposed else delta.swapaxes(1, 2)), rtol=1e-13)
+
+
 def test_a_token_is_the_sum_of_its_experts() -> None:
     """Against one expert after the other, as transformers' modules compute it."""
     device, rng = cpu(), np.random.default_rng(6)

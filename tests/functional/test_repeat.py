@@ -12,12 +12,14 @@ from zerosim.errors import InputError
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
-SIZES: dict[str, Any] = dict(model="llama", layers=2, hidden=32, heads=4, kv_heads=2, seq=8, vocab=256, micro_batch=2)
+SIZES: dict[str, Any] = dict(
+    model="llama", layers=2, hidden=32, heads=4, kv_heads=2, seq=8, vocab=256, micro_batch=2, steps=2
+)
 
 
 def test_repeated_heads_compute_the_same() -> None:
     """Losses to the bit, and weights within rounding: the copies' gradients are added in another order."""
-    config = RunConfig(**SIZES, ranks=2, stage=3, steps=2, precision="fp64", optimizer="sgd")
+    config = RunConfig(**SIZES, ranks=2, stage=3, precision="fp64", optimizer="sgd")
     one, other = run(config), run(config.replace(repeat_kv=True))
     assert one.losses[0] == other.losses[0]
     for name, values in one.weights.items():
@@ -44,16 +46,11 @@ CACHED: dict[str, Any] = SIZES | dict(model="gpt_bigcode", kv_heads=1, layers=3,
 @pytest.mark.parametrize("stage", [0, 3])
 def test_returned_keys_and_values_live_until_the_loss_is_there(stage: int) -> None:
     """Of a fused map the whole result of every block, 2 (H + 2K) d bytes a token. They change no bit."""
-    config = RunConfig(**CACHED | dict(seq=64, lora_rank=2), ranks=2, stage=stage, attention="flash", loss="hf-half")
-    plain, kept = run(config), run(config.replace(return_kv=True))
+    config = RunConfig(**CACHED | dict(seq=16, lora_rank=2), ranks=2, stage=stage, attention="flash", loss="hf-half")
+    plain, kept = run(config), run(config.replace(use_cache=True))
     assert kept.losses == plain.losses
     assert all((kept.weights[name] == values).all() for name, values in plain.weights.items())
     one, other = plain.memory[0], kept.memory[0]
-    assert other.peak.total_bytes - one.peak.total_bytes == 3 * 2 * (32 + 2 * 8) * 2 * 64
+    assert other.peak.total_bytes - one.peak.total_bytes == 3 * 2 * (32 + 2 * 8) * 2 * 16
     assert other.marks == one.marks
-    assert plan(config.replace(return_kv=True)).memory[0].to_dict() == other.to_dict()
-
-
-def test_blocks_that_keep_keys_and_values_return_nothing_more() -> None:
-    with pytest.raises(InputError, match="return_kv: no blocks are recomputed"):
-        RunConfig(**CACHED | dict(recompute="none"), ranks=1, return_kv=True)
+    assert plan(config.replace(use_cache=True)).memory[0].to_dict() == other.to_dict()

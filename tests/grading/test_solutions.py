@@ -39,10 +39,9 @@ def test_a_solution_is_graded_full(exercise: Exercise) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-def test_a_solution_is_graded_full_in_each_variant(exercise: Exercise, seed: int) -> None:
-    grade_ = grade(solution(exercise), variant(exercise, seed))
+def test_a_solution_is_graded_full_in_a_variant(exercise: Exercise) -> None:
+    grade_ = grade(solution(exercise), variant(exercise, seed=1 + EXERCISES.index(exercise) % 3))
     assert grade_.state == "solved", str(grade_)
 
 

@@ -66,7 +66,7 @@ def test_either_bug_is_drawn_and_stands_under_one_name(one: Exercise) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", range(1, 4))
 @pytest.mark.parametrize("one", BUGS, **NAMES)
 def test_each_bug_fails_in_each_variant_and_earns_nothing(one: Exercise, seed: int) -> None:
     set_ = variant(one, seed)

@@ -12,7 +12,7 @@ from zerosim.config.presets.hardware import find_hardware, presets
 from zerosim.config.presets.kernel_tables import Curve, Flash, KernelTables, Reached, packaged_tables
 from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Scope
-from zerosim.device.work import DGRAD, LINEAR, WGRAD
+from zerosim.device.work import DGRAD, GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, LINEAR, WGRAD
 from zerosim.ledger.gpu_costs import COMPILED, LAUNCH, WRAPPED, GpuCosts
 from zerosim.report.verdict import assumed
 
@@ -27,6 +27,8 @@ TABLES = KernelTables(
     0.8,
     0.4,
     {},
+    {GROUPED: Reached(((1.0, 0.1), (4.0, 0.25))), GROUPED_DGRAD: HALF, GROUPED_WGRAD: HALF},
+    0.2,
 )
 SLOW = replace(cluster_of(find_hardware("a100-80")), peak_flops=100.0, hbm=10.0)
 
@@ -53,6 +55,13 @@ def seconds(kernel: Kernel, kernels: str = "fused") -> float:
         (of("flash_attention", 1000, 8, (2, 1, 1, 8, 64)), 5 / 0.25 / 0.5),  # too few tiles
         (of("flash_attention_backward", 1000, 8, (2, 1, 1, 8, 64)), 5 / 0.125),
         (of("flash_attention", 1000, 8, (4, 1, 1, 8, 64, 15)), 153.6 / 0.25),  # 15 scores a head, whatever flops count
+        (of(GROUPED, 800, 8, (96, 16, 99, 2)), 8 / 0.25),  # two experts' products of 4 s at the peak each
+        (of(GROUPED, 800, 8, (96, 16, 99, 8)), 8 / 0.1),  # as much work for eight of 1 s each
+        (of(GROUPED, 800, 8, (96, 16, 99, 80)), 80 * 1 / 0.1),  # a product takes as long as the smallest measured one
+        (of(GROUPED_WGRAD, 800, 8, (99, 4, 99, 2)), 8 / 0.5),  # of a weight gradient the rows are inner
+        (of(GROUPED_DGRAD, 800, 8, (99, 4, 99, 2)), 8 / 0.5 / 0.5),  # a narrow weight
+        (of("take_rows", 0, 80), 1 + 8 / 0.2),
+        (of("sum_rows", 0, 80), 1 + 8 / 0.2),
         (of("free", 0, 0), 0.0),
     ],
 )
@@ -92,6 +101,10 @@ def test_what_does_more_never_ends_sooner(device: object, kernels: str) -> None:
         for name in (LINEAR, DGRAD, WGRAD):
             times = [costs.kernel(of(name, 2**n, 8, (2048, 2048, 2048))) for n in range(20, 50)]
             assert times == sorted(times)
+        for name in (GROUPED, GROUPED_DGRAD, GROUPED_WGRAD):
+            for experts in (1, 8, 128):
+                times = [costs.kernel(of(name, 2**n, 8, (2048, 2048, 2048, experts))) for n in range(20, 50)]
+                assert times == sorted(times)
         for name in ("add", "rms_norm", "cross_entropy"):
             times = [costs.kernel(of(name, 0, 2**n)) for n in range(8, 36)]
             assert times == sorted(times)

@@ -24,11 +24,13 @@ from zerosim.train.plan import plan
 
 H100 = cluster_of(find_hardware("h100"))
 SMALL: dict[str, Any] = dict(model="gpt", hidden=256, heads=4, seq=128, vocab=1000, stage=1, accumulate=400)
+EXPERTS = dict(model="mixtral", experts=4, top_k=2, expert_ffn=128)
 PIPELINES = [
     *(dict(pp=4, ranks=4, pipeline=kind, layers=8) for kind in SCHEDULES),
     dict(pp=2, ranks=8, tp=2, layers=4, stage=2, recipe="megatron", sequence_parallel=True, cuda_graphs=True),
     dict(pp=4, ranks=8, layers=6, stage_layers="0,2,3,1", recompute="full", pipeline="zb-h1"),
     dict(pp=2, ranks=4, layers=4, stage=2, recipe="fsdp2", hidden=32, seq=16),
+    dict(EXPERTS, pp=2, ranks=4, ep=2, layers=4, recipe="megatron"),
 ]
 
 

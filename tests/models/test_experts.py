@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zerosim.analysis.checks import checks, formulas_agree
@@ -11,8 +13,9 @@ from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.device.device import Device
-from zerosim.device.events import Kernel
+from zerosim.device.events import Alloc, Kernel
 from zerosim.errors import InputError
+from zerosim.models.adapters import merged
 from zerosim.nn.halves import kind_of
 from zerosim.placement.block import Role
 from zerosim.tensor.tensor import cpu
@@ -40,6 +43,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "fp32 router": dict(precision="bf16", router_dtype="fp32"),
     "frozen": dict(freeze="*experts*", ranks=4, tp=2, sequence_parallel=True),
     "lora": dict(lora_rank=2, lora_target="q,down"),
+    "lora of experts": dict(lora_rank=2, lora_target="experts,q", stage=3),
+    "lora of experts, module": dict(lora_rank=2, lora_target="experts.down_proj", stage=3, gather="module"),
+    "lora of experts, gpt": dict(model="gpt", lora_rank=2, lora_target="experts", recompute="full"),
     "muon": dict(stage=2, optimizer="muon"),
     "even": dict(routing="even"),
     "losses": dict(stage=2, aux_loss=0.1, z_loss=0.01, precision="bf16"),
@@ -47,6 +53,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "biases": dict(stage=3, bias_rate=0.01, recompute="full"),
     "biases, pp": dict(ranks=4, pp=2, accumulate=4, bias_rate=0.01, pipeline="zb-h1"),
     "biases, hsdp": dict(stage=3, ranks=4, dp_replicate=2, bias_rate=0.01),
+    "eager": dict(stage=3, experts_kernel="eager"),
+    "batched": dict(ranks=4, tp=2, sequence_parallel=True, experts_kernel="batched"),
+    "autocast": dict(autocast="bf16", experts_kernel="eager"),
     "padded": dict(stage=3, capacity_factor=0.8, pad_to_capacity=True),
     "capacity": dict(stage=3, capacity_factor=1.25, routing="even"),
 }
@@ -62,6 +71,39 @@ def test_a_plan_leaves_the_record_of_a_run(way: str) -> None:
         assert planned.memory[rank] == real.memory[rank]
     assert formulas_agree(checks(real))
     assert set(real.live_bytes_after) == {0}
+
+
+@pytest.mark.parametrize("experts", [8, 64])
+def test_implementations_differ_in_what_they_hold_and_in_no_bit(experts: int) -> None:
+    """Beside the gradients, one stack of each map, eager's backward holds two more of the larger map and one expert's;
+    a batched product keeps a matrix for each row."""
+    few: dict[str, Any] = BASE | dict(layers=1, ranks=1, accumulate=1, steps=1, experts=experts, shared_experts=0)
+    runs = {kernel: run(RunConfig(**few, experts_kernel=kernel)) for kernel in ("grouped", "eager", "batched")}
+    sizes, temp = runs["grouped"].config.model, dict[str, int]()
+    larger, rows = 2 * sizes.hidden * sizes.expert_ffn * 4, few["seq"] * RunConfig(**few).data.micro_batch * sizes.top_k
+    for kernel, result in runs.items():
+        found = plan(result.config, keep_events=True).events[0]
+        temp[kernel] = sum({event.id: event.nbytes for event in found if isinstance(event, Alloc)
+                            and event.kind == "temp" and event.nbytes >= larger}.values())  # fmt: skip
+        assert result.losses == runs["grouped"].losses
+        assert all((result.weights[name] == values).all() for name, values in runs["grouped"].weights.items())
+    smaller = larger // 2
+    assert temp["eager"] - temp["grouped"] == 2 * experts * (larger + smaller) + larger
+    assert temp["batched"] - temp["grouped"] == rows * (larger + smaller)
+    kept = [sum(row.nbytes for rows_of in result.saved.values() for row in rows_of) for result in runs.values()]
+    assert kept[2] - kept[0] == rows * (larger + smaller)
+
+
+def test_grouped_experts_of_fp32_weights_stay_fp32_under_autocast() -> None:
+    """torch's grouped product is on none of autocast's lists; the other implementations' products are."""
+    few: dict[str, Any] = BASE | dict(ranks=1, accumulate=1, steps=1, autocast="bf16")
+    read = dict[str, int]()
+    for kernel in ("grouped", "eager"):
+        found = plan(RunConfig(**few, experts_kernel=kernel), keep_events=True).events[0]
+        read[kernel] = next(
+            event.bytes_written for event in found if isinstance(event, Kernel) and event.name == "grouped"
+        )
+    assert read["grouped"] == 2 * read["eager"]
 
 
 def test_experts_flags_make_gpt_and_llama_mixtures() -> None:
@@ -107,6 +149,24 @@ def test_flops_of_a_step_are_those_of_active_parameters() -> None:
     assert found == 2 * sizes.seq * (active_of(sizes) - norms - sizes.vocab * sizes.hidden)
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+def test_merged_adapters_of_experts_compute_the_same(model: str, tmp_path: Path) -> None:
+    """And all-linear leaves stacks out, as PEFT does: they are no modules."""
+    tokens = np.random.default_rng(2).integers(0, 256, (1, 4, 17)).repeat(2, axis=0)
+    np.savez(tmp_path / "equal.npz", tokens=tokens)
+    few: dict[str, Any] = BASE | dict(
+        model=model, ranks=1, accumulate=1, micro_batch=4, tokens=str(tmp_path / "equal.npz")
+    )
+    adapted = RunConfig(**few, lora_rank=3, lora_alpha=9.0, lora_target="experts,q").replace(lr=1.0)
+    both = run(adapted)
+    assert abs(both.losses[1][0] - both.losses[0][0]) > 1e-4
+    np.savez(tmp_path / "merged.npz", **merged(run(adapted.replace(steps=1)).weights, adapted))
+    plain = run(RunConfig(**few | dict(weights=str(tmp_path / "merged.npz"), steps=1)))
+    assert plain.losses[0][0] == pytest.approx(both.losses[1][0], abs=2e-6)
+    names = build_model(RunConfig(**few, lora_rank=2, lora_target="all-linear"), cpu()).shapes()
+    assert not [name for name in names if "lora" in name and ".experts." in name]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too many": (dict(experts=4, top_k=5), "top_k 5: there are 4 experts; choose 4 or fewer"),
     "no experts": (dict(model="llama", top_k=2), "top_k 2: means experts, and there are none; pass --experts too"),
@@ -123,6 +183,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "aux_loss_over 'sequence': the 2 ranks of cp share each sequence; choose batch",
     ),
     "width over tp": (dict(experts=4, expert_ffn=9, tp=2, ranks=2), "tp 2 does not divide expert_ffn 9"),
+    "adapters over tp": (
+        dict(experts=4, tp=2, ranks=2, lora_rank=2, lora_target="experts"),
+        "lora_target 'experts': adapters of experts are whole; choose tp 1",
+    ),
     "tiles": (dict(experts=4, tiles=2, gather="module", stage=3), "tiles 2: experts are gathered as one module"),
     "tokens in tiles": (dict(experts=4, mlp_tile=4), "mlp_tile 4: experts need all tokens at once"),
 }

@@ -50,7 +50,7 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 REFUSED = "flash", "sp", "pp", "zb-h1", "lora, tp"
 """What an encoder with a decoder cannot do."""
-QUICK = "gemma2", "cohere, norms"
+QUICK = ("gemma2",)
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CONFIGS]
 
 

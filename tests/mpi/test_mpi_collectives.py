@@ -21,20 +21,22 @@ def counted(history: list[Any]) -> int:
     return sum(event.sent_bytes for event in history if isinstance(event, Launch))
 
 
-@pytest.mark.parametrize("name", ["collectives", "out_of_order"])
+SHAPES: list[tuple[int, int, dict[str, Any]]] = [
+    (1, 1, {}),
+    (2, 1, {}),
+    (3, 1, {"algorithm": "ring"}),
+    (4, 1, {"bucket_bytes": 20_000}),
+    (2, 2, {"algorithm": "pairs", "bucket_bytes": 20_000}),
+    (4, 1, {"algorithm": "ring", "bucket_bytes": 20_000}),
+    (2, 2, {"max_running": 2}),
+    (2, 3, {"algorithm": "ring"}),
+    (1, 3, {}),
+]
+
+
 @pytest.mark.parametrize(
-    ("processes", "per_process", "settings"),
-    [
-        (1, 1, {}),
-        (2, 1, {}),
-        (3, 1, {"algorithm": "ring"}),
-        (4, 1, {"bucket_bytes": 20_000}),
-        (2, 2, {"algorithm": "pairs", "bucket_bytes": 20_000}),
-        (4, 1, {"algorithm": "ring", "bucket_bytes": 20_000}),
-        (2, 2, {"max_running": 2}),
-        (2, 3, {"algorithm": "ring"}),
-        (1, 3, {}),
-    ],
+    ("processes", "per_process", "settings", "name"),
+    [*((*shape, "collectives") for shape in SHAPES), *((*shape, "out_of_order") for shape in SHAPES[1::2])],
     ids=lambda value: str(value).replace(" ", ""),
 )
 def test_processes_do_what_threads_do(

@@ -18,6 +18,7 @@ from zerosim.dtypes import fp32
 from zerosim.functional.policy import ATTENTIONS, ActivationPolicy
 from zerosim.models.decoder import build_decoder
 from zerosim.models.released import read_released
+from zerosim.placement.block import BALANCE
 from zerosim.tensor.tensor import Tensor, cpu
 from zerosim.train.engine import upload
 from zerosim.train.run import run
@@ -41,6 +42,9 @@ def theirs(config: str, folder: Path) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=draw)
+        for name, buffer in model.named_buffers():
+            if name.endswith(BALANCE):
+                buffer += 0.1 * torch.randn(buffer.shape, generator=draw)
     model.eval().save_pretrained(folder)
     return model
 
@@ -69,12 +73,16 @@ def test_logits_and_every_gradient_are_transformers(name: str, tmp_path: Path) -
         result = run(RunConfig(**base, attention=attention))
         assert result.losses[0][0] == pytest.approx(loss.item(), abs=CLOSE)
         shapes = {weight: values.shape for weight, values in result.weights.items()}
+        biases = {weight: values for weight, values in result.weights.items() if weight.endswith(BALANCE)}
         stepped = read_released(str(tmp_path / "second"), result.config.model, shapes)
         apart = {weight: np.abs(read() - result.weights[weight]).max() for weight, read in stepped.items()}
         assert max(apart.values()) <= CLOSE, max(apart, key=lambda weight: apart[weight])
         first = read_released(str(tmp_path / "first"), result.config.model, shapes)
         before = {weight: read() for weight, read in first.items()}
         assert max(np.abs(result.weights[weight] - values).max() for weight, values in before.items()) > 1e-3
+        if biases:  # only a run has them
+            assert all((before[weight] == bias).all() and bias.any() for weight, bias in biases.items())
+            continue
         new = builder(cpu(), fp32, policy=ActivationPolicy(attention=attention), name=path, seq=TOKENS, **_NO_SIZES)
         built = place(build_decoder(new))
         built.load_state_dict(before)

@@ -1,4 +1,4 @@
-"""Llama 3 8B with PEFT's adapters under FSDP on 16 ranks, in fake tensors: live storages beside our ledger."""
+"""Four blocks of Llama 3 8B with adapters under FSDP on 16 ranks, in fake tensors: live storages beside our ledger."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
@@ -24,7 +28,7 @@ from zerosim import RunConfig, plan
 from zerosim.config import plan_config
 from zerosim.device.events import Alloc, Free
 
-RANKS, TOKENS, LAYERS = 16, 4096, 32
+RANKS, TOKENS, LAYERS = 16, 4096, 4
 SIZES: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32}
 SIZES |= {"num_key_value_heads": 8, "num_hidden_layers": LAYERS, "vocab_size": 128256, "tie_word_embeddings": False}
 MASK, TABLES = TOKENS**2, 2 * 2 * TOKENS * 128
@@ -69,14 +73,16 @@ def replace_parameters(module: nn.Module, fn: Any, recurse: bool = True) -> nn.M
     return module
 
 
-def wrapped(version: int, mesh: Any) -> tuple[nn.Module, Any]:
-    """Return the model in FSDP, and its blocks."""
+def wrapped(version: int, mesh: Any, *, around: bool) -> tuple[nn.Module, Any]:
+    """Return the model in FSDP, and its blocks. A unit lies in a checkpoint, as in transformers, or `around` one, as in
+    fsdp_qlora."""
     peft = pytest.importorskip("peft")
     made = LlamaConfig(**SIZES, attn_implementation="sdpa", use_cache=False)
     model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
     model = peft.get_peft_model(model, peft.LoraConfig(r=16, target_modules=["q_proj", "v_proj"])).train()
     inner = model.base_model.model
-    inner.gradient_checkpointing_enable({"use_reentrant": False})
+    if not around:
+        inner.gradient_checkpointing_enable({"use_reentrant": False})
     if version == 2:
         for block in inner.model.layers:
             fully_shard(block, mesh=mesh)
@@ -88,16 +94,19 @@ def wrapped(version: int, mesh: Any) -> tuple[nn.Module, Any]:
 
     policy = partial(lambda_auto_wrap_policy, lambda_fn=is_unit)
     cpu = torch.device("cpu")
-    return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=cpu), inner.model
+    made_of = FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=not around, device_id=cpu)
+    if around:
+        apply_activation_checkpointing(made_of, checkpoint_wrapper, lambda one: isinstance(one, LlamaDecoderLayer))
+    return made_of, inner.model
 
 
-def theirs(version: int) -> dict[str, int]:
+def theirs(version: int, *, around: bool, autocasts: bool) -> dict[str, int]:
     """Return the bytes held at first, and the most in the loss's forward and backward and in blocks' backward."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)  # type: ignore[no-untyped-call]
     try:
         mesh = init_device_mesh("cpu", (RANKS,))
         with FakeTensorMode(allow_non_fake_inputs=True):
-            model, inner = wrapped(version, mesh)
+            model, inner = wrapped(version, mesh, around=around)
             live = Live()
             for one in [*model.parameters(), *model.buffers()]:
                 live.add(getattr(one, "to_local", lambda one=one: one)())
@@ -108,12 +117,14 @@ def theirs(version: int) -> dict[str, int]:
 
                 return entered
 
-            for number, block in enumerate(inner.layers):
-                getattr(block, "module", block).input_layernorm.register_forward_pre_hook(tag(f"layers.{number}"))
+            blocks = [one for one in inner.layers.modules() if isinstance(one, LlamaDecoderLayer)]
+            for number, block in enumerate(blocks):
+                block.input_layernorm.register_forward_pre_hook(tag(f"layers.{number}"))
             inner.norm.register_forward_pre_hook(tag("loss"))
             held, ids = live.total(), torch.zeros((1, TOKENS), dtype=torch.long)
             with live:
-                loss = model(input_ids=ids, labels=ids).loss
+                with torch.autocast("cpu", enabled=autocasts):
+                    loss = model(input_ids=ids, labels=ids).loss
                 live.tag = "loss, backward"
                 loss.backward()
         return live.most | {"held": held}
@@ -121,11 +132,12 @@ def theirs(version: int) -> dict[str, int]:
         dist.destroy_process_group()
 
 
-def ours(version: int) -> dict[str, int]:
+def ours(version: int, *, autocasts: bool) -> dict[str, int]:
     config: RunConfig = plan_config(
-        model="llama3-8b", ranks=RANKS, stage=3, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS, lora_rank=16,
-        adapter_dtype="fp32", recompute="full", saves="eager", attention="flash", loss="hf-5", repeat_kv=True,
-        optimizer="adamw", lazy_states=True, use_reentrant=False,
+        model="llama3-8b", layers=LAYERS, ranks=RANKS, stage=3, recipe=f"fsdp{version}", micro_batch=1, seq=TOKENS,
+        lora_rank=16, adapter_dtype="fp32", recompute="full", saves="eager", attention="flash", loss="hf-5",
+        repeat_kv=True, optimizer="adamw", lazy_states=True, use_reentrant=False,
+        autocast="bf16" if autocasts else None,
     )  # fmt: skip
     live, most, sizes = 0, dict[str, int](), dict[int, int]()
     for event in plan(config, keep_events=True).events[0]:
@@ -142,15 +154,18 @@ def ours(version: int) -> dict[str, int]:
     return most
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("version", [1, 2])
-def test_live_storages_are_our_ledgers(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 128 kB of 11 GB: ids and labels, the norms' statistics and the kernels' scalars, of both."""
+@pytest.mark.parametrize(
+    ("version", "around", "autocasts"), [(1, False, False), (1, True, True), (2, False, False), (2, False, True)]
+)
+def test_live_storages_are_our_ledgers(
+    version: int, around: bool, autocasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 128 kB of 9 GB: ids and labels, the norms' statistics and the kernels' scalars, of both."""
     monkeypatch.setattr(nn.Module, "_apply", replace_parameters)
-    real, mine = theirs(version), ours(version)
+    real, mine = theirs(version, around=around, autocasts=autocasts), ours(version, autocasts=autocasts)
     assert real["held"] - mine["held"] == 2 * 4 * 64  # the frequencies of rotary embeddings, and a copy
-    more = {"loss": 0, "loss, backward": 0, "layers.31, backward": 0, "layers.1, backward": ADAPTERS}
+    more = {"loss": 0, "loss, backward": 0, f"layers.{LAYERS - 1}, backward": 0, "layers.1, backward": ADAPTERS}
     if version == 1:  # ours prefetches a block's adapters with it
         more = {name: -ADAPTERS * ("backward" in name) for name in more}
     for name, copied in more.items():  # FSDP2 copies gradients into the buffer that it reduces from

@@ -17,6 +17,7 @@ from zerosim.config import RunConfig
 from zerosim.config.config_json import config_json
 from zerosim.dtypes import fp32
 from zerosim.models.released import read_released
+from zerosim.placement.block import BALANCE
 from zerosim.placement.families import DECODERS
 from zerosim.tensor.tensor import Tensor, cpu
 from zerosim.train.build_model import BUILDERS
@@ -87,7 +88,7 @@ def logits_of(config: RunConfig, weights: dict[str, Any], ids: Any) -> Any:
     sizes = {name: getattr(config.model, name) for name in ("name", *FLAGS)}
     new = builder(cpu(), fp32, **{**sizes, "decoder_seq_length": config.model.decoder_seq_length})
     built = place(BUILDERS[config.model.family](new))
-    built.load_state_dict(weights)
+    built.load_state_dict({name: values for name, values in weights.items() if not name.endswith(BALANCE)})
     x = Tensor(upload(ids, built.flats[0].device))
     for unit in built.units:
         x = unit.forward(x)

@@ -20,7 +20,7 @@ from zerosim.train.run import run
 RECORDS = {**WAYS, "states on the host": ({}, STATES_ON_HOST)}
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("way", RECORDS)
 def test_shapes_leave_the_record_of_a_run(way: str) -> None:
     """Event by event; volumes are those of the closed forms, and nothing is live at the end."""

@@ -79,6 +79,7 @@ def test_fsdp2_holds_whole_fp32_gradients_between_micro_batches(stage: int) -> N
     assert reduced(synced) == 3 * reduced(held)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("stage", [2, 3])
 def test_fsdp1_adds_microbatches_in_the_weights_format_whatever_it_reduces_in(stage: int) -> None:
     """Whole, in 2 bytes (Z14). Reductions then are of fp32 copies. Small gradients beside a large one are lost."""

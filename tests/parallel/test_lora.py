@@ -67,7 +67,7 @@ CASES: tuple[dict[str, Any], ...] = (
     LLAMA | dict(ranks=2, stage=1, **CAST, fused_lora=True, lora_dropout=0.2, lora_target="all-linear", saves="liger"),
     *(LLAMA | dict(ranks=2, stage=stage, **CAST, **KBIT, recompute="full") for stage in (0, 2, 3)),
     LLAMA | dict(ranks=2, stage=1, **CAST, **KBIT, lora_target="all-linear", lora_dropout=0.1, saves="eager"),
-    *(GPT | dict(ranks=2, stage=stage, **CAST, base="nf4", recompute="full", return_kv=True) for stage in (0, 3)),
+    *(GPT | dict(ranks=2, stage=stage, **CAST, base="nf4", recompute="full", use_cache=True) for stage in (0, 3)),
     GPT | dict(ranks=2, stage=3, **CAST, base="nf4", lora_target="all-linear", dropout=0.1, gather="module"),
     GPT | dict(ranks=2, stage=2, **CAST, base="nf4", recompute="full", cpu_checkpointing=True),
     GPT | dict(ranks=1, stage=0, **CAST, base="nf4", recompute="full", cpu_checkpointing=True, model="bloom"),

@@ -37,7 +37,7 @@ def test_a_forward_that_has_returned_frees_the_last_ones_outputs() -> None:
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [({"loss": "hf-5"}, "nobody keeps them"), ({"recompute": "full"}, "leave out recompute"), ({"tp": 2}, "tp and pp")],
+    [({"loss": "hf-5"}, "nobody keeps them"), ({"tp": 2}, "tp and pp")],
 )
 def test_models_that_return_none_are_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -111,7 +111,7 @@ def test_one_case_runs_out_of_memory_inside_a_block() -> None:
 @pytest.mark.slow
 def test_it_does_so_in_what_is_drawn_at_random() -> None:
     compared = 0
-    for case in range(500):
+    for case in range(250):
         fields, rng = fields_of(case), random.Random(case)
         fields["recompute"] = rng.choice(["none", "none", "selective", "full", "full:2", "selective:layernorm,mlp_act"])
         fields["capacity"] = rng.choice([None, None, None, 20_000, 60_000, 200_000])
@@ -121,4 +121,4 @@ def test_it_does_so_in_what_is_drawn_at_random() -> None:
             continue
         assert left(fields, every_block=False) == expected, (case, fields)
         compared += 1
-    assert compared > 80
+    assert compared > 40

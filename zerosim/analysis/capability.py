@@ -104,6 +104,7 @@ class Capability(NamedTuple):
     kept      in place of what is kept of a parameter
     beside    bytes beside a model state
     lies      where states lie, of their bytes and what lies beside them
+    divided   a form as this capability divides it, in place of one form of all weights
     letters   values for its letters, in place of earlier ones
     notes     sentences, or words for them, by the section of a page that shows them
     measured  whether published steps have it as it is here
@@ -116,6 +117,7 @@ class Capability(NamedTuple):
     kept: Callable[[RunConfig, Kept], Kept] = lambda config, kept: kept
     beside: Callable[[RunConfig, BytesPerParameter, Step], Iterator[Beside]] = lambda config, cost, step: iter(())
     lies: Callable[[RunConfig, Mapping[str, Form], Sequence[Beside]], Forms] = lambda config, whole, beside: iter(())
+    divided: Callable[[RunConfig, Form], Form] = lambda config, form: form
     letters: Callable[[Asked], Mapping[str, int]] = lambda asked: {}
     measured: Callable[[RunConfig], bool] = lambda config: True
     notes: Mapping[str, Note] = MappingProxyType({})

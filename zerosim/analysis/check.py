@@ -70,8 +70,9 @@ class Check:
 
     @property
     def with_padding(self) -> Fraction:
-        """The mean bytes that ranks must have, padding included."""
-        return Fraction(sum(self.expected), len(self.expected))
+        """The mean bytes that ranks must have, padding included; those that they have, where no number is due."""
+        due = self.expected or self.counted
+        return Fraction(sum(due), len(due))
 
     @property
     def agrees(self) -> bool | None:

@@ -22,9 +22,8 @@ from zerosim.analysis.cost import kept_bytes, kept_padding, master_bytes
 from zerosim.analysis.facts import is_owned
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.lazy_states import has_states
-from zerosim.analysis.shares import has_rows, itemsizes
+from zerosim.analysis.shares import has_rows, is_apart, itemsizes
 from zerosim.config.parts.tuning import row_of, stored_fp32
-from zerosim.placement.mesh import STATES
 from zerosim.train.result import RunResult
 
 MARK = "end_of_backward"
@@ -110,20 +109,30 @@ def _expected(of: Compared, kind: str, form: Form, beside: Form) -> tuple[Fracti
     """`beside`: the part of the form that is the local shard's at any stage."""
     result, share, config, whole = of.result, of.share, of.result.config, Form()
     if not is_owned(config):
-        return (form.at(_held(of, list(share.whole)), N=config.mesh.shards),) * len(share.ranks)
+        return (form.at(_held(of, list(share.whole))),) * len(share.ranks)
     if config.states_stage < formulas.first_partitioned(kind):
         form, whole = beside, form - beside
-    by_owner: dict[int | None, list[str]] = {}
+    layout, mesh = result.layout, config.mesh.axes
+    by_owner: dict[tuple[tuple[str, ...], int | None], list[str]] = {}
     for name in share.whole:
-        by_owner.setdefault(result.layout.owner(name), []).append(name)
-    owned = (by_owner.get(config.mesh.axes.index(rank, *STATES), []) for rank in share.ranks)
+        by_owner.setdefault((layout.flats[name].axes, layout.owner(name)), []).append(name)
+    kinds = {axes for axes, _ in by_owner}
+    owned = ([n for axes in kinds for n in by_owner.get((axes, mesh.index(r, *axes)), [])] for r in share.ranks)
     of_all = _held(of, list(share.whole))
-    always, scales = whole.at(of_all, N=config.mesh.shards), of_all["Q_s"]  # scales are whole on every rank
-    return tuple(always + form.at({**_held(of, names), "Q_s": scales}, N=1) for names in owned)
+    always, alone = whole.at(of_all), {"Q_s": of_all["Q_s"], "N": 1, "N_e": 1}  # scales are whole on every rank
+    return tuple(always + form.at(_held(of, names) | alone) for names in owned)
 
 
 def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
-    """Return the letters of model states for these flat buffers, padding included."""
+    """Return the letters with those of model states for these flat buffers, padding included."""
+    if "N_e" not in of.padded:
+        return {**of.padded, **_states_of(of, names)}
+    apart = [name for name in names if is_apart(of.result.layout, name)]
+    dense, experts = _states_of(of, [name for name in names if name not in apart]), _states_of(of, apart)
+    return {**of.padded, **dense, **{formulas.OF_EXPERTS[one]: numel for one, numel in experts.items()}}
+
+
+def _states_of(of: Compared, names: Sequence[str]) -> dict[str, int]:
     layout, share = of.result.layout, of.share
     trained = [name for name in names if layout.is_trained(name)]
     codes = [name for name in names if layout.flats[name].weights[0].format]
@@ -136,7 +145,6 @@ def _held(of: Compared, names: Sequence[str]) -> dict[str, int]:
         "Ψ_q": sum(held[name] for name in codes),
         "Q": sum(share.whole[name] for name in codes),
         "Q_s": sum(layout.flats[name].scale_bytes for name in codes),
-        **{letter: of.padded[letter] for letter in ("R", "P", "Y", "d") if letter in of.padded},
     }
 
 

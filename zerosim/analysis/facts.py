@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from zerosim.analysis import formulas
+from zerosim.analysis.formulas import Form
+from zerosim.analysis.formulas.states import N
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import owns_units
 from zerosim.config.parts.tuning import are_whole, has_whole_scales, stores_codes
@@ -40,6 +42,22 @@ def is_owned(config: RunConfig) -> bool:
 def is_divided(config: RunConfig) -> bool:
     """Return whether several ranks divide model states."""
     return config.parallel.zero_stage > 0 and config.mesh.shards > 1
+
+
+def experts_in(config: RunConfig) -> str:
+    """Return where experts lie between f and g of tensor parallelism: 'inside'; 'apart', where each rank sends its own
+    rows to them; 'beside' shared ones that f and g have; '' for none."""
+    if not config.model.has_experts:
+        return ""
+    beside = "beside" if config.model.width("shared") else "apart"
+    return beside if config.mesh.axes.is_folded else "inside"
+
+
+def reduce_times(config: RunConfig) -> int | Form:
+    """Return `all_reduce_times` of the ranks that divide model states; N where those of experts are others."""
+    if is_by_pairs(config) and experts_in(config) in ("apart", "beside"):
+        return N
+    return all_reduce_times(config, config.mesh.shards)
 
 
 def is_by_pairs(config: RunConfig) -> bool:

@@ -28,7 +28,14 @@ def forms(config: RunConfig, cost: BytesPerParameter | None = None, step: Step =
         found += capability.forms(config, step, sent)
     if cost is not None:
         found += _states(config, cost, step)
-    return _added(found)
+    return {key: divided(config, form) for key, form in _added(found).items()}
+
+
+def divided(config: RunConfig, form: Form) -> Form:
+    """Return a form as capabilities divide weights."""
+    for capability in CAPABILITIES:
+        form = capability.divided(config, form)
+    return form
 
 
 def of(found: Mapping[Key, Form], subject: str) -> dict[tuple[str, str], Form]:
@@ -52,7 +59,8 @@ def beside_of(config: RunConfig, cost: BytesPerParameter, step: Step) -> list[Be
 def local_states(config: RunConfig, cost: BytesPerParameter, step: Step) -> dict[str, Form]:
     """Return the bytes of what lies beside model states when backward ends, by kind: local shards at any stage."""
     parts = [part for part in beside_of(config, cost, step) if "states" in part.at]
-    return {part.kind: formulas.total(one.form for one in parts if one.kind == part.kind) for part in parts}
+    of_kind = {part.kind: formulas.total(one.form for one in parts if one.kind == part.kind) for part in parts}
+    return {kind: divided(config, form) for kind, form in of_kind.items()}
 
 
 def _states(config: RunConfig, cost: BytesPerParameter, step: Step) -> Forms:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from zerosim.analysis.facts import experts_in
 from zerosim.analysis.recompute import parts_again
-from zerosim.analysis.shares import Placed, Share
+from zerosim.analysis.shares import Placed, Share, is_apart
 from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.block import BOTH, Block, Role
@@ -32,6 +33,8 @@ class Reach(NamedTuple):
     y: int
     z: int
     y_q: int
+    x_e: int
+    y_e: int
     k_f: int
     k_g: int
     j: int
@@ -46,7 +49,8 @@ def reach_of(placed: Placed, share: Share) -> Reach:
     if placed.tied_numel:
         order.append(order[0])  # the head is the table's second use
     lowest = next((at for at, unit in enumerate(order) if unit in trained), len(order))
-    backs, x, y, z, y_q, k_f, k_g, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0, 0, 0
+    backs, x, y, z, y_q, x_e, y_e, k_f, k_g, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0, 0, 0, 0, 0
+    lie = experts_in(config)
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
         backs.append(tuple((unit, at > lowest) for at, unit in enumerate(units, first) if at >= lowest))
@@ -57,16 +61,19 @@ def reach_of(placed: Placed, share: Share) -> Reach:
             if at < lowest or not config.model.has_blocks:
                 continue
             if is_block(unit):
-                more = _in_block(config.model.block_of(unit), _trained_in(placed, unit), sends_back=at > lowest)
-                x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
+                row, found = config.model.block_of(unit), _trained_in(placed, unit)
+                own = any(layout.is_trained(name) for name in names[unit] if is_apart(layout, name))
+                more = _in_block(row, found, sends_back=at > lowest, lie=lie, trains_experts=own)
+                x, y, z, y_q, x_e, y_e = map(sum, zip((x, y, z, y_q, x_e, y_e), more, strict=True))
                 again = run_again(placed, unit, sends_back=at > lowest)
-                k_f, k_g = k_f + ((1, "columns") in again), k_g + ((0, "rows") in again)
+                k_f += (1, "columns") in again and (lie != "apart" or row.mlp.experts is None)
+                k_g = k_g + ((0, "rows") in again)
             elif at == len(order) - 1:
                 reads = unit in trained and config.memory.loss not in LIGER
                 x, z = x + (at > lowest), z + (reads or config.memory.loss == CHUNKED)  # it runs again
             elif at == 0:
                 y += 1
-    return Reach(backs, x, y, z, y_q, k_f, k_g, j)
+    return Reach(backs, x, y, z, y_q, x_e, y_e, k_f, k_g, j)
 
 
 def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
@@ -167,18 +174,22 @@ def _as_map(role: Role) -> Place:
     return role.branch, "columns" if role.place == "router" else role.place
 
 
-def _in_block(row: Block, trained: set[Place], *, sends_back: bool) -> tuple[int, int, int, int]:
+def _in_block(row: Block, trained: set[Place], *, sends_back: bool, lie: str, trains_experts: bool) -> tuple[int, ...]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
-    reaches, column-parallel maps that need their input for weights' gradients, and queries with a gradient."""
-    x = y = z = 0
+    reaches, column-parallel maps that need their input for weights' gradients, queries with a gradient; experts' inputs
+    and results that have one. `lie`: where experts do (`facts.experts_in`)."""
+    x = y = z = x_e = y_e = 0
     queries = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between"))
     flows = sends_back  # whether the residual stream has a gradient
     for at in BOTH:
         normed_by = 0 if row.shares_norm else at  # side by side they may share a norm
         inner = (sends_back if row.parallel else flows) or (normed_by, "before") in trained
-        x += inner
-        z += (at, "columns") in trained and not (at == 1 and row.mlp.experts is not None)  # f's result is kept
+        is_mixed = at == 1 and row.mlp.experts is not None
+        is_cut = lie != "apart" or not is_mixed
+        x, x_e = x + (inner and is_cut), x_e + (inner and is_mixed)
+        y_e += is_mixed and (inner or trains_experts)
+        z += (at, "columns") in trained and (lie == "beside" or not is_mixed)  # else f's result is kept
         inner = inner or not trained.isdisjoint(_places(at, "columns", "between", "rows"))
-        y += inner
+        y += inner and is_cut
         flows |= inner or (at, "after") in trained
-    return x, y, z, int(queries)
+    return x, y, z, int(queries), x_e, y_e

@@ -8,8 +8,8 @@ stage.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from zerosim.analysis import formulas
@@ -18,7 +18,7 @@ from zerosim.config.parts.parallel import is_sliced
 from zerosim.config.parts.tuning import are_whole, row_of, trained_dtype
 from zerosim.dtypes import dtype
 from zerosim.placement.layout import Layout
-from zerosim.placement.mesh import CUTS, Mesh
+from zerosim.placement.mesh import CUTS, STATES, Mesh
 from zerosim.placement.spec import FlatSpec, is_block
 from zerosim.placement.stages import cut_units
 from zerosim.train.build import declare
@@ -70,6 +70,11 @@ class Share:
         """The formulas' Psi on each of these ranks, copies and a vocabulary's padding included."""
         return sum(self.numels.values())
 
+    def only(self, names: Collection[str]) -> Share:
+        """Return the share with no elements in other buffers than these."""
+        numels, whole = ({n: of[n] if n in names else 0 for n in of} for of in (self.numels, self.whole))
+        return replace(self, numels=numels, whole=whole)
+
     @property
     def layers(self) -> int:
         return sum(map(is_block, self.units))
@@ -115,8 +120,18 @@ def _padded(config: RunConfig, layout: Layout, name: str) -> int:
         and (layout.is_trained(name) or config.parallel.zero_stage == 3)
     )
     if block > 1 and (flat.block > 1 or is_cut):
-        return formulas.blocked_numel(tensors, config.mesh.shards, block)
-    return formulas.padded_numel([sum(tensors)], config.mesh.shards if is_cut else 1)
+        return formulas.blocked_numel(tensors, ranks_of(layout, name), block)
+    return formulas.padded_numel([sum(tensors)], ranks_of(layout, name) if is_cut else 1)
+
+
+def ranks_of(layout: Layout, name: str) -> int:
+    """Return the number of ranks that the states of a flat buffer are cut over."""
+    return layout.mesh.size(*layout.flats[name].axes)
+
+
+def is_apart(layout: Layout, name: str) -> bool:
+    """Return whether a flat buffer has experts, whose states are cut over ranks of their own."""
+    return layout.flats[name].axes != STATES
 
 
 def alike_stages(keys: Sequence[object]) -> list[range]:

@@ -2,10 +2,11 @@
 
 Other people measured some hundreds of steps (scenarios/). For each of them `step_errors.toml` has the ratio of measured
 to modelled time and the step's class: GPU, recipe, size, whether the host is the bottleneck, whether adapters alone
-are trained, and whether ranks share rows. Classes are merged upwards by leaving out one property after the other: the
-size, the exact GPU (then its generation), the recipe. Host-bound steps are never merged with others, because their
-error is of another kind. Nor are steps of adapters, or of context parallelism. The interval includes effects that the
-clock leaves out: stragglers, power, data loading.
+are trained, whether ranks share rows, and whether the model has experts. Classes are merged upwards by leaving out one
+property after the other: the size, the exact GPU (then its generation), the recipe. Host-bound steps are never merged
+with others, because their error is of another kind. Nor are steps of adapters, of context parallelism, or of experts.
+Few steps of experts were measured, so theirs are merged over all GPUs in the end. The interval includes effects that
+the clock leaves out: stragglers, power, data loading.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ class StepClass(NamedTuple):
     host_bound: bool
     adapters: bool = False
     context: bool = False
+    experts: bool = False
 
     def merges(self) -> tuple[StepClass, ...]:
         """Return this class and the classes that it is merged into, in order."""
         of_any_size = self._replace(size="")
         generation = of_any_size._replace(gpu=self.gpu.split("-")[0])
-        return self, of_any_size, generation, generation._replace(recipe="")
+        of_any_recipe = generation._replace(recipe="")
+        classes = self, of_any_size, generation, of_any_recipe
+        return (*classes, of_any_recipe._replace(gpu="")) if self.experts else classes
 
     def belongs(self, of: StepClass) -> bool:
         """Return whether this class belongs to a merged one."""
-        is_gpu = of.gpu in (self.gpu, self.gpu.split("-")[0])
+        is_gpu = of.gpu in ("", self.gpu, self.gpu.split("-")[0])
         same = of.recipe in ("", self.recipe) and of.size in ("", self.size)
         return is_gpu and same and of[3:] == self[3:]
 
@@ -62,9 +66,9 @@ def step_class(config: RunConfig, time: StepTime, gpu: str) -> StepClass:
     included."""
     size = time.model_flops / (6 * config.tokens)
     name = next(name for most, name in SIZES if size < most)
-    return StepClass(
-        gpu, config.parallel.recipe, name, is_host_bound(time), config.tuning.lora_rank > 0, bool(context.way(config))
-    )
+    host, adapters = is_host_bound(time), config.tuning.lora_rank > 0
+    shared, experts = bool(context.way(config)), config.model.has_experts
+    return StepClass(gpu, config.parallel.recipe, name, host, adapters, shared, experts)
 
 
 def step_interval(config: RunConfig, time: StepTime, cluster: Cluster) -> Interval[StepClass] | None:

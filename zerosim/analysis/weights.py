@@ -7,7 +7,7 @@ They come from the layout alone; this module reads no count of a run. Other lett
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fractions import Fraction
 from typing import cast
 
@@ -37,13 +37,13 @@ def passes_of(result: RunResult, step: int) -> int:
     return 2 if any(report.estimated for report in result.steps[step : step + 1]) else 1
 
 
-def exchanged(placed: Placed, stage: int = 0) -> list[int]:
-    """Return the numbers in each all-reduce of an optimizer's sums, over the sliced flat buffers of a pipeline
-    stage."""
+def exchanged(placed: Placed, stage: int = 0, among: Collection[str] | None = None) -> list[int]:
+    """Return the numbers in each all-reduce of an optimizer's sums, over the sliced flat buffers of a pipeline stage,
+    or `among` those alone."""
     config, flats = placed.config, placed.layout.flats
     if not is_sliced(config.parallel):
         return []
-    names = filter(placed.layout.is_trained, placed.layout.stages[stage])
+    names = filter(placed.layout.is_trained, placed.layout.stages[stage] if among is None else among)
     shapes = [[weight.shape for weight in flats[name].weights] for name in names]
     return [numel for of_flat in shapes for numel in formulas.exchanged(config.optim.optimizer, of_flat)]
 
@@ -59,6 +59,7 @@ def sizes(config: RunConfig) -> dict[str, int]:
         "b": config.data.micro_batch,
         "bs": tokens,
         "bsh": tokens * (model.hidden if model.has_blocks else model.vocab),
+        "k": model.top_k,
         "V": model.vocab,
         "m": config.data.accumulate,
         "t": config.mesh.tp,
@@ -88,6 +89,7 @@ def place_of(config: RunConfig, share: Share) -> dict[str, int]:
         "end": int(share.stage == config.mesh.pp - 1),
         "l": share.layers,
         "r": sum(is_wrapped(config, unit) for unit in share.units),
+        "r_e": sum(is_wrapped(config, unit) and has_experts(config, unit) for unit in share.units),
         "l_e": sum(is_block(unit) and has_experts(config, unit) for unit in share.units),
     }
 
@@ -103,7 +105,8 @@ def of_weights(
     """Return the letters of the pipeline stage's weights, in elements; or, `instead` of elements, in another number of
     each buffer."""
     config, flats = placed.config, placed.layout.flats
-    freed, stored = freed_of(placed, share), [name for name in share.numels if flats[name].weights[0].format]
+    freed, some = freed_of(placed, share), [name for name, numel in share.numels.items() if numel]
+    stored = [name for name in some if flats[name].weights[0].format]
     codes = {name: share.whole[name] if padded else flats[name].numel for name in stored}
     held = sum(share.numels[name] for name in stored)
     numels = dict(instead) if instead else numels_of(placed, share, padded=padded)
@@ -124,7 +127,7 @@ def of_weights(
         "S": of_all,
         "C": sum(sharers.values()),
         "E": sum(numels[name] for name in share.ends if name in trained),
-        "F": sum(exchanged(placed, share.stage)),
+        "F": sum(exchanged(placed, share.stage, some)),
     }
 
 
@@ -132,7 +135,7 @@ def numels_of(placed: Placed, share: Share, *, padded: bool) -> dict[str, int]:
     """Return the elements of each flat buffer; of one that is stored as codes, or of fp32 norms, the number of
     parameters with as many bytes, a Fraction if that is no whole number."""
     flats, numels = placed.layout.flats, dict(share.whole if padded else share.numels)
-    for name in numels:
+    for name in filter(numels.get, share.numels):
         if flats[name].weights[0].format:
             codes = share.whole[name] if padded else flats[name].numel
             numels[name] = cast(int, Fraction(codes, itemsizes(placed.config)[0]))

@@ -29,6 +29,7 @@ from zerosim.functional.experts import dispatch as dispatch
 from zerosim.functional.experts import grouped_linear as grouped_linear
 from zerosim.functional.experts import route as route
 from zerosim.functional.experts import row_weights as row_weights
+from zerosim.functional.experts import stack_with_adapter as stack_with_adapter
 from zerosim.functional.experts import weigh as weigh
 from zerosim.functional.experts import with_losses as with_losses
 from zerosim.functional.head_layer_norm import head_layer_norm as head_layer_norm

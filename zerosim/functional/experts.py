@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import NamedTuple
 
 from zerosim.backends.forms import Choice
 from zerosim.backends.kernels import Array
-from zerosim.device.device import Buffer, Kind
+from zerosim.device.device import Buffer, Device, Kind
 from zerosim.device.events import Copy
-from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, KernelWork, work_of
+from zerosim.device.work import GROUPED, GROUPED_DGRAD, GROUPED_WGRAD, VECTOR, KernelWork, work_of
 from zerosim.dtypes import DType, compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
@@ -284,6 +284,59 @@ def combine(rows: Tensor, routing: Routing, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class WithAdapter:
+    """Saves handles of A and B."""
+
+    a: Operand
+    b: Operand
+    scale: float
+    experts: int
+    transposed: bool
+
+    def backward(self, grad: Buffer) -> Grads:
+        device, k = grad.device, grad.device.backend
+        left, right = self.factors()
+        dstack = grad.array if self.transposed else grad.array.swapaxes(1, 2)
+        da, db = self.a.new_grad(), self.b.new_grad()
+        into_b, into_a = _by_expert(da.array, db.array, self.experts)
+        flops = 2 * grad.numel * right.shape[1]
+        device.kernel(flops, k.matmul, left.swapaxes(1, 2), dstack, into_a)
+        device.kernel(flops, k.matmul, dstack, right.swapaxes(1, 2), into_b)
+        for own in (da, db):
+            device.kernel(own.numel, k.multiply, own.array, self.scale, own.array)
+        return grad, da, db
+
+    def factors(self) -> tuple[Array, Array]:
+        """Return B (E, O, r) and A (E, r, I)."""
+        return _by_expert(self.a.array, self.b.array, self.experts)
+
+
+def _by_expert(a: Array, b: Array, experts: int) -> tuple[Array, Array]:
+    """View b (O, r E) as (E, O, r), and a (E r, I) as (E, r, I)."""
+    return b.reshape(b.shape[0], -1, experts).transpose(2, 0, 1), a.reshape(experts, -1, a.shape[1])
+
+
+def stack_with_adapter(stack: Operand, a: Operand, b: Operand, scale: float, *, transposed: bool = True) -> Tensor:
+    """Return a stack plus scale times each expert's B A: a copy of all experts' maps, kept for backward.
+
+    Shapes: stack and result (E, O, I), or (E, I, O) unless `transposed`; a (E r, I), b (O, r E). Source: peft 0.21,
+    tuners/lora/layer.py, ParamWrapper.
+    """
+    device, k = stack.device, stack.device.backend
+    out, values, rule = (
+        device.alloc(stack.shape, stack.dtype, Kind.ACTIVATION),
+        stack.buffer,
+        WithAdapter(a, b, scale, stack.shape[0], transposed),
+    )
+    left, right = rule.factors()
+    into = out.array if transposed else out.array.swapaxes(1, 2)
+    device.kernel(2 * out.numel * right.shape[1], k.matmul, left, right, into)
+    device.kernel(out.numel, k.multiply, out.array, scale, out.array)
+    device.kernel(out.numel, k.add, out.array, values.array, out.array)
+    return apply(rule, out, stack, a, b, op=layer_of(a, "lora_A"), saved={"merged": out})
+
+
+@dataclass(frozen=True, slots=True)
 class Weigh:
     """Saves rows and weights."""
 
@@ -309,13 +362,21 @@ def weigh(rows: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Saves its rows, if the stack is trained, and the stack's handle."""
+    """Saves its rows, if the stack is trained, and the stack's handle.
+
+    kernel  'grouped'; 'eager': in PyTorch each expert's gradient is a stack of zeros but for it, which is added to that
+            of the experts before in a third one; 'batched': it also saves a matrix for each row, and has as many
+            gradients
+    gathered  those matrices
+    """
 
     x: Readable | Outline
     stack: Operand
     counts: tuple[int, ...]
     transposed: bool
-    grad_scale: float
+    grad_scale: float = 1.0
+    kernel: str = "grouped"
+    gathered: Buffer | None = None
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -330,7 +391,7 @@ class Grouped:
 
         def make() -> Buffer:
             assert not isinstance(self.x, Outline)
-            dstack = self.stack.new_grad()
+            dstack, _beside = self.stack.new_grad(), self._beside(device)
             left, right = (grad.array, self.x.array) if self.transposed else (self.x.array, grad.array)
             shape = left.shape[1], left.shape[0], right.shape[1], len(self.counts)
             work = _work(GROUPED_WGRAD, shape, left, right, dstack.array)
@@ -339,12 +400,28 @@ class Grouped:
 
         return dx, weight_grad(self.stack, make, self.x)
 
+    def _beside(self, device: Device) -> list[Buffer]:
+        """Return what an implementation holds while it computes the stack's gradient."""
+        shape, dtype = self.stack.shape, self.stack.dtype
+        if self.kernel == "eager":
+            stacks, numel = [shape, shape, shape[1:]], prod(shape)
+            nbytes = len(self.counts) * numel * dtype.itemsize
+            device.count(KernelWork("experts_accumulate", VECTOR, len(self.counts) * numel, 2 * nbytes, 2 * nbytes))
+            return [device.alloc(one, dtype, Kind.TEMP) for one in stacks]
+        return [] if self.gathered is None else [device.alloc(self.gathered.shape, dtype, Kind.TEMP)]
+
 
 def grouped_linear(
-    x: Tensor, stack: Operand, counts: tuple[int, ...], *, transposed: bool = True, grad_scale: float = 1.0
+    x: Tensor,
+    stack: Operand,
+    counts: tuple[int, ...],
+    *,
+    transposed: bool = True,
+    grad_scale: float = 1.0,
+    kernel: str = "grouped",
 ) -> Tensor:
     """Return each expert's rows times its matrix; `counts`: the rows of each. The stack's gradient is multiplied by
-    `grad_scale`, a product's alpha.
+    `grad_scale`, a product's alpha. `kernel`: see `Grouped`.
 
     Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
 
@@ -359,9 +436,12 @@ def grouped_linear(
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, counts, out.array)
     del values, matrices
+    gathered = None
+    if kernel == "batched":
+        gathered = device.alloc((x.shape[0], *stack.shape[1:]), stack.dtype, Kind.ACTIVATION)
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, counts, transposed, grad_scale)
-    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack})
+    rule = Grouped(kept, stack, counts, transposed, grad_scale, kernel, gathered)
+    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
 
 
 def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:

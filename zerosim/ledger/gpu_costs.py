@@ -1,13 +1,17 @@
 """Costs of a GPU: measured kernels and collectives (`config/presets/`), and a host that launches them.
 
 A kernel takes the longer of its arithmetic and its memory traffic. Arithmetic reaches the measured share of the peak of
-a product of its direction and size, or of an attention kernel of that implementation, head width,
-length and number of heads. Memory traffic takes a latency, and a share of the bandwidth. An operator that the framework
-runs as several kernels moves more bytes and has as many launches (`config/presets/operators.py`).
+a product of its direction and size, or of an attention kernel of that implementation, head width, length and number of
+heads. Experts' products are one kernel, and each has the size of its expert's rows. Memory traffic takes a latency, and
+a share of the bandwidth. An operator that the framework runs as several kernels moves more bytes and has as many
+launches (`config/presets/operators.py`).
 
 The host takes a few microseconds for each kernel. Measured per operator, in microseconds: 2 to 7 for the simplest of
 PyTorch (pytorch/pytorch#41383; the most is taken), 27 to 34 for one that Python wraps (pytorch/helion#3629, the least
 is taken, because it waits for the device once), 6.8 for a kernel of torch.compile (meta-pytorch/tritonbench#1017).
+
+Transformer Engine launches a product for each expert in one call, and PyTorch one kernel for all. The driver takes 3
+microseconds for a kernel (tritonbench#1017).
 
 A CUDA graph is one launch: Megatron captures a layer's forward and its backward (core/transformer/cuda_graphs.py),
 torch.compile a compiled region. The host takes 44.3 microseconds to call a compiled graph, guards and arguments
@@ -24,18 +28,20 @@ from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
 from zerosim.device.events import Copy, Kernel, Launch
-from zerosim.device.work import LINEAR, MATMUL
+from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
+from zerosim.ledger.relay import copies_of_row, relayed_seconds
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import CUTS
 
 US = 1e-6
-LAUNCH, WRAPPED, COMPILED, GRAPH = 7 * US, 27 * US, 6.8 * US, 44.3 * US
+LAUNCH, WRAPPED, COMPILED, GRAPH, DRIVER = 7 * US, 27 * US, 6.8 * US, 44.3 * US, 3 * US
 CONTENTION = 0.15 / 0.85
 """A collective in flight takes 15 % of the multiprocessors (calculon-ai/calculon caa4b11, a100.json)."""
 _LOSSES = ("cross_entropy", "cross_entropy_shares", "cross_entropy_backward")
 _FLASH = {"flash_attention": 2, "flash_attention_backward": 5}  # products
+_PERMUTES = ("take_rows", "sum_rows")
 _TILE = 128
 
 
@@ -50,6 +56,7 @@ class GpuCosts:
         self.side_stream = config.clock.overlap_comm
         self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
+        self.model, self.relays = config.model, config.experts.dispatcher == "deepep"
         runs = None if "flash_kernel" in config.given else cluster.flash_kernel
         self.flash_kernel = tables.flash_kernel(runs or config.clock.flash_kernel)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
@@ -61,6 +68,8 @@ class GpuCosts:
 
     def launch(self, kernel: Kernel) -> float:
         launches = self.operators[kernel.name].launches
+        if self.kernels == "fused" and kernel.name in self.tables.grouped:
+            return max(WRAPPED, kernel.shape[-1] * DRIVER) * self.cluster.host
         each = COMPILED if self.kernels == "compiled" else LAUNCH
         least = WRAPPED if launches and self.kernels != "compiled" else 0.0
         return max(least, launches * each) * self.cluster.host
@@ -71,7 +80,14 @@ class GpuCosts:
         return 0.0 if is_inside else WRAPPED * self.cluster.host
 
     def collective(self, launch: Launch) -> float:
-        return collective_seconds(launch, self._place(launch.group), self.cluster)
+        place = self._place(launch.group)
+        if self.relays and launch.axis == "ep" and launch.op == "all_to_all":
+            return relayed_seconds(launch, place, self.cluster, self._copies(place.nodes))
+        return collective_seconds(launch, place, self.cluster)
+
+    def _copies(self, nodes: int) -> float:
+        model, numbers = self.model, self.model.numbers
+        return copies_of_row(model.experts, model.top_k, nodes, numbers.expert_groups, numbers.chosen_groups)
 
     def copy(self, copy: Copy) -> float:
         return copy_seconds(copy, self.cluster, self.sharers)
@@ -86,8 +102,18 @@ class GpuCosts:
             batch, heads, _, _, width, scores = kernel.shape
             flops = 2 * _FLASH[kernel.name] * batch * heads * width * scores
             return flops / self.cluster.peak_flops / self._flash_share(kernel)
+        if kernel.name in self.tables.grouped:
+            return self._grouped(kernel, at_peak)
         narrow = self.tables.narrow.at(min(kernel.shape)) if kernel.shape else 1.0
         return self.tables.products.get(kernel.name, self.tables.products[LINEAR]).seconds(at_peak) / narrow
+
+    def _grouped(self, kernel: Kernel, at_peak: float) -> float:
+        """Return the seconds of the products of all experts, which share the rows evenly: each is as slow as its own
+        size and widths make it."""
+        rows, inner, wide, experts = kernel.shape
+        widths = (rows, wide) if kernel.name == GROUPED_WGRAD else (inner, wide)  # of a weight gradient rows are inner
+        each = self.tables.grouped[kernel.name].seconds(at_peak / experts)
+        return experts * each / self.tables.narrow.at(min(widths))
 
     def _flash_share(self, kernel: Kernel) -> float:
         batch, heads, _, tokens, width = kernel.shape[:5]
@@ -101,5 +127,9 @@ class GpuCosts:
         of the bytes."""
         operator = self.operators[kernel.name]
         at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
-        share = self.tables.cross_entropy if kernel.name in _LOSSES else self.tables.moved
+        share = self.tables.moved
+        if kernel.name in _LOSSES:
+            share = self.tables.cross_entropy
+        elif kernel.name in _PERMUTES:
+            share = self.tables.permuted
         return at_peak / share + (operator.launches * self.tables.latency_s if at_peak else 0.0)

@@ -5,7 +5,7 @@ each other before it. Once a lap leaves them as an earlier one did, only later, 
 jumps over them. What it finds is equal to the last digit.
 
     times       all are later by the same seconds, or long over: then nothing asks for them again. A host that holds
-                nothing back runs ahead at a pace of its own
+                nothing back, and reads nothing from the device, runs ahead at a pace of its own
     rounding    between two powers of two all floats are multiples of one spacing. There a time that is later by an even
                 number of spacings is rounded the same way (by an odd number, a half is not). So a jump ends before the
                 next power of two
@@ -20,7 +20,8 @@ from itertools import takewhile
 from math import frexp, inf, ulp
 from typing import NamedTuple
 
-from zerosim.device.events import Launch, Wait
+from zerosim.device.copies import CONTROL
+from zerosim.device.events import Copy, Launch, Wait
 from zerosim.ledger.entries import Busy
 from zerosim.ledger.rank_clock import Calls, Line, Run
 from zerosim.placement.memories import DEVICE
@@ -84,9 +85,9 @@ class Laps:
     def _jumps(self, before: _Shot, now: _Shot, back: int) -> bool:
         """Jump as far as the laps repeat for certain. Return False if they do not."""
         later, low, high = now.times[0][0] - before.times[0][0], inf, 0.0
-        for olds, news in zip(before.times, now.times, strict=True):
+        for run, olds, news in zip(self._runs, before.times, now.times, strict=True):
             begin = olds[0]
-            if news[1] < begin:  # the host held nothing back
+            if news[1] < begin and not run.reads:  # the host held nothing back
                 if (news[-1] - olds[-1]) * (1 + 1e-9) >= later:
                     return False
                 olds, news = olds[:-1], news[:-1]
@@ -113,5 +114,8 @@ class Laps:
 
 
 def _is_on_device(run: Run) -> bool:
-    kernels = (entry for entry in run.reading.entries if not isinstance(entry, (Launch, Wait)))
-    return all(isinstance(entry, Busy) and entry.place == DEVICE for entry in kernels)
+    others = (entry for entry in run.reading.entries if not isinstance(entry, (Launch, Wait)))
+    return all(
+        entry.place == DEVICE if isinstance(entry, Busy) else isinstance(entry, Copy) and entry.purpose == CONTROL
+        for entry in others
+    )

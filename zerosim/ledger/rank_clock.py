@@ -10,6 +10,7 @@ from math import inf
 from operator import add
 from typing import NamedTuple
 
+from zerosim.device.copies import CONTROL
 from zerosim.device.events import COMPUTE, CPU, Copy, CpuEvent, Launch, Scope, Wait
 from zerosim.ledger.costs import Costs
 from zerosim.ledger.entries import Busy, Entries, Entry, Live
@@ -61,6 +62,7 @@ class Run:
         self.now = 0.0  # of compute
         self.host = 0.0  # the host's own time, at most compute's if the host waits
         self.held = 0.0  # when it last held the device back
+        self.reads = False  # whether it waited for what it read from the device: then it never runs ahead for good
         # what the track's figures add up, seconds exposed by axis, and what the host's launches take
         self.added = defaultdict[str, list[float]](list)
         self.shared = 0.0  # the time up to which compute has paid for collectives in flight
@@ -124,7 +126,8 @@ class Run:
         for name, each in self.added.items():
             again = each[since.get(name, 0) :]
             each[:] = [reduce(add, chain(each, chain.from_iterable(repeat(again, times))))]
-        self.host = sum(self.added["launch"])  # which is one number
+        if not self.reads:
+            self.host = sum(self.added["launch"])  # which is one number
 
     def move(self, to: Callable[[float], float]) -> None:
         """Move each time to another one, always in the same order."""
@@ -258,7 +261,7 @@ class Run:
 
     def _copy(self, event: Copy) -> None:
         """Run a copy beside compute. Compute waits where the program waits: at once, if a copy to the device was not
-        launched."""
+        launched. The host waits for what it reads from the device, and launches nothing meanwhile."""
         self._launches(self.costs.call(event))
         stream = f"{event.source} to {event.target}"
         begins = self.cpu if event.after == CPU else max(self.now, self.host)
@@ -272,6 +275,8 @@ class Run:
             self.added["copies"].append(stop - self.now)
             self._span(COMPUTE, "wait", self.now, stop, event.scope, stream)
             self.now = stop
+        elif event.purpose == CONTROL:
+            self.host, self.reads = stop, True
 
     def _span(
         self,

@@ -45,6 +45,11 @@ def adapted(model: ModelConfig, names: Mapping[str, Any]) -> dict[str, Target]:
 
 def check_peft(model: ModelConfig, names: Mapping[str, Any], flag: str) -> None:
     """Check the maps with adapters of these names. Raises: InputError if one is a part of a fused map."""
+    if stacks := [name for name, one in adapted(model, names).items() if one.is_stack]:
+        raise InputError(
+            f"{flag}: adapters of stacks of experts ({stacks[0]}) are nested in PEFT's files; choose OUT.npz, or "
+            "--save-merged DIR"
+        )
     if parts := [name for name, one in adapted(model, names).items() if one.columns is not None]:
         raise InputError(
             f"{flag}: PEFT has no adapters for a part of a fused map ({parts[0]}); choose OUT.npz, --save-merged DIR, "

@@ -199,6 +199,8 @@ def _block_names(block: Block) -> set[str]:
     norms = ["weight", "bias"] if block.norm == "layer" else ["weight"]
     names = {f"{norm}.{one}" for branch in block.branches for norm in (branch.before, branch.after) for one in norms}
     for _, target in block.targets():
+        if target.is_stack:
+            continue
         names |= {f"{target.weight}.weight", *([f"{target.weight}.bias"] if target.map.bias else [])}
     if block.qk_norm:
         names |= {block.attention.named(f"{one}_norm.weight") for one in "qk"}

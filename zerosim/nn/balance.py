@@ -7,8 +7,8 @@ rate, up if fewer tokens than the mean chose its expert, else down. They are buf
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import fp32
@@ -23,15 +23,25 @@ class Noted(Protocol):
     def dropped(self) -> int: ...
 
 
+class Routed(NamedTuple):
+    """Tokens' choices of experts in a run, on all ranks together: how many there were, and how many were dropped."""
+
+    choices: int
+    dropped: int
+
+
+NOTHING_ROUTED = Routed(0, 0)
+
+
 class Balance:
-    """The loads and biases by layer. `rate`: of the biases; `micro_batches`: of a step."""
+    """The loads and biases, by the biases' name. `rate`: of the biases; `micro_batches`: of a step."""
 
     def __init__(self, rate: float, micro_batches: int) -> None:
         self.rate, self.micro_batches = rate, micro_batches
         self.scale: Callable[[], float] = lambda: 1.0  # of the loss, which the rank's updater decides
         self.loads = dict[str, list[int]]()
         self.biases = dict[str, list[float]]()
-        self.dropped = 0
+        self.choices = self.dropped = 0  # of all steps
 
     def join(self, name: str, experts: int, *, biased: bool) -> None:
         """Add a layer's router. `biased`: it has biases."""
@@ -50,12 +60,17 @@ class Balance:
     def note(self, name: str, way: Noted) -> None:
         """Count a microbatch's choices."""
         self.loads[name] = [sum(both) for both in zip(self.loads[name], way.chosen, strict=True)]
+        self.choices += sum(way.chosen)
         self.dropped += way.dropped
 
     def factor(self, shares: int) -> float:
         """Return the factor of a router's losses, of whose gradient each of so many ranks adds one share: the mean over
         a step's microbatches, as of the tokens' loss."""
         return self.scale() / (self.micro_batches * shares)
+
+    def load(self, given: Mapping[str, Any]) -> None:
+        """Take biases that are given by name."""
+        self.biases |= {name: [float(one) for one in given[name]] for name in self.biases if name in given}
 
     def move(self, loads: dict[str, list[float]]) -> None:
         """End a step whose tokens chose experts so often, on all ranks together."""

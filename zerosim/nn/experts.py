@@ -14,11 +14,13 @@ from functools import partial
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
 from zerosim.device.device import Phase
-from zerosim.dtypes import fp32
+from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
-from zerosim.placement.block import Experts, Role
+from zerosim.nn.lora import in_autocast
+from zerosim.nn.lora_stacks import reads_of
+from zerosim.placement.block import BALANCE, Experts, Role
 from zerosim.tensor.discarded import discard
-from zerosim.tensor.tensor import Parameter, Tensor
+from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -34,21 +36,23 @@ class ExpertsLayer:
     ) -> None:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
-        self.applied = "between" if here.experts.weigh_between and row.applied == "results" else row.applied
+        moves = here.experts.weigh_between and row.applied == "results" and not row.bias  # a bias is weighed too
+        self.applied = "between" if moves else row.applied
         self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how = choice_of(row, here)
         self.spread = here.experts.spread_of(sizes.experts, here.number)
-        options, self.balance, self.name = here.experts, here.group.balance, here.name
+        options, self.balance = here.experts, here.group.balance
+        self.name = f"{here.name}.{row.gate}.{BALANCE}"
         self.dtype = fp32 if options.router_dtype == "fp32" else None
-        self.capacity = None
+        self.capacity, self.here, self.kernel = None, here, options.experts_kernel
         if options.capacity_factor is not None:
             by_weight = options.token_drop != "position"
             self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
         self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
         self.of_sequences = options.aux_loss_over == "sequence"
         if self.balance is not None:
-            self.balance.join(here.name, sizes.experts, biased=bool(row.balance or options.bias_rate))
+            self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
         self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up = self._stack(here, "columns", sizes.hidden, inner)
@@ -61,8 +65,8 @@ class ExpertsLayer:
                 at = here / row.shared_gate
                 self.shared_gate = at.declare("weight", (1, sizes.hidden), std=here.std, summed=maps.axes)
 
-    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Parameter:
-        """Declare the first or the last map of all experts."""
+    def _stack(self, here: LayerContext, place: str, inner: int, wide: int) -> Callable[[], Operand]:
+        """Declare the first or the last map of all experts. Return how it is read."""
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
@@ -70,7 +74,8 @@ class ExpertsLayer:
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
-        return at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
+        return reads_of(at, stack, inner, wide, transposed=self.row.layout == "out_in")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.experts.axes:
@@ -79,11 +84,11 @@ class ExpertsLayer:
 
     def _whole(self, x: Tensor) -> Tensor:
         y = self._of_chosen(x)
-        return y if self.shared is None else y + self._of_shared(self.shared, x)
+        return y if self.shared is None else F.promoted_sum(y, self._of_shared(self.shared, x))
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = F.linear(x, self.gate, transposed=True, dtype=self.dtype)
+        logits = self._linear(x, self.gate, self.dtype)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
@@ -106,21 +111,34 @@ class ExpertsLayer:
 
         Megatron's kernel computes a gated function and weighs its result at once: it saves what the function read.
         """
-        run, transposed = self.policy.run, self.row.layout == "out_in"
+        run, given = self.policy.run, rows.dtype
+        up, down = self.up(), self.down()
+        product = partial(
+            F.grouped_linear,
+            counts=counts,
+            transposed=self.row.layout == "out_in",
+            grad_scale=self.experts.grad_scale,
+            kernel=self.kernel,
+        )
+        if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
+            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
         if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        maps = partial(F.grouped_linear, counts=counts, transposed=transposed, grad_scale=self.experts.grad_scale)
-        into = partial(maps, stack=self.up)
+        into = partial(product, stack=up)
         of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
         rows = of_act(run(self.part, into, rows))
         if weights is not None:
             rows = F.weigh(rows, weights)
-        return maps(rows, self.down)
+        return F.cast(product(rows, stack=down), given)
+
+    def _linear(self, x: Tensor, weight: Parameter, dtype: DType | None = None) -> Tensor:
+        [own], [[read]] = in_autocast(self.here, x, [weight])
+        return F.linear(own, read, transposed=True, dtype=dtype)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:
             return shared(x)
-        weights, _ = F.choose(F.linear(x, self.shared_gate, transposed=True), 1, Choice("sigmoid"))
+        weights, _ = F.choose(self._linear(x, self.shared_gate), 1, Choice("sigmoid"))
         return F.weigh(shared(x), weights)
 
 

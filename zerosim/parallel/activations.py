@@ -17,8 +17,9 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the policy of ops, and what is around blocks. Copies in flight pass from block to block, so no block's record
     can be repeated."""
     memory = config.memory
-    names = "saves", "attention", "recompute", "fp32_softmax", "repeat_kv", "return_kv", "mlp_tile", "loss_tile"
-    policy = ActivationPolicy(*(getattr(memory, name) for name in names))
+    names = "saves", "attention", "recompute", "fp32_softmax", "repeat_kv", "mlp_tile", "loss_tile"
+    returned = memory.use_cache and bool(memory.again.every)
+    policy = ActivationPolicy(**{name: getattr(memory, name) for name in names}, return_kv=returned)
     copies = memory.offload_activations or memory.stash_window
     return made._replace(policy=policy, wrap=_around(made, config, place, policy), repeats=made.repeats and not copies)
 

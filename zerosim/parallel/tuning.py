@@ -18,11 +18,12 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add what holds them. They outlive a block's forward or backward, so no block's record is repeated."""
     tuning = config.tuning
     caches = tuning.autocast is not None and not tuning.fused_lora
-    caches = caches and not gathers_params(config.parallel)  # FSDP's gathered weights are views, no leaves
-    holds = tuning.bnb_saves_input or config.memory.return_kv or config.memory.use_cache
+    # Leaves are cached, as FSDP2's gathered weights are. FSDP1's are views.
+    caches = caches and (not gathers_params(config.parallel) or config.parallel.recipe == "fsdp2")
+    holds = tuning.bnb_saves_input or config.memory.use_cache
     if not caches and not holds:
         return made
-    return made._replace(casts=Casts(caches, config.memory.use_cache), repeats=False)
+    return made._replace(casts=Casts(caches, config.memory.returns_outputs), repeats=False)
 
 
 def cut_between(rows: Rows, row: int) -> Rows:

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 Width = Literal["heads", "kv_heads", "ffn", "shared"]
 Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
+BALANCE = "e_score_correction_bias"
+"""The name of a router's biases that choose experts, a buffer."""
 BOTH = (0, 1)
 """The numbers of a block's branches."""
 
@@ -80,7 +82,7 @@ class Experts(NamedTuple):
     stacks    the names of the two stacks; layout as a map's; bias: each expert's maps have biases
     shared    the name of shared experts, which work for every token, '' for none; shared_gate: of the map to one
               number, whose sigmoid multiplies their result
-    balance   the name of the router's bias of the scores, by which experts are chosen but not weighed; '' for none
+    biased    the router has biases of the scores, by which experts are chosen but not weighed (`BALANCE`)
     stored    an expert's maps in released files, in the order of the stacks' outputs: {} is its number. Empty: stacks
     module    the feed-forward's name in these files, if it is another one
     """
@@ -96,7 +98,7 @@ class Experts(NamedTuple):
     bias: bool = False
     shared: str = ""
     shared_gate: str = ""
-    balance: str = ""
+    biased: bool = False
     stored: tuple[str, ...] = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
     module: str = ""
 
@@ -138,12 +140,19 @@ class Target(NamedTuple):
     map      its row
     columns  the outputs of the fused weight that it is; None: all
     words    the words of `lora_target` that mean it
+    is_stack  it is the maps of all experts, one weight
     """
 
     weight: str
     map: Map
     columns: Out | None = None
     words: tuple[str, ...] = ()
+    is_stack: bool = False
+
+    @property
+    def is_part(self) -> bool:
+        """Whether all-linear leaves it out: it is no nn.Linear."""
+        return self.columns is not None or self.is_stack
 
 
 class Block(NamedTuple):
@@ -211,6 +220,11 @@ class Block(NamedTuple):
 
     def targets(self) -> Iterator[tuple[str, Target]]:
         """Yield what may have an adapter: every map, and the columns of fused ones that have names."""
+        for branch in self.branches:
+            if (experts := branch.experts) is not None:
+                for name, one in zip(experts.stacks, (branch.columns, branch.rows), strict=True):
+                    at, own = branch.named(name), one._replace(layout=experts.layout)
+                    yield at, Target(at, own, None, ("experts",), is_stack=True)
         for branch in (found for one in self.branches if (found := one.dense) is not None):
             rows = branch.rows
             for columns in (branch.columns, *([] if branch.memory is None else [branch.memory])):

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Column
 
+from zerosim.analysis.capabilities import notes_of
 from zerosim.config import PLAN_DEFAULTS, WITH_VALUES, RunConfig
 from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.recipes import find_recipe
@@ -22,7 +23,7 @@ from zerosim.report.names import OPTIMIZERS, show
 from zerosim.report.notebook import InNotebook
 from zerosim.report.tables import set_aside_text
 from zerosim.report.warnings import recipe_note
-from zerosim.train.check_trained import num_trained
+from zerosim.train.check_trained import counts_of
 
 
 class Explanation(InNotebook):
@@ -41,7 +42,7 @@ class Explanation(InNotebook):
             "config": self.asked.config.to_dict(),
             "notes": list(self.asked.config.model.notes),
             "num_parameters": self.asked.placed.num_parameters,
-            "num_trained": num_trained(self.asked.placed.layout),
+            **counts_of(self.asked.config, self.asked.placed.layout),
             "count_with": plan_command(self.asked.config),
             "sections": {
                 part.key: {
@@ -65,6 +66,7 @@ class Explanation(InNotebook):
         yield Stack(
             Stack(
                 prose(headline, "bold"),
+                *map(prose, notes_of(config, "size")),
                 prose("Formulas with your numbers put in. Nothing was run or counted.", "yellow"),
                 prose(f"To count the bytes: {plan_command(config)}"),
                 close=True,

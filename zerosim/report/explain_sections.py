@@ -9,12 +9,13 @@ from typing import Any
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import note_of, notes_of
+from zerosim.analysis.capabilities.experts import cut_words, psi_of
 from zerosim.analysis.capabilities.pipeline import SCHEDULES, live_micro_batches
 from zerosim.analysis.capabilities.recompute import block_parts, recomputes_all
 from zerosim.analysis.capability import Key
 from zerosim.analysis.cost import cost_of
 from zerosim.analysis.facts import frozen_of, is_owned
-from zerosim.analysis.forms import forms, of
+from zerosim.analysis.forms import divided, forms, of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
 from zerosim.analysis.formulas.letters import COUNTS, LETTERS
@@ -79,9 +80,9 @@ class Asked:
         return Term(name, self.text(form), "" if is_sum else put_in.numbers(self.held), form.at(self.held), is_sum)
 
     def text(self, form: Form) -> str:
-        """Return a form in the printed letters; Ψ_r if a rank holds a part of the model."""
+        """Return a form in the printed letters (`psi_of`)."""
         found = shown(form, self.held)
-        return str(found.where(Ψ=symbol("Ψ_r")) if self.is_part else found)
+        return str(found.where(Ψ=symbol(psi_of(self.held, is_part=self.is_part))))
 
     def says(self, *letters: str) -> str:
         """Return 'bsh = 1,024 elements, the activation between two layers of one microbatch'."""
@@ -140,7 +141,15 @@ def _part(asked: Asked) -> list[str]:
     if not asked.is_part:
         return []
     config, held = asked.config, [share.num_parameters for share in shares_of(asked.placed)]
-    return [" ".join([f"Ψ_r = {by_stage(held)}; the whole model has Ψ parameters.", *notes_of(config, "part")])]
+    return [
+        " ".join(
+            [
+                f"Ψ_r = {by_stage(held)}; the whole model has Ψ parameters.",
+                *cut_words(asked.held),
+                *notes_of(config, "part"),
+            ]
+        )
+    ]
 
 
 def _beside(asked: Asked, total: Fraction) -> list[str]:
@@ -151,11 +160,11 @@ def _beside(asked: Asked, total: Fraction) -> list[str]:
         return []
     plain, stage = formulas.bytes_per_parameter(param, param, moments), config.parallel.zero_stage
     if asked.cost != plain:
-        paper = formulas.total(formulas.model_states(stage, plain).values())
+        paper = divided(config, formulas.total(formulas.model_states(stage, plain).values()))
         return [f"The paper's own rule, {asked.text(paper)}, gives {gigabytes(paper.at(asked.held))}."]
     if stage == 0:
         return []
-    whole = formulas.total(formulas.model_states(0, plain).values())
+    whole = divided(config, formulas.total(formulas.model_states(0, plain).values()))
     ddp = whole.at(asked.held)
     less = f"{float(ddp / total):.3g} times as much" if ddp > total else "as much"
     return [f"DDP's {asked.text(whole)} is {gigabytes(ddp)}, {less}."]
@@ -174,6 +183,7 @@ def _optimizer_step(asked: Asked) -> Section | None:
     else:
         stage, frozen = asked.config.states_stage, frozen_of(asked.config)
         copies = formulas.optimizer_step_states(stage, asked.cost, frozen, upcast_grads=True)["upcast"]
+        copies = divided(asked.config, copies)
     terms = (
         Term("states", asked.text(held), "as above", held.at(asked.held)),
         asked.term("upcast", copies),

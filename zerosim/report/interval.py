@@ -46,11 +46,12 @@ def class_words(of: StepClass, rows: int) -> str:
     """Return '14 of FSDP on A100, 2B to 20B'."""
     framework = FRAMEWORKS.get(of.recipe, of.recipe)
     parts = [
-        f"{rows} of {framework} on {of.gpu.upper()}",
+        f"{rows} of {framework} on {of.gpu.upper() or 'any GPU'}",
         of.size,
         "which the host decides" if of.host_bound else "",
         "adapters" * of.adapters,
         "context parallelism" * of.context,
+        "experts" * of.experts,
     ]
     return ", ".join(filter(None, parts))
 

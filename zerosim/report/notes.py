@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import CAPABILITIES, note_of
+from zerosim.analysis.capabilities.experts import cut_words
 from zerosim.analysis.check import Check
 from zerosim.analysis.checks import Checks
 from zerosim.analysis.cost import cost_of
@@ -43,6 +44,7 @@ def states_note(found: Sequence[Checks]) -> str:
         f"{cost.param} + {cost.grad} + {optim} bytes per parameter (param + grad + optim); "
         f"Ψ = {result.num_parameters:,}{_trained(result)}, N = {config.mesh.shards:,}.": True,
         f"Of Ψ each rank holds Ψ_r = {by_stage([share.num_parameters for share in shares])}.": holds_part(found),
+        **dict.fromkeys(cut_words(found[0].of.held), True),
         f"Of Ψ_r, {by_stage(replicated)} are whole on all {tp} ranks of tp.": any(replicated),
         f"{by_stage(copied)} are keys and values that several ranks hold.": any(copied),
         f"Padding for tp, over its ranks: {by_stage(padding)}.": any(padding),
@@ -77,13 +79,14 @@ def _trained(result: RunResult) -> str:
 def traffic_note(found: Sequence[Checks], checks: Sequence[Check]) -> str:
     """Return which part of a volume a rank sends, and the meaning of the letters of these volumes."""
     config, axes = found[0].of.result.config, {axis_of(check) for check in checks if check.axis}
+    axes |= {"edp"} if "dp_shard" in axes and "N_e" in found[0].of.held else set()
     volume = f" of {total} elements" if len(axes) == 1 and (total := checks[-1].text) else ""
     said = [f"Of a volume{of_rank(found)(volume)} a rank sends {_parts_sent(config, axes)}"]
     if is_by_pairs(config) and config.parallel.zero_stage == 0:
         ranks = config.mesh.shards
         said.append(f"by all pairs an all-reduce moves NΨ = {ranks}Ψ, where direct and ring move 2Ψ")
     letters = {letter for check in checks if check.form is not None for letter in check.form.symbols}
-    for letter in [letter for letter in LETTERS if letter in letters - {"Ψ", "N", "t"}]:
+    for letter in [letter for letter in LETTERS if letter in letters - {"Ψ", "N", "t", "Ψ_e", "N_e"}]:
         said.append(f"{letter} = {by_stage([one.of.held[letter] for one in found])}, {LETTERS[letter].meaning}")
     if "C" in letters:
         said.append(f"{config.mesh.tp // config.model.kv_heads} ranks hold a copy of each")
@@ -123,7 +126,7 @@ def _parts_sent(config: RunConfig, axes: Collection[str]) -> str:
     parts = {}
     for axis in filter(axes.__contains__, _RANKS_OF):
         is_states, letter = axis == "dp_shard", _RANKS_OF[axis]
-        size = config.mesh.axes.size(*STATES if is_states else (axis,))
+        size = config.mesh.axes.size(*STATES if is_states else axis.split("+"))
         name = "model states" if is_states and config.mesh.cp > 1 else axis
         parts[name] = f"({letter}-1)/{letter} = {Fraction(size - 1, size)}" if letter else "all"
     return ", ".join(part if len(axes) == 1 else f"{part} on {axis}" for axis, part in parts.items())

@@ -11,6 +11,7 @@ from collections.abc import Container, Sequence
 from rich.console import RenderableType
 from rich.table import Column
 
+from zerosim.analysis.capabilities import notes_of
 from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.compare import peak_rank
 from zerosim.analysis.formulas import STATES
@@ -81,6 +82,7 @@ def plan_report(
             *(prose(f"{'Also' if index else 'Cheapest change'}: {text}.") for index, text in enumerate(advice)),
             None if does_fit or advice else prose("No change that was tried fits: see zerosim fit --find mesh."),
             prose(about),
+            *map(prose, notes_of(config, "size")),
             prose(why) if (why := words.undivided(config)) else None,
             prose(recipe) if (recipe := usual_text(config)) else None,
             prose(_first_step(result)) if config.optim.lazy_states else None,

@@ -55,6 +55,7 @@ def summary(result: RunResult) -> Stack:
         prose(words.learned(result), "bold green" if has_learned else "bold"),
         None if (text := words.scaled(result)) is None else prose(text),
         None if (text := words.lost(result)) is None else prose(text),
+        None if (text := words.dropped(result)) is None else prose(text),
         owners_table(result) if is_owned(result.config) else None,
         states_table(found),
         memories_table(found),

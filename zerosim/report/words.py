@@ -8,17 +8,19 @@ of them. Ratios to DDP are of the closed forms, which the tables compare with th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import note_of
+from zerosim.analysis.capabilities.experts import psi_of
 from zerosim.analysis.checks import Checks
 from zerosim.analysis.compare import last_whole_step
 from zerosim.analysis.cost import cost_of
 from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.analysis.facts import all_reduce_times, frozen_of, is_owned
-from zerosim.analysis.forms import forms, of
+from zerosim.analysis.forms import divided, forms, of
 from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
 from zerosim.placement.axes import place_of
@@ -70,8 +72,10 @@ def place(result: RunResult, rank: int) -> str:
 
 
 def of_rank(found: Sequence[Checks]) -> Callable[[str], str]:
-    """Return a formula of a rank's bytes: with Ψ_r for Ψ if that is a part of the parameters."""
-    return (lambda text: text.replace("Ψ", "Ψ_r")) if holds_part(found) else str
+    """Return a formula of a rank's bytes: with Ψ_r for Ψ if that is a part of the parameters, with Ψ_d if it is all but
+    experts."""
+    letter = psi_of(found[0].of.held, is_part=holds_part(found))
+    return lambda text: re.sub("Ψ(?!_)", letter, text)
 
 
 def holds_part(found: Sequence[Checks]) -> bool:
@@ -152,6 +156,17 @@ def scaled(result: RunResult) -> str | None:
     )
 
 
+def dropped(result: RunResult) -> str | None:
+    """Return how many choices of experts were dropped, if some were."""
+    choices, lost = result.routed
+    if not lost:
+        return None
+    return (
+        f"Dropped: {lost:,} of {choices:,} choices of an expert, {100 * lost / choices:.3g} %, were beyond its "
+        "capacity. Such a token goes on without that expert."
+    )
+
+
 def lost(result: RunResult) -> str | None:
     """Return how many updates left bf16 weights without masters unchanged."""
     if not result.lost_updates:
@@ -218,7 +233,7 @@ def closing(found: Sequence[Checks]) -> str:
     mine = sum((one.states[-1].formula or 0 for one in found), Fraction(0))
     owned = " on average" if is_owned(config) else ""
     less = (
-        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{of_rank(found)('Ψ')}"
+        f"{float(ddp / mine):.3g} times fewer bytes than DDP's {cost}{'Ψ_r' if holds_part(found) else 'Ψ'}"
         if mine < ddp
         else "as many bytes as DDP, because this optimizer has no states to divide"
     )
@@ -252,12 +267,12 @@ def _price(found: Sequence[Checks]) -> str:
     """Return the stage's traffic compared with DDP's."""
     config = found[0].of.result.config
     data_ranks = config.mesh.axes.size(*DATA, *SHARES)
-    plain = formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total
+    plain = divided(config, formulas.volume(0, all_reduce=all_reduce_times(config, data_ranks)).total)
     sends = of(forms(config), "sent")
     zero = formulas.total(form for (_, use), form in sends.items() if use in ("states", "replicas"))
     ddp = sent = Fraction(0)
     for one in found:
-        ddp += plain.at({**one.of.held, "N": data_ranks})
+        ddp += plain.at({**one.of.held, "N": data_ranks, "N_e": one.of.held.get("N_e", 1) * config.mesh.dp_replicate})
         sent += zero.at(one.of.held)
     ratio, states = sent / ddp, " over the data ranks" if holds_part(found) else ""
     if ratio == 1:

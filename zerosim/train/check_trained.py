@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from zerosim.config import RunConfig
+from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.tuning import ALL_LINEAR, matches
 from zerosim.errors import InputError, did_you_mean, wrong
 from zerosim.models.model import Model
 from zerosim.nn.lora import is_target
 from zerosim.placement.layout import Layout
+from zerosim.placement.spec import FlatSpec, unit_of
 
 
 def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
@@ -25,7 +27,7 @@ def rules(config: RunConfig, model: Model) -> Iterator[InputError]:
             yield wrong("freeze", f" {pattern!r}: matches no parameter of {config.model.name}; {nearest(word, names)}")
     maps = config.model.targets() if tuning.lora_rank else {}
     for word in tuning.targets:
-        if not any(is_target(word, name, one.words, is_part=one.columns is not None) for name, one in maps.items()):
+        if not any(is_target(word, name, one.words, is_part=one.is_part) for name, one in maps.items()):
             known = [*config.model.decoder.words, ALL_LINEAR]
             near = did_you_mean(word, known, nearest(word, names))
             yield wrong("lora_target", f" {word!r}: matches no linear map of {config.model.name}'s blocks; {near}")
@@ -45,6 +47,27 @@ def nearest(word: str, names: Sequence[str]) -> str:
                 runs[".".join(parts[start:stop])] = None
     listed = names[0] if len(names) == 1 else f"{names[0]}, {names[1]}{', ...' * (len(names) > 2)}"
     return did_you_mean(word, runs, f"its parameters are {listed}", most=3)
+
+
+def num_active(model: ModelConfig, flats: Iterable[FlatSpec]) -> int:
+    """Count the parameters that work for one token, a tied one once: of a layer's experts the chosen ones alone."""
+    found = 0
+    for weight in (weight for flat in flats for weight in flat.weights):
+        numel = math.prod(weight.whole_shape)
+        found += model.active(numel) if is_of_experts(model, weight.name) else numel
+    return found
+
+
+def is_of_experts(model: ModelConfig, name: str) -> bool:
+    """Return whether a weight of this name has a matrix or a bias of each expert."""
+    experts = model.block_of(unit_of(name)).mlp.experts if model.has_experts else None
+    return experts is not None and any(f".{stack}" in name for stack in experts.stacks)
+
+
+def counts_of(config: RunConfig, layout: Layout) -> dict[str, int]:
+    """Return the JSON form of both, of models with experts."""
+    active = {"num_active": num_active(config.model, layout.flats.values())} if config.model.has_experts else {}
+    return active | {"num_trained": num_trained(layout)}
 
 
 def num_trained(layout: Layout) -> int:

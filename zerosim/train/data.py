@@ -6,7 +6,7 @@ r*B/N to (r+1)*B/N and cuts them, in order, into its microbatches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -17,11 +17,12 @@ from zerosim.config import RunConfig
 from zerosim.config.inputs import read_file
 from zerosim.config.npz import open_npz
 from zerosim.config.parts.tuning import is_adapter
-from zerosim.config.released import is_released
+from zerosim.config.released import is_released, stored_tensors
 from zerosim.errors import InputError
 from zerosim.models import peft
 from zerosim.models.model import Shapes, check_names, check_shapes
 from zerosim.models.released import OnDemand, read_released
+from zerosim.placement.block import BALANCE
 from zerosim.tensor.rng import generator
 from zerosim.train.tokens import BYTES, Tokens, check_ids
 from zerosim.units import format_bytes
@@ -105,6 +106,9 @@ def read_start(config: RunConfig, shapes: Shapes) -> Mapping[str, Any]:
     Raises: InputError as `read_weights` and `read_released`.
     """
     weights, found = config.data.weights, dict[str, Any]()
+    if weights is not None and any(name.endswith(BALANCE) for name in shapes):
+        there = _names(weights)  # biases that are not in a file are 0
+        shapes = {name: shape for name, shape in shapes.items() if not name.endswith(BALANCE) or name in there}
     base = {name: shape for name, shape in shapes.items() if not is_adapter(name)}
     released = dict[str, Callable[[], Any]]()
     if weights is not None and is_released(weights):
@@ -115,6 +119,13 @@ def read_start(config: RunConfig, shapes: Shapes) -> Mapping[str, Any]:
         found |= read_weights(weights, shapes if has_adapters else base)
     found |= peft.read_start(config, {name: shape for name, shape in shapes.items() if name not in base}, read_weights)
     return OnDemand(released | {name: partial(found.__getitem__, name) for name in found}) if released else found
+
+
+def _names(path: str) -> Collection[str]:
+    if is_released(path):
+        return stored_tensors(path)
+    with open_npz(path) as file:
+        return file.names
 
 
 def read_weights(path: str, shapes: Shapes) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from zerosim.optim.by_name import make_optimizer
 from zerosim.optim.updater import Updater
 from zerosim.parallel import (
     activations,
-    balance,
     compression,
     context,
     delayed,
     experts,
+    experts_balance,
     gathering,
     host_buffers,
     hybrid,
@@ -55,7 +55,7 @@ ADDS: tuple[Add, ...] = (
     sequence.add,
     context.add,
     experts.add,
-    balance.add,
+    experts_balance.add,
     tuning.add,
     activations.add,
     pipeline.add,

@@ -20,10 +20,11 @@ from zerosim.ledger.clock import StepTime
 from zerosim.ledger.ranks import RankLedgers
 from zerosim.ledger.traffic import TrafficRow
 from zerosim.models.model import Model
+from zerosim.nn.balance import NOTHING_ROUTED, Routed
 from zerosim.optim.control import StepReport
 from zerosim.placement.axes import coordinates
 from zerosim.placement.layout import Layout
-from zerosim.train.check_trained import num_trained
+from zerosim.train.check_trained import counts_of
 from zerosim.train.memory import OtherMemory, RankMemory
 from zerosim.train.nodes import NodeMemory, nodes_of, nodes_values
 from zerosim.train.offload import moves_states
@@ -67,6 +68,7 @@ class RunResult:
     time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `delayed.timed_step`)
     extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
     node_ranks         how many neighbouring ranks share a node
+    routed             choices of experts in a run, and those that were dropped
 
     On shapes alone there are no losses, norms and weights, and one of each group of identical ranks ran:
     `stands_for` names it for each rank, and their entries are the same objects.
@@ -93,6 +95,7 @@ class RunResult:
     lost_updates: Sequence[Fraction] = ()
     stuck_moments: Sequence[Fraction] = ()
     node_ranks: int = 1
+    routed: Routed = NOTHING_ROUTED
 
     @property
     def units(self) -> tuple[UnitInfo, ...]:
@@ -144,7 +147,7 @@ class RunResult:
             **({"notes": list(self.config.model.notes)} if self.config.model.is_of_file else {}),
             "mesh": dict(mesh.sizes),
             "num_parameters": self.num_parameters,
-            "num_trained": num_trained(self.layout),
+            **counts_of(self.config, self.layout),
             "losses": [_finite(loss) for loss in self.mean_losses],
             "losses_by_data_rank": [[_finite(loss) for loss in row] for row in self.losses],
             "grad_norm": [_finite(step.grad_norm) for step in self.steps],
@@ -152,6 +155,7 @@ class RunResult:
             "skipped": [step.skipped for step in self.steps],
             "lost_updates": [float(share) for share in self.lost_updates],
             "stuck_moments": [float(share) for share in self.stuck_moments],
+            **({"routed": self.routed._asdict()} if self.routed.choices else {}),
             "ranks": [self._rank_dict(rank) for rank in self.ran],
             **({"nodes": nodes_values(nodes)} if any(node.host_bytes or node.nvme_bytes for node in nodes) else {}),
         }
@@ -181,6 +185,7 @@ def collect(
     lost_updates: Sequence[Fraction] = (),
     stuck_moments: Sequence[Fraction] = (),
     node_ranks: int | None = None,
+    routed: Routed = NOTHING_ROUTED,
 ) -> RunResult:
     """Build a result from the counts of the ranks that ran, each for the ranks that it represents."""
     memory = {}
@@ -223,6 +228,7 @@ def collect(
         saved_again=activations.saved_again(),
         gpus=gpus,
         lost_updates=lost_updates,
+        routed=routed,
         stuck_moments=stuck_moments,
         node_ranks=node_ranks or config.mesh.ranks_per_node or config.mesh.ranks,
     )

@@ -7,7 +7,7 @@ on the host, as when a sharded checkpoint is consolidated. That is no traffic of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -29,12 +29,14 @@ from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Group
+from zerosim.nn.balance import NOTHING_ROUTED, Routed
 from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
+from zerosim.parallel.base import Strategy
 from zerosim.parallel.pipeline import Schedule
 from zerosim.placement.assemble import Piece, assemble
 from zerosim.placement.axes import first_ranks
-from zerosim.placement.mesh import DATA, SHARES
+from zerosim.placement.mesh import CUTS, DATA, SHARES
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.rng import generator
 from zerosim.tensor.stored import values_of
@@ -59,7 +61,7 @@ class RankOutcome:
 
     `gpu`: its GPU, if any, and the bytes in use there at the end. `lost`: by step, the number of its
     updates that left a weight unchanged, and its second moment, if weights have no masters; for copies the first rank
-    counts.
+    counts. `routed`: its tokens' choices of experts. `biases`: of its routers, by name.
     """
 
     losses: list[float]
@@ -68,6 +70,8 @@ class RankOutcome:
     sample: bytes | None
     gpu: GpuBytes | None
     lost: list[tuple[int, int]]
+    routed: Routed = NOTHING_ROUTED
+    biases: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(
@@ -157,7 +161,7 @@ class Experiment:
         self.model, self.layout = self.whole
         self._tokens = tokens_of(config.data.tokenizer)
         self._prompt = _read_prompt(config, self._tokens)
-        self._inputs = _read_inputs(config, self.model, self._tokens)
+        self._inputs, self._biases = _read_inputs(config, self.model, self._tokens)
         check_room_for(config, self.model)
 
     @property
@@ -170,6 +174,13 @@ class Experiment:
     ) -> RankOutcome:
         """Run the program of one rank, which is the same on all ranks."""
         config, device = self.config, ctx.device
+
+        def opens(ctx: Context, model: Model, strategy: Strategy) -> None:
+            if model.group.balance is not None:
+                model.group.balance.load(self._biases)
+            if opened is not None:
+                opened(ctx, model, strategy)
+
         trained = train_rank(
             ctx,
             config,
@@ -179,7 +190,7 @@ class Experiment:
             optimizer=self.optimizer,
             whole=self.whole,
             progress=progress,
-            opened=opened,
+            opened=opens,
         )
         with device.scope(step=self.steps):  # records from here on come after the last step
             sample = None if config.data.sample is None else self._sample(trained, device)
@@ -196,7 +207,13 @@ class Experiment:
         ]
         gpu = None if device.stream is None else device.stream.gpu_bytes()
         lost = self._lost_on(ctx.rank, trained.strategy.updater.lost.counts())
-        return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu, lost)
+        routed, biases = NOTHING_ROUTED, dict[str, Any]()
+        if (balance := trained.model.group.balance) is not None:
+            biases = {name: np.array(bias, np.float32) for name, bias in balance.biases.items()}
+            mesh = self.layout.mesh
+            if mesh.is_folded or mesh.index(ctx.rank, *CUTS) == 0:  # others have the same tokens
+                routed = Routed(balance.choices, balance.dropped)
+        return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu, lost, routed, biases)
 
     def result(
         self, outcomes: Sequence[RankOutcome], ledgers: Sequence[RankLedgers], *, keep_events: bool = False
@@ -214,7 +231,9 @@ class Experiment:
             range(self.config.mesh.ranks),
             outcomes[0].steps,
             losses=[list(step) for step in zip(*map(_mean, shares), strict=True)],
-            weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces], values_of),
+            weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces], values_of)
+            | {name: bias for outcome in outcomes for name, bias in outcome.biases.items()},
+            routed=Routed(*map(sum, zip(*(outcome.routed for outcome in outcomes), strict=True))),
             sample=outcomes[0].sample,
             keep_events=keep_events,
             lost_updates=self._lost(outcomes, 0),
@@ -282,8 +301,12 @@ def _read_prompt(config: RunConfig, tokens: Tokens) -> list[int]:
     return [int(one) for one in ids]
 
 
-def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inputs:
-    weights = data.read_start(config, model.shapes())
+def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> tuple[Inputs, Mapping[str, Any]]:
+    """Return the inputs of ranks, and the biases of routers that were given."""
+    balance = model.group.balance
+    of_routers = {} if balance is None else {name: (len(bias),) for name, bias in balance.biases.items()}
+    weights = data.read_start(config, {**model.shapes(), **of_routers})
+    biases = {name: weights[name] for name in of_routers if name in weights}
     rows, seq, vocab = config.global_batch, config.model.text_tokens, config.model.vocab
     needs = "seq + decoder_seq_length" if config.model.is_second else "seq + 1"
     mask = tokens_of_text.mask(vocab) if config.model.is_masked else 0
@@ -309,7 +332,7 @@ def _read_inputs(config: RunConfig, model: Model, tokens_of_text: Tokens) -> Inp
             whole = data.shift_right(whole, config.model.seq, config.model.numbers.decoder_start)
         return data.micro_batches(whole, data_rank, data_size, config.data.accumulate)
 
-    return Inputs(steps, micro_batches, _writer(config, weights))
+    return Inputs(steps, micro_batches, _writer(config, weights)), biases
 
 
 def _writer(config: RunConfig, weights: Mapping[str, Any]) -> Callable[[Flat, Group], None]:

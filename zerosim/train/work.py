@@ -56,7 +56,7 @@ def expected_work(config: RunConfig, *, micro_batches: int, ranks: int = 1) -> W
     if owns_units(config.parallel) and ranks == 1:  # owners of different units differ
         steps *= min(mesh.shards, units * modules)
     bucket = config.parallel.bucket_bytes
-    nbytes = _numel(config) // mesh.tp * dtype(config.precision.stored).itemsize
+    nbytes = _numel(config, model.experts) // mesh.tp * dtype(config.precision.stored).itemsize
     # ZeRO-3 gathers twice and reduces once in every microbatch; the other stages gather and reduce once.
     passes = 3 * micro_batches if config.parallel.zero_stage == 3 else 1 + config.parallel.zero_stage // 2
     collectives = passes * (units + (0 if bucket is None else nbytes // bucket))
@@ -90,10 +90,10 @@ def check_run(config: RunConfig) -> None:
 
 
 def step_flops(config: RunConfig) -> int:
-    """Estimate the floating-point operations of one step of a run."""
+    """Estimate the floating-point operations of one step of a run: of a layer's experts the chosen ones work."""
     model = config.model
     attention = 12 * model.layers * model.hidden * model.seq if model.has_blocks else 0
-    return config.tokens * (6 * _numel(config) + attention)
+    return config.tokens * (6 * _numel(config, model.top_k) + attention)
 
 
 def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) -> None:
@@ -113,8 +113,8 @@ def _check_events(config: RunConfig, work: Work, micro_batches: int, what: str) 
     raise wrong(name, f" {found[name]}: {times}; choose {max(1, int(found[name] / (2 * over)))} or fewer")
 
 
-def _numel(config: RunConfig) -> int:
-    """Estimate the model's parameters that work for a token: its matrices and tables."""
+def _numel(config: RunConfig, experts: int) -> int:
+    """Estimate the model's parameters: its matrices and tables. So many `experts` of a layer count."""
     model = config.model
     if model.family == "flat":
         return model.params or 1
@@ -126,8 +126,8 @@ def _numel(config: RunConfig) -> int:
         columns = sum(model.width(out.wide) for one in maps for out in one.outs)
         rows = model.width("heads") * (len(block.branches) - 1) + model.ffn
         numel += layers * model.hidden * (columns + rows)
-    if model.has_experts:  # in place of a dense feed-forward, those of a token
-        mixed = sum(model.kind(number).has_experts for number in range(model.layers))
-        wide = (model.top_k + model.shared_experts) * model.expert_ffn - model.ffn
-        numel += mixed * model.hidden * ((len(model.decoder.block.mlp.columns.outs) + 1) * wide + model.experts)
+        each = len(block.mlp.columns.outs) + 1  # matrices of a feed-forward
+        wide = (experts + model.shared_experts) * model.expert_ffn
+        mixed = sum(model.kind(number).has_experts for number in range(layers)) if model.has_experts else 0
+        numel += mixed * model.hidden * (each * (wide - model.ffn) + model.experts)
     return numel

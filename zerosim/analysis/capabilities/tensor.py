@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
-from zerosim.analysis.facts import all_reduce_times, frozen_of, is_by_pairs, is_divided
+from zerosim.analysis.facts import all_reduce_times, experts_in, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.formulas.form import Form, symbol
 from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
@@ -39,6 +39,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
             all_reduce=times,
             keep_gathered=keeps_gathered(config),
             head_again=config.memory.loss not in LIGER,
+            experts=experts_in(config),
             **how,
         )
     else:
@@ -52,6 +53,11 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
 def divides_rows(config: RunConfig) -> bool:
     """Return whether tp's ranks divide the rows between cut weights: sequence parallelism."""
     return config.parallel.sequence_parallel
+
+
+def repeats_rows(config: RunConfig) -> bool:
+    """Return whether each of tp's ranks has all rows between cut weights."""
+    return config.mesh.tp > 1 and not divides_rows(config)
 
 
 def keeps_gathered(config: RunConfig) -> bool:

@@ -9,11 +9,11 @@ from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.hybrid import averages
 from zerosim.analysis.capabilities.zero import fetched
 from zerosim.analysis.capability import Asked, Capability, Sent, Step, when
-from zerosim.analysis.facts import all_reduce_times, frozen_of
+from zerosim.analysis.facts import frozen_of, reduce_times
 from zerosim.analysis.reach import gathered_again, reach_of, roles_in, run_again
 from zerosim.analysis.recompute import is_wrapped
 from zerosim.analysis.shares import itemsizes, trained_itemsize
-from zerosim.analysis.weights import gathered_numels
+from zerosim.analysis.weights import gathered_numels, has_experts
 from zerosim.analysis.zero_gathers import freed_of, kept_for_next, runs_again, schedule_of
 from zerosim.config import RunConfig
 from zerosim.placement.spec import FlatSpec, is_block
@@ -33,12 +33,12 @@ def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     whole = frozen.whole_trained
     gathers = formulas.gathered_beside_frozen(schedule, quantized=frozen.quantized, wide=wide, whole=whole)
     if whole:
-        reduced = formulas.reduced(averages(config, step) * all_reduce_times(config, config.mesh.shards))
+        reduced = formulas.reduced(averages(config, step) * reduce_times(config))
         grads = {("all_reduce", "states"): reduced.where(Ψ=formulas.TRAINED)}
     return Sent(grads, dict.fromkeys(params, gathers), fetched(config, gathers))
 
 
-def _letters(asked: Asked) -> dict[str, int]:
+def letters(asked: Asked) -> dict[str, int]:
     """Return the letters of runs that train some of the model (`reach.py`).
 
     B: by unit, the flat buffers of each; by module, those of leaves that compute or pass on a gradient.
@@ -76,11 +76,12 @@ def _letters(asked: Asked) -> dict[str, int]:
     return {
         "M": sum(numels[name] for name in modules),
         "r": sum(is_wrapped(config, unit) for unit in back),
+        "r_e": sum(is_wrapped(config, unit) and has_experts(config, unit) for unit in back),
         "B": again,
         "U": kept_for_next(placed, share, numels, reached),
         "VD": table,
         "P": sum(numels[name] for name in persistent),
-        **{letter: getattr(reach, letter) for letter in ("x", "y", "z", "y_q", "k_f", "k_g", "j")},
+        **{letter: getattr(reach, letter) for letter in ("x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "j")},
     }
 
 
@@ -100,7 +101,7 @@ def _warned(config: RunConfig) -> list[str]:
 
 CAPABILITY = Capability(
     sent=_sent,
-    letters=_letters,
+    letters=letters,
     measured=lambda config: config.tuning.freeze is None,
     notes={"premises": _premises, "warned": _warned},
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities.in_backward import frees
 from zerosim.analysis.capability import Capability, Forms, Kept, Key, Sent, Step, when
-from zerosim.analysis.facts import all_reduce_times, frozen_of, operations, reductions
+from zerosim.analysis.facts import frozen_of, operations, reduce_times, reductions
 from zerosim.analysis.formulas import BytesPerParameter
 from zerosim.analysis.zero_gathers import schedule_of
 from zerosim.config import RunConfig
@@ -21,8 +21,7 @@ from zerosim.units import counted
 def _sent(config: RunConfig, step: Step, sent: Sent) -> Sent:
     stage, (reduces, gathers) = config.parallel.zero_stage, operations(config)
     times = reductions(config, step.passes)
-    times *= all_reduce_times(config, config.mesh.shards) if reduces == "all_reduce" else 1
-    grads = {(reduces, "states"): formulas.reduced(times)}
+    grads = {(reduces, "states"): formulas.reduced(times * (reduce_times(config) if reduces == "all_reduce" else 1))}
     if not gathers:
         return Sent(grads)
     in_forward = config.reduction.in_forward
@@ -43,7 +42,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
     """Yield an optimizer's sums, and reduction buffers that live from start to end: stage 0's buckets, stage 3's
     constant size."""
     if OPTIMIZERS[config.optim.optimizer].cut == "sums" and is_sliced(config.parallel):
-        form = formulas.optimizer_sums(all_reduce=all_reduce_times(config, config.mesh.shards))
+        form = formulas.optimizer_sums(all_reduce=reduce_times(config))
         yield Key("sent", "all_reduce", "states"), form
     how = config.reduction
     form = formulas.reduction_buffers(

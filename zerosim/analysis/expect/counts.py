@@ -34,7 +34,7 @@ from zerosim.errors import InputError
 from zerosim.parallel.pipeline import schedule_of
 from zerosim.placement.mesh import CUTS
 from zerosim.placement.spec import is_block
-from zerosim.train.check_trained import num_trained
+from zerosim.train.check_trained import num_active, num_trained
 from zerosim.train.plan import plan, plan_first_step, timeline_of
 
 _BY_CLOCK: dict[str, Any] = {"needs": ("gpu",), "takes": (BANDWIDTH, GPU)}
@@ -171,6 +171,11 @@ def parameters(asked: Asked) -> int:
     return asked.runs.once(model_of, asked.config).num_parameters
 
 
+@quantity("count", "parameters that work for one token, of the experts those that it chooses")
+def active_parameters(asked: Asked) -> int:
+    return num_active(asked.config.model, asked.result.layout.flats.values())
+
+
 @quantity("count", "parameters that are trained, a tied table once")
 def trained_parameters(asked: Asked) -> int:
     return num_trained(asked.result.layout)
@@ -266,7 +271,7 @@ def fits(asked: Asked) -> int:
 COUNTS = table(
     model_states_bytes, live_bytes, grad_bytes, peak_bytes, allocated_bytes, reserved_bytes, device_bytes,
     sent_bytes, sent_over_psi, block_activation_bytes, activation_bytes, activation_share, partition_share,
-    parameters_of_a_rank, bubble, parameters, trained_parameters, trained_bytes, block_matrices,
+    parameters_of_a_rank, bubble, parameters, active_parameters, trained_parameters, trained_bytes, block_matrices,
     largest_model, largest_batch, step_seconds, hardware_flops_per_s, model_flops_per_s, tokens_per_s, compute_share,
     backward_seconds, fits,
 )  # fmt: skip

@@ -7,6 +7,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     zeropp.py       traffic of ZeRO++ and MiCS within and across nodes, hpZ's second shard, groups of codes
     context.py      traffic of context parallelism
     parallel.py     traffic of tensor, sequence and pipeline parallelism
+    experts.py      two numbers of ranks, and the traffic of tokens to experts
     printed.py      the ZeRO paper's printed figures and rounding, and the largest model that fits
     activations.py  activations that forward saves, by two papers that differ
     parameters.py   parameters of GPT-2 and Llama
@@ -34,6 +35,11 @@ from zerosim.analysis.formulas.efficiency import activation_intensity as activat
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
 from zerosim.analysis.formulas.efficiency import parameter_intensity as parameter_intensity
+from zerosim.analysis.formulas.experts import OF_EXPERTS as OF_EXPERTS
+from zerosim.analysis.formulas.experts import Dispatch as Dispatch
+from zerosim.analysis.formulas.experts import exchanged_rows as exchanged_rows
+from zerosim.analysis.formulas.experts import gathered_tokens as gathered_tokens
+from zerosim.analysis.formulas.experts import over_both as over_both
 from zerosim.analysis.formulas.form import Form as Form
 from zerosim.analysis.formulas.form import figure as figure
 from zerosim.analysis.formulas.form import total as total

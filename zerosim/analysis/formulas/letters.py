@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from zerosim.analysis.formulas.experts import OF_EXPERTS
+
 
 class Letter(NamedTuple):
     """The meaning of a letter, with the unit of its value ('' for a plain number)."""
@@ -14,7 +16,7 @@ class Letter(NamedTuple):
     unit: str = "elements"
 
 
-LETTERS: Mapping[str, Letter] = MappingProxyType(
+_OF_ALL: Mapping[str, Letter] = MappingProxyType(
     {
         "Ψ": Letter("parameters of the whole model; a tied table counts once", "parameters"),
         "Ψ_r": Letter("parameters that a rank holds on a mesh, copies and padding for tp included", "parameters"),
@@ -22,6 +24,14 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "Ψ_q": Letter("parameters stored as codes (NF4 or GPTQ)", "parameters"),
         "Q": Letter("bytes of weights stored as codes: codes, their scales, and the scales' own", "bytes"),
         "Q_s": Letter("bytes of scales that are whole on every rank (FSDP); Q is then of the codes alone", "bytes"),
+        "Ψ_d": Letter(
+            "parameters that a rank holds besides its experts, where these are divided otherwise", "parameters"
+        ),
+        "Ψ_e": Letter(
+            "parameters of the experts of a rank, whose states are cut over N_e ranks; Ψ has the others", "parameters"
+        ),
+        "N_e": Letter("ranks that an expert's states are divided among (edp)", "ranks"),
+        "k": Letter("experts of a token", ""),
         "N": Letter("ranks that model states are divided among, of one replica with hybrid sharding", "ranks"),
         "d": Letter("ranks of one node", "ranks"),
         "n": Letter("nodes of the N ranks", "nodes"),
@@ -61,6 +71,9 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "bs": Letter("tokens of one microbatch", ""),
         "l": Letter("blocks that a rank holds", "blocks"),
         "l_e": Letter("blocks with experts that a rank holds", "blocks"),
+        "r_e": Letter("recomputed blocks with experts", "blocks"),
+        "x_e": Letter("blocks whose experts' input has a gradient", "blocks"),
+        "y_e": Letter("blocks whose experts' results have a gradient", "blocks"),
         "l_d": Letter("blocks of a decoder beside an encoder", "blocks"),
         "bsh_d": Letter("the activation of one microbatch between two layers of a decoder beside an encoder"),
         "bs_d": Letter("tokens of one microbatch that a decoder beside an encoder reads", ""),
@@ -77,24 +90,12 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "c": Letter("bytes of a number in which sums are computed", "bytes"),
     }
 )
-COUNTS = (
-    "l",
-    "l_e",
-    "l_d",
-    "r",
-    "r_d",
-    "x",
-    "y",
-    "z",
-    "y_q",
-    "k_f",
-    "k_g",
-    "j",
-    "m",
-    "v",
-    "first",
-    "last",
-    "start",
-    "end",
+LETTERS: Mapping[str, Letter] = MappingProxyType(
+    {own: Letter(f"{_OF_ALL[one].meaning}, of experts", _OF_ALL[one].unit) for one, own in OF_EXPERTS.items()}
+    | dict(_OF_ALL)
 )
+COUNTS = (
+    "l", "l_e", "l_d", "r", "r_e", "r_d", "x", "x_e", "y", "y_e", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first",
+    "last", "start", "end",
+)  # fmt: skip
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""

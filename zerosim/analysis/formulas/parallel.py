@@ -30,7 +30,7 @@ _l, _r, _first, _last, _start, _end = symbols("l r first last start end")
 _m, _p, _v, _i, _t = symbols("m p v i t")
 _x, _y, _z, _j = symbols("x y z j")
 _y_q, _k_f, _k_g = symbols("y_q k_f k_g")
-_l_d, _r_d, _bsh_d, _bs_d, _l_e = symbols("l_d r_d bsh_d bs_d l_e")
+_l_d, _r_d, _bsh_d, _bs_d, _l_e, _r_e = symbols("l_d r_d bsh_d bs_d l_e r_e")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
 LOSS_CALLS = 3
@@ -101,20 +101,27 @@ def sequence_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
+    experts: str = "",
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
-    block and 1 in the head, unless the loss computes the head's in forward (`head_again`). A layer of experts keeps its
-    whole input.
+    block and 1 in the head, unless the loss computes the head's in forward (`head_again`). `experts` are 'inside' f
+    and g, and keep the whole input; or 'apart', on each rank's own rows, without f and g.
     """
     twice = 0 if keep_gathered else 1
     again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
     each = ring(_t) * _w * _m * _bsh
-    gathers = (4 + 2 * twice) * _l - twice * _l_e + again.f + _first + (1 + twice * head_again) * _last
-    scatters = 4 * _l + again.g + _first + _last
+    mixed = {"inside": (twice, 0, 0), "apart": (2 + twice, 2, 1)}.get(experts, (0, 0, 0))
+    if recompute.partition(":")[0] == "full":
+        again = RecomputedBoundaries(again.f - mixed[2] * _r_e, again.g - mixed[2] * _r_e)
+    elif not frozen:
+        again = again._replace(f=again.f - mixed[2] * parts_again(recompute).count("mlp") * _l_e)
+    gathers = (4 + 2 * twice) * _l - mixed[0] * _l_e + again.f + _first + (1 + twice * head_again) * _last
+    scatters = 4 * _l - mixed[1] * _l_e + again.g + _first + _last
     if frozen:
-        gathers, scatters = 2 * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
+        once = 2 * _l - mixed[2] * _l_e
+        gathers, scatters = once + again.f + _last + _y + twice * _z, once + again.g + _first + _x
     return {
         "all_gather": (each * gathers).by(_SEQUENCE),
         "reduce_scatter": (each * scatters).by(_SEQUENCE),

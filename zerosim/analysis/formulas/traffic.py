@@ -77,7 +77,7 @@ def volume(stage: int, schedule: Schedule = ONCE, *, all_reduce: int = 2) -> Vol
     return Volume(reduced(reductions), gathered(schedule) if stage == 3 else published())
 
 
-def reduced(times: int = 1) -> Form:
+def reduced(times: int | Form = 1) -> Form:
     """Return the bytes of gradients that are reduced `times` times. An all-reduce counts `all_reduce_volume` times:
     early and default DeepSpeed put whole gradients on every rank in stages 1 and 2, 3 Psi with the gathers."""
     return (ring(N) * _g).by(ZERO_VOLUME) * times * PSI
@@ -144,7 +144,7 @@ def all_reduce_volume(ranks: int, *, pairs: bool = False) -> int:
     return ranks if pairs else 2
 
 
-def optimizer_sums(*, all_reduce: int = 2) -> Form:
+def optimizer_sums(*, all_reduce: int | Form = 2) -> Form:
     """Return the bytes of the all-reduces in which ranks with slices add up F sums of an optimizer
     (`optimizers.exchanged`)."""
     return ring(N) * all_reduce * _c * _F

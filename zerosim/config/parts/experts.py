@@ -15,6 +15,7 @@ from zerosim.config.parts.mesh import MeshConfig
 from zerosim.config.parts.model import ModelConfig
 from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
+from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.spread import EVEN, Spread, zipf
 
@@ -57,6 +58,10 @@ def _is_share(share: object) -> bool:
     return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
 
 
+KERNELS = ("grouped", "eager", "batched")
+"""The implementations of transformers' experts: grouped_mm, eager and batched_mm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig(Part):
     """How a model's tokens get to its experts."""
@@ -70,7 +75,8 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     dispatcher: str = option(
         "alltoall", "with --ep: tokens go to their experts' ranks and back (alltoall), or every rank gathers all "
-        "tokens of the group (allgather)", choices=("alltoall", "allgather"), words="moe_token_dispatcher_type",
+        "tokens of the group (allgather). With deepep (and for the clock alone) a token is sent once to each node",
+        choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
@@ -81,6 +87,11 @@ class ExpertsConfig(Part):
         "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
 
+    experts_kernel: str = option(
+        "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
+        "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
+        choices=KERNELS, words="experts_implementation",
+    )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
         metavar="FACTOR", shown="none: no token is dropped", words="moe_expert_capacity_factor",
@@ -136,7 +147,12 @@ WORDS = (
 
 
 def rules(
-    experts: ExpertsConfig, model: ModelConfig, mesh: MeshConfig, gathering: Gathering, memory: MemoryConfig
+    experts: ExpertsConfig,
+    model: ModelConfig,
+    mesh: MeshConfig,
+    gathering: Gathering,
+    memory: MemoryConfig,
+    tuning: TuningConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
@@ -160,6 +176,10 @@ def rules(
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:
         yield wrong("aux_loss_over", f" 'sequence': the {mesh.cp} ranks of cp share each sequence; choose batch")
+    if mesh.tp > 1 and tuning.lora_rank and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_target", f" {tuning.lora_target!r}: adapters of experts are whole; choose tp 1")
+    if tuning.lora_dropout and any(word == "experts" or "experts." in word for word in tuning.targets):
+        yield wrong("lora_dropout", f" {tuning.lora_dropout}: adapters of experts are added to weights; choose 0")
     if gathering.tiles > 1:
         yield wrong("tiles", f" {gathering.tiles}: experts are gathered as one module; leave it out")
     if memory.mlp_tile:

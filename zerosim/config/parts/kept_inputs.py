@@ -42,11 +42,11 @@ def rules(memory: MemoryConfig, mesh: MeshConfig, parallel: ParallelConfig) -> I
             "partition_activations",
             ": without tp no other rank has the same inputs; pass --tp 2 or more, or leave it out",
         )
-    if memory.use_cache:
+    if memory.returns_outputs:
         if not (memory.loss.startswith("hf-") and memory.loss.endswith("-kept")):
             yield wrong("use_cache", f": with loss {memory.loss!r} nobody keeps them; choose loss hf-5-kept")
-        if memory.again.every or memory.repeat_kv or mesh.tp * mesh.pp > 1:
-            yield wrong("use_cache", ": leave out recompute of blocks, repeat_kv, tp and pp, or leave it out")
+        if memory.repeat_kv or mesh.tp * mesh.pp > 1:
+            yield wrong("use_cache", ": leave out repeat_kv, tp and pp, or leave it out")
     if memory.use_reentrant:
         if memory.cpu_checkpointing:
             yield wrong("use_reentrant", ": inputs that wait on the host are no leaves; leave one of them out")

@@ -82,13 +82,10 @@ class MemoryConfig(Part):
         False, "repeat keys and values to all heads of queries before attention, which saves the copies: transformers' "
         "SDPA to 4.48, and Mistral's flash attention in 4.45",
     )  # fmt: skip
-    return_kv: bool = option(
-        False, "with --recompute full: blocks return their keys and values, which live until the loss is computed, "
-        "with all of a fused map's result: transformers' gpt_bigcode in 4.48, whose use_cache stays on",
-    )  # fmt: skip
     use_cache: bool = option(
-        False, "the model returns keys and values of all blocks, as transformers' models do without checkpointing. The "
-        "caller keeps them with the logits until the next forward returns; with a loss such as hf-5-kept",
+        False, "the model returns keys and values of all blocks, as in transformers. The caller keeps them with "
+        "the logits until the next forward returns (with a loss such as hf-5-kept). With --recompute full they live "
+        "until the loss is computed, with all of a fused map's result (gpt_bigcode in 4.48)",
     )  # fmt: skip
     fp32_softmax: bool = option(
         False, "eager attention keeps its softmax in fp32, beside the half-type copy that the product reads, as "
@@ -132,6 +129,11 @@ class MemoryConfig(Part):
         """The value of `recompute`, parsed."""
         return read_recompute(self.recompute, self.attention)
 
+    @property
+    def returns_outputs(self) -> bool:
+        """Whether the caller gets keys and values of all blocks. Recomputed blocks return theirs to the model alone."""
+        return self.use_cache and not self.again.every
+
 
 def is_loss_in_model(memory: MemoryConfig) -> bool:
     """Return whether the model's own forward computes the loss, as transformers' models do."""
@@ -151,8 +153,6 @@ def rules(
             yield wrong(name, f" {value!r}: model {model.family} has no blocks; leave it out")
     if memory.repeat_kv and not (model.has_blocks and model.kv_heads < model.heads):
         yield wrong("repeat_kv", ": the model has as many heads of keys and values as of queries; leave it out")
-    if memory.return_kv and not (model.has_blocks and memory.again.every):
-        yield wrong("return_kv", ": no blocks are recomputed, so they keep keys and values anyway; leave it out")
     for name in ("stash_window", "offload_activations"):
         if (value := getattr(memory, name)) and world.backend == "cuda":
             yield wrong(

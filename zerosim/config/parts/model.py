@@ -288,6 +288,16 @@ class ModelConfig(Part):
         """Whether some of its blocks have experts."""
         return bool(self.experts)
 
+    @property
+    def choice(self) -> str:
+        """Words for what a token uses of a layer's experts."""
+        shared = f" and {self.shared_experts} shared" if self.shared_experts else ""
+        return f"{self.top_k} of {self.experts:,} experts{shared}"
+
+    def active(self, numel: int) -> int:
+        """Return how many of so many numbers of all of a layer's experts work for one token."""
+        return numel * self.top_k // self.experts
+
     def block_at(self, number: int, own: Block | None = None) -> Block:
         """Return the row of block `number`, counted from 0, of the first stack or of that with the block `own`."""
         block = self.decoder.block if own is None else own
@@ -307,7 +317,8 @@ class ModelConfig(Part):
             for number in range(depth):
                 at, own = f"{prefix}{blocks}.{number}", self.block_at(number, block)
                 named |= {
-                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}.weight") for name, one in own.targets()
+                    f"{at}.{name}": one._replace(weight=f"{at}.{one.weight}{'' if one.is_stack else '.weight'}")
+                    for name, one in own.targets()
                 }
         return named
 

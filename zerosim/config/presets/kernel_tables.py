@@ -1,6 +1,6 @@
 """Measured kernels of one GPU: the shares of its peaks that they reach, as tables (`kernels/*.toml`).
 
-A table has three parts, each with its source:
+A table has four parts, each with its source:
 
     products    for a forward product and those of its backward: the share of the peak by microseconds at the peak.
                 `narrow`: the factor on that share, by a product's smallest dimension
@@ -8,6 +8,9 @@ A table has three parts, each with its source:
                 kernel reaches in its products, by tokens; `tiles_forward`, `tiles_backward`: the factor on it, by
                 tiles of 128 queries of a head, which are divided among the multiprocessors
     memory      a kernel that moves bytes takes a latency, and its bytes at a share of the bandwidth, a loss at another
+    experts     for the products of all experts of a layer in one call: the share of the peak by microseconds of one
+                expert's product at the peak. `permute`: the share of the bandwidth of kernels that sort rows. A table
+                without this part takes `products` of one expert's size, and `memory`
 
 A user's own GPU may have such a table in its TOML file, as [kernels] (`hardware.py`).
 """
@@ -26,6 +29,7 @@ from typing import Any
 from zerosim.errors import InputError, did_you_mean
 
 PRODUCTS = ("linear", "linear_dgrad", "linear_wgrad")
+GROUPED = ("grouped", "grouped_dgrad", "grouped_wgrad")
 FLASH_KERNELS = ("fa1", "fa2", "fa3", "cudnn", "triton", "xformers")
 EFFICIENT = "xformers"
 """PyTorch's memory-efficient kernel, for GPUs without FlashAttention."""
@@ -88,7 +92,8 @@ class Flash:
 
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """One GPU's tables. `products` by kernel; `attention` by implementation and head width; `sources` by part."""
+    """One GPU's tables. `products` by kernel, `grouped` too; `attention` by implementation and head width; `sources` by
+    part."""
 
     gpu: str
     products: Mapping[str, Reached]
@@ -99,6 +104,8 @@ class KernelTables:
     moved: float
     cross_entropy: float
     sources: Mapping[str, str]
+    grouped: Mapping[str, Reached]
+    permuted: float
 
     def flash_kernel(self, asked: str) -> str:
         """Return the implementation of FlashAttention to time: the given one, or one that was measured here."""
@@ -115,7 +122,8 @@ def ideal_tables(gpu: str) -> KernelTables:
     whole, peak = Curve(((1.0, 1.0),)), Reached(((1e-30, 1.0),))
     flash = {kernel: {128: Flash(whole, whole)} for kernel in FLASH_KERNELS}
     sources = dict.fromkeys(("products", "attention", "memory"), "the peaks")
-    return KernelTables(gpu, dict.fromkeys(PRODUCTS, peak), whole, flash, Flash(whole, whole), 0.0, 1.0, 1.0, sources)
+    products, grouped = dict.fromkeys(PRODUCTS, peak), dict.fromkeys(GROUPED, peak)
+    return KernelTables(gpu, products, whole, flash, Flash(whole, whole), 0.0, 1.0, 1.0, sources, grouped, 1.0)
 
 
 @cache
@@ -127,19 +135,25 @@ def packaged_tables(name: str) -> KernelTables:
 
 def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
     """Read a table of the file that `where` names. Raises: InputError in one line, with the key."""
-    _check_keys(where, "", values, ("gpu", "products", "attention", "memory"))
+    _check_keys(where, "", values, ("gpu", "products", "attention", "memory"), also=("experts",))
     products, attention, memory = (_part(where, values, part) for part in ("products", "attention", "memory"))
     _check_keys(where, "products.", products, ("source", *PRODUCTS, "narrow"))
     _check_keys(where, "memory.", memory, ("source", "latency_us", "share", "cross_entropy"))
     fixed = ("source", "tiles_forward", "tiles_backward")
     _check_keys(where, "attention.", attention, fixed, also=FLASH_KERNELS)
     sources = {"products": products["source"], "attention": attention["source"], "memory": memory["source"]}
+    experts = _part(where, values, "experts") if "experts" in values else {}
+    if experts:
+        _check_keys(where, "experts.", experts, ("source", *GROUPED, "permute"))
+        sources["experts"] = experts["source"]
     for name, text in {"gpu": values["gpu"], **{f"{part}.source": text for part, text in sources.items()}}.items():
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"{where}: {name} {text!r}: expected text, which says where the figures come from")
+    curves = {kind: _reached(where, f"products.{kind}", products[kind]) for kind in PRODUCTS}
+    moved = _share(where, "memory.share", memory["share"])
     return KernelTables(
         values["gpu"],
-        {kind: _reached(where, f"products.{kind}", products[kind]) for kind in PRODUCTS},
+        curves,
         _curve(where, "products.narrow", products["narrow"]),
         {
             kernel: _widths(where, f"attention.{kernel}", attention[kernel])
@@ -148,9 +162,14 @@ def read_tables(where: str, values: Mapping[str, Any]) -> KernelTables:
         },
         Flash(*(_curve(where, f"attention.{key}", attention[key]) for key in fixed[1:])),
         _latency(where, "memory.latency_us", memory["latency_us"]) * US,
-        _share(where, "memory.share", memory["share"]),
+        moved,
         _share(where, "memory.cross_entropy", memory["cross_entropy"]),
         sources,
+        {
+            kind: _reached(where, f"experts.{kind}", experts[kind]) if experts else curves[alone]
+            for kind, alone in zip(GROUPED, PRODUCTS, strict=True)
+        },
+        _share(where, "experts.permute", experts["permute"]) if experts else moved,
     )
 
 

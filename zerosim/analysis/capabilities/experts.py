@@ -1,0 +1,125 @@
+"""Mixtures of experts: two numbers of ranks that cut states, tokens that travel to experts, and what plans assume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from zerosim.analysis import formulas
+from zerosim.analysis.capabilities import tensor, tuning
+from zerosim.analysis.capability import Asked, Capability, Forms, Key, Sent, Step, when
+from zerosim.analysis.facts import frozen_of
+from zerosim.analysis.formulas.form import Form, symbol
+from zerosim.analysis.shares import is_apart
+from zerosim.analysis.weights import of_weights
+from zerosim.config import RunConfig
+from zerosim.dtypes import dtype
+from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
+from zerosim.train.result import RunResult
+
+
+def are_apart(config: RunConfig) -> bool:
+    """Return whether experts are cut otherwise than other weights."""
+    return config.model.has_experts and config.mesh.axes.is_folded
+
+
+def psi_of(held: Mapping[str, int], *, is_part: bool) -> str:
+    """Return the printed letter of the parameters that N ranks divide, of these letters' values: Ψ_d without experts,
+    Ψ_r if a rank holds a part of the model."""
+    return "Ψ_d" if "N_e" in held else "Ψ_r" if is_part else "Ψ"
+
+
+def cut_words(held: Mapping[str, int]) -> list[str]:
+    """Return which parameters are divided by what."""
+    if "N_e" not in held:
+        return []
+    return [
+        f"Of Ψ_r, Ψ_d = {held['Ψ']:,} are cut over N = {held['N']:,} ranks, and its experts' Ψ_e = {held['Ψ_e']:,} "
+        f"over N_e = {held['N_e']:,} (edp)."
+    ]
+
+
+def assumes_routing(result: RunResult) -> bool:
+    """Return whether the rows of each expert are known beforehand: a run's router chooses otherwise."""
+    config = result.config
+    return config.experts.routing is not None or config.experts.dispatcher == "allgather" or not result.losses
+
+
+def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
+    """Yield what tokens send to experts, and experts back."""
+    if not are_apart(config):
+        return
+    mesh, whole, row = config.mesh.axes, Form() + 1, config.model.decoder.block.mlp.experts
+    assert row is not None
+    stored = dtype(config.precision.stored).itemsize
+    how = formulas.Dispatch(
+        mesh.ep,
+        mesh.etp,
+        whole / symbol("t") if tensor.divides_rows(config) else whole,
+        4 if config.experts.router_dtype == "fp32" else stored,
+        row.applied != "results",
+        frozen_of(config) is not None,
+    )
+    if config.experts.dispatcher == "allgather":
+        axis = mesh.name(*EXPERT_CUTS)
+        found = {(name, axis): form for name, form in formulas.gathered_tokens(how).items()}
+    else:
+        found = formulas.exchanged_rows(how)
+    for key, form in found.items():
+        yield Key("exchanged", *key), step.passes * form
+
+
+def _divided(config: RunConfig, form: Form) -> Form:
+    return formulas.over_both(form) if are_apart(config) else form
+
+
+def _letters(asked: Asked) -> dict[str, int]:
+    """Return the letters of dense weights and those of experts, each of their own flat buffers."""
+    placed, share = asked.placed, asked.share
+    config, layout, found = placed.config, placed.layout, dict[str, int]()
+    if not are_apart(config):
+        return {}
+    for own in (False, True):
+        part = share.only([name for name in share.numels if is_apart(layout, name) == own])
+        values = of_weights(placed, part, padded=asked.padded) | tuning.letters(asked._replace(share=part))
+        found |= {formulas.OF_EXPERTS[one] if own else one: values[one] for one in formulas.OF_EXPERTS if one in values}
+    return found | {"N_e": layout.mesh.size(*EXPERT_STATES)}
+
+
+def _size(config: RunConfig) -> Iterator[str]:
+    """Yield which parameters memory holds, and which compute uses."""
+    if config.model.has_experts:
+        yield (
+            f"A token uses {config.model.choice} in a layer. Memory holds all of them. Flops, MFU and time count the "
+            "active parameters."
+        )
+
+
+def _assumed(config: RunConfig) -> list[str]:
+    return when(config.model.has_experts, f"routing {config.experts.routing or 'even'}")
+
+
+def _first_step(config: RunConfig) -> list[str]:
+    return when(
+        config.model.has_experts,
+        "An untrained router sends some experts more rows than others, so real first steps take longer.",
+    )
+
+
+def _warned(config: RunConfig) -> Iterator[str]:
+    """Yield what frameworks refuse."""
+    if not config.model.has_experts:
+        return
+    recipe = config.parallel.recipe
+    if recipe.endswith("deepspeed") and config.states_stage == 3:
+        yield "DeepSpeed's own MoE layers refuse ZeRO stage 3: --stage 2, or its AutoEP"
+    if recipe == "megatron" and tensor.repeats_rows(config):
+        yield "Megatron-LM trains experts with tensor parallelism only under --sequence-parallel"
+
+
+CAPABILITY = Capability(
+    forms=_forms,
+    divided=_divided,
+    letters=_letters,
+    notes={"size": _size, "assumed": _assumed, "first_step": _first_step, "warned": _warned},
+    axes={"edp": "N_e", "ep": "ep", "etp": "", "ep+etp": ""},
+)
