@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from zerosim.config.option import Part, option
+from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
@@ -81,6 +81,10 @@ class ExpertsConfig(Part):
     router_dtype: str | None = option(
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
         words="moe_router_dtype",
+    )  # fmt: skip
+    weigh_between: bool = option(
+        False, "experts' weights multiply what is between an expert's maps, not its results, so they travel with the "
+        "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
 
     experts_kernel: str = option(
@@ -158,7 +162,7 @@ def rules(
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
         for name, one in ExpertsConfig.options().items():
-            if (value := getattr(experts, name)) != one.default:
+            if (value := getattr(experts, name)) != one.default and not one.follows:
                 yield wrong(name, f" {value!r}: {model.family} has no experts; pass --experts too, or leave it out")
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
@@ -298,6 +299,15 @@ class ModelConfig(Part):
     def has_experts(self) -> bool:
         """Whether some of its blocks have experts."""
         return bool(self.experts)
+
+    @property
+    def has_shared_experts(self) -> bool:
+        """Whether some experts work for every token."""
+        return self.shared_experts > 0
+
+    def part_of_width(self, columns: int) -> Fraction:
+        """Return columns as a part of the model's width."""
+        return Fraction(columns, self.hidden)
 
     @property
     def choice(self) -> str:
