@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.data import DataConfig
@@ -17,6 +18,7 @@ from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
 from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
+from zerosim.placement.block import Experts
 from zerosim.placement.spread import EVEN, Spread, zipf
 
 
@@ -126,9 +128,21 @@ class ExpertsConfig(Part):
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
 
+    def weighs_inside(self, row: Experts) -> bool:
+        """Return whether weights multiply rows where the experts are."""
+        return row.applied != "results" or (self.weigh_between and not row.bias)
+
     def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
-        """Return the rows of each expert of block `number`, of so many tokens, as they are assumed to spread."""
+        """Return how many of so many tokens choose each expert of block `number`, as they are assumed to spread."""
         return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+
+    def sent_of(self, model: ModelConfig, number: int, tokens: int) -> int:
+        """Return the rows of these tokens that experts work on: without those beyond their capacity, or padded."""
+        rows = self.rows_of(model, number, tokens)
+        if self.capacity_factor is None:
+            return sum(rows)
+        most = ceil(tokens * model.top_k / model.experts * self.capacity_factor)
+        return most * len(rows) if self.pad_to_capacity else sum(min(most, own) for own in rows)
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
