@@ -17,12 +17,20 @@ BASE: dict[str, Any] = dict(
 M, R, H, F = 32, 64, 32, 24
 
 
-@pytest.mark.parametrize(("model", "wide", "kept"), [("gpt", F, 2 * R * F), ("llama", 2 * F, 0)])
-def test_the_rows_are_kept_once_and_a_gated_function_with_its_weights(model: str, wide: int, kept: int) -> None:
-    config = RunConfig(model=model, precision="bf16", recipe="megatron", saves="megatron", **BASE)
+@pytest.mark.parametrize(
+    ("model", "recompute", "kept"),
+    [
+        ("gpt", "none", F + F + F),
+        ("llama", "none", 2 * F + F),
+        ("gpt", "selective:mlp_act", F),
+        ("llama", "selective:mlp_act", 2 * F),
+    ],
+)
+def test_the_rows_are_kept_once_and_what_the_function_read(model: str, recompute: str, kept: int) -> None:
+    config = RunConfig(model=model, precision="bf16", recipe="megatron", saves="megatron", recompute=recompute, **BASE)
     (rows,) = [rows for unit, rows in plan(config).saved.items() if unit.endswith(".0")]
     at = [row.op for row in rows].index("dispatch") + 1  # what the experts' maps and the function between them keep
-    assert sum(row.nbytes for row in rows[at:]) == 2 * R * H + 2 * R * wide + kept + 2 * R + 2 * R * F
+    assert sum(row.nbytes for row in rows[at:]) == 2 * R * (H + kept + 1)  # and a weight of each row
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama"])
@@ -34,7 +42,9 @@ def test_the_function_is_the_same(model: str) -> None:
 
 
 def test_a_plan_leaves_the_record_of_a_run() -> None:
-    config = RunConfig(model="llama", recipe="megatron", precision="bf16", **BASE | dict(steps=1))
+    config = RunConfig(
+        model="llama", recipe="megatron", precision="bf16", recompute="selective:mlp_act", **BASE | dict(steps=1)
+    )
     real, planned = run(config, keep_events=True), plan(config, keep_events=True)
     assert planned.events[0] == real.events[0]
 

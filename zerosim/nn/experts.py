@@ -128,7 +128,7 @@ class ExpertsLayer:
         of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
         rows = of_act(run(self.part, into, rows))
         if weights is not None:
-            rows = F.weigh(rows, weights)
+            rows = run("mlp_act", F.weigh, rows, weights)
         return F.cast(product(rows, stack=down), given)
 
     def _linear(self, x: Tensor, weight: Parameter, dtype: DType | None = None) -> Tensor:
