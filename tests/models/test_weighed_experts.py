@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerosim.analysis.expect.closed_forms import parameters_of
 from zerosim.config import RunConfig
+from zerosim.errors import InputError
+from zerosim.tensor.tensor import cpu
+from zerosim.train.build_model import build_model
 from zerosim.train.plan import plan
 from zerosim.train.run import run
 
@@ -51,3 +55,13 @@ def test_a_plan_leaves_the_record_of_a_run() -> None:
 
 def test_the_recipe_is_of_models_without_experts_too() -> None:
     assert RunConfig(model="flat", recipe="megatron").experts.weigh_between
+
+
+def test_shared_experts_have_a_width_of_their_own() -> None:
+    sizes = dict(layers=2, hidden=32, heads=4, seq=16, experts=4, top_k=2, expert_ffn=24, shared_experts=1)
+    narrow, whole = (RunConfig(model="llama", **sizes, **more) for more in ({"shared_ffn": 12}, {}))
+    counted = [build_model(config, cpu()).num_parameters for config in (narrow, whole)]
+    assert counted == [parameters_of(narrow), parameters_of(whole)]
+    assert counted[1] - counted[0] == 2 * 3 * 32 * 12
+    with pytest.raises(InputError, match="shared_ffn 12: expected a gpt or llama with shared experts"):
+        RunConfig(model="mixtral", shared_ffn=12)
