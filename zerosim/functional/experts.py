@@ -377,6 +377,8 @@ class Grouped:
     grad_scale: float = 1.0
     kernel: str = "grouped"
     gathered: Buffer | None = None
+    bias: Operand | None = None
+    first: int = 0
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -398,7 +400,15 @@ class Grouped:
             device.kernels((work,), k.grouped_wgrad, left, right, self.counts, self.grad_scale, dstack.array)
             return dstack
 
-        return dx, weight_grad(self.stack, make, self.x)
+        own = () if self.bias is None else (weight_grad(self.bias, lambda: self._dbias(grad)),)
+        return dx, weight_grad(self.stack, make, self.x), *own
+
+    def _dbias(self, grad: Buffer) -> Buffer:
+        assert self.bias is not None
+        dbias, columns = self.bias.new_grad(), slice(self.first, self.first + self.bias.shape[1])
+        arrays = grad.array[:, columns], self.counts, self.grad_scale, dbias.array
+        grad.device.kernel(grad.shape[0] * self.bias.shape[1], grad.device.backend.sum_biases, *arrays)
+        return dbias
 
     def _beside(self, device: Device) -> list[Buffer]:
         """Return what an implementation holds while it computes the stack's gradient."""
@@ -415,15 +425,18 @@ def grouped_linear(
     x: Tensor,
     stack: Operand,
     counts: tuple[int, ...],
+    bias: Operand | None = None,
     *,
     transposed: bool = True,
     grad_scale: float = 1.0,
     kernel: str = "grouped",
+    first: int = 0,
 ) -> Tensor:
-    """Return each expert's rows times its matrix; `counts`: the rows of each. The stack's gradient is multiplied by
-    `grad_scale`, a product's alpha. `kernel`: see `Grouped`.
+    """Return each expert's rows times its matrix and, with a `bias`, plus its bias; `counts`: the rows of each. The
+    gradients of both are multiplied by `grad_scale`, a product's alpha. `kernel`: see `Grouped`.
 
-    Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
+    Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I), bias (E, O) or narrower, of columns from `first` on,
+    result (R, O).
 
     Raises: InputError where the stack does not take x's columns, or has another number of experts.
     """
@@ -436,12 +449,16 @@ def grouped_linear(
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, counts, out.array)
     del values, matrices
+    if bias is not None:
+        own = out.array[:, first : first + bias.shape[1]]
+        device.kernel(x.shape[0] * bias.shape[1], device.backend.add_biases, own, bias.array, counts)
     gathered = None
     if kernel == "batched":
         gathered = device.alloc((x.shape[0], *stack.shape[1:]), stack.dtype, Kind.ACTIVATION)
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, counts, transposed, grad_scale, kernel, gathered)
-    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
+    rule = Grouped(kept, stack, counts, transposed, grad_scale, kernel, gathered, bias, first)
+    more = () if bias is None else (bias,)
+    return apply(rule, out, x, stack, *more, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
 
 
 def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:

@@ -35,6 +35,7 @@ from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.functional.loss import form_rows
 from zerosim.nn.group import WholeMaps
+from zerosim.nn.rows import OwnRows
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.placement.split import Split, Splits
 from zerosim.tensor.autograd import Rule
@@ -111,6 +112,9 @@ class TensorParallel(WholeMaps):
 
     def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Splits:
         return (Split(shape, dim, **{"pieces": self.size, "axis": self.axes[0], **how}),)
+
+    def summed(self, rows: OwnRows) -> tuple[str, ...]:
+        return ()
 
     def split_vocabulary(self, shape: tuple[int, ...]) -> Splits:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.known import find_model, known_models
-from zerosim.config.numbers import NEUTRAL, Kind, Numbers
+from zerosim.config.numbers import NEUTRAL, Kind, Latents, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
 from zerosim.errors import InputError, wrong
@@ -160,7 +161,7 @@ class ModelConfig(Part):
         row, asked = self._decoder, [name for name in EXPERT_SIZES if given.get(name)]
         if row is None or row.block.mlp.experts is None:
             if asked and self.family not in WITH_EXPERTS:
-                raise wrong(asked[0], f" {given[asked[0]]}: a {self.family} has no experts; choose model gpt or llama, "
+                raise wrong(asked[0], f" {given[asked[0]]}: model {self.family} has no experts; choose gpt or llama, "
                             "or a family with experts, such as mixtral")  # fmt: skip
             if asked and not given.get("experts"):
                 raise wrong(asked[0], f" {given[asked[0]]}: means experts, and there are none; pass --experts too")
@@ -287,12 +288,32 @@ class ModelConfig(Part):
     @property
     def rotated(self) -> int:
         """The columns of a head that rotary positions rotate."""
-        return int(self.head_dim * self.numbers.rotary_part)
+        return self.latents.turned if self.is_latent else int(self.head_dim * self.numbers.rotary_part)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention's heads are made of latents."""
+        return self.has_blocks and self.decoder.block.core == "latent"
+
+    @property
+    def latents(self) -> Latents:
+        """The columns of latent attention. Without a file's they have DeepSeek-V3's relation to a head's columns."""
+        each = self.head_dim
+        return self.numbers.latents or Latents(12 * each, 4 * each, each, 2 * -(-each // 4), each)
 
     @property
     def has_experts(self) -> bool:
         """Whether some of its blocks have experts."""
         return bool(self.experts)
+
+    @property
+    def has_shared_experts(self) -> bool:
+        """Whether some experts work for every token."""
+        return self.shared_experts > 0
+
+    def part_of_width(self, columns: int) -> Fraction:
+        """Return columns as a part of the model's width."""
+        return Fraction(columns, self.hidden)
 
     @property
     def choice(self) -> str:
@@ -336,6 +357,11 @@ class ModelConfig(Part):
         """Return the columns of a row's width."""
         if of in ("ffn", "shared"):
             return self.ffn if of == "ffn" else self.shared_ffn or self.shared_experts * self.expert_ffn
+        if self.is_latent:
+            q, kv, plain, turned, value = self.latents
+            heads = self.heads
+            widths = {"q_latent": q, "kv_latent": kv + turned, "latent": kv, "pairs": heads * (plain + value)}
+            return widths[of] if of in widths else heads * (value if of == "values" else plain + turned)
         return (self.heads if of == "heads" else self.kv_heads) * self.head_dim
 
     @property
