@@ -126,6 +126,10 @@ class ExpertsConfig(Part):
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
 
+    def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
+        """Return the rows of each expert of block `number`, of so many tokens, as they are assumed to spread."""
+        return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
         chooses."""

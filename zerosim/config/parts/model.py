@@ -321,6 +321,15 @@ class ModelConfig(Part):
         shared = f" and {self.shared_experts} shared" if self.shared_experts else ""
         return f"{self.top_k} of {self.experts:,} experts{shared}"
 
+    @property
+    def blocks_with_experts(self) -> list[int]:
+        """The numbers of the blocks that have experts."""
+        return [number for number in range(self.layers) if self.has_experts and self.kind(number).has_experts]
+
+    def divides_experts(self, ranks: int) -> bool:
+        """Return whether so many ranks can share a layer's experts evenly."""
+        return self.experts % ranks == 0 < self.experts
+
     def active(self, numel: int) -> int:
         """Return how many of so many numbers of all of a layer's experts work for one token."""
         return numel * self.top_k // self.experts
