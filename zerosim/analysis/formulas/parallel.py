@@ -50,12 +50,12 @@ def recomputed_boundaries(
     recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
+    `selective`, of which f is outside of experts; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
     branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries(2 * _r + tiles, 2 * _r + tiles)
-    parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e, _k_g if frozen else _l
     g = Form() if side_by_side else g
     again = parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g
     return RecomputedBoundaries(again[0] + tiles, again[1] + tiles)
