@@ -50,8 +50,8 @@ def recomputed_boundaries(
     recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`, of which f is outside of experts; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
-    branches stand `side_by_side`."""
+    `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
+    attention again where both branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries(2 * _r + tiles, 2 * _r + tiles)
