@@ -144,7 +144,7 @@ QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
 GLM4_MOE = _experts(
     biased(LLAMA, rows=False),
-    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True),
+    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True),
 )
 WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
     {
