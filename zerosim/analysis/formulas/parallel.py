@@ -47,7 +47,7 @@ class RecomputedBoundaries(NamedTuple):
 
 
 def recomputed_boundaries(
-    recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False
+    recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False, experts: bool = False
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
     `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
@@ -55,7 +55,7 @@ def recomputed_boundaries(
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries(2 * _r + tiles, 2 * _r + tiles)
-    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e, _k_g if frozen else _l
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e * experts, _k_g if frozen else _l
     g = Form() if side_by_side else g
     again = parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g
     return RecomputedBoundaries(again[0] + tiles, again[1] + tiles)
@@ -68,13 +68,14 @@ def tensor_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
+    experts: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
     `frozen`, f reduces only for maps whose input's gradient is wanted.
     """
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, experts=experts)
     calls = 4 * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
@@ -101,6 +102,7 @@ def sequence_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
+    experts: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
@@ -109,9 +111,9 @@ def sequence_parallel(
     whole input.
     """
     twice = 0 if keep_gathered else 1
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, experts=experts)
     each = ring(_t) * _w * _m * _bsh
-    gathers = (4 + 2 * twice) * _l - twice * _l_e + again.f + _first + (1 + twice * head_again) * _last
+    gathers = (4 + 2 * twice) * _l - twice * _l_e * experts + again.f + _first + (1 + twice * head_again) * _last
     scatters = 4 * _l + again.g + _first + _last
     if frozen:
         gathers, scatters = 2 * _l + again.f + _last + _y + twice * _z, 2 * _l + again.g + _first + _x
