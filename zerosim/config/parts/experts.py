@@ -17,6 +17,7 @@ from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
 from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
+from zerosim.placement.block import Experts
 from zerosim.placement.spread import EVEN, Spread, zipf
 
 
@@ -130,6 +131,15 @@ class ExpertsConfig(Part):
     def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
         """Return the rows of each expert of block `number`, of so many tokens, as they are assumed to spread."""
         return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+
+    def widens(self, row: Experts) -> bool:
+        """Whether a router's logits and weights are fp32 beside half types: its family's may be."""
+        return self.router_dtype == "fp32" or (row.is_wide and self.router_dtype is None)
+
+    def applied(self, row: Experts) -> str:
+        """Return where weights multiply: the row's place or, moved, between an expert's maps. A bias would be weighed
+        too."""
+        return "between" if self.weigh_between and row.applied == "results" and not row.bias else row.applied
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
