@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from zerosim.analysis.facts import experts_in
 from zerosim.analysis.recompute import parts_again
-from zerosim.analysis.shares import Placed, Share, is_apart
+from zerosim.analysis.shares import Placed, Share
 from zerosim.config import ModelConfig
 from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED
 from zerosim.placement.block import BOTH, KV, WAYS, Role
 from zerosim.placement.spec import FlatSpec, is_block
+from zerosim.train.check_trained import is_of_experts
 
 Number = int | Fraction
 Place = tuple[int, str]
@@ -66,7 +67,8 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 continue
             if is_block(unit):
                 row, found = config.model.block_of(unit), _trained_in(placed, unit)
-                own = any(layout.is_trained(name) for name in names[unit] if is_apart(layout, name))
+                weights = [weight for n in names[unit] if layout.is_trained(n) for weight in layout.flats[n].weights]
+                own = any(is_of_experts(config.model, weight.name) for weight in weights)
                 more = _in_block(config.model, unit, found, sends_back=at > lowest, lie=lie, trains_experts=own)
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 x_e, y_e = x_e + more[4], y_e + more[5]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import cast
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import tensor, tuning
 from zerosim.analysis.capability import Asked, Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas.form import Form, symbol
+from zerosim.analysis.recompute import number_of
 from zerosim.analysis.shares import is_apart
-from zerosim.analysis.weights import of_weights
+from zerosim.analysis.weights import has_experts, of_weights
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
 from zerosim.placement.mesh import CUTS, EXPERT_CUTS, EXPERT_STATES, SHARES
+from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
 
 Cut = Mapping[str, int | None]
@@ -44,7 +48,12 @@ def cut_words(held: Mapping[str, int]) -> list[str]:
 def assumes_routing(result: RunResult) -> bool:
     """Return whether the rows of each expert are known beforehand: a run's router chooses otherwise."""
     config = result.config
-    return config.experts.routing is not None or config.experts.dispatcher == "allgather" or not result.losses
+    return (
+        config.experts.routing is not None
+        or config.experts.dispatcher == "allgather"
+        or config.experts.pad_to_capacity
+        or not result.losses
+    )
 
 
 def own_tokens(config: RunConfig) -> int:
@@ -131,7 +140,13 @@ def _letters(asked: Asked) -> dict[str, int]:
         part = share.only([name for name in share.numels if is_apart(layout, name) == own])
         values = of_weights(placed, part, padded=asked.padded) | tuning.letters(asked._replace(share=part))
         found |= {formulas.OF_EXPERTS[one] if own else one: values[one] for one in formulas.OF_EXPERTS if one in values}
-    return found | {"N_e": layout.mesh.size(*EXPERT_STATES)}
+    tokens = own_tokens(config)
+    blocks = [number_of(unit) for unit in share.units if is_block(unit) and has_experts(config, unit)]
+    rows = [config.experts.sent_of(config.model, number, tokens) for number in blocks]
+    return found | {
+        "k": cast(int, Fraction(sum(rows), len(rows) * tokens or 1)),
+        "N_e": layout.mesh.size(*EXPERT_STATES),
+    }
 
 
 def _size(config: RunConfig) -> Iterator[str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.data import DataConfig
@@ -129,7 +130,7 @@ class ExpertsConfig(Part):
         return bool(self.aux_loss or self.z_loss)
 
     def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
-        """Return the rows of each expert of block `number`, of so many tokens, as they are assumed to spread."""
+        """Return how many of so many tokens choose each expert of block `number`, as they are assumed to spread."""
         return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
 
     def widens(self, row: Experts) -> bool:
@@ -140,6 +141,14 @@ class ExpertsConfig(Part):
         """Return where weights multiply: the row's place or, moved, between an expert's maps. A bias would be weighed
         too."""
         return "between" if self.weigh_between and row.applied == "results" and not row.bias else row.applied
+
+    def sent_of(self, model: ModelConfig, number: int, tokens: int) -> int:
+        """Return the rows of these tokens that experts work on: without those beyond their capacity, or padded."""
+        rows = self.rows_of(model, number, tokens)
+        if self.capacity_factor is None:
+            return sum(rows)
+        most = ceil(tokens * model.top_k / model.experts * self.capacity_factor)
+        return most * len(rows) if self.pad_to_capacity else sum(min(most, own) for own in rows)
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
