@@ -63,7 +63,8 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 more = _in_block(config.model, unit, _trained_in(placed, unit), sends_back=at > lowest)
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 again = run_again(placed, unit, sends_back=at > lowest)
-                k_f, k_g = k_f + ((1, "columns") in again), k_g + ((0, "rows") in again)
+                has_f = config.model.block_of(unit).mlp.experts is None  # of its first map alone
+                k_f, k_g = k_f + (has_f and (1, "columns") in again), k_g + ((0, "rows") in again)
             elif at == len(order) - 1:
                 reads = unit in trained and config.memory.loss not in LIGER
                 x, z = x + (at > lowest), z + (reads or config.memory.loss == CHUNKED)  # it runs again

@@ -68,12 +68,12 @@ def recomputed_boundaries(
     inputs: Inputs = WIDE,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
-    branches stand `side_by_side`."""
+    `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
+    attention again where both branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries((1 + inputs.f) * _r + tiles, 2 * _r + tiles)
-    parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e, _k_g if frozen else _l
     g = Form() if side_by_side else g
     up = parts.count("mla_up_proj") * inputs.read * (_y_q if frozen else _l)
     again = parts.count("mlp") * f + up, (parts.count("attn_proj") + parts.count("op")) * g

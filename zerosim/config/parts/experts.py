@@ -35,7 +35,7 @@ class ExpertsConfig(Part):
     experts_kernel: str = option(
         "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
         "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
-        choices=KERNELS, words="experts_implementation",
+        choices=KERNELS,
     )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
@@ -47,7 +47,7 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     pad_to_capacity: bool = option(
         False, "with --capacity-factor: every expert computes as many rows, padded with zeros",
-        words="moe_pad_expert_input_to_capacity",
+        switches={"moe_pad_expert_input_to_capacity": True},
     )  # fmt: skip
     aux_loss: float = option(
         0.0, "factor of the router's loss for balance, 1 if all experts are chosen alike", low=0, metavar="FACTOR",
@@ -82,6 +82,7 @@ WORDS = (
     ("moe_router_load_balancing_type", "--aux-loss FACTOR, with --aux-loss-over sequence for seq_aux_loss"),
     ("moe_token_drop_policy", "--token-drop weight for probs, or position"),
     ("moe_router_enable_expert_bias", "--bias-rate RATE"),
+    ("experts_implementation", "--experts-kernel grouped, batched or eager"),
 )
 
 

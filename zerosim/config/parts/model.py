@@ -156,7 +156,7 @@ class ModelConfig(Part):
         row, asked = self._decoder, [name for name in EXPERT_SIZES if given.get(name)]
         if row is None or row.block.mlp.experts is None:
             if asked and self.family not in WITH_EXPERTS:
-                raise wrong(asked[0], f" {given[asked[0]]}: a {self.family} has no experts; choose model gpt or llama, "
+                raise wrong(asked[0], f" {given[asked[0]]}: model {self.family} has no experts; choose gpt or llama, "
                             "or a family with experts, such as mixtral")  # fmt: skip
             if asked and not given.get("experts"):
                 raise wrong(asked[0], f" {given[asked[0]]}: means experts, and there are none; pass --experts too")
