@@ -77,7 +77,8 @@ LETTERS: Mapping[str, Letter] = MappingProxyType(
         "c": Letter("bytes of a number in which sums are computed", "bytes"),
     }
 )
-COUNTS = tuple(
-    ["l", "l_e", "l_d", "r", "r_d", "x", "y", "z", "y_q", "k_f", "k_g", "j", "m", "v", "first", "last", "start", "end"]
+COUNTS = (
+    *("l", "l_e", "l_d", "r", "r_d", "x", "y", "z", "y_q", "k_f", "k_g", "j", "m", "v"),
+    *("first", "last", "start", "end"),
 )
 """Letters replaced by numbers before a form is shown: '392bsh', not '8lmbsh + 2mbsh + ...'."""
