@@ -43,7 +43,7 @@ class Routing:
     ids: Buffer
     order: Buffer
     counts: tuple[int, ...]
-    chosen: tuple[int, ...]
+    chosen: tuple[int, ...] = ()
 
     @property
     def top_k(self) -> int:

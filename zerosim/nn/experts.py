@@ -39,7 +39,7 @@ class ExpertsLayer:
         self.how, self.hidden = choice_of(row, here), sizes.hidden
         options, self.balance = here.experts, here.group.balance
         self.name = f"{here.name}.{row.gate}.{BALANCE}"
-        self.dtype = fp32 if options.router_dtype == "fp32" else None
+        self.is_wide = options.router_dtype == "fp32" or (row.is_wide and options.router_dtype is None)
         self.capacity, self.here, self.kernel = None, here, options.experts_kernel
         if options.capacity_factor is not None:
             by_weight = options.token_drop != "position"
@@ -99,7 +99,7 @@ class ExpertsLayer:
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = self._linear(x, self.gate, self.dtype, self.gate_bias)
+        logits = self._linear(x, self.gate, fp32 if self.is_wide and x.dtype.is_half else None, self.gate_bias)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, routing = F.route(logits, self.top_k, self.how, bias, capacity=self.capacity)

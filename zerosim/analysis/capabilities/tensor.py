@@ -30,6 +30,7 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         "frozen": frozen,
         "side_by_side": model.has_blocks and model.decoder.block.parallel,
         "tiled": tiles_rows(config),
+        "experts": model.has_experts,
     }
     if not model.has_blocks:
         by_operation = formulas.flat_parallel(all_reduce=times)

@@ -66,6 +66,7 @@ def recomputed_boundaries(
     side_by_side: bool = False,
     tiled: bool = False,
     inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
     `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
@@ -73,7 +74,7 @@ def recomputed_boundaries(
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries((1 + inputs.f) * _r + tiles, 2 * _r + tiles)
-    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e, _k_g if frozen else _l
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e * experts, _k_g if frozen else _l
     g = Form() if side_by_side else g
     up = parts.count("mla_up_proj") * inputs.read * (_y_q if frozen else _l)
     again = parts.count("mlp") * f + up, (parts.count("attn_proj") + parts.count("op")) * g
@@ -88,13 +89,14 @@ def tensor_parallel(
     side_by_side: bool = False,
     tiled: bool = False,
     inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
     `frozen`, f reduces only for maps whose input's gradient is wanted. `inputs`: those of attention's f.
     """
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, experts=experts)
     calls = (3 + inputs.f) * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
@@ -122,6 +124,7 @@ def sequence_parallel(
     side_by_side: bool = False,
     tiled: bool = False,
     inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
@@ -130,11 +133,13 @@ def sequence_parallel(
     attention's f. A layer of experts keeps its whole input.
     """
     twice = 0 if keep_gathered else 1
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, inputs=inputs)
+    again = recomputed_boundaries(
+        recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, inputs=inputs, experts=experts
+    )
     each = ring(_t) * _w * _m * _bsh
     gathers = (
         (3 + inputs.f + (1 + inputs.read) * twice) * _l
-        - twice * _l_e
+        - twice * _l_e * experts
         + again.f
         + _first
         + (1 + twice * head_again) * _last

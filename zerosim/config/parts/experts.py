@@ -28,7 +28,8 @@ class ExpertsConfig(Part):
         choices=("even",), shown="a run's router chooses; a plan assumes even",
     )  # fmt: skip
     router_dtype: str | None = option(
-        None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
+        None, "the router's logits and weights: fp32 beside half types, or the model's dtype",
+        choices=("fp32", "model"), shown="the family's",
         words="moe_router_dtype",
     )  # fmt: skip
 
