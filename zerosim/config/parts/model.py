@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
@@ -156,7 +157,7 @@ class ModelConfig(Part):
         row, asked = self._decoder, [name for name in EXPERT_SIZES if given.get(name)]
         if row is None or row.block.mlp.experts is None:
             if asked and self.family not in WITH_EXPERTS:
-                raise wrong(asked[0], f" {given[asked[0]]}: a {self.family} has no experts; choose model gpt or llama, "
+                raise wrong(asked[0], f" {given[asked[0]]}: model {self.family} has no experts; choose gpt or llama, "
                             "or a family with experts, such as mixtral")  # fmt: skip
             if asked and not given.get("experts"):
                 raise wrong(asked[0], f" {given[asked[0]]}: means experts, and there are none; pass --experts too")
@@ -298,6 +299,15 @@ class ModelConfig(Part):
     def has_experts(self) -> bool:
         """Whether some of its blocks have experts."""
         return bool(self.experts)
+
+    @property
+    def has_shared_experts(self) -> bool:
+        """Whether some experts work for every token."""
+        return self.shared_experts > 0
+
+    def part_of_width(self, columns: int) -> Fraction:
+        """Return columns as a part of the model's width."""
+        return Fraction(columns, self.hidden)
 
     @property
     def choice(self) -> str:
