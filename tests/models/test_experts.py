@@ -28,6 +28,7 @@ BASE: dict[str, Any] = dict(
     model="llama", layers=2, hidden=32, heads=4, seq=16, experts=5, top_k=2, expert_ffn=24, shared_experts=1, steps=2,
     ranks=2, accumulate=2, stage=1, precision="fp32", optimizer="sgd", lr=1e-2,
 )  # fmt: skip
+PARTS = "selective:layernorm,mlp"
 WAYS: dict[str, dict[str, Any]] = {
     **{f"stage {stage}": dict(stage=stage) for stage in range(4)},
     "gpt": dict(model="gpt", stage=3, precision="bf16", dropout=0.1),
@@ -37,6 +38,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "tp": dict(ranks=4, tp=2),
     "sp": dict(ranks=4, tp=2, sequence_parallel=True),
     "sp, module": dict(stage=3, ranks=4, tp=2, sequence_parallel=True, gather="module"),
+    "sp, module, parts": dict(stage=3, ranks=4, tp=2, sequence_parallel=True, gather="module", recompute=PARTS),
+    "tp, module, parts": dict(stage=3, ranks=4, tp=2, gather="module", recompute=PARTS),
+    "sp, parts": dict(ranks=4, tp=2, sequence_parallel=True, recompute=PARTS, lora_rank=2, lora_target="q"),
     "cp": dict(stage=3, ranks=4, cp=2),
     "pp": dict(ranks=4, pp=2, accumulate=4),
     "zb-h1": dict(ranks=4, pp=2, accumulate=4, pipeline="zb-h1"),

@@ -71,7 +71,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 x_e, y_e = x_e + more[4], y_e + more[5]
                 again = run_again(placed, unit, sends_back=at > lowest)
-                k_f += (1, "columns") in again and (lie != "apart" or row.mlp.experts is None)
+                k_f += (1, "columns") in again and (lie == "beside" or row.mlp.experts is None)
                 k_g = k_g + ((0, "rows") in again)
             elif at == len(order) - 1:
                 reads = unit in trained and config.memory.loss not in LIGER

@@ -46,7 +46,7 @@ class Routing:
     order: Buffer
     each: int
     counts: tuple[int, ...]
-    chosen: tuple[int, ...]
+    chosen: tuple[int, ...] = ()
     dropped: int = 0
 
 

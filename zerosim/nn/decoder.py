@@ -255,7 +255,8 @@ class DecoderBlock:
             return [here.taking(role).leaf(name, Norm)] if name else []
 
         def branch(number: int, of: Branch, make: Callable[[LayerContext], Layer], op: str, part: str) -> Residual:
-            before = norm("" if number == 1 and row.shares_norm else of.before, Role(number, "before", "layernorm"))
+            reread = "" if of.experts is not None and here.group.rows.axes else "layernorm"  # experts keep all rows
+            before = norm("" if number == 1 and row.shares_norm else of.before, Role(number, "before", reread))
             layer = make(here / of.name if of.name else here)
             after = norm(of.after, Role(number, "after", part))
             last: list[Layer] = [Dropout(here, op, keep_mask=keep_mask)] if row.dropout else []

@@ -44,7 +44,7 @@ class ExpertsLayer:
         self.spread = here.experts.spread_of(sizes.experts, here.number)
         options, self.balance = here.experts, here.group.balance
         self.name = f"{here.name}.{row.gate}.{BALANCE}"
-        self.dtype = fp32 if options.router_dtype == "fp32" else None
+        self.is_wide = options.router_dtype == "fp32" or (row.is_wide and options.router_dtype is None)
         self.capacity, self.here, self.kernel = None, here, options.experts_kernel
         if options.capacity_factor is not None:
             by_weight = options.token_drop != "position"
@@ -106,7 +106,7 @@ class ExpertsLayer:
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = self._linear(x, self.gate, self.dtype, self.gate_bias)
+        logits = self._linear(x, self.gate, fp32 if self.is_wide and x.dtype.is_half else None, self.gate_bias)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
@@ -150,7 +150,7 @@ class ExpertsLayer:
         of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
         rows = of_act(run(self.part, into, rows))
         if weights is not None:
-            rows = F.weigh(rows, weights)
+            rows = run("mlp_act", F.weigh, rows, weights)
         size, index = self.experts.width_of(self.maps)
         first = 0
         if of_down is not None and of_down.shape[1] * size == self.hidden:

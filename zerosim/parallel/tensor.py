@@ -192,7 +192,9 @@ class TensorParallel(WholeMaps):
 
     def enter(self, x: Tensor) -> Tensor:
         whole = self.borders.f_forward(self.comm, x.buffer)
-        return apply(Enter(self), whole, x, op="enter")
+        entered = apply(Enter(self), whole, x, op="enter")
+        entered.discarded = x.discarded if whole is x.buffer else None
+        return entered
 
     def leave(self, y: Tensor) -> Tensor:
         out = self.borders.g_forward(self.comm, y.buffer)

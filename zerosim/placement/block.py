@@ -107,7 +107,7 @@ class Experts(NamedTuple):
     normed    a token's k weights are divided by their sum
     ranks     by what groups of experts are compared: their best score ('best'), or the sum of their two best ('two')
     applied   weights multiply the experts' 'results', their 'inputs', or what is 'between' their maps
-    gate      the router's name; gate_bias: its logits have a bias
+    gate      the router's name; gate_bias: its logits have a bias; is_wide: they are fp32 beside half types
     stacks    the names of the two stacks; layout as a map's; bias: each expert's maps have biases
     shared    the name of shared experts, which work for every token, '' for none; shared_gate: of the map to one
               number, whose sigmoid multiplies their result
@@ -122,6 +122,7 @@ class Experts(NamedTuple):
     applied: Literal["results", "inputs", "between"] = "results"
     gate: str = "gate"
     gate_bias: bool = False
+    is_wide: bool = False
     stacks: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     layout: Literal["in_out", "out_in"] = "out_in"
     bias: bool = False

@@ -174,7 +174,7 @@ QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
 GLM4_MOE = _experts(
     biased(LLAMA, rows=False),
-    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True),
+    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True),
 )
 _DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
 DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts"))

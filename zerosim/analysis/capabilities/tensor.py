@@ -46,7 +46,9 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
             **how,
         )
     else:
-        by_operation = formulas.tensor_parallel(again, all_reduce=times, inputs=_inputs(config), **how)
+        by_operation = formulas.tensor_parallel(
+            again, all_reduce=times, experts=model.has_experts, inputs=_inputs(config), **how
+        )
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
     if model.has_blocks and model.decoder.block.qk_norm == "all":

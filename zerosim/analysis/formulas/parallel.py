@@ -66,14 +66,15 @@ def recomputed_boundaries(
     side_by_side: bool = False,
     tiled: bool = False,
     inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
-    branches stand `side_by_side`."""
+    `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
+    attention again where both branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
         return RecomputedBoundaries((1 + inputs.f) * _r + tiles, 2 * _r + tiles)
-    parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e * experts, _k_g if frozen else _l
     g = Form() if side_by_side else g
     up = parts.count("mla_up_proj") * inputs.read * (_y_q if frozen else _l)
     again = parts.count("mlp") * f + up, (parts.count("attn_proj") + parts.count("op")) * g
@@ -88,13 +89,14 @@ def tensor_parallel(
     side_by_side: bool = False,
     tiled: bool = False,
     inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
     `frozen`, f reduces only for maps whose input's gradient is wanted. `inputs`: those of attention's f.
     """
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, experts=experts)
     calls = (3 + inputs.f) * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
@@ -132,13 +134,12 @@ def sequence_parallel(
     attention's f.
     """
     twice = 0 if keep_gathered else 1
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, inputs=inputs)
+    how: dict[str, bool] = {"side_by_side": side_by_side, "tiled": tiled, "experts": experts in ("inside", "apart")}
+    again = recomputed_boundaries(recompute, frozen=frozen, inputs=inputs, **how)
     each = ring(_t) * _w * _m * _bsh
     mixed = {"inside": (twice, 0, 0), "apart": (2 + twice, 2, 1)}.get(experts, (0, 0, 0))
     if recompute.partition(":")[0] == "full":
         again = RecomputedBoundaries(again.f - mixed[2] * _r_e, again.g - mixed[2] * _r_e)
-    elif not frozen:
-        again = again._replace(f=again.f - mixed[2] * parts_again(recompute).count("mlp") * _l_e)
     gathers = (3 + inputs.f + (1 + inputs.read) * twice) * _l - mixed[0] * _l_e
     gathers = gathers + again.f + _first + (1 + twice * head_again) * _last
     scatters = (3 + inputs.f) * _l - mixed[1] * _l_e + again.g + _first + _last

@@ -79,7 +79,8 @@ class ExpertsConfig(Part):
         choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
-        None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
+        None, "the router's logits and weights: fp32 beside half types, or the model's dtype",
+        choices=("fp32", "model"), shown="the family's",
         words="moe_router_dtype",
     )  # fmt: skip
     weigh_between: bool = option(
@@ -125,6 +126,10 @@ class ExpertsConfig(Part):
     def has_losses(self) -> bool:
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
+
+    def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
+        """Return the rows of each expert of block `number`, of so many tokens, as they are assumed to spread."""
+        return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
