@@ -36,15 +36,14 @@ class ExpertsLayer:
     ) -> None:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
-        moves = here.experts.weigh_between and row.applied == "results" and not row.bias  # a bias is weighed too
-        self.applied = "between" if moves else row.applied
+        self.applied = here.experts.applied(row)
         self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how, self.hidden = choice_of(row, here), sizes.hidden
         self.spread = here.experts.spread_of(sizes.experts, here.number)
         options, self.balance = here.experts, here.group.balance
         self.name = f"{here.name}.{row.gate}.{BALANCE}"
-        self.is_wide = options.router_dtype == "fp32" or (row.is_wide and options.router_dtype is None)
+        self.is_wide = options.widens(row)
         self.capacity, self.here, self.kernel = None, here, options.experts_kernel
         if options.capacity_factor is not None:
             by_weight = options.token_drop != "position"

@@ -172,13 +172,11 @@ MIXTRAL = _experts(
 QWEN2_MOE = _experts(QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"))
 QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
-GLM4_MOE = _experts(
-    biased(LLAMA, rows=False),
-    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True),
-)
+_BALANCED = Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True)
+GLM4_MOE = _experts(biased(LLAMA, rows=False), _BALANCED)
 _DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
-DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts"))
-DEEPSEEK_V3 = _experts(_DEEPSEEK, Experts("sigmoid", ranks="two", shared="shared_experts", biased=True))
+DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts", is_wide=True))
+DEEPSEEK_V3 = _experts(_DEEPSEEK, _BALANCED)
 GPT_OSS = _experts(
     _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu"),
     Experts("softmax of chosen", normed=False, gate="router", gate_bias=True, layout="in_out", bias=True, stored=()),

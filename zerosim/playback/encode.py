@@ -37,7 +37,7 @@ from zerosim.playback.looks import looks
 from zerosim.playback.order import call_of, in_order
 from zerosim.playback.record import Line, Recorded
 from zerosim.report.names import STAGES
-from zerosim.report.words import headline, model_name, row_of
+from zerosim.report.words import headline, model_name
 from zerosim.train.work import expected_work
 from zerosim.units import format_bytes
 from zerosim.version import __version__
@@ -125,7 +125,7 @@ class _Run:
         self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
         self.flat_of: dict[str, int] = {}  # of buffers in units with several flats, by rank and id
         self._places = {name: place for place, name in enumerate(self.result.layout.flats)}
-        self._units, self._row = units_of(self.result.config), row_of(self.result.config)
+        self._units, self._row = units_of(self.result.config), self.result.config.model.moved_row
         self.row_of: dict[int, int] = {}  # the bytes of a row that travels, by call
         for rank in self.result.ran:
             for event in self.result.events[rank]:

@@ -113,8 +113,8 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         mesh.ep,
         mesh.etp,
         whole / symbol("t") if tensor.divides_rows(config) else whole,
-        4 if config.experts.router_dtype == "fp32" else stored,
-        config.experts.weighs_inside(row),
+        4 if config.experts.widens(row) and stored == 2 else stored,
+        config.experts.applied(row) != "results",
         frozen_of(config) is not None,
     )
     if config.experts.dispatcher == "allgather":

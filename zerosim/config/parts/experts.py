@@ -129,13 +129,18 @@ class ExpertsConfig(Part):
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
 
-    def weighs_inside(self, row: Experts) -> bool:
-        """Return whether weights multiply rows where the experts are."""
-        return row.applied != "results" or (self.weigh_between and not row.bias)
-
     def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
         """Return how many of so many tokens choose each expert of block `number`, as they are assumed to spread."""
         return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+
+    def widens(self, row: Experts) -> bool:
+        """Whether a router's logits and weights are fp32 beside half types: its family's may be."""
+        return self.router_dtype == "fp32" or (row.is_wide and self.router_dtype is None)
+
+    def applied(self, row: Experts) -> str:
+        """Return where weights multiply: the row's place or, moved, between an expert's maps. A bias would be weighed
+        too."""
+        return "between" if self.weigh_between and row.applied == "results" and not row.bias else row.applied
 
     def sent_of(self, model: ModelConfig, number: int, tokens: int) -> int:
         """Return the rows of these tokens that experts work on: without those beyond their capacity, or padded."""

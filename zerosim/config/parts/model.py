@@ -334,6 +334,13 @@ class ModelConfig(Part):
         """Return how many of so many numbers of all of a layer's experts work for one token."""
         return numel * self.top_k // self.experts
 
+    @property
+    def moved_row(self) -> int:
+        """The numbers of a row that an all-to-all moves to its expert; 0 without experts, and where rows and their
+        weights travel."""
+        experts = self.block_at(self.layers - 1).mlp.experts if self.has_experts else None
+        return self.hidden if experts is not None and experts.applied == "results" else 0
+
     def block_at(self, number: int, own: Block | None = None) -> Block:
         """Return the row of block `number`, counted from 0, of the first stack or of that with the block `own`."""
         block = self.decoder.block if own is None else own

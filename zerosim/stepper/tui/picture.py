@@ -18,7 +18,7 @@ from zerosim.device.events import Launch, Message, Scope
 from zerosim.dtypes import dtype
 from zerosim.report.names import counted
 from zerosim.report.notebook import LETTERS, ordered
-from zerosim.report.words import headline, row_of
+from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, where_in_step
 from zerosim.stepper.tui.page import SHORT_KEYS, filled, keys_line, tile
 from zerosim.units import format_bytes
@@ -137,7 +137,7 @@ def _arrows(world: DebugWorld, ranks: Sequence[int]) -> list[str]:
     """Return 'rank 0 ──1,640 B→ rank 1': the last message of each of these ranks, of an all-to-all all of its own.
     Those that sent alike share an arrow; with several messages each has a line."""
     alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    row = row_of(world.session.experiment.config)
+    row = world.session.experiment.config.model.moved_row
     for rank in ranks:
         history = world.session.recorders[rank].history
         last = next((event for event in reversed(history) if isinstance(event, Message)), None)
