@@ -105,6 +105,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "lora": dict(stage=3, lora_rank=2),
     "lora on shared ones": dict(SP, lora_rank=2, lora_target="down", shared_experts=1),
     "experts frozen": dict(SP, stage=3, freeze="*experts*"),
+    "experts frozen, shared ones too": dict(SP, stage=3, shared_experts=1, freeze="*experts*"),
+    "only experts, sp": dict(SP, stage=3, etp=2, model="llama4_text", freeze="*,!*experts*", recompute="full"),
     "only experts": dict(stage=3, freeze="*,!*experts*"),
     "qlora": dict(stage=3, lora_rank=2, base="nf4"),
     "fsdp2": dict(stage=3, recipe="fsdp2"),
