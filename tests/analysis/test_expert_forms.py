@@ -101,6 +101,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "hsdp, padded": dict(ranks=8, dp_replicate=2, hidden=36, heads=3, expert_ffn=25, vocab=65),
     "full:2": dict(stage=3, recompute="full:2"),
     "module": dict(stage=3, gather="module", recompute="selective:layernorm,mlp", shared_experts=1),
+    "module, sp": dict(SP, stage=3, gather="module", recompute="selective:layernorm,mlp"),
     "module, pp": dict(stage=3, gather="module", pp=2, ranks=8),
     "lora": dict(stage=3, lora_rank=2),
     "lora on shared ones": dict(SP, lora_rank=2, lora_target="down", shared_experts=1),

@@ -69,7 +69,7 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 row, found = config.model.block_of(unit), _trained_in(placed, unit)
                 weights = [weight for n in names[unit] if layout.is_trained(n) for weight in layout.flats[n].weights]
                 own = any(is_of_experts(config.model, weight.name) for weight in weights)
-                shared = {
+                shared: set[Place] = {
                     weight.role[:2]
                     for weight in weights
                     if weight.role is not None and not is_of_experts(config.model, weight.name)
