@@ -119,7 +119,7 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     maps = (sends_back or of_both if row.parallel else flows) or not trained.isdisjoint(
         _places(1, "before", "columns", "rows")
     )
-    reads_norm = row.mlp.experts is None or placed.config.model.shared_experts > 0  # experts' rows are a copy
+    reads_norm = row.mlp.experts is None or placed.config.model.has_shared_experts  # experts' rows are a copy
     second = (1, "columns") in reading or (maps and "fc1" in parts and reads_norm)
     normed = bool(row.mlp.before) and not row.shares_norm
     added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second
@@ -147,11 +147,11 @@ _INSIDE = ("columns", "between", "up", *KV)
 def inputs_of_heads(model: ModelConfig) -> Iterator[tuple[Fraction, tuple[str, ...], str]]:
     """Yield what each rank of tp reads to make its heads of latent attention: its part of the model's width, the places
     that give it a gradient, and that of the map that reads it, '' if none does."""
-    columns, hidden = model.latents, model.hidden
+    columns, part = model.latents, model.part_of_width
     low_rank = model.decoder.block.attention.latent is not None and model.decoder.block.attention.latent.q is not None
-    yield (Fraction(columns.q, hidden), ("columns", "between"), "up") if low_rank else (Fraction(1), (), "columns")
-    yield Fraction(columns.kv, hidden), ("kv_columns", "kv_between"), "kv_up"
-    yield Fraction(columns.turned, hidden), ("kv_columns",), ""
+    yield (part(columns.q), ("columns", "between"), "up") if low_rank else (Fraction(1), (), "columns")
+    yield part(columns.kv), ("kv_columns", "kv_between"), "kv_up"
+    yield part(columns.turned), ("kv_columns",), ""
 
 
 def _places(branch: int, *of: str) -> set[Place]:

@@ -8,7 +8,7 @@
     full:K                 every K-th block does, the others keep all (torchtitan's selective_ac_option K)
 
 A part names discarded results: backward recomputes each when it reads it. Names are those of Megatron's
---recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, of a dense block.
+--recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, and of dense blocks too.
 """
 
 from __future__ import annotations

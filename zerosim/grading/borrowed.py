@@ -20,7 +20,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
-from zerosim.backends.numpy import blocks, nf4, quantize, rounding
+from zerosim.backends.numpy import blocks, experts, nf4, quantize, rounding
 from zerosim.device.allocators import arena
 from zerosim.functional import lora
 from zerosim.grading import optimizers
@@ -45,7 +45,7 @@ from zerosim.placement import partition
 from zerosim.placement.context import ContextCut
 from zerosim.tensor import flat
 
-_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks)
+_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks, experts)
 """Their functions are never called by an exercise's run itself."""
 _BUGS = (bugs.__name__, other_bugs.__name__)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -27,6 +27,7 @@ from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.kernel_tables import KernelTables
 from zerosim.config.presets.operators import operators
+from zerosim.device.copies import CONTROL
 from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
@@ -81,13 +82,14 @@ class GpuCosts:
 
     def collective(self, launch: Launch) -> float:
         place = self._place(launch.group)
-        if self.relays and launch.axis == "ep" and launch.op == "all_to_all":
-            return relayed_seconds(launch, place, self.cluster, self._copies(place.nodes))
+        if self.relays and launch.axis == "ep" and launch.op == "all_to_all" and launch.purpose != CONTROL:
+            shares = self._copies(place.members), self._copies(place.nodes)
+            return relayed_seconds(launch, place, self.cluster, *shares)
         return collective_seconds(launch, place, self.cluster)
 
-    def _copies(self, nodes: int) -> float:
+    def _copies(self, places: int) -> float:
         model, numbers = self.model, self.model.numbers
-        return copies_of_row(model.experts, model.top_k, nodes, numbers.expert_groups, numbers.chosen_groups)
+        return copies_of_row(model.experts, model.top_k, places, numbers.expert_groups, numbers.chosen_groups)
 
     def copy(self, copy: Copy) -> float:
         return copy_seconds(copy, self.cluster, self.sharers)
@@ -126,6 +128,8 @@ class GpuCosts:
         """Return the seconds of memory traffic of a kernel, or of the framework's kernels for it: each moves its share
         of the bytes."""
         operator = self.operators[kernel.name]
+        if self.relays and kernel.name in _PERMUTES:
+            return 0.0
         at_peak = (kernel.bytes_read + kernel.bytes_written) * operator.traffic / self.cluster.hbm
         share = self.tables.moved
         if kernel.name in _LOSSES:

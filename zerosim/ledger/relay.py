@@ -1,10 +1,11 @@
-"""The tokens of experts between nodes, sent once to each node.
+"""The tokens of experts under a dispatcher that sends a token once to each place (DeepEP, HybridEP).
 
-A dispatcher such as DeepEP or HybridEP sends a token once to every node on which some of its experts are, to the GPU
-there that has its own GPU's place, and that GPU spreads it over the node's links. Combine goes the same way back: a
-node's results for a token are added up before they leave. So the network carries a token's nodes, not its experts, and
-the links of a node carry all rows. Which nodes a token needs depends on its router. Here each k of E experts are
-equally likely or, where a router limits a token to some groups of experts, each k of theirs.
+Such a dispatcher sends a token once to every node on which some of its experts are, to the GPU there that has its own
+GPU's place. That GPU passes it on over the node's links, once to each GPU that needs it. Combine goes the same way
+back: results for a token are added up before they leave. So the network carries a token's nodes, and a node's links
+its GPUs, not its experts. The dispatcher's kernel reads tokens where they are, and adds up where they go, so nothing
+sorts rows before. Which nodes a token needs depends on its router. Here each k of E experts are equally likely or,
+where a router limits a token to some groups of experts, each k of theirs.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import Topology
 
 
-def relayed_seconds(launch: Launch, place: Topology, cluster: Cluster, copies: float) -> float:
-    """Return the seconds of an all-to-all of rows, of which the network carries `copies` for each: the longer of both
-    ways, since the GPUs of a node pass rows on as they come."""
-    if place.nodes == 1 or place.together == 1:
-        return collective_seconds(launch, place, cluster)
+def relayed_seconds(launch: Launch, place: Topology, cluster: Cluster, to_gpus: float, to_nodes: float) -> float:
+    """Return the seconds of an all-to-all of rows, of which a node's links carry the share `to_gpus`, and the network
+    `to_nodes`: the longer of both ways, since GPUs pass tokens on as they come."""
     inside = place._replace(members=place.together, nodes=1)
-    across = launch._replace(payload_bytes=round(launch.payload_bytes * copies))
-    return max(collective_seconds(launch, inside, cluster), collective_seconds(across, place, cluster))
+    within = collective_seconds(_part(launch, to_gpus), inside, cluster)
+    if place.nodes == 1:
+        return within
+    return max(within, collective_seconds(_part(launch, to_nodes), place, cluster))
 
 
-def copies_of_row(experts: int, top_k: int, nodes: int, groups: int = 1, chosen: int = 1) -> float:
-    """Return how often the network carries a token for each of its k experts that is on another node: the nodes that a
-    token needs over its k experts. With groups of experts a token's are in `chosen` of them."""
-    nodes_allowed = min(nodes, math.ceil(nodes * chosen / groups))
-    allowed = max(top_k, experts * chosen // groups)
-    on_node = allowed // nodes_allowed
-    if not on_node:  # an expert's weights are on several nodes
+def _part(launch: Launch, share: float) -> Launch:
+    return launch._replace(payload_bytes=round(launch.payload_bytes * share))
+
+
+def copies_of_row(experts: int, top_k: int, places: int, groups: int = 1, chosen: int = 1) -> float:
+    """Return the places, GPUs or nodes, that a token needs for each of its k experts, which divide among them. With
+    groups of experts a token's are in `chosen` of them."""
+    allowed, experts = math.ceil(places * chosen / groups), max(top_k, experts * chosen // groups)
+    each = experts // allowed
+    if not each:  # an expert is on several
         return 1.0
-    none_there = math.comb(allowed - on_node, top_k) / math.comb(allowed, top_k)
-    return nodes_allowed * (1 - none_there) / top_k
+    none_there = math.comb(experts - each, top_k) / math.comb(experts, top_k)
+    return allowed * (1 - none_there) / top_k

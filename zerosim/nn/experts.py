@@ -19,6 +19,7 @@ from zerosim.nn.context import LayerContext
 from zerosim.nn.lora import in_autocast
 from zerosim.nn.lora_stacks import reads_of
 from zerosim.placement.block import BALANCE, Experts, Role
+from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
@@ -35,6 +36,9 @@ class ExpertsLayer:
     ) -> None:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
+        moves = here.experts.weigh_between and row.applied == "results" and not row.bias  # a bias is weighed too
+        self.applied = "between" if moves else row.applied
+        self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
         self.how, self.hidden = choice_of(row, here), sizes.hidden
         self.spread = here.experts.spread_of(sizes.experts, here.number)
@@ -109,7 +113,7 @@ class ExpertsLayer:
             factor = partial(balance.factor, self.maps.size)
             weights = F.with_losses(weights, logits, chosen.ids, self.how, losses, factor)
         del logits
-        inside = self.row.applied != "results"
+        inside = self.applied != "results"
         way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
         del weights, chosen
         if balance is not None and device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
@@ -118,7 +122,10 @@ class ExpertsLayer:
         return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
-        """Return the experts' maps of their rows, which are weighed before or between them."""
+        """Return the experts' maps of their rows, which are weighed before or between them.
+
+        Megatron's kernel computes a gated function and weighs its result at once: it saves what the function read.
+        """
         run, given = self.policy.run, rows.dtype
         up, down = self.up(), self.down()
         of_up: Operand | None
@@ -134,12 +141,13 @@ class ExpertsLayer:
         if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
             (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
             of_up, of_down = (one and in_autocast(self.here, rows, [one])[1][0][0] for one in (of_up, of_down))
-        if weights is not None and self.row.applied == "inputs":
+        if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
         into = partial(product, stack=up, bias=of_up)
-        rows = run("mlp_act", self.between, run(self.part, into, rows))
+        of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
+        rows = of_act(run(self.part, into, rows))
         if weights is not None:
-            rows = F.weigh(rows, weights)
+            rows = run("mlp_act", F.weigh, rows, weights)
         size, index = self.experts.width_of(self.maps)
         first = 0
         if of_down is not None and of_down.shape[1] * size == self.hidden:

@@ -53,6 +53,12 @@ def shape(*configs: RunConfig) -> str:
     return "" if sizes.keys() <= {"dp_shard"} else said
 
 
+def row_of(config: RunConfig) -> int:
+    """Return the numbers of a row that an all-to-all moves along ep; 0 if rows and their weights travel."""
+    experts = config.model.block_at(config.model.layers - 1).mlp.experts if config.model.has_experts else None
+    return config.model.hidden if experts is not None and experts.applied == "results" else 0
+
+
 def stage_name(run: range) -> str:
     """Return 'stages 1 to 6', a run of pipeline stages."""
     return f"stage {run[0]}" if len(run) == 1 else f"stages {run[0]} to {run[-1]}"
@@ -158,7 +164,7 @@ def scaled(result: RunResult) -> str | None:
 
 def dropped(result: RunResult) -> str | None:
     """Return how many choices of experts were dropped, if some were."""
-    choices, lost = result.routed
+    choices, lost, _ = result.routed
     if not lost:
         return None
     return (

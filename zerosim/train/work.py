@@ -128,7 +128,7 @@ def _numel(config: RunConfig, experts: int) -> int:
         rows = model.width(block.attention.rows.inner or "heads") * (len(block.branches) - 1) + model.ffn
         numel += layers * model.hidden * rows
         each = len(block.mlp.columns.outs) + 1  # matrices of a feed-forward
-        wide = (experts + model.shared_experts) * model.expert_ffn
+        wide = experts * model.expert_ffn + model.width("shared")
         mixed = sum(model.kind(number).has_experts for number in range(layers)) if model.has_experts else 0
         numel += mixed * model.hidden * (each * (wide - model.ffn) + model.experts)
     return numel

@@ -13,8 +13,11 @@ from zerosim.analysis.shares import is_apart
 from zerosim.analysis.weights import of_weights
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
-from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
+from zerosim.placement.mesh import CUTS, EXPERT_CUTS, EXPERT_STATES, SHARES
 from zerosim.train.result import RunResult
+
+Cut = Mapping[str, int | None]
+"""Values of the options that cut experts."""
 
 
 def are_apart(config: RunConfig) -> bool:
@@ -42,6 +45,52 @@ def assumes_routing(result: RunResult) -> bool:
     """Return whether the rows of each expert are known beforehand: a run's router chooses otherwise."""
     config = result.config
     return config.experts.routing is not None or config.experts.dispatcher == "allgather" or not result.losses
+
+
+def own_tokens(config: RunConfig) -> int:
+    """Return the tokens of a microbatch that a rank, or with whole rows tp's ranks together, sends to experts."""
+    divided = config.mesh.axes.size(*SHARES, *(CUTS if are_apart(config) else ()))
+    return config.data.micro_batch * config.model.row_tokens // divided
+
+
+def sizes(config: RunConfig) -> dict[str, int]:
+    """Return the JSON form of how experts are cut, of models that have some."""
+    return {axis: config.mesh.axes.size(axis) for axis in EXPERT_CUTS} if config.model.has_experts else {}
+
+
+def ways_to_cut(config: RunConfig, ranks: int, tp: int, node: int) -> Iterator[Cut]:
+    """Yield values that share experts among the ranks of a pipeline stage: nobody, as many as possible of a node, as
+    many as possible. Their maps stay whole."""
+    yield {}
+    fitting = [ep for ep in range(2, ranks + 1) if ranks % ep == 0 and config.model.divides_experts(ep)]
+    inside = [ep for ep in fitting if ep <= node]
+    for ep in dict.fromkeys((*inside[-1:], *fitting[-1:])):
+        yield {"ep": ep, **({"etp": 1} if tp > 1 else {})}
+
+
+def other_cuts(config: RunConfig) -> list[Cut]:
+    """Return the values that share experts among the next fewer and the next more ranks, and that cut their maps over
+    tp or leave them whole."""
+    if not config.model.has_experts:
+        return []
+    mesh = config.mesh.axes
+    ranks = mesh.edp * mesh.ep * mesh.etp
+    fitting = [ep for ep in range(1, ranks + 1) if ranks % (ep * mesh.etp) == 0 and config.model.divides_experts(ep)]
+    at = fitting.index(mesh.ep)
+    found: list[Cut] = [{"ep": ep} for ep in (*fitting[max(0, at - 1) : at], *fitting[at + 1 : at + 2])]
+    return found + [{"etp": etp} for etp in {1: mesh.tp, mesh.tp: 1}.values() if mesh.tp > 1 and etp != mesh.etp]
+
+
+def more_shared(config: RunConfig) -> list[Cut]:
+    """Return the values that share experts among more ranks: those of a node, then all."""
+    mesh = config.mesh.axes
+    ways = ways_to_cut(config, mesh.edp * mesh.ep * mesh.etp, mesh.tp, 8) if config.model.has_experts else ()
+    return [way for way in ways if (way.get("ep") or 0) > mesh.ep]
+
+
+def alone(config: RunConfig, tp: int) -> Cut:
+    """Return the values of one microbatch on tp's ranks alone: what experts compute of it, and nothing that is sent."""
+    return {"ep": 1, "etp": 1 if are_apart(config) and tp > 1 else None, "dispatcher": None}
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:

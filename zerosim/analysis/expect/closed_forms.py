@@ -70,7 +70,7 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             model.expert_ffn,
             model.experts,
             model.experts if chosen is None else chosen,
-            model.shared_experts,
+            model.width("shared"),
             gated=block.between in ("swiglu", "geglu", "clamped_swiglu"),
             biases=(mlp.columns.bias, mlp.rows.bias),
             shared_gate=bool(experts.shared_gate),

@@ -68,7 +68,7 @@ def experts_parameters(
     expert_ffn: int,
     experts: int,
     chosen: int,
-    shared: int,
+    shared_ffn: int,
     *,
     gated: bool,
     biases: tuple[bool, bool],
@@ -79,16 +79,14 @@ def experts_parameters(
     """Return what blocks with experts have beside dense ones; of `experts` count `chosen`, all of them or a token's.
 
     In place of the feed-forward's two or, `gated`, three matrices (hf each) such a block has a router (Eh), as many
-    matrices of width f' in each expert that counts and in each shared one, and a gate of these (h). `biases`: of the
-    dense maps into the feed-forward (f each) and back (h), which shared experts have as one feed-forward. `gate_bias`:
-    the router has one (E), `expert_biases`: so has each matrix of an expert (f' or h).
+    matrices of width f' in each expert that counts, shared ones of width `shared_ffn` together, and a gate of these
+    (h). `biases`: of the dense maps into the feed-forward (f each) and back (h), which shared experts have as one
+    feed-forward. `gate_bias`: the router has one (E), `expert_biases`: so has each matrix of an expert (f' or h).
     """
     into = 2 if gated else 1
     dense = hidden * (into + 1) * ffn + into * ffn * biases[0] + hidden * biases[1]
-    wide = shared * expert_ffn
-    beside = hidden * (into + 1) * wide + (into * wide * biases[0] + hidden * biases[1] + hidden * shared_gate) * (
-        wide > 0
-    )
+    more = into * shared_ffn * biases[0] + hidden * biases[1] + hidden * shared_gate
+    beside = hidden * (into + 1) * shared_ffn + more * (shared_ffn > 0)
     each = hidden * (into + 1) * expert_ffn + (into * expert_ffn + hidden) * expert_biases
     return layers * ((hidden + gate_bias) * experts + chosen * each + beside - dense)
 

@@ -308,7 +308,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     ),
     "qwen3_moe": Family(
         _COMMON,
-        {**_LLAMA, **_SOME_DENSE, "use_sliding_window": False, "sliding_window": 4096, "head_dim": None,
+        {**_LLAMA, **_SOME_DENSE, "use_sliding_window": False, "sliding_window": 4096,
          "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         (*_SILU, _BIAS, read_rope, read_windows, some_dense, experts("num_experts", "moe_intermediate_size")),
     ),
@@ -320,7 +320,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     ),
     "glm4_moe": Family(
         _COMMON,
-        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": None, "attention_bias": False,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "attention_bias": False,
          "partial_rotary_factor": 0.5, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
          "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
          "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False},

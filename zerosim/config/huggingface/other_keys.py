@@ -83,8 +83,10 @@ LACKING: Mapping[str, str] = MappingProxyType(
 
 FOREIGN: Mapping[str, str] = MappingProxyType(
     {
-        "*expert*": _EXPERTS,
-        "moe_*": _EXPERTS,
+        "*expert*": "such experts",
+        "moe_*": "such experts",
+        "scoring_func": "such a router",
+        "topk_method": "such a router",
         "*_lora_rank": _LATENT,
         "qk_nope_head_dim": _LATENT,
         "qk_rope_head_dim": _LATENT,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from zerosim.config.inputs import read_json
-from zerosim.config.option import Part, option
+from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
@@ -79,11 +79,15 @@ class ExpertsConfig(Part):
         None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
         words="moe_router_dtype",
     )  # fmt: skip
+    weigh_between: bool = option(
+        False, "experts' weights multiply what is between an expert's maps, not its results, so they travel with the "
+        "rows (Megatron)", follows=OF_RECIPE,
+    )  # fmt: skip
 
     experts_kernel: str = option(
         "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
         "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
-        choices=KERNELS, words="experts_implementation",
+        choices=KERNELS,
     )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
@@ -95,7 +99,7 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     pad_to_capacity: bool = option(
         False, "with --capacity-factor: every expert computes as many rows, padded with zeros",
-        words="moe_pad_expert_input_to_capacity",
+        switches={"moe_pad_expert_input_to_capacity": True},
     )  # fmt: skip
     aux_loss: float = option(
         0.0, "factor of the router's loss for balance, 1 if all experts are chosen alike", low=0, metavar="FACTOR",
@@ -125,6 +129,10 @@ class ExpertsConfig(Part):
         factor = self.capacity_factor
         return None if factor is None else Capacity(factor, self.token_drop != "position", self.pad_to_capacity)
 
+    def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
+        """Return the rows of each expert of block `number`, of so many tokens, as they are assumed to spread."""
+        return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
         chooses."""
@@ -142,6 +150,7 @@ WORDS = (
     ("moe_router_load_balancing_type", "--aux-loss FACTOR, with --aux-loss-over sequence for seq_aux_loss"),
     ("moe_token_drop_policy", "--token-drop weight for probs, or position"),
     ("moe_router_enable_expert_bias", "--bias-rate RATE"),
+    ("experts_implementation", "--experts-kernel grouped, batched or eager"),
 )
 
 
@@ -156,7 +165,7 @@ def rules(
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
         for name, one in ExpertsConfig.options().items():
-            if (value := getattr(experts, name)) != one.default:
+            if (value := getattr(experts, name)) != one.default and not one.follows:
                 yield wrong(name, f" {value!r}: {model.family} has no experts; pass --experts too, or leave it out")
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
@@ -228,7 +237,7 @@ def rows_by_rank(
     tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
     local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
-        counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+        counts = experts.rows_of(model, number, tokens)
         counts = counts if experts.capacity is None else experts.capacity.kept(counts)
         found.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
     return found
