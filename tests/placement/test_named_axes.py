@@ -142,7 +142,7 @@ def test_ranks_of_a_class_hold_parts_padding_and_shares_alike(layout: Layout, by
             flat, part = layout.flats[name], layout.own(rank, name)
             shares = Counter[Any]()  # of which one all-reduce takes all
             for mine in flat.within(part):
-                shares.update({sharers: mine.numel for sharers in mine.weight.shared_over(layout.mesh)})
+                shares.update(dict.fromkeys(mine.weight.shared_over(layout.mesh), mine.numel))
             found.append((part.size, flat.padding(part), [*shares.items()]))
         return found
 
