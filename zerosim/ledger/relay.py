@@ -11,21 +11,47 @@ where a router limits a token to some groups of experts, each k of theirs.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
+from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.events import Launch
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import Topology
 
 
-def relayed_seconds(launch: Launch, place: Topology, cluster: Cluster, to_gpus: float, to_nodes: float) -> float:
-    """Return the seconds of an all-to-all of rows, of which a node's links carry the share `to_gpus`, and the network
-    `to_nodes`: the longer of both ways, since GPUs pass tokens on as they come."""
+class Shares(NamedTuple):
+    """The shares of an all-to-all's rows that are sent on to GPUs of a node, and to nodes."""
+
+    to_gpus: float
+    to_nodes: float
+
+
+def shares_of(config: RunConfig, place: Topology) -> Shares:
+    """Return the shares of such a dispatcher in a group of ranks."""
+    model, numbers = config.model, config.model.numbers
+    groups = numbers.expert_groups, numbers.chosen_groups
+    return Shares(*(copies_of_row(model.experts, model.top_k, of, *groups) for of in (place.members, place.nodes)))
+
+
+def relayed_seconds(launch: Launch, place: Topology, cluster: Cluster, shares: Shares) -> float:
+    """Return the seconds of an all-to-all of rows: the longer of both ways, since GPUs pass tokens on as they come."""
     inside = place._replace(members=place.together, nodes=1)
-    within = collective_seconds(_part(launch, to_gpus), inside, cluster)
+    within = collective_seconds(_part(launch, shares.to_gpus), inside, cluster)
     if place.nodes == 1:
         return within
-    return max(within, collective_seconds(_part(launch, to_nodes), place, cluster))
+    return max(within, collective_seconds(_part(launch, shares.to_nodes), place, cluster))
+
+
+def bytes_by_link(payload: int, place: Topology, shares: Shares | None) -> tuple[float, float]:
+    """Return the bytes of an all-to-all that a member sends over its node's links, and over the network. Without shares
+    each row goes to its expert's GPU."""
+    if shares is None:
+        return payload * (place.together - 1) / place.members, payload * (
+            place.members - place.together
+        ) / place.members
+    away = payload * shares.to_nodes * (place.members - place.together) / place.members
+    return payload * shares.to_gpus * (place.together - 1) / place.together, away
 
 
 def _part(launch: Launch, share: float) -> Launch:
