@@ -19,7 +19,7 @@ from zerosim.ledger.clock import StepTime
 from zerosim.ledger.tracks import Track
 from zerosim.placement.axes import what_for
 from zerosim.placement.mesh import SHARES
-from zerosim.report.expert_links import expert_links
+from zerosim.report.experts import expert_links
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES, listed

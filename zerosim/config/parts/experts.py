@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 from zerosim.config.option import Part, option
@@ -121,6 +122,10 @@ class ExpertsConfig(Part):
     def has_losses(self) -> bool:
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
+
+    def choice_of(self, model: ModelConfig) -> tuple[int, int, Fraction]:
+        """Return a token's choice: among how many experts, of how many, and the share of their groups that it has."""
+        return model.experts, model.top_k, Fraction(model.numbers.chosen_groups, model.numbers.expert_groups)
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerosim.config.presets.cluster import Cluster
 from zerosim.ledger.costs import topology
-from zerosim.ledger.relay import bytes_by_link, shares_of
+from zerosim.ledger.experts import bytes_by_link, shares_of
 from zerosim.train.result import RunResult
 from zerosim.units import format_bytes
 
@@ -23,6 +23,6 @@ def expert_links(result: RunResult, cluster: Cluster) -> str:
         for row in rows
         if (row.step, row.op, row.axis, row.purpose) == (last, "all_to_all", "ep", "activations")
     )
-    shares = shares_of(result.config, place) if result.config.experts.dispatcher == "deepep" else None
-    inside, across = (format_bytes(round(nbytes)) for nbytes in bytes_by_link(payload, place, shares))
+    sent = bytes_by_link(payload, place, shares_of(result.config, place))
+    inside, across = (format_bytes(round(nbytes)) for nbytes in sent)
     return f" Rows of experts: a GPU sends {inside} over its node's links and {across} over the network."

@@ -11,6 +11,7 @@ where a router limits a token to some groups of experts, each k of theirs.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.config import RunConfig
@@ -27,11 +28,17 @@ class Shares(NamedTuple):
     to_nodes: float
 
 
-def shares_of(config: RunConfig, place: Topology) -> Shares:
-    """Return the shares of such a dispatcher in a group of ranks."""
-    model, numbers = config.model, config.model.numbers
-    groups = numbers.expert_groups, numbers.chosen_groups
-    return Shares(*(copies_of_row(model.experts, model.top_k, of, *groups) for of in (place.members, place.nodes)))
+def shares_of(config: RunConfig, place: Topology) -> Shares | None:
+    """Return the shares of such a dispatcher in a group of ranks; None if another one runs."""
+    if not relays(config):
+        return None
+    choice = config.experts.choice_of(config.model)
+    return Shares(*(copies_of_row(*choice, places) for places in (place.members, place.nodes)))
+
+
+def relays(config: RunConfig) -> bool:
+    """Return whether the dispatcher sends a token once to each place."""
+    return config.experts.dispatcher == "deepep"
 
 
 def relayed_seconds(launch: Launch, place: Topology, cluster: Cluster, shares: Shares) -> float:
@@ -58,10 +65,10 @@ def _part(launch: Launch, share: float) -> Launch:
     return launch._replace(payload_bytes=round(launch.payload_bytes * share))
 
 
-def copies_of_row(experts: int, top_k: int, places: int, groups: int = 1, chosen: int = 1) -> float:
-    """Return the places, GPUs or nodes, that a token needs for each of its k experts, which divide among them. With
-    groups of experts a token's are in `chosen` of them."""
-    allowed, experts = math.ceil(places * chosen / groups), max(top_k, experts * chosen // groups)
+def copies_of_row(experts: int, top_k: int, share: Fraction, places: int) -> float:
+    """Return the places, GPUs or nodes, that a token needs for each of its k experts, which divide among them. A
+    token's experts are in a `share` of their groups."""
+    allowed, experts = math.ceil(places * share), max(top_k, int(experts * share))
     each = experts // allowed
     if not each:  # an expert is on several
         return 1.0
