@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 from zerosim.config.inputs import read_json
@@ -148,6 +149,10 @@ class ExpertsConfig(Part):
         """Return the rows of these tokens that experts work on: without those beyond their capacity, or padded."""
         rows, capacity = self.rows_of(model, number, tokens), self.capacity
         return sum(rows) if capacity is None else sum(capacity.kept(rows))
+
+    def choice_of(self, model: ModelConfig) -> tuple[int, int, Fraction]:
+        """Return a token's choice: among how many experts, of how many, and the share of their groups that it has."""
+        return model.experts, model.top_k, Fraction(model.numbers.chosen_groups, model.numbers.expert_groups)
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
