@@ -22,6 +22,11 @@ _GPT2: dict[str, Any] = _IDS | dict(
     attn_pdrop=0.0,
     embd_pdrop=0.0,
 )
+_LATENT: dict[str, Any] = _HEADS | dict(
+    num_key_value_heads=4, first_k_dense_replace=1, n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24,
+    n_shared_experts=2, routed_scaling_factor=2.5, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8,
+    qk_rope_head_dim=4, v_head_dim=10,
+)  # fmt: skip
 _YARN: dict[str, Any] = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=10000.0)
 _LLAMA3: dict[str, Any] = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16,
@@ -54,6 +59,28 @@ CONFIGS: Mapping[str, dict[str, Any]] = MappingProxyType(
             final_logit_softcapping=2.0,
         ),
         "gemma3_text": _HEADS | dict(num_hidden_layers=7, head_dim=16, query_pre_attn_scalar=20, sliding_window=8),
+        "deepseek_v2": _LATENT | dict(
+            q_lora_rank=None, rope_parameters=_YARN | dict(mscale=0.707, mscale_all_dim=0.707)
+        ),
+        "deepseek_v2, groups": _LATENT | dict(
+            attention_bias=True, topk_method="group_limited_greedy", n_group=4, topk_group=2
+        ),
+        "deepseek_v3": _LATENT | dict(
+            n_group=4, topk_group=2, rope_parameters=_YARN | dict(mscale=1.0, mscale_all_dim=0.5)
+        ),
+        "deepseek_v3, halves": _LATENT | dict(n_group=1, topk_group=1, rope_interleave=False),
+        "gpt_oss": _HEADS | dict(
+            head_dim=12, num_hidden_layers=4, sliding_window=8, num_local_experts=6, num_experts_per_tok=2,
+            intermediate_size=24, rope_parameters=_YARN | dict(truncate=False),
+        ),
+        "llama4_text": _HEADS | dict(
+            head_dim=12, num_hidden_layers=4, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=6,
+            num_experts_per_tok=1, interleave_moe_layer_step=2, attention_chunk_size=32, floor_scale=8,
+        ),
+        "llama4_text, chunks": _HEADS | dict(
+            head_dim=12, num_hidden_layers=4, intermediate_size=24, num_local_experts=6, num_experts_per_tok=2,
+            no_rope_layer_interval=2, attention_chunk_size=8, use_qk_norm=False, attn_temperature_tuning=False,
+        ),
         "olmo2": _HEADS,
         "granite": _HEADS | dict(
             embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.0

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from zerosim.analysis.cheapest import changes
 from zerosim.analysis.mesh_search import Stopped, Trials, beside, best_meshes, estimate, least_memory, least_seconds
-from zerosim.analysis.meshes import ladders
+from zerosim.analysis.meshes import ladders, mesh_values
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import cluster_of
@@ -31,9 +32,13 @@ def trials(room: int) -> Trials:
     return Trials(least_seconds(A100), unlimited, lambda asked: figures_within(asked, room, A100), lambda asked: room)
 
 
+EXPERTS: dict[str, Any] = dict(model="llama", experts=8, top_k=2, expert_ffn=128)
+
+
 @pytest.mark.slow
-def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds() -> None:
-    config = plan_config(**SMALL)
+@pytest.mark.parametrize("experts", [{}, EXPERTS], ids=["dense", "experts"])
+def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds(experts: dict[str, Any]) -> None:
+    config = plan_config(**SMALL, **experts)
     seconds, memory = least_seconds(A100), least_memory(config)
     everything: dict[RunConfig, Figures] = {}
     for ladder in ladders(config, BATCH, 2):
@@ -55,13 +60,37 @@ def test_it_finds_what_planning_all_finds_and_no_plan_is_below_its_bounds() -> N
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("mesh", [dict(ranks=4, stage=3), dict(ranks=4, pp=2, stage=1), dict(ranks=4, tp=2, stage=2)])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        dict(ranks=4, stage=3),
+        dict(ranks=4, pp=2, stage=1),
+        dict(ranks=4, tp=2, stage=2),
+        dict(EXPERTS, ranks=4, ep=4, stage=1),
+        dict(EXPERTS, ranks=4, ep=2, tp=2, sequence_parallel=True, etp=1, stage=3),
+    ],
+    ids=str,
+)
 def test_an_estimate_is_near_the_plan(mesh: dict[str, Any]) -> None:
     asked = plan_config(**{**SMALL, "layers": 24, "vocab": 64, **mesh}, accumulate=4, recompute="selective")
     took, (seconds, nbytes) = unlimited(asked), estimate(asked, unlimited)
     assert took.time is not None
     assert seconds == pytest.approx(took.time.seconds, rel=0.02)
     assert nbytes == pytest.approx(took.peak_bytes, rel=0.02)
+
+
+def test_a_layers_experts_are_shared_by_nobody_or_by_the_most_ranks() -> None:
+    """Those of a node, and all that divide the experts; beside the best, the next fewer and more."""
+    config = plan_config(**SMALL | {"ranks": 16}, **EXPERTS)
+    found = [ladder[0].mesh.axes for ladder in ladders(config, BATCH, 4)]
+    assert {(axes.ep, axes.etp) for axes in found if axes.tp == axes.pp == 1} == {(1, 1), (4, 1), (8, 1)}
+    assert {(axes.ep, axes.etp) for axes in found if axes.tp == 2 and axes.pp == 4} == {(1, 2), (4, 1)}
+    others = [one.mesh.axes for one in beside(config.replace(tp=2, sequence_parallel=True, ep=4, etp=1), 4)]
+    assert {(axes.ep, axes.etp) for axes in others} == {(4, 1), (2, 1), (8, 1), (4, 2)}
+    asked = plan_config(**SMALL, **EXPERTS, stage=1)
+    assert "--ep 4" in [flags for _, flags in changes(asked)]
+    assert mesh_values(asked.replace(ep=4))["ep"] == 4
+    assert "ep" not in mesh_values(plan_config(**SMALL))
 
 
 @pytest.mark.parametrize("node", [1, 2, 4, 8])

@@ -111,8 +111,8 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
         "from a hub; download config.json of deepseek-ai/DeepSeek-V3 and give its path",
     ),
     (
-        "--model mistralai/Mixtral-8x7B-v0.1",
-        "from a hub; download config.json of mistralai/Mixtral-8x7B-v0.1 and give its path",
+        "--model databricks/dbrx-base",
+        "from a hub; download config.json of databricks/dbrx-base and give its path",
     ),
     ("--weights empty.txt", "cannot read empty.txt: it is empty"),
     ("--tokens empty.txt", "cannot read empty.txt: it is empty"),

@@ -24,7 +24,8 @@ VALUES = {  # of each option a value that no plan has by itself
     "vocab": "128", "positions": "64", "rope_base": "5000", "norm_eps": "1e-4", "model": "llama", "ranks": "16",
     "ranks_per_node": "4", "dp_replicate": "2", "tp": "2", "pp": "2", "recompute": "full", "steps": "2",
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
-    "warmup": "3", "cp": "2",
+    "warmup": "3", "cp": "2", "experts": "4", "top_k": "3", "expert_ffn": "48", "shared_experts": "2",
+    "router_dtype": "fp32", "capacity_factor": "1.5", "aux_loss": "0.1", "z_loss": "0.1", "bias_rate": "0.1",
 }  # fmt: skip
 BESIDE = {
     "load_in_4bit": "--lora-rank 2",
@@ -36,6 +37,7 @@ BESIDE = {
     "zero_quantized_gradients": "--stage 3 --hidden 64 --ranks-per-node 2",
     "gradient_as_bucket_view": "--stage 0",
     "grad_reduce_in_bf16": "--recipe megatron",
+    "moe_pad_expert_input_to_capacity": "--experts 4 --capacity-factor 1.5",
 }
 """The flags that a switch needs."""
 NOTHING = "it changes nothing that zerosim counts; leave it out"

@@ -66,6 +66,7 @@ MEGATRON: dict[str, Any] = {
     "flash_kernel": "cudnn",
     "transformer_engine": True,
     "keep_last_inputs": True,
+    "weigh_between": True,
 }
 LEAVES = {"gather": "module", "persistent_numel": 100_000, "prefetch_elements": 50_000_000, "max_live": 1_000_000_000}
 

@@ -118,7 +118,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("--recompute mlp", "after a colon: selective:mlp"),
     ("--recompute none:2", "expected none|selective"),
     ("--recompute selective:layernrom", "no part of a block is called 'layernrom'; did you mean 'layernorm'?"),
-    ("--recompute selective:", "called ''; they are core_attn, attn_proj,"),
+    ("--recompute selective:", "called ''; they are core_attn, mla_up_proj, attn_proj,"),
     ("--recompute selective:mlp,mlp", "names 'mlp' twice; leave one out"),
     ("--recompute selective:mlp_act,op", "names 'op' and 'mlp_act', which share mlp_act"),
     ("--recompute full:0", "at least 1, as in full:2"),

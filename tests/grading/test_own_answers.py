@@ -13,9 +13,12 @@ HEAD = """\
 from __future__ import annotations
 import numpy as np
 from zerosim.analysis import slots
+from zerosim.backends.forms import Choice
 from zerosim.backends.numpy import nf4, quantize, rounding
+from zerosim.backends.numpy.experts import route_backward
 from zerosim.device.allocators import arena
 from zerosim.grading import *
+from zerosim.nn.balance import Balance
 from zerosim.grading import best_fit, optimizers, placing, waiting
 from zerosim.grading.given import bugs, other_bugs
 from zerosim.parallel import ddp, gathered, pipeline, prefetch, zero1
@@ -190,6 +193,21 @@ def my_pieces(ranks):
     cut = ContextCut(ranks, zigzag=True)
     return [[piece for run in cut.pieces(2 * ranks, rank) for piece in run] for rank in range(ranks)]
 """),
+    "router": ("route_backward", """\
+def my_router(logits, ids, grad, normed):
+    dlogits = np.empty_like(logits)
+    route_backward(grad, logits, ids, Choice("softmax", normed=normed), dlogits)
+    return dlogits
+"""),
+    "bias": ("Balance.move", """\
+def my_bias(scores, bias, top_k, rate):
+    ids, balance = np.argsort(-(scores + bias))[..., :top_k], Balance(rate, 1)
+    weights = np.take_along_axis(scores, ids, 2)
+    balance.biases["router"] = list(bias)
+    balance.loads["router"] = []
+    balance.move({"router": np.bincount(ids.ravel(), minlength=len(bias)).tolist()})
+    return weights / weights.sum(axis=2, keepdims=True), np.array(balance.biases["router"])
+"""),
 }  # fmt: skip
 """By exercise: what is named, and the answer."""
 
@@ -198,6 +216,8 @@ WITHOUT = {
     "merge": "zerosim merges inside a kernel that takes queries, keys and values",
     "ulysses": "zerosim's exchange takes the buffers of a run, no arrays",
     "adapter": "zerosim's adapter takes the tensors and buffers of a run, no arrays",
+    "dispatch": "zerosim's rows travel in the buffers of a run, and a stable argsort is NumPy's",
+    "divisor": "zerosim averages the buffers of a run, no arrays",
 }
 
 

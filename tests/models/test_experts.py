@@ -12,6 +12,7 @@ from zerosim.analysis.checks import checks, formulas_agree
 from zerosim.analysis.expect.closed_forms import active_of, parameters_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
+from zerosim.config.huggingface.read import model_of
 from zerosim.device.device import Device
 from zerosim.device.events import Alloc, Kernel
 from zerosim.errors import InputError
@@ -27,6 +28,7 @@ BASE: dict[str, Any] = dict(
     model="llama", layers=2, hidden=32, heads=4, seq=16, experts=5, top_k=2, expert_ffn=24, shared_experts=1, steps=2,
     ranks=2, accumulate=2, stage=1, precision="fp32", optimizer="sgd", lr=1e-2,
 )  # fmt: skip
+PARTS = "selective:layernorm,mlp"
 WAYS: dict[str, dict[str, Any]] = {
     **{f"stage {stage}": dict(stage=stage) for stage in range(4)},
     "gpt": dict(model="gpt", stage=3, precision="bf16", dropout=0.1),
@@ -36,6 +38,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "tp": dict(ranks=4, tp=2),
     "sp": dict(ranks=4, tp=2, sequence_parallel=True),
     "sp, module": dict(stage=3, ranks=4, tp=2, sequence_parallel=True, gather="module"),
+    "sp, module, parts": dict(stage=3, ranks=4, tp=2, sequence_parallel=True, gather="module", recompute=PARTS),
+    "tp, module, parts": dict(stage=3, ranks=4, tp=2, gather="module", recompute=PARTS),
+    "sp, parts": dict(ranks=4, tp=2, sequence_parallel=True, recompute=PARTS, lora_rank=2, lora_target="q"),
     "cp": dict(stage=3, ranks=4, cp=2),
     "pp": dict(ranks=4, pp=2, accumulate=4),
     "zb-h1": dict(ranks=4, pp=2, accumulate=4, pipeline="zb-h1"),
@@ -170,7 +175,7 @@ def test_merged_adapters_of_experts_compute_the_same(model: str, tmp_path: Path)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "too many": (dict(experts=4, top_k=5), "top_k 5: there are 4 experts; choose 4 or fewer"),
     "no experts": (dict(model="llama", top_k=2), "top_k 2: means experts, and there are none; pass --experts too"),
-    "a dense family": (dict(model="qwen3", experts=8), "experts 8: a qwen3 has no experts; choose model gpt or llama"),
+    "a dense family": (dict(model="qwen3", experts=8), "experts 8: model qwen3 has no experts; choose gpt or llama"),
     "without them": (dict(model="mixtral", experts=0), "experts 0: a mixtral has experts; choose model llama"),
     "no shared ones": (dict(model="mixtral", shared_experts=1), "shared_experts 1: a mixtral has none; choose 0"),
     "an option alone": (dict(routing="even"), "routing 'even': gpt has no experts; pass --experts too"),
@@ -197,6 +202,31 @@ def test_bad_sizes_are_one_line(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as error:
         RunConfig(**fields)
     assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+FILE: dict[str, Any] = dict(
+    model_type="qwen3_moe", vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+    num_attention_heads=4, max_position_embeddings=64, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+)  # fmt: skip
+FILES_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "too many": (dict(num_experts_per_tok=5), "num_experts_per_tok 5: more than the 4 experts"),
+    "some dense": (dict(mlp_only_layers=[1]), "mlp_only_layers [1]: no model here has them"),
+    "all dense": (dict(decoder_sparse_step=3), "no block has experts"),
+    "a router": (dict(scoring_func="sqrtsoftplus"), 'scoring_func "sqrtsoftplus" is not modelled'),
+    "others": (dict(moe_latent_size=8), "moe_latent_size 8 is not modelled: a qwen3_moe has no such experts"),
+    "no layer": (
+        dict(model_type="glm4_moe", num_key_value_heads=2, n_group=3),
+        "n_group 3, topk_group 1: expected a divisor of 4 experts",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), FILES_REFUSED.values(), ids=FILES_REFUSED)
+def test_a_file_with_other_experts_is_one_line(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        model_of("config.json", FILE | changes)
+    assert str(error.value).startswith(f"config.json: {words}")
     assert "\n" not in str(error.value)
 
 

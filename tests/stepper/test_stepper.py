@@ -381,6 +381,13 @@ def test_the_map_of_owners_holds_every_element_once_for_each_copy(mesh: dict[str
         assert f">{name}<" in owned._repr_html_()
 
 
+def test_experts_have_a_bar_for_each_rank_of_ep() -> None:
+    with debug(tiny(stage=3, ranks=4, steps=1, layers=1, experts=4, top_k=2, ep=2)) as world:
+        bars = world.ownership().buffers()
+    who = {name: [row.rank for row in rows] for name, rows in bars.items() if "experts" in name}
+    assert who == {"h.0.experts, ep 0": [0, 2], "h.0.experts, ep 1": [1, 3]}
+
+
 def test_tensor_parallel_ranks_are_no_replicas_of_each_other() -> None:
     with debug(tiny(stage=3, ranks=4, tp=2)) as world:
         assert "those of rank" not in "".join(world.ownership().lines())

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
+from zerosim.analysis.capabilities.experts import more_shared
 from zerosim.analysis.capabilities.zero import without_prefetch
 from zerosim.analysis.formulas import STATES
 from zerosim.analysis.left_out import left_out
@@ -124,11 +125,12 @@ def changes(config: RunConfig, memories: Collection[str] = ()) -> Iterator[tuple
     """Yield configurations of the same model and the flags that lead there, cheapest first.
 
     These are: an allocator's setting against fragmentation, the logits' gradient written over the logits (another
-    kernel, the same work), no prefetch (costs only time), a higher ZeRO stage (costs only traffic), another attention
-    kernel, the logits in chunks (runs the head again), recomputing the attention core, a smaller microbatch with more
-    accumulation (the same global batch, smaller matrices), recomputing whole blocks (a third more arithmetic), all of
-    them, every row over several ranks with more accumulation (attention sends), that and all of the others, model
-    states in other `memories` (the CPU's step, and copies), these and all of the others, and more ranks (more devices).
+    kernel, the same work), no prefetch (costs only time), a higher ZeRO stage (costs only traffic), a layer's experts
+    shared by more ranks (tokens travel), another attention kernel, the logits in chunks (runs the head again),
+    recomputing the attention core, a smaller microbatch with more accumulation (the same global batch, smaller
+    matrices), recomputing whole blocks (a third more arithmetic), all of them, every row over several ranks with more
+    accumulation (attention sends), that and all of the others, model states in other `memories` (the CPU's step, and
+    copies), these and all of the others, and more ranks (more devices).
     """
     combined = _combined(config)
     more_ranks = _with_more_ranks(config, combined[-1])
@@ -140,7 +142,19 @@ def flags_of(config: RunConfig, changed: RunConfig) -> str:
     """Return the added flags, such as '--stage 3 --micro-batch 2'."""
     before, after = config.to_dict(), changed.to_dict()
     states = ("allocator_conf", "prefetch", "prefetch_elements", "max_live", "stage", "offload")
-    names = (*states, "attention", "loss", "recompute", "micro_batch", "cp", "context", "accumulate", "ranks")
+    names = (
+        *states,
+        "attention",
+        "loss",
+        "recompute",
+        "micro_batch",
+        "cp",
+        "context",
+        "ep",
+        "etp",
+        "accumulate",
+        "ranks",
+    )
     return " ".join(f"--{name.replace('_', '-')} {after[name]}" for name in names if after[name] != before[name])
 
 
@@ -155,6 +169,7 @@ def _with_these_ranks(
         *({"loss": loss} for loss in leaner if loss == "in-place"),
         *without_prefetch(config),
         *({"stage": higher} for higher in range(stage + 1, 4)),
+        *(more_shared(config) if stage < 3 else []),
         *([FLASH] if _takes_flash(config) else []),
         *({"loss": loss} for loss in leaner if loss == "chunked"),
         *({"recompute": again} for again in more if again == "selective"),

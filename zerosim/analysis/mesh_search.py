@@ -12,13 +12,14 @@ When the ten best are known, every other candidate needs longer for its kernels 
 ZeRO stage and microbatch the search keeps the least recompute that fits. It assumes, as every search here
 (`search.py`), that more rows and less recompute never need less memory. If some rows do not fit, it tries no more rows
 with the same recompute, except all rows at once, which need no sums of gradients. Beside each of the best it tries a
-schedule, overlap, replicas, ZeRO stage 0, whole rows and other ways to share rows. Rows are cut over more ranks where
-one row fits with no recompute, and beside the best in place of recompute.
+schedule, overlap, replicas, ZeRO stage 0, whole rows and other ways to share rows and experts. Rows are cut over more
+ranks where one row fits with no recompute, and beside the best in place of recompute.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,10 +27,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
-from zerosim.analysis.capabilities import context, offload, paging, pipeline, tensor
+from zerosim.analysis.capabilities import context, experts, offload, paging, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladder, ladders, mesh_values, wider
-from zerosim.analysis.recompute import period_of, recompute_of
+from zerosim.analysis.recompute import first_period, period_of, recompute_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -43,6 +44,7 @@ from zerosim.ledger.costs_of import costs_of
 from zerosim.placement.mesh import CUTS
 from zerosim.train.build_model import build_model
 from zerosim.train.check_model import check_model
+from zerosim.train.check_trained import is_of_experts
 from zerosim.train.plan import Figures, plan
 
 MOST = 5
@@ -236,13 +238,16 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
     """Return a lower bound on the device bytes of a configuration's fullest rank: an even share of the parameters, of
     Adam's moments and masters; and on the first pipeline stage, before its first backward, the saved activations of as
     many microbatches as there are pipeline stages."""
-    numel = build_model(config, Device(0, make_backend("meta"))).num_parameters
+    model = build_model(config, Device(0, make_backend("meta")))
+    shapes = {name: math.prod(shape) for name, shape in model.shapes().items()}
+    stacks = sum(numel for name, numel in shapes.items() if is_of_experts(config.model, name))
+    dense = model.num_parameters - stacks
 
     @cache
     def kept(one: RunConfig) -> float:
         """Return the bytes that one block saves of one microbatch."""
         every = period_of(one)
-        shorter = _of_layers(one, every)
+        shorter = _of_layers(one, every, first_period(one))
         if shorter is None:
             return 0.0
         marks = [plan(each).memory[0].marks["end_of_forward"] for each in shorter]
@@ -253,12 +258,13 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
         mesh, stage, precision = asked.mesh.axes, asked.parallel.zero_stage, asked.precision
         has_params, has_states = (offload.is_here(asked, what) for what in ("params", "optimizer"))
         has_states = has_states and not paging.is_on(asked)
-        each = has_params * dtype(precision.stored).itemsize / (mesh.shards if stage == 3 else 1)
+        whole, cut = (dense / mesh.tp + stacks / (mesh.ep * mesh.etp)), (dense + stacks) / (mesh.shards * mesh.tp)
+        held = has_params * dtype(precision.stored).itemsize * (cut if stage == 3 else whole)
         if asked.optim.optimizer in ("adam", "adamw") and has_states:
-            each += (8 + 4 * precision.has_masters) / (mesh.shards if stage else 1)
+            held += (8 + 4 * precision.has_masters) * (cut if stage else whole)
         one = _of_tp_alone(asked)
         live = min(mesh.pp, asked.data.accumulate) * (asked.model.layers // mesh.pp)
-        return each * numel / (mesh.tp * mesh.pp) + (0.0 if one is None else live * kept(one))
+        return held / mesh.pp + (0.0 if one is None else live * kept(one))
 
     return least
 
@@ -267,20 +273,20 @@ def estimate(config: RunConfig, unlimited: Callable[[RunConfig], Figures]) -> tu
     """Estimate a step's seconds and bytes from plans of one and two blocks per chunk; each further block adds as
     much."""
     (chunks, less), layers = pipeline.layer_steps(config), config.model.layers
-    few = chunks * period_of(config)
-    if layers <= 3 * few or less:
+    few, start = chunks * period_of(config), first_period(config)
+    if layers <= (start + 2) * few or less:
         return _value(unlimited(config))
-    if (shorter := _of_layers(config, few)) is None:
+    if (shorter := _of_layers(config, few, start)) is None:
         return _value(unlimited(config))
     (first, least), (second, more) = (_value(unlimited(one)) for one in shorter)
-    times = layers / few - 1
+    times = layers / few - start
     return first + times * (second - first), round(least + times * (more - least))
 
 
-def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
-    """Return the configuration with that many layers and with twice as many; None if other options need more, or if
-    the names of trained parameters do."""
-    shorter = list(accepted(candidate(config, layers=count * few) for count in (1, 2)))
+def _of_layers(config: RunConfig, few: int, start: int) -> list[RunConfig] | None:
+    """Return the configuration with `start` times that many layers and with once more; None if other options need more,
+    or if the names of trained parameters do."""
+    shorter = list(accepted(candidate(config, layers=count * few) for count in (start, start + 1)))
     try:
         for one in shorter if frozen_of(config) is not None else ():
             check_model(one, build_model(one, Device(0, make_backend("meta"))))
@@ -292,7 +298,8 @@ def _of_layers(config: RunConfig, few: int) -> list[RunConfig] | None:
 def _of_tp_alone(config: RunConfig) -> RunConfig | None:
     """Return one microbatch on a mesh of tp and cp alone, on a device without a limit: it has the kernels and saves of
     every mesh with these. None if other options do not go with it."""
-    tp, alone = config.mesh.tp, {"accumulate": 1, "steps": 1, "ranks_per_node": 0}
+    tp = config.mesh.tp
+    alone = {"accumulate": 1, "steps": 1, "ranks_per_node": 0, **experts.alone(config, tp)}
     return arranged(config, tp * config.mesh.cp, tp, 1, 0, **alone, allocator="exact", allocator_conf=None)
 
 
@@ -312,7 +319,7 @@ def beside(config: RunConfig, node: int) -> Iterator[RunConfig]:
         chunks = [count for count in (2, 4) if config.model.layers % (mesh.pp * count) == 0]
         tried += [{"pipeline": "interleaved", "virtual_stages": count} for count in chunks]
         tried += [{"pipeline": kind, "virtual_stages": None} for kind in ("zb-h1", "zb-v")]
-    tried += context.other_ways(config)
+    tried += [*context.other_ways(config), *experts.other_cuts(config)]
     if config.data.micro_batch == 1 and recompute_of(config) != "none":
         yield from accepted(candidate(cut, recompute="none") for cut in wider(config))
     shards = max(1, node // (mesh.cp * mesh.tp))
@@ -335,12 +342,12 @@ def least_seconds(cluster: Cluster) -> Callable[[RunConfig], float]:
 
     @cache
     def kernels(config: RunConfig) -> float:
-        every = period_of(config)  # one of that many blocks is recomputed
-        if config.model.has_blocks and config.model.layers > 2 * every:
-            if (shorter := _of_layers(config, every)) is None:
+        every, start = period_of(config), first_period(config)  # one of that many blocks is recomputed
+        if config.model.has_blocks and config.model.layers > (start + 1) * every:
+            if (shorter := _of_layers(config, every, start)) is None:
                 return 0.0
             one, two = map(kernels, shorter)
-            return one + (config.model.layers // every - 1) * (two - one)
+            return one + (config.model.layers // every - start) * (two - one)
         events, costs = plan(config, keep_events=True).events[0], costs_of(config, cluster)
         seconds = sum(costs.kernel(event) for event in events if isinstance(event, Kernel) and _in_all(event))
         if config.clock.tp_comm_overlap:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate, candidate_at
-from zerosim.analysis.capabilities import context, offload, pipeline, tensor
+from zerosim.analysis.capabilities import context, experts, offload, pipeline, tensor
 from zerosim.analysis.recompute import ever_more_recompute, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import find_recipe
@@ -34,6 +34,7 @@ def mesh_values(config: RunConfig) -> dict[str, Any]:
         "cp": mesh.cp,
         "context": context.way(config) or None,
         "tp": mesh.tp,
+        **experts.sizes(config),
         "stage": config.parallel.zero_stage,
         "sequence_parallel": tensor.divides_rows(config),
         "recompute": recompute_of(config),
@@ -50,7 +51,8 @@ def ladders(
     """Yield for every possible mesh of `config`'s ranks, ZeRO stage and microbatch a list of configurations with ever
     more recompute. Tensor parallelism stays within a `node` and is sequence parallel if the rows allow it, which
     sends as much and holds less. For the same reason ZeRO stage 1 stands for 0. A pipeline has the `schedule`, if one
-    is given. Offloaded states are always divided, also on one rank."""
+    is given. A layer's experts are shared by nobody or by the most ranks. Offloaded states are always divided, also on
+    one rank."""
     ranks = config.mesh.ranks
     for tp, pp, divides in cuts(ranks, node, pipelined(config)):
         stage = divides or offload.stage_alone(config, pp)
@@ -59,9 +61,11 @@ def ladders(
         own = global_batch * cp // data
         for rows in [rows for rows in divisors(own) if rows <= MOST_ROWS or rows == own] if cp == 1 else [1]:
             sizes = {"micro_batch": rows, "accumulate": own // rows, **({"cp": cp} if cp > 1 else {}), **schedule}
-            ways = (arranged(config, ranks, tp, pp, stage, **sizes, sequence_parallel=cut) for cut in (tp > 1, False))
-            if (asked := next(filter(None, ways), None)) is not None:
-                yield ladder(asked)
+            for among in experts.ways_to_cut(config, ranks // pp, tp, node):
+                cut = {**sizes, **among}
+                ways = (arranged(config, ranks, tp, pp, stage, **cut, sequence_parallel=sp) for sp in (tp > 1, False))
+                if (asked := next(filter(None, ways), None)) is not None:
+                    yield ladder(asked)
 
 
 def ladder(config: RunConfig) -> list[RunConfig]:

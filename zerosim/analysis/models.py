@@ -14,7 +14,8 @@ from zerosim.device.device import Device
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.train.build_model import build_model
 
-SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units",
+         "experts", "top_k", "expert_ffn", "shared_experts")  # fmt: skip
 """The sizes of a named model."""
 MOST = 3
 """The search ends after this number of models that fit."""

@@ -6,17 +6,21 @@ trained. A map's input has a gradient if anything before the map is trained. Thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.facts import experts_in
 from zerosim.analysis.recompute import parts_again
-from zerosim.analysis.shares import Placed, Share, is_apart
+from zerosim.analysis.shares import Placed, Share
+from zerosim.config import ModelConfig
 from zerosim.functional.liger_loss import LIGER
 from zerosim.functional.loss_modes import CHUNKED
-from zerosim.placement.block import BOTH, Block, Role
+from zerosim.placement.block import BOTH, KV, WAYS, Role
 from zerosim.placement.spec import FlatSpec, is_block
+from zerosim.train.check_trained import is_of_experts
 
+Number = int | Fraction
 Place = tuple[int, str]
 """A layer of a block: the number of its branch, and what it is in it (`placement/block.py`, Role)."""
 
@@ -29,9 +33,9 @@ class Reach(NamedTuple):
     """
 
     units: Sequence[tuple[tuple[str, bool], ...]]
-    x: int
+    x: Number
     y: int
-    z: int
+    z: Number
     y_q: int
     x_e: int
     y_e: int
@@ -49,7 +53,8 @@ def reach_of(placed: Placed, share: Share) -> Reach:
     if placed.tied_numel:
         order.append(order[0])  # the head is the table's second use
     lowest = next((at for at, unit in enumerate(order) if unit in trained), len(order))
-    backs, x, y, z, y_q, x_e, y_e, k_f, k_g, j = list[tuple[tuple[str, bool], ...]](), 0, 0, 0, 0, 0, 0, 0, 0, 0
+    backs, x, y, z = list[tuple[tuple[str, bool], ...]](), Fraction(0), 0, Fraction(0)
+    y_q = x_e = y_e = k_f = k_g = j = 0
     lie = experts_in(config)
     chunks = _chunks(placed, share, order)
     for number, (first, units) in chunks.items():
@@ -62,11 +67,13 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 continue
             if is_block(unit):
                 row, found = config.model.block_of(unit), _trained_in(placed, unit)
-                own = any(layout.is_trained(name) for name in names[unit] if is_apart(layout, name))
-                more = _in_block(row, found, sends_back=at > lowest, lie=lie, trains_experts=own)
-                x, y, z, y_q, x_e, y_e = map(sum, zip((x, y, z, y_q, x_e, y_e), more, strict=True))
+                weights = [weight for n in names[unit] if layout.is_trained(n) for weight in layout.flats[n].weights]
+                own = any(is_of_experts(config.model, weight.name) for weight in weights)
+                more = _in_block(config.model, unit, found, sends_back=at > lowest, lie=lie, trains_experts=own)
+                x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
+                x_e, y_e = x_e + more[4], y_e + more[5]
                 again = run_again(placed, unit, sends_back=at > lowest)
-                k_f += (1, "columns") in again and (lie != "apart" or row.mlp.experts is None)
+                k_f += (1, "columns") in again and (lie == "beside" or row.mlp.experts is None)
                 k_g = k_g + ((0, "rows") in again)
             elif at == len(order) - 1:
                 reads = unit in trained and config.memory.loss not in LIGER
@@ -81,7 +88,7 @@ def gathered_again(placed: Placed, unit: str, *, sends_back: bool) -> list[str]:
     first one that computes or passes on a gradient. Side by side, each branch has a first one."""
     layout, found = placed.layout, list[str]()
     row = placed.config.model.block_of(unit) if is_block(unit) and placed.config.model.has_blocks else None
-    flows = dict.fromkeys(BOTH, sends_back)
+    flows = dict.fromkeys(WAYS, sends_back)
     for name, flat in layout.flats.items():
         if flat.unit != unit:
             continue
@@ -106,14 +113,15 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
         return set()
     row, parts = placed.config.model.block_of(unit), parts_again(placed.config)
     trained, reading = _trained_in(placed, unit), _trained_in(placed, unit, reading=True)
-    attention = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between", "rows"))
+    queries = sends_back or not trained.isdisjoint(_places(0, "before", *_INSIDE))
+    attention = queries or (0, "rows") in trained
     first = attention or (0, "after") in trained
     flows = first or any(place[0] == 2 for place in trained)
     of_both = row.shares_norm and (0, "before") in trained
     maps = (sends_back or of_both if row.parallel else flows) or not trained.isdisjoint(
         _places(1, "before", "columns", "rows")
     )
-    reads_norm = row.mlp.experts is None or placed.config.model.shared_experts > 0  # experts' rows are a copy
+    reads_norm = row.mlp.experts is None or placed.config.model.has_shared_experts  # experts' rows are a copy
     second = (1, "columns") in reading or (maps and "fc1" in parts and reads_norm)
     normed = bool(row.mlp.before) and not row.shares_norm
     added = (flows or (1, "before") in trained or (second and "layernorm" in parts)) if normed else second
@@ -121,7 +129,9 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
     first_added = first or (2, "before") in trained or ((2, "columns") in reading and "layernorm" in parts)
     first_added = first_added and row.cross is not None
     read = {
-        (0, "before"): (0, "columns") in reading or (second and row.parallel and not normed),
+        (0, "before"): not reading.isdisjoint(_places(0, "columns", "kv_columns"))
+        or (second and row.parallel and not normed),
+        **dict.fromkeys(_places(0, "columns", "up", "kv_up"), queries),
         (0, "rows"): added or first_added or (bool(row.attention.after) and first),
         (2, "before"): (2, "columns") in reading,
         (2, "rows"): added,
@@ -130,6 +140,20 @@ def run_again(placed: Placed, unit: str, *, sends_back: bool) -> set[Place]:
         (1, "columns"): maps,
     }
     return {place for place, is_read in read.items() if is_read}
+
+
+_INSIDE = ("columns", "between", "up", *KV)
+"""The places before attention's core."""
+
+
+def inputs_of_heads(model: ModelConfig) -> Iterator[tuple[Fraction, tuple[str, ...], str]]:
+    """Yield what each rank of tp reads to make its heads of latent attention: its part of the model's width, the places
+    that give it a gradient, and that of the map that reads it, '' if none does."""
+    columns, part = model.latents, model.part_of_width
+    low_rank = model.decoder.block.attention.latent is not None and model.decoder.block.attention.latent.q is not None
+    yield (part(columns.q), ("columns", "between"), "up") if low_rank else (Fraction(1), (), "columns")
+    yield part(columns.kv), ("kv_columns", "kv_between"), "kv_up"
+    yield part(columns.turned), ("kv_columns",), ""
 
 
 def _places(branch: int, *of: str) -> set[Place]:
@@ -174,22 +198,32 @@ def _as_map(role: Role) -> Place:
     return role.branch, "columns" if role.place == "router" else role.place
 
 
-def _in_block(row: Block, trained: set[Place], *, sends_back: bool, lie: str, trains_experts: bool) -> tuple[int, ...]:
+def _in_block(
+    model: ModelConfig, unit: str, trained: set[Place], *, sends_back: bool, lie: str, trains_experts: bool
+) -> tuple[Number, int, Number, int, int, int]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
     reaches, column-parallel maps that need their input for weights' gradients, queries with a gradient; experts' inputs
-    and results that have one. `lie`: where experts do (`facts.experts_in`)."""
-    x = y = z = x_e = y_e = 0
-    queries = sends_back or not trained.isdisjoint(_places(0, "before", "columns", "between"))
+    and results that have one. A latent counts for its part of the model's width. `lie`: where experts do
+    (`facts.experts_in`)."""
+    row, x, y, z = model.block_of(unit), Fraction(0), 0, Fraction(0)
+    x_e = y_e = 0
+    queries = sends_back or not trained.isdisjoint(_places(0, "before", *_INSIDE))
     flows = sends_back  # whether the residual stream has a gradient
     for at in BOTH:
         normed_by = 0 if row.shares_norm else at  # side by side they may share a norm
         inner = (sends_back if row.parallel else flows) or (normed_by, "before") in trained
         is_mixed = at == 1 and row.mlp.experts is not None
         is_cut = lie != "apart" or not is_mixed
-        x, x_e = x + (inner and is_cut), x_e + (inner and is_mixed)
+        x_e += inner and is_mixed
         y_e += is_mixed and (inner or trains_experts)
-        z += (at, "columns") in trained and (lie == "beside" or not is_mixed)  # else f's result is kept
-        inner = inner or not trained.isdisjoint(_places(at, "columns", "between", "rows"))
+        if at == 0 and model.is_latent:
+            for width, before, place in inputs_of_heads(model):
+                x += width * (inner or not trained.isdisjoint(_places(0, *before)))
+                z += width * ((0, place) in trained)
+        else:
+            x += inner and is_cut
+            z += (at, "columns") in trained and (lie == "beside" or not is_mixed)  # else f's result is kept
+        inner = inner or not trained.isdisjoint(_places(at, *_INSIDE, "rows"))
         y += inner and is_cut
         flows |= inner or (at, "after") in trained
     return x, y, z, int(queries), x_e, y_e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from zerosim.config import RunConfig
@@ -25,8 +26,14 @@ def tiles_rows(config: RunConfig) -> bool:
 
 
 def period_of(config: RunConfig) -> int:
-    """Return K if every K-th block is recomputed whole, else 1: after so many blocks a model repeats itself."""
-    return max(1, config.memory.again.every)
+    """Return K if every K-th block is recomputed whole, or has experts, else 1: after so many blocks a model repeats
+    itself."""
+    return math.lcm(max(1, config.memory.again.every), config.model.numbers.experts_every)
+
+
+def first_period(config: RunConfig) -> int:
+    """Return the number of periods up to the end of the first one that is like all later ones."""
+    return 1 + -(-config.model.numbers.dense_first // period_of(config))
 
 
 def is_wrapped(config: RunConfig, unit: str) -> bool:

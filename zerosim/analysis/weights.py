@@ -59,7 +59,6 @@ def sizes(config: RunConfig) -> dict[str, int]:
         "b": config.data.micro_batch,
         "bs": tokens,
         "bsh": tokens * (model.hidden if model.has_blocks else model.vocab),
-        "k": model.top_k,
         "V": model.vocab,
         "m": config.data.accumulate,
         "t": config.mesh.tp,

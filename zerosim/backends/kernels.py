@@ -43,6 +43,7 @@ class Heads(NamedTuple):
 
     Under tensor parallelism a rank has some of the model's heads. The model has `whole` query heads (0: these are all),
     and this rank's begin at `first`. Only dropout and ALiBi depend on that. `form`: the scores before the softmax.
+    `value`: the columns of a head of values; 0: as many as of queries and keys.
     """
 
     queries: int
@@ -50,6 +51,7 @@ class Heads(NamedTuple):
     first: int = 0
     whole: int = 0
     form: Scores = SCORES
+    value: int = 0
 
     @property
     def sharing(self) -> int:
@@ -60,6 +62,17 @@ class Heads(NamedTuple):
     def packed(self) -> int:
         """Heads side by side in q|k|v, H + 2K."""
         return self.queries + 2 * self.keys
+
+    def width(self, columns: int) -> int:
+        """Return the columns of a head of queries in q|k|v of so many."""
+        if self.value:
+            return (columns - self.keys * self.value) // (self.queries + self.keys)
+        return columns // self.packed
+
+    def cuts(self, columns: int, *, q_alone: bool = False) -> tuple[int, int]:
+        """Return the columns of all queries in q|k|v of so many, or in q alone, and those of all keys."""
+        width = columns // self.queries if q_alone else self.width(columns)
+        return self.queries * width, self.keys * width
 
     def number(self, sequence: int, head: int) -> int:
         """Return the number of query head `head` of a sequence, counted over all sequences of the whole batch."""
@@ -101,10 +114,12 @@ class Beside(NamedTuple):
 
     kv    (B, S, 2K d): keys and values of another sequence, of S tokens; q|k|v is q alone then
     bias  (H, T, S): added to the scores of every sequence
+    sinks  (H): the score of one more key of each head, whose value is 0
     """
 
     kv: Array | None = None
     bias: Array | None = None
+    sinks: Array | None = None
 
 
 ALONE = Beside()
@@ -411,7 +426,7 @@ class Backend(Protocol):
         """Causal self-attention. Fills `kept.probs` and, if it is saved, `kept.dropped`.
 
         qkv (B, T, (H + 2K) d) with columns q|k|v; query head i reads head i // (H/K) of k and v; out
-        (B, T, H d); scale 1/sqrt(d). `beside`: keys and values of another sequence, a bias of the scores.
+        (B, T, H d); scale 1/sqrt(d). `beside`: keys and values of another sequence, a bias of the scores, sinks.
         """
 
     def attention_backward(
@@ -428,12 +443,15 @@ class Backend(Protocol):
         """dqkv, like qkv, from grad (B, T, H d). A key-value head's gradient is summed over its query heads in
         the compute dtype. A backend reads `kept.dropped` in place of probs * mask if it is saved. workspace has the
         shape of probs: room for the scores' gradient. A backend need not use it; its contents are undefined
-        afterwards. dbeside: dkv; a bias's gradient if it is wanted, summed over the sequences in the compute
-        dtype."""
+        afterwards. dbeside: dkv; gradients of a bias and of sinks if they are wanted, summed over the sequences in the
+        compute dtype."""
 
-    def flash_attention(self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
+    def flash_attention(
+        self, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, sinks: Array | None = None
+    ) -> None:
         """`attention` that stores no probabilities: lse (B, H, T), in the compute dtype, is the log-sum-exp of each
-        query's scores. Where the chance is not 0 the mask is that of `dropout_mask(*dropout)` over (B, H, T, T)."""
+        query's scores, its head's sink (`Beside`) among them. Where the chance is not 0 the mask is that of
+        `dropout_mask(*dropout)` over (B, H, T, T)."""
 
     def flash_attention_backward(
         self, grad: Array, qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, delta: Array, dqkv: Array
@@ -453,6 +471,13 @@ class Backend(Protocol):
         reads the keys that `heads.form` lets it, by the positions in `met`; where it reads none, nothing changes. q may
         be strided.
         """
+
+    def add_sinks(self, out: Array, lse: Array, sinks: Array) -> None:
+        """Add sinks (H) to a merged attention: lse (B, H, T) becomes both = log(e^lse + e^sink), and out (B, T, H d) is
+        multiplied by e^(lse - both). In place."""
+
+    def sinks_backward(self, lse: Array, delta: Array, sinks: Array, dsinks: Array) -> None:
+        """dsinks (H) = -sum of e^(sink - lse) * delta over sequences and queries, with lse and delta (B, H, T)."""
 
     def attention_delta(self, grad: Array, out: Array, heads: Heads, delta: Array) -> None:
         """delta (B, H, T), in the compute dtype: the sum of grad * out, both (B, T, H d), of each query and head."""
@@ -507,6 +532,14 @@ class Backend(Protocol):
         angle t * base^(-2i/R), or t * frequencies[i], at position t, from rope.first on, cosine and sine times
         rope.factor, all in the compute dtype; inverse: of minus that angle.
         """
+
+    def latent_heads(self, q: Array, kv: Array, turned: Array, heads: int, rope: Rope, out: Array) -> None:
+        """Latent attention's q|k|v, out (B, T, H (2 (N + R) + V)), from q (B, T, H (N + R)), kv (B, T, H (N + V)) and
+        turned (B, T, R). A head of kv has N columns of the key and V of the value. The last R columns of each head of
+        q, and `turned`, which is the rest of every key, are rotated as by `rotary`."""
+
+    def latent_heads_backward(self, grad: Array, heads: int, rope: Rope, dq: Array, dkv: Array, dturned: Array) -> None:
+        """dq, dkv and dturned, the sum of all heads' in the compute dtype, from grad, like out."""
 
     def silu(self, x: Array, out: Array) -> None:
         """out = x / (1 + exp(-x)). Shapes (M, F); x may be strided."""
@@ -575,6 +608,18 @@ class Backend(Protocol):
 
     def move_rows(self, rows: Array, chunks: Sequence[int], order: Sequence[int], out: Array) -> None:
         """out = the runs of rows, of which each has so many, in this order."""
+
+    def add_biases(self, rows: Array, bias: Array, counts: Sequence[int]) -> None:
+        """rows (R, O) += the bias (E, O) of each expert, whose rows are `counts`. In place; rows may be strided."""
+
+    def sum_biases(self, rows: Array, counts: Sequence[int], scale: float, dbias: Array) -> None:
+        """dbias (E, O): scale times the sum of each expert's rows (R, O), which may be strided."""
+
+    def clamped_swiglu(self, x: Array, alpha: float, limit: float, out: Array) -> None:
+        """out (M, F) = gate / (1 + exp(-alpha gate)) * (up + 1) of x (M, 2F), whose columns are a gate, its up, and so
+        on; gates are cut above `limit`, ups outside of -limit to limit."""
+
+    def clamped_swiglu_backward(self, grad: Array, x: Array, alpha: float, limit: float, dx: Array) -> None: ...
 
     def cross_entropy(self, logits: Array, targets: Array, losses: Array, lse: Array, form: LogitForm = PLAIN) -> None:
         """losses (M) = lse - logits[target], lse (M) = log(sum(exp(logits))) of logits (M, V); both compute dtype.

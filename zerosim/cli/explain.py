@@ -10,7 +10,7 @@ from zerosim.cli.parser import Parser, flag_of
 from zerosim.cli.plan import planned_config
 from zerosim.errors import InputError
 
-SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "tie_embeddings")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "tie_embeddings", "experts")
 """Options of a model with blocks. With any of them `--params` has no meaning."""
 
 

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 10**18
 """For devices without a limit."""
-SEARCHED = ("tp", "cp", "context", "context_order", "pp", "dp_replicate", "stage", "stage_layers", "recompute")
+SEARCHED = (
+    *("tp", "cp", "context", "context_order", "ep", "etp", "pp", "dp_replicate", "stage", "stage_layers"),
+    "recompute",
+)
 """The options that a search of meshes finds. They may not be given."""
 
 

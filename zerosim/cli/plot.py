@@ -15,6 +15,7 @@ from zerosim.cli.options import add_run_flags
 from zerosim.cli.outputs import as_json, human_stream, made_folder, output, written
 from zerosim.cli.parser import Parser, add_kinds, kind_parser
 from zerosim.cli.pictures import form_of, no_backend
+from zerosim.cli.plot_experts import experts, routed
 from zerosim.cli.plot_flags import FLAGS, inches
 from zerosim.cli.plot_run import (
     Asked,
@@ -91,6 +92,9 @@ FIGURES = {
         "a model trained by several optimizers: loss by step, bytes of state per parameter", by_each, add_run_flags),
     "schedule": Figure(schedule, "",
         "a pipeline's forwards and backwards in slots, and its bubble (with --pp)"),
+    "experts": Figure(experts, "",
+        "a heat map: tokens by expert, by rank and block, of a real run; with --routing as a plan assumes them",
+        routed, add_run_flags),
     "ownership": Figure(ownership, "stages",
         "a slide: which rank holds which states, by ZeRO stage; with --stage before, during and after backward"),
     "flow": Figure(flow, "",

@@ -208,6 +208,16 @@ def schedule(args: argparse.Namespace, config: RunConfig, limit: None) -> Drawn:
 
 
 # -- a real run -------------------------------------------------------------------------------------
+def trained(args: argparse.Namespace, config: RunConfig) -> RunResult:
+    """Train, and say how far it is."""
+    from zerosim.report.progress import progress_on
+    from zerosim.train.run import DEFAULT_STEPS, run
+
+    steps = config.optim.steps or (None if config.data.tokens else DEFAULT_STEPS)
+    with progress_on(human_stream(args), config.mesh.ranks, steps, "", quiet=args.quiet) as progress:
+        return run(config, progress=progress)
+
+
 def on_one_rank(args: argparse.Namespace) -> Asked:
     """Build the run whose gradients are counted. Raises: InputError for flags that counting fixes."""
     from zerosim.train import gradients

@@ -12,21 +12,23 @@ from zerosim.config.huggingface.read import OTHER_NAMES
 from zerosim.config.inputs import read_json
 from zerosim.config.parts.model import ModelConfig
 
-_MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe")
+_DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+_MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "gpt_oss", "llama4_text", *_DEEPSEEK)
+_LOCAL = ("mixtral", "gpt_oss", "llama4_text")
 _BY_RULES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "kv_heads": {"falcon": ("num_kv_heads",)},
         "experts": {
-            "mixtral": ("num_local_experts",),
+            **dict.fromkeys(_LOCAL, ("num_local_experts",)),
             **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmoe"), ("num_experts",)),
-            "glm4_moe": ("n_routed_experts",),
+            **dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_routed_experts",)),
         },
         "top_k": dict.fromkeys(_MIXED, ("num_experts_per_tok",)),
         "expert_ffn": {
             **dict.fromkeys(_MIXED, ("moe_intermediate_size",)),
-            **dict.fromkeys(("mixtral", "olmoe"), ("intermediate_size",)),
+            **dict.fromkeys(("olmoe", *_LOCAL), ("intermediate_size",)),
         },
-        "shared_experts": {"glm4_moe": ("n_shared_experts",)},
+        "shared_experts": dict.fromkeys(("glm4_moe", *_DEEPSEEK), ("n_shared_experts",)),
         "dropout": {
             **dict.fromkeys(("gpt", "gptj", "gpt_bigcode"), ("resid_pdrop", "attn_pdrop", "embd_pdrop")),
             **dict.fromkeys(("gpt_neox", "bloom"), ("attention_dropout", "hidden_dropout")),
@@ -101,7 +103,29 @@ def _made(model: ModelConfig) -> dict[str, Any]:
     gated = block.is_gated
     full = {"layer_types": ["full_attention"] * layers}
     uncapped = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": head, **full}
+    numbers = model.numbers
+    groups = {"n_group": numbers.expert_groups, "topk_group": numbers.chosen_groups}
+    scaled = {"first_k_dense_replace": numbers.dense_first, "routed_scaling_factor": numbers.expert_scale}
+    latent = _of_latents(model) | groups | scaled
     of_family: dict[str, dict[str, Any]] = {
+        "deepseek_v2": latent | {"topk_method": "group_limited_greedy" if numbers.expert_groups > 1 else "greedy"},
+        "deepseek_v3": latent | {"rope_interleave": model.decoder.interleaved},
+        "gpt_oss": {
+            "sliding_window": numbers.window or model.positions,  # its class has a mask of it in any case
+            "layer_types": [
+                "sliding_attention" if model.kind(number).window else "full_attention" for number in range(layers)
+            ],
+            "rope_parameters": _rope(model),
+        },
+        "llama4_text": {
+            "no_rope_layers": [int(model.kind(number).rotates) for number in range(layers)],
+            "attention_chunk_size": numbers.chunk or None,
+            "use_qk_norm": bool(block.qk_norm),
+            "attn_temperature_tuning": numbers.temper > 0,
+            **({"attn_scale": numbers.temper, "floor_scale": numbers.temper_every} if numbers.temper else {}),
+            "interleave_moe_layer_step": numbers.experts_every,
+            "rope_parameters": _rope(model),
+        },
         "mistral": {"sliding_window": None},
         "gemma2": uncapped,
         "gemma3_text": {**uncapped, "rope_local_base_freq": model.rope_base},
@@ -120,11 +144,9 @@ def _made(model: ModelConfig) -> dict[str, Any]:
             "qkv_bias": block.attention.columns.bias,
         },
         "glm4_moe": {
-            "first_k_dense_replace": model.numbers.dense_first,
             "use_qk_norm": bool(block.qk_norm),
-            "n_group": model.numbers.expert_groups,
-            "topk_group": model.numbers.chosen_groups,
-            "routed_scaling_factor": model.numbers.expert_scale,
+            **groups,
+            **scaled,
         },
         "t5": {
             "feed_forward_proj": "gated-gelu" if gated else {"gelu_tanh": "gelu_new"}.get(block.between, block.between),
@@ -149,3 +171,26 @@ def _made(model: ModelConfig) -> dict[str, Any]:
     if model.is_masked:
         tokens["pad_token_id"] = max(0, model.decoder.first_position - 1)
     return {"model_type": kind, **tokens, **known, **of_family.get(model.family, {})}
+
+
+def _rope(model: ModelConfig) -> dict[str, Any]:
+    """Return the rotary angles as transformers 5 has them."""
+    scaling = model.numbers.scaling
+    return {"rope_type": scaling.kind, **dict(scaling.values), "rope_theta": model.rope_base}
+
+
+def _of_latents(model: ModelConfig) -> dict[str, Any]:
+    """Return the widths of latent attention, and yarn's numbers."""
+    row = model.decoder.block.attention.latent
+    if row is None:
+        return {}
+    columns = model.latents
+    return {
+        "q_lora_rank": None if row.q is None else columns.q,
+        "kv_lora_rank": columns.kv,
+        "qk_nope_head_dim": columns.plain,
+        "qk_rope_head_dim": columns.turned,
+        "v_head_dim": columns.value,
+        "num_key_value_heads": model.heads,
+        "rope_parameters": _rope(model),
+    }

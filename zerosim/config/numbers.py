@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 class Kind(NamedTuple):
     """What differs from block to block: the keys that a query reads (0: all before it), the base of the rotary angles,
-    whether q and k are rotated, and whether the feed-forward has experts, in a model that has some."""
+    whether q and k are rotated, whether the feed-forward has experts, in a model that has some, and the tokens of the
+    chunks that attention stays within (0: none)."""
 
     window: int = 0
     rope_base: float = 0.0
     rotates: bool = True
     has_experts: bool = True
+    chunk: int = 0
 
 
 class Scaling(NamedTuple):
@@ -29,6 +31,17 @@ class Scaling(NamedTuple):
 
 
 UNSCALED = Scaling()
+
+
+class Latents(NamedTuple):
+    """The columns of latent attention: of the latents of queries (0: none) and of keys and values; of a head's plain
+    and rotated part, and of its values."""
+
+    q: int
+    kv: int
+    plain: int
+    turned: int
+    value: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,10 @@ class Numbers:
     token_types    the rows of an encoder's table of token types
     decoder_layers  the blocks of a decoder beside an encoder; 0: as many as the encoder has
     decoder_start  the token that stands before the decoder's own ones
+    chunk          in blocks that rotate q and k tokens read only their own chunk of so many; 0: every chunk
+    temper, temper_every  in the other blocks q of the token at position t is multiplied by
+                   1 + temper ln(1 + floor((t + 1) / temper_every)); 0: by 1
+    latents        the columns of latent attention; None: they follow from a head's
     dense_first    the first blocks, which have no experts
     experts_every  among all blocks, those whose number, counted from 1, this divides have experts
     expert_groups, chosen_groups  the experts are in so many groups, and a token's are all in so many of them
@@ -85,6 +102,10 @@ class Numbers:
     expert_scale: float = 1.0
     bias_buckets: int = 32
     bias_largest: int = 128
+    latents: Latents | None = None
+    chunk: int = 0
+    temper: float = 0.0
+    temper_every: int = 0
 
     def kind(self, number: int, rope_base: float) -> Kind:
         """Return what block `number`, counted from 0, has of its own."""
@@ -94,7 +115,8 @@ class Numbers:
         window = 0 if is_full else self.window
         rotates = bool(window) if self.plain_full else rotates
         base = self.rope_local if window and self.rope_local else rope_base
-        return Kind(window, base, rotates, number >= self.dense_first and (number + 1) % self.experts_every == 0)
+        has_experts = number >= self.dense_first and (number + 1) % self.experts_every == 0
+        return Kind(window, base, rotates, has_experts, self.chunk if rotates else 0)
 
 
 NEUTRAL = Numbers()

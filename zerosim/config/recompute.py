@@ -8,7 +8,7 @@
     full:K                 every K-th block does, the others keep all (torchtitan's selective_ac_option K)
 
 A part names discarded results: backward recomputes each when it reads it. Names are those of Megatron's
---recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, of a dense block.
+--recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, and of dense blocks too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ FORMS = "none|selective[:PART,...]|full[:K]"
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "core_attn": ("core_attn",),  # scores, softmax and its mask; with flash attention its output too
+        "mla_up_proj": ("mla_up",),  # latent attention's maps into heads: q, k and v
         "attn_proj": ("attn_proj",),  # attention's last map, dropout and the sum after it: the second norm's input
         "layernorm": ("layernorm",),  # both norms: the inputs of the linear maps behind them
         "mlp": ("fc1", "mlp_act"),  # the feed-forward without its last map, whose result no backward reads

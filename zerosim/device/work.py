@@ -42,6 +42,12 @@ FILLS: dict[str, tuple[int, ...]] = {
     "layer_norm": (4, 5, 6),
     **dict.fromkeys(("rms_norm_backward", "head_norm_backward"), (4, 5)),
     "rotary": (5,),
+    "sinks_backward": (3,),
+    "clamped_swiglu": (3,),
+    "clamped_swiglu_backward": (4,),
+    "sum_biases": (2,),
+    "latent_heads": (5,),
+    "latent_heads_backward": (3, 4, 5),
     "cross_entropy_backward": (5,),
     "layer_norm_backward": (5, 6, 7),
     "cross_entropy_shares": (4, 5),
@@ -49,7 +55,13 @@ FILLS: dict[str, tuple[int, ...]] = {
     "flash_attention_backward": (6, 7),
 }
 # The positions of arrays that it reads and fills.
-UPDATES: dict[str, tuple[int, ...]] = {"adam": (0, 2, 3), "adam8bit": (0, 2, 3), "matmul_add": (2,)}
+UPDATES: dict[str, tuple[int, ...]] = {
+    "adam": (0, 2, 3),
+    "adam8bit": (0, 2, 3),
+    "matmul_add": (2,),
+    "add_sinks": (0, 1),
+    "add_biases": (0,),
+}
 
 
 class KernelWork(NamedTuple):
@@ -100,8 +112,9 @@ BY_ROWS = {"embedding": _embedding, "embedding_backward": _embedding_backward}
 
 
 class Block(NamedTuple):
-    """A part of an attention: B rows, H heads of width d that share K heads of keys and values, T queries that read
-    some of U keys. `scores` a head are computed; `counted` are those that flops count, masked ones included."""
+    """A part of an attention: B rows, H heads of width d that share K heads of keys, and of values of `value` columns,
+    T queries that read some of U keys. `scores` a head are computed; `counted` are those that flops count, masked ones
+    included."""
 
     batch: int
     heads: int
@@ -109,61 +122,82 @@ class Block(NamedTuple):
     queries: int
     keys: int
     width: int
+    value: int
     scores: int
     counted: int
 
 
-def flash_block(name: str, products: int, of: Block, itemsize: int, wide: int) -> tuple[KernelWork, ...]:
-    """Return a part of an attention as GPUs run it: FlashAttention (`name`, with so many products), and then a kernel
-    that merges its result or adds its gradients to those of other parts, in numbers of `wide` bytes."""
-    flops = 2 * products * of.batch * of.heads * of.counted * of.width
-    q, kv = of.batch * of.heads * of.queries * of.width, 2 * of.batch * of.kv_heads * of.keys * of.width
-    rows, is_forward = of.batch * of.heads * of.queries * wide, name == "flash_attention"
+def flash_block(name: str, products: tuple[int, int], of: Block, itemsize: int, wide: int) -> tuple[KernelWork, ...]:
+    """Return a part of an attention as GPUs run it: FlashAttention (`name`, with so many products with keys and with
+    values), and then a kernel that merges its result or adds its gradients to those of other parts, in numbers of
+    `wide` bytes."""
+    flops = 2 * of.batch * of.heads * of.counted * (products[0] * of.width + products[1] * of.value)
+    own = of.batch * of.heads * of.queries
+    q, y, kv = own * of.width, own * of.value, of.batch * of.kv_heads * of.keys * (of.width + of.value)
+    rows, is_forward = own * wide, name == "flash_attention"
     shape = *of[:4], of.width, of.scores
     if is_forward:
-        flash = KernelWork(name, MATMUL, flops, (q + kv) * itemsize, q * itemsize + rows, shape)
-        return flash, KernelWork("merge_attention", VECTOR, 3 * q, q * (itemsize + wide) + 2 * rows, q * wide + rows)
-    flash = KernelWork(name, MATMUL, flops, (2 * q + kv) * itemsize + 2 * rows, (q + kv) * itemsize, shape)
+        flash = KernelWork(name, MATMUL, flops, (q + kv) * itemsize, y * itemsize + rows, shape)
+        return flash, KernelWork("merge_attention", VECTOR, 3 * y, y * (itemsize + wide) + 2 * rows, y * wide + rows)
+    flash = KernelWork(name, MATMUL, flops, (q + y + kv) * itemsize + 2 * rows, (q + kv) * itemsize, shape)
     return flash, KernelWork(ACCUMULATE, VECTOR, q + kv, (q + kv) * (itemsize + wide), (q + kv) * wide)
 
 
-def eager_attention(
-    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool, bias: int = 0
-) -> tuple[KernelWork, ...]:
-    """Return softmax(q kᵀ) v as a GPU without a fused kernel runs it: two products, and the kernels between them.
+class Product(NamedTuple):
+    """A product of scores with keys or with values: its flops, the bytes of q or of the result (`head`), and of k or of
+    v (`shared`)."""
 
-    `head`: bytes of q, and of the result; `shared`: of k, and of v; `scores`: of all scores; `mask`: of dropout's mask,
-    0 for none; `bias`: of a bias of the scores. The mask is applied when probabilities are read, unless the masked ones
-    are saved.
-    """
-    values = mask if mask and not keeps_dropped else 0
+    flops: int = 0
+    head: int = 0
+    shared: int = 0
+
+
+class EagerWork(NamedTuple):
+    """What eager attention computes and moves: its products with keys and with values, the bytes of all `scores`, of
+    dropout's `mask` (0 for none) and of a `bias` of the scores. The mask is applied when probabilities are read, unless
+    the masked ones are saved (`keeps_dropped`)."""
+
+    keys: Product = Product()
+    values: Product = Product()
+    scores: int = 0
+    mask: int = 0
+    keeps_dropped: bool = False
+    bias: int = 0
+
+    @property
+    def masks(self) -> int:
+        """The mask's bytes, where it is read with the probabilities."""
+        return self.mask if self.mask and not self.keeps_dropped else 0
+
+
+def eager_attention(of: EagerWork) -> tuple[KernelWork, ...]:
+    """Return softmax(q kᵀ) v as a GPU without a fused kernel runs it: two products, and the kernels between them."""
+    (k_flops, q, k), (v_flops, y, v), scores = of.keys, of.values, of.scores
     parts = [
-        KernelWork("attention_scores", MATMUL, product_flops, head + shared, scores),
-        KernelWork("softmax", VECTOR, 0, scores + bias, scores),
-        KernelWork("attention_values", MATMUL, product_flops, scores + values + shared, head),
+        KernelWork("attention_scores", MATMUL, k_flops, q + k, scores),
+        KernelWork("softmax", VECTOR, 0, scores + of.bias, scores),
+        KernelWork("attention_values", MATMUL, v_flops, scores + of.masks + v, y),
     ]
-    if mask and keeps_dropped:
-        parts.insert(2, KernelWork("attention_dropout", VECTOR, 0, scores + mask, scores))
+    if of.mask and of.keeps_dropped:
+        parts.insert(2, KernelWork("attention_dropout", VECTOR, 0, scores + of.mask, scores))
     return tuple(parts)
 
 
-def eager_attention_backward(
-    product_flops: int, head: int, shared: int, scores: int, mask: int, keeps_dropped: bool, bias: int = 0
-) -> tuple[KernelWork, ...]:
+def eager_attention_backward(of: EagerWork) -> tuple[KernelWork, ...]:
     """Return its backward: a product for each operand of the two, and the softmax's gradient between them, which is
-    added up for a `bias`."""
-    values = mask if mask and not keeps_dropped else 0
+    added up for a bias."""
+    (k_flops, q, k), (v_flops, y, v), scores = of.keys, of.values, of.scores
     return (
-        KernelWork("attention_dvalues", MATMUL, product_flops, scores + values + head, shared),
-        KernelWork("attention_dprobs", MATMUL, product_flops, head + shared, scores),
-        KernelWork("softmax_backward", VECTOR, 0, 2 * scores + mask, scores + bias),
-        KernelWork("attention_dquery", MATMUL, product_flops, scores + shared, head),
-        KernelWork("attention_dkey", MATMUL, product_flops, scores + head, shared),
+        KernelWork("attention_dvalues", MATMUL, v_flops, scores + of.masks + y, v),
+        KernelWork("attention_dprobs", MATMUL, v_flops, y + v, scores),
+        KernelWork("softmax_backward", VECTOR, 0, 2 * scores + of.mask, scores + of.bias),
+        KernelWork("attention_dquery", MATMUL, k_flops, scores + k, q),
+        KernelWork("attention_dkey", MATMUL, k_flops, scores + q, k),
     )
 
 
 EAGER_PARTS = tuple(
     part.name
-    for parts in (eager_attention(0, 0, 0, 0, 1, True), eager_attention_backward(0, 0, 0, 0, 0, False))
+    for parts in (eager_attention(EagerWork(mask=1, keeps_dropped=True)), eager_attention_backward(EagerWork()))
     for part in parts
 )

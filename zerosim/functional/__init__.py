@@ -15,12 +15,12 @@ from zerosim.functional.cast import cast as cast
 from zerosim.functional.cast import cast_weight as cast_weight
 from zerosim.functional.cast import keeping as keeping
 from zerosim.functional.cast import promoted_sum as promoted_sum
+from zerosim.functional.clamped import clamped_swiglu as clamped_swiglu
 from zerosim.functional.dropout import dropout as dropout
 from zerosim.functional.embedding import add_row as add_row
 from zerosim.functional.embedding import add_row_runs as add_row_runs
 from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding
-from zerosim.functional.experts import Capacity as Capacity
 from zerosim.functional.experts import RouterLosses as RouterLosses
 from zerosim.functional.experts import Routing as Routing
 from zerosim.functional.experts import choose as choose
@@ -34,6 +34,8 @@ from zerosim.functional.experts import weigh as weigh
 from zerosim.functional.experts import with_losses as with_losses
 from zerosim.functional.head_layer_norm import head_layer_norm as head_layer_norm
 from zerosim.functional.head_norm import head_norm as head_norm
+from zerosim.functional.latent import columns as columns
+from zerosim.functional.latent import latent_heads as latent_heads
 from zerosim.functional.linear import linear as linear
 from zerosim.functional.linear import packed_linear as packed_linear
 from zerosim.functional.loss import cross_entropy as cross_entropy
@@ -46,3 +48,4 @@ from zerosim.functional.repeat import repeat_kv as repeat_kv
 from zerosim.functional.repeat import returned_kv as returned_kv
 from zerosim.functional.rotary import rotary as rotary
 from zerosim.functional.scaled import scaled as scaled
+from zerosim.functional.tempered import tempered as tempered

@@ -38,15 +38,16 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from zerosim.backends.forms import SCORES, Scores
-from zerosim.backends.kernels import Beside, Dropout, Heads, Probs, Window
+from zerosim.backends.kernels import Array, Beside, Dropout, Heads, Probs, Window
 from zerosim.device.device import Buffer, Kind
-from zerosim.device.work import eager_attention, eager_attention_backward, work_of
+from zerosim.device.work import EagerWork, Product, eager_attention, eager_attention_backward, work_of
 from zerosim.dtypes import DType, compute_dtype
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like
 from zerosim.functional.dropout import check_chance, dropout_mask
 from zerosim.functional.policy import DEFAULT, ActivationPolicy
-from zerosim.tensor.tensor import Saved, Tensor, apply
+from zerosim.tensor.discarded import Readable, held
+from zerosim.tensor.tensor import Operand, Saved, Tensor, apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,49 +61,67 @@ class Core:
     kv: Tensor | None = None
     bias: Tensor | None = None
     own: RunCore | None = None
+    sinks: Operand | None = None
 
     def run(self, qkv: Tensor) -> Attended:
         """Run the core: its `own`, or the policy's."""
         return (self.own or CORES[self.policy.attention])(qkv, self)
 
-    def width(self, qkv: Tensor) -> int:
-        """Return the columns of a head."""
-        return qkv.shape[2] // (self.heads.packed if self.kv is None else self.heads.queries)
+    def width(self, qkv: Readable) -> int:
+        """Return the columns of a head of queries and keys."""
+        return self.heads.cuts(qkv.shape[2], q_alone=self.kv is not None)[0] // self.heads.queries
 
-    def pairs(self, qkv: Tensor) -> int:
+    def value(self, qkv: Readable) -> int:
+        """Return the columns of a head of values."""
+        return self.heads.value or self.width(qkv)
+
+    def pairs(self, qkv: Readable) -> int:
         """Return how many scores of all sequences and heads count as work."""
         batch, tokens, _ = qkv.shape
         of_head = self.heads.form.pairs(tokens) if self.kv is None else tokens * self.kv.shape[1]
         return batch * self.heads.queries * of_head
 
-    def products(self, qkv: Tensor) -> int:
-        """Return the multiply-adds of one product of scores with a head, over all heads: B H T² d."""
-        return self.pairs(qkv) * self.width(qkv)
+    def flops(self, qkv: Readable, keys: int = 1, values: int = 1) -> int:
+        """Return the flops of so many products of scores with keys (or queries), and with values, over all heads: 2 B H
+        T² d each."""
+        return 2 * self.pairs(qkv) * (keys * self.width(qkv) + values * self.value(qkv))
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Operand, ...]:
         """The tensors beside qkv."""
-        return tuple(x for x in (self.kv, self.bias) if x is not None)
+        return tuple(x for x in (self.kv, self.bias, self.sinks) if x is not None)
 
     @property
     def arrays(self) -> Beside:
-        return Beside(*(None if x is None else x.array for x in (self.kv, self.bias)))
+        return Beside(*(None if x is None else x.array for x in (self.kv, self.bias, self.sinks)))
 
-    def flash_shape(self, qkv: Tensor) -> tuple[int, ...]:
+    @property
+    def sink_arrays(self) -> tuple[Array, ...]:
+        return () if self.sinks is None else (self.sinks.array,)
+
+    def sink_grads(self, lse: Buffer, delta: Buffer) -> Grads:
+        """Return the gradient of sinks, if there are some, from each query's log-sum-exp and sum of grad * out."""
+        if self.sinks is None or not self.sinks.requires_grad:
+            return () if self.sinks is None else (None,)
+        dsinks, arrays = self.sinks.new_grad(), (lse.array, delta.array, self.sinks.array)
+        lse.device.kernel(3 * lse.numel, lse.device.backend.sinks_backward, *arrays, dsinks.array)
+        return (dsinks,)
+
+    def flash_shape(self, qkv: Readable) -> tuple[int, ...]:
         """Return (B, H, K, T, d), as in the record, and the scores of a head where flops do not count a causal T²."""
         batch, tokens, columns = qkv.shape
         form, sizes = self.heads.form, (batch, self.heads.queries, self.heads.keys, tokens)
         exact = () if form.causal and not form.reach(tokens) else (form.pairs(tokens),)
-        return *sizes, columns // self.heads.packed, *exact
+        return *sizes, self.heads.width(columns), *exact
 
-    def scores(self, qkv: Tensor) -> tuple[int, int, int, int]:
+    def scores(self, qkv: Readable) -> tuple[int, int, int, int]:
         """Return the shape of the scores of this rank's heads."""
         batch, tokens, _ = qkv.shape
         return batch, self.heads.queries, tokens, tokens if self.kv is None else self.kv.shape[1]
 
     def result_shape(self, qkv: Tensor) -> tuple[int, int, int]:
         batch, tokens, _ = qkv.shape
-        return batch, tokens, self.width(qkv) * self.heads.queries
+        return batch, tokens, self.value(qkv) * self.heads.queries
 
     def result(self, qkv: Tensor) -> Buffer:
         return like(qkv, *self.result_shape(qkv))
@@ -133,7 +152,7 @@ class Eager:
     """Saves qkv, the softmax (B, H, T, T) and, with dropout, its 1-byte mask; `dropped` and `wide`, the fp32 softmax,
     if they are saved. `probs` is None if only `wide` is saved."""
 
-    qkv: Tensor
+    qkv: Readable
     core: Core
     probs: Buffer | None
     mask: Buffer | None
@@ -155,21 +174,24 @@ class Eager:
         assert self.wide is not None
         return _copied(self.wide, self.qkv.dtype, Kind.TEMP)
 
-    def work(self) -> tuple[int, int, int, int, int, bool, int]:
-        """Return the flops of one product; the bytes of q, of k, of the scores and of dropout's mask; whether `dropped`
-        is saved; and the bytes of a bias."""
+    def work(self) -> EagerWork:
+        """Return what the products and the kernels between them compute and move."""
         core, qkv = self.core, self.qkv
         heads, pairs, kv = core.heads, core.pairs(qkv), qkv if core.kv is None else core.kv
-        column = qkv.dtype.itemsize * qkv.shape[0] * core.width(qkv)
-        head, shared = (column * tokens for tokens in (heads.queries * qkv.shape[1], heads.keys * kv.shape[1]))
+        own, read = heads.queries * qkv.shape[1], heads.keys * kv.shape[1]
+        columns = [qkv.dtype.itemsize * qkv.shape[0] * width for width in (core.width(qkv), core.value(qkv))]
         mask, scores = 0 if self.mask is None else pairs, pairs * qkv.dtype.itemsize
         bias = 0 if core.bias is None else core.bias.buffer.nbytes
-        return 2 * core.products(qkv), head, shared, scores, mask, self.dropped is not None, bias
+        of_keys, of_values = (
+            Product(core.flops(qkv, *of), column * own, column * read)
+            for of, column in zip(((1, 0), (0, 1)), columns, strict=True)
+        )
+        return EagerWork(of_keys, of_values, scores, mask, self.dropped is not None, bias)
 
     def log_sum_exp(self) -> Buffer:
         """Return flash's log-sum-exp of the same scores: 4 more operations a product, and a result that is
         discarded."""
-        return flash(self.qkv, self.core).lse
+        return flash(Tensor(self.qkv.buffer), self.core).lse
 
     def backward(self, grad: Buffer) -> Grads:
         device, core = grad.device, self.core
@@ -181,8 +203,8 @@ class Eager:
         kept = _probs(self, held[-1] if self.probs is None else self.probs)
         arrays = grad.array, self.qkv.array, core.heads, kept, workspace.array, dqkv.array
         grads = {x: x.new_grad() for x in core.inputs if x is core.kv or x.requires_grad}
-        into = Beside(*(grads[x].array if x in grads else None for x in (core.kv, core.bias)))
-        work = eager_attention_backward(*self.work())
+        into = Beside(*(grads[x].array if x in grads else None for x in (core.kv, core.bias, core.sinks)))
+        work = eager_attention_backward(self.work())
         device.kernels(work, device.backend.attention_backward, *arrays, core.arrays, into)
         return dqkv, *(grads.get(x) for x in core.inputs)
 
@@ -198,13 +220,13 @@ def eager(qkv: Tensor, core: Core) -> Attended:
     mask = dropout_mask(qkv, shape, core.dropout, core.key, windows)
     dropped = like(qkv, *shape) if is_megatron and mask is not None else None
     _scores = device.alloc(shape, qkv.dtype, Kind.TEMP) if is_megatron else None  # only declared: see above
-    rule = Eager(qkv, core, probs, mask, dropped)
+    rule = Eager(held(qkv), core, probs, mask, dropped)
     arrays = qkv.array, core.heads, _probs(rule, probs), out.array, core.arrays
-    device.kernels(eager_attention(*rule.work()), device.backend.attention, *arrays)
+    device.kernels(eager_attention(rule.work()), device.backend.attention, *arrays)
     if core.policy.fp32_softmax and qkv.dtype.is_half:
         _wide_scores = device.alloc(shape, compute_dtype(qkv.dtype), Kind.TEMP)
         wide = _copied(probs, compute_dtype(qkv.dtype), Kind.ACTIVATION)
-        rule = Eager(qkv, core, probs if is_megatron and mask is None else None, mask, dropped, wide)
+        rule = Eager(held(qkv), core, probs if is_megatron and mask is None else None, mask, dropped, wide)
     return Attended(out, rule)
 
 
@@ -223,7 +245,7 @@ def _copied(source: Buffer, dtype: DType, kind: Kind) -> Buffer:
 class Flash:
     """Saves qkv, its result and the log-sum-exp of each query's scores (B, H, T), in the compute dtype."""
 
-    qkv: Tensor
+    qkv: Readable
     core: Core
     out: Buffer
     lse: Buffer
@@ -241,10 +263,10 @@ class Flash:
         delta = device.alloc(self.lse.shape, self.lse.dtype, Kind.TEMP)
         chance, kept = Dropout(core.key, core.dropout), (self.out.array, self.lse.array)
         arrays = grad.array, self.qkv.array, core.heads, chance, *kept, delta.array, dqkv.array
-        work = work_of("flash_attention_backward", 10 * core.products(self.qkv), arrays)
+        work = work_of("flash_attention_backward", core.flops(self.qkv, 3, 2), arrays)
         work = work._replace(shape=core.flash_shape(self.qkv))
         device.kernels((work,), device.backend.flash_attention_backward, *arrays)
-        return (dqkv,)
+        return dqkv, *core.sink_grads(self.lse, delta)
 
 
 def flash(qkv: Tensor, core: Core) -> Attended:
@@ -253,9 +275,9 @@ def flash(qkv: Tensor, core: Core) -> Attended:
     out = core.result(qkv)
     lse = like(qkv, batch, core.heads.queries, tokens, dtype=compute_dtype(qkv.dtype))
     arrays = qkv.array, core.heads, Dropout(core.key, core.dropout), out.array, lse.array
-    work = work_of("flash_attention", 4 * core.products(qkv), arrays)._replace(shape=core.flash_shape(qkv))
-    device.kernels((work,), device.backend.flash_attention, *arrays)
-    return Attended(out, Flash(qkv, core, out, lse))
+    work = work_of("flash_attention", core.flops(qkv), arrays)._replace(shape=core.flash_shape(qkv))
+    device.kernels((work,), device.backend.flash_attention, *arrays, *core.sink_arrays)
+    return Attended(out, Flash(held(qkv), core, out, lse))
 
 
 RunCore = Callable[[Tensor, Core], Attended]
@@ -266,14 +288,14 @@ CORES: Mapping[str, RunCore] = MappingProxyType({"eager": eager, "flash": flash}
 class RecomputedCore:
     """Saves its inputs; backward runs the core a second time (2205.05198, section 5)."""
 
-    qkv: Tensor
+    qkv: Readable
     core: Core
 
     def saved(self) -> Saved:
         return {"q, k, v": self.qkv, "k, v": self.core.kv, "bias": self.core.bias}
 
     def backward(self, grad: Buffer) -> Grads:
-        return self.core.run(self.qkv).rule.backward(grad)
+        return self.core.run(Tensor(self.qkv.buffer)).rule.backward(grad)
 
 
 def attention(
@@ -290,6 +312,8 @@ def attention(
     kv: Tensor | None = None,
     bias: Tensor | None = None,
     run: RunCore | None = None,
+    value: int = 0,
+    sinks: Operand | None = None,
 ) -> Tensor:
     """Compute causal self-attention, heads side by side, scale 1/sqrt(d). `form` changes scores and what queries read.
 
@@ -297,8 +321,10 @@ def attention(
     Query head i reads head i // (H/K) of keys and values (grouped queries, 2305.13245); K is H unless
     `num_kv_heads` says otherwise. `dropout` is the chance that a probability is dropped, `key` names
     its random numbers. If these heads are some of the model's `whole_heads`, from `first_head` on, dropout is that of
-    the whole. Eager attention may read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q
-    (B, T, H d), and add a trained `bias` (H, T, S) to the scores. `run`: a core in place of the policy's.
+    the whole. With a `value`, heads of values have so many columns, and qkv (H + K) d + K value. Eager attention may
+    read keys and values `kv` (B, S, 2K d) of another sequence, for queries alone, q (B, T, H d), and add a trained
+    `bias` (H, T, S) to the scores. `sinks` (H), trained, are one more score of each query of a head, whose value is 0.
+    `run`: a core in place of the policy's.
 
     Raises: InputError for heads that do not divide the columns or each other, and for scores that cannot be.
     """
@@ -309,7 +335,8 @@ def attention(
             f"attention: {num_kv_heads} heads of keys and values do not divide {num_heads} of queries: "
             "choose as many, or a divisor"
         )
-    if columns % (num_heads + (2 * num_kv_heads if kv is None else 0)):
+    each = num_heads + (0 if kv is not None else num_kv_heads if value else 2 * num_kv_heads)
+    if (columns - value * num_kv_heads) % each:
         raise InputError(
             f"attention: {num_heads} heads of queries and {num_kv_heads} each of keys and values "
             f"do not divide {columns} columns"
@@ -319,9 +346,10 @@ def attention(
     check_chance(dropout)
     if policy.attention != "eager" and (kv is not None or bias is not None):
         raise InputError("attention: flash reads no other sequence and no bias; choose eager")
-    core = Core(Heads(num_heads, num_kv_heads, first_head, whole_heads, form), dropout, key, policy, kv, bias, run)
+    heads = Heads(num_heads, num_kv_heads, first_head, whole_heads, form, value)
+    core = Core(heads, dropout, key, policy, kv, bias, run, sinks)
     rule: CoreRule | RecomputedCore
     out, rule = core.run(qkv)
     if "core_attn" in policy.again.parts:
-        rule = RecomputedCore(qkv, core)
+        rule = RecomputedCore(held(qkv), core)
     return apply(rule, out, qkv, *core.inputs, op="attention", saved=rule.saved())

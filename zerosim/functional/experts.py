@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
 
 from zerosim.backends.forms import Choice
@@ -26,7 +26,7 @@ from zerosim.dtypes import DType, compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.placement.memories import HOST
-from zerosim.placement.spread import EVEN, Spread
+from zerosim.placement.spread import EVEN, Capacity, Spread
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, apply, layer_of
 
@@ -46,7 +46,7 @@ class Routing:
     order: Buffer
     each: int
     counts: tuple[int, ...]
-    chosen: tuple[int, ...]
+    chosen: tuple[int, ...] = ()
     dropped: int = 0
 
 
@@ -80,18 +80,6 @@ class Chosen:
         """Return the rows of each expert as they are assumed to spread."""
         tokens, top_k = self.ids.shape
         return (self.spread or EVEN).counts(tokens, top_k, self.table.numel)
-
-
-class Capacity(NamedTuple):
-    """The most rows of an expert: `factor` times those of an even choice, rounded up. Of more the first ones are kept,
-    or those `by_weight`. `padded`: fewer are padded to it with zeros."""
-
-    factor: float
-    by_weight: bool = False
-    padded: bool = False
-
-    def rows(self, choices: int, experts: int) -> int:
-        return ceil(choices / experts * self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +156,7 @@ def _kept(weights: Tensor, found: Chosen, capacity: Capacity) -> Chosen:
     """Return the rows of each expert that its capacity lets in."""
     device, choices, experts = weights.device, found.ids.numel, found.table.numel
     [chosen] = read_counts([found.table], None if found.spread is None else [found.assumed()])
-    most = capacity.rows(choices, experts)
-    counts = tuple(most if capacity.padded else min(one, most) for one in chosen)
+    most, counts = capacity.rows(choices, experts), capacity.kept(chosen)
     rows, by = device.alloc((sum(counts),), int64, Kind.ACTIVATION), weights.array if capacity.by_weight else None
     arrays = found.order.array, found.table.array, by, most, capacity.padded, rows.array
     device.kernel(0, device.backend.keep_rows, *arrays)
@@ -377,6 +364,8 @@ class Grouped:
     grad_scale: float = 1.0
     kernel: str = "grouped"
     gathered: Buffer | None = None
+    bias: Operand | None = None
+    first: int = 0
 
     def backward(self, grad: Buffer) -> Grads:
         device, k, dx = grad.device, grad.device.backend, None
@@ -398,7 +387,15 @@ class Grouped:
             device.kernels((work,), k.grouped_wgrad, left, right, self.counts, self.grad_scale, dstack.array)
             return dstack
 
-        return dx, weight_grad(self.stack, make, self.x)
+        own = () if self.bias is None else (weight_grad(self.bias, lambda: self._dbias(grad)),)
+        return dx, weight_grad(self.stack, make, self.x), *own
+
+    def _dbias(self, grad: Buffer) -> Buffer:
+        assert self.bias is not None
+        dbias, columns = self.bias.new_grad(), slice(self.first, self.first + self.bias.shape[1])
+        arrays = grad.array[:, columns], self.counts, self.grad_scale, dbias.array
+        grad.device.kernel(grad.shape[0] * self.bias.shape[1], grad.device.backend.sum_biases, *arrays)
+        return dbias
 
     def _beside(self, device: Device) -> list[Buffer]:
         """Return what an implementation holds while it computes the stack's gradient."""
@@ -415,15 +412,18 @@ def grouped_linear(
     x: Tensor,
     stack: Operand,
     counts: tuple[int, ...],
+    bias: Operand | None = None,
     *,
     transposed: bool = True,
     grad_scale: float = 1.0,
     kernel: str = "grouped",
+    first: int = 0,
 ) -> Tensor:
-    """Return each expert's rows times its matrix; `counts`: the rows of each. The stack's gradient is multiplied by
-    `grad_scale`, a product's alpha. `kernel`: see `Grouped`.
+    """Return each expert's rows times its matrix and, with a `bias`, plus its bias; `counts`: the rows of each. The
+    gradients of both are multiplied by `grad_scale`, a product's alpha. `kernel`: see `Grouped`.
 
-    Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I); result (R, O).
+    Shapes: x (R, I), stack (E, I, O) or, transposed, (E, O, I), bias (E, O) or narrower, of columns from `first` on,
+    result (R, O).
 
     Raises: InputError where the stack does not take x's columns, or has another number of experts.
     """
@@ -436,12 +436,16 @@ def grouped_linear(
     work = _work(GROUPED, (x.shape[0], inner, wide, experts), x.array, matrices, out.array)
     device.kernels((work,), device.backend.grouped, x.array, matrices, counts, out.array)
     del values, matrices
+    if bias is not None:
+        own = out.array[:, first : first + bias.shape[1]]
+        device.kernel(x.shape[0] * bias.shape[1], device.backend.add_biases, own, bias.array, counts)
     gathered = None
     if kernel == "batched":
         gathered = device.alloc((x.shape[0], *stack.shape[1:]), stack.dtype, Kind.ACTIVATION)
     kept, op = kept_for([stack], x), layer_of(stack, "grouped_linear")
-    rule = Grouped(kept, stack, counts, transposed, grad_scale, kernel, gathered)
-    return apply(rule, out, x, stack, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
+    rule = Grouped(kept, stack, counts, transposed, grad_scale, kernel, gathered, bias, first)
+    more = () if bias is None else (bias,)
+    return apply(rule, out, x, stack, *more, op=op, saved={"input": kept, "weight": stack, "gathered": gathered})
 
 
 def _work(name: str, shape: tuple[int, int, int, int], *arrays: Array) -> KernelWork:

@@ -1,5 +1,6 @@
 """RMS norms of queries and keys inside packed q|k|v, before they are rotated; values are copied.
 
+    plain       no weight. Each head is a row of its own (Llama 4's)
     by head     a weight of E numbers, the same for all heads (Qwen3's, Gemma 3's). Each head is a row of its own
     over all    a weight of as many numbers as all heads have columns (OLMo 2's). A token's queries are one row
 
@@ -35,20 +36,30 @@ class Sharing(Protocol):
 
 
 class Part(NamedTuple):
-    """The columns of q or of k, and the weight of their norm."""
+    """The columns of q or of k, and the weight of their norm, if it has one."""
 
     columns: slice
-    weight: Operand
+    weight: Operand | None
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms besides their input: q's and k's part, and the group over which their rows are divided, if any."""
+    """The norms besides their input: q's and k's part, the group over which their rows are divided, if any, and the
+    columns of a head."""
 
     parts: tuple[Part, Part]
     eps: float
     offset: float
     group: Sharing | None
+    each: int = 0
+
+    def weight(self, part: Part, like: Readable | Buffer) -> Operand | Buffer:
+        """Return a part's weight: ones, if it has none."""
+        if part.weight is not None:
+            return part.weight
+        ones = like.device.alloc((self.each,), compute_dtype(like.dtype), Kind.TEMP)
+        like.device.kernel(0, like.device.backend.fill, ones.array, 1.0)
+        return ones
 
     def of(self, *buffers: Readable | Buffer) -> Iterator[tuple[Part, list[Array]]]:
         """Yield each part with its columns of the buffers, as views (M, C)."""
@@ -59,8 +70,8 @@ class Norms:
 
 def head_norm(
     qkv: Tensor,
-    q_weight: Operand,
-    k_weight: Operand,
+    q_weight: Operand | None,
+    k_weight: Operand | None,
     num_heads: int,
     num_kv_heads: int,
     eps: float = 1e-5,
@@ -79,20 +90,21 @@ def head_norm(
     if rest:
         raise InputError(f"head_norm: {num_heads} + 2 * {num_kv_heads} heads do not divide {qkv.shape[-1]} columns")
     wide, narrow = num_heads * each, num_kv_heads * each
-    shapes = q_weight.shape, k_weight.shape
-    if shapes not in (((each,), (each,)), ((wide,), (narrow,))):
+    shapes = [None if weight is None else weight.shape for weight in (q_weight, k_weight)]
+    if shapes not in ([(each,), (each,)], [(wide,), (narrow,)], [None, None]):
         raise InputError(
             f"head_norm: weights of shapes {shapes[0]} and {shapes[1]}: expected ({each},) twice for a norm by head, "
             f"or ({wide},) and ({narrow},) for one over all heads"
         )
     parts = Part(slice(0, wide), q_weight), Part(slice(wide, wide + narrow), k_weight)
-    norms = Norms(parts, eps, float(plus_one), group if group is not None and group.size > 1 else None)
+    norms = Norms(parts, eps, float(plus_one), group if group is not None and group.size > 1 else None, each)
     out = like(qkv)
     stats = _by_row(qkv, norms, out) if norms.group is None else _over_ranks(qkv, norms, out, norms.group)
     copy_columns(qkv, out, parts[1].columns.stop)
     rule = HeadNorm(held(qkv), norms, stats)
     saved = {"q, k, v": held(qkv), "statistics of q": stats[0], "statistics of k": stats[1]}
-    return apply(rule, out, qkv, q_weight, k_weight, op="head_norm", saved=saved)
+    weights = [weight for weight in (q_weight, k_weight) if weight is not None]
+    return apply(rule, out, qkv, *weights, op="head_norm", saved=saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +118,21 @@ class HeadNorm:
 
     def backward(self, grad: Buffer) -> Grads:
         norms, dx = self.norms, self.x.new_grad()
-        dweights = [part.weight.new_grad() if part.weight.requires_grad else None for part in norms.parts]
+        weights = [part.weight for part in norms.parts]
+        dweights = [None if one is None or not one.requires_grad else one.new_grad() for one in weights]
         if norms.group is None:
             self._by_row(grad, dx, dweights)
         else:
             self._over_ranks(grad, dx, dweights, norms.group)
         copy_columns(grad, dx, norms.parts[1].columns.stop)
-        return dx, *dweights
+        return dx, *(grad for grad, one in zip(dweights, weights, strict=True) if one is not None)
 
     def _by_row(self, grad: Buffer, dx: Buffer, dweights: list[Buffer | None]) -> None:
         device, norms = grad.device, self.norms
         found = zip(norms.of(grad, self.x, dx), self.stats, dweights, strict=True)
         for (part, (g, x, into)), stat, dweight in found:
-            arrays = g, x, part.weight.array, stat.array, into, dweight and dweight.array, norms.offset
+            weight = norms.weight(part, self.x)
+            arrays = g, x, weight.array, stat.array, into, dweight and dweight.array, norms.offset
             device.kernel(8 * x.size, device.backend.head_norm_backward, *arrays)
 
     def _over_ranks(self, grad: Buffer, dx: Buffer, dweights: list[Buffer | None], group: Sharing) -> None:
@@ -148,9 +162,10 @@ class HeadNorm:
 def _by_row(qkv: Tensor, norms: Norms, out: Buffer) -> list[Buffer]:
     device, stats = qkv.device, list[Buffer]()
     for part, (x, into) in norms.of(qkv, out):
-        shape = x.shape[0], x.shape[1] // part.weight.shape[0]
+        weight = norms.weight(part, qkv)
+        shape = x.shape[0], x.shape[1] // weight.shape[0]
         stats.append(device.alloc(shape, compute_dtype(qkv.dtype), Kind.ACTIVATION))
-        arrays = x, part.weight.array, norms.eps, into, stats[-1].array, norms.offset
+        arrays = x, weight.array, norms.eps, into, stats[-1].array, norms.offset
         device.kernel(4 * x.size, device.backend.head_norm, *arrays)
     return stats
 
@@ -197,6 +212,7 @@ def _temp(shape: tuple[int, ...], like: Buffer) -> Buffer:
 
 
 def _factors(part: Part, norms: Norms) -> Operand | Buffer:
+    assert part.weight is not None, "a norm over all heads has a weight"
     if not norms.offset:
         return part.weight
     factors = _temp(part.weight.shape, part.weight.buffer)

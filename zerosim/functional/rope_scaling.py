@@ -100,7 +100,7 @@ def _llama3(given: Mapping[str, Any], base: float, columns: int) -> list[float]:
         length = _single(_single(1.0 / rate) * _single(2.0 * math.pi))
         if length < original / high:
             return rate
-        if length > original / low:
+        if length > original / low or low == high:
             return _single(rate / factor)
         smooth = _single(_single(_single(_single(1.0 / length) * original) - low) / (high - low))
         return _single(_single(_single(_single(1.0 - smooth) * rate) / factor) + _single(smooth * rate))

@@ -20,7 +20,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from zerosim.analysis import slots
-from zerosim.backends.numpy import blocks, nf4, quantize, rounding
+from zerosim.backends.numpy import blocks, experts, nf4, quantize, rounding
 from zerosim.device.allocators import arena
 from zerosim.functional import lora
 from zerosim.grading import optimizers
@@ -28,6 +28,7 @@ from zerosim.grading.best_fit import Book
 from zerosim.grading.given import bugs, other_bugs
 from zerosim.grading.own_code import is_own
 from zerosim.ledger import clock
+from zerosim.nn.balance import Balance
 from zerosim.optim.elementwise import Elementwise
 from zerosim.parallel import norm, pipeline
 from zerosim.parallel.base import Strategy
@@ -45,7 +46,7 @@ from zerosim.placement import partition
 from zerosim.placement.context import ContextCut
 from zerosim.tensor import flat
 
-_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks)
+_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks, experts)
 """Their functions are never called by an exercise's run itself."""
 _BUGS = (bugs.__name__, other_bugs.__name__)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -103,7 +104,7 @@ def _other_names(function: Any) -> list[tuple[ModuleType, str]]:
 def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
     """Return where a name is zerosim's own: the strategies, those with a bug too, and their helpers (the base only
     where no other has the name: its own hooks are empty), the classes of f and g, the arena, a codec, the optimizers'
-    rules, a context's cut and exchange, and modules."""
+    rules, a context's cut and exchange, a router's balance, and modules."""
     within, _, name = name.rpartition(".")
     strategies: list[type] = [each for each in (*_shipped(Strategy), *_collaborators()) if name in vars(each)]
     classes = (
@@ -118,7 +119,7 @@ def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
         ContextCut,
     )
     modules = *_MODULES, partition, flat, clock, slots, norm, optimizers
-    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, ContextCut, Ulysses, *modules]
+    owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, Ulysses, Balance, *modules]
     return [(each, name) for each in owners if name in vars(each) and within in ("", each.__name__)]
 
 

@@ -23,6 +23,7 @@ from zerosim.grading import (
     checks,
     compaction,
     context,
+    experts,
     offloading,
     optimizers,
     pipelines,
@@ -167,6 +168,10 @@ EXERCISES: tuple[Exercise, ...] = (
     exercise("merge", skeletons.my_merge, examine=context.MERGE),
     exercise("balance", skeletons.my_pieces, examine=context.BALANCE),
     exercise("ulysses", skeletons.my_exchange, examine=context.ULYSSES),
+    exercise("router", skeletons.my_router, examine=experts.ROUTER),
+    exercise("bias", skeletons.my_bias, examine=experts.BIAS),
+    exercise("dispatch", skeletons.my_dispatch, examine=experts.DISPATCH),
+    exercise("divisor", skeletons.my_average, examine=experts.AVERAGE),
 )
 
 

@@ -18,6 +18,7 @@ from zerosim.device.events import Event, Scope
 from zerosim.errors import InputError, printable
 from zerosim.grading.limits import Failure
 from zerosim.grading.own_code import text_of
+from zerosim.nn.balance import Routed
 from zerosim.optim.control import StepReport
 from zerosim.placement.assemble import Piece
 from zerosim.tensor.flat import Slice
@@ -31,7 +32,7 @@ class Odd(NamedTuple):
     kind: str
 
 
-_RECORDS = (Odd, Failure, Scope, *get_args(Event), StepReport, Piece, Slice, RankOutcome)
+_RECORDS = (Odd, Failure, Scope, *get_args(Event), StepReport, Piece, Slice, Routed, RankOutcome)
 _BARE = (type(None), bool, int, float, str, bytes)
 _NUMBERS = "biuf"  # an array of objects would bring them along
 

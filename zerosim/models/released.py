@@ -202,6 +202,7 @@ def _block_names(block: Block) -> set[str]:
         if target.is_stack:
             continue
         names |= {f"{target.weight}.weight", *([f"{target.weight}.bias"] if target.map.bias else [])}
-    if block.qk_norm:
+    names |= {block.attention.named("sinks")} if block.sinks else set()
+    if block.qk_norm and block.qk_norm != "plain":
         names |= {block.attention.named(f"{one}_norm.weight") for one in "qk"}
     return {name for name in names if not name.startswith(".")}

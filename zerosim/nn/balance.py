@@ -7,11 +7,13 @@ rate, up if fewer tokens than the mean chose its expert, else down. They are buf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from zerosim.device.device import Buffer, Device, Kind
 from zerosim.dtypes import fp32
+from zerosim.placement.spec import unit_of
 
 
 class Noted(Protocol):
@@ -24,13 +26,26 @@ class Noted(Protocol):
 
 
 class Routed(NamedTuple):
-    """Tokens' choices of experts in a run, on all ranks together: how many there were, and how many were dropped."""
+    """Tokens' choices of experts in a run: how many there were, how many were dropped; and by block how often each
+    expert was chosen."""
 
     choices: int
     dropped: int
+    chosen: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 NOTHING_ROUTED = Routed(0, 0)
+
+
+def routed_by(parts: Iterable[Routed]) -> Routed:
+    """Return the choices of all ranks together."""
+    choices = dropped = 0
+    chosen: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        choices, dropped = choices + part.choices, dropped + part.dropped
+        for name, own in part.chosen.items():
+            chosen[name] = tuple(map(sum, zip(chosen[name], own, strict=True))) if name in chosen else own
+    return Routed(choices, dropped, chosen)
 
 
 class Balance:
@@ -42,10 +57,12 @@ class Balance:
         self.loads = dict[str, list[int]]()
         self.biases = dict[str, list[float]]()
         self.choices = self.dropped = 0  # of all steps
+        self.chosen = dict[str, list[int]]()
 
     def join(self, name: str, experts: int, *, biased: bool) -> None:
         """Add a layer's router. `biased`: it has biases."""
         self.loads[name] = [0] * experts
+        self.chosen[unit_of(name)] = [0] * experts
         if biased:
             self.biases.setdefault(name, [0.0] * experts)
 
@@ -59,9 +76,15 @@ class Balance:
 
     def note(self, name: str, way: Noted) -> None:
         """Count a microbatch's choices."""
-        self.loads[name] = [sum(both) for both in zip(self.loads[name], way.chosen, strict=True)]
+        for loads, own in ((self.loads, name), (self.chosen, unit_of(name))):
+            loads[own] = [sum(both) for both in zip(loads[own], way.chosen, strict=True)]
         self.choices += sum(way.chosen)
         self.dropped += way.dropped
+
+    @property
+    def routed(self) -> Routed:
+        """What the own tokens chose so far."""
+        return Routed(self.choices, self.dropped, {name: tuple(own) for name, own in self.chosen.items()})
 
     def factor(self, shares: int) -> float:
         """Return the factor of a router's losses, of whose gradient each of so many ranks adds one share: the mean over

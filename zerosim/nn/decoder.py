@@ -15,41 +15,27 @@ from typing import NamedTuple
 from zerosim import functional as F
 from zerosim.backends.forms import Scores
 from zerosim.config.numbers import Kind
-from zerosim.config.parts.tuning import widens_norms
 from zerosim.nn.aside import Aside
 from zerosim.nn.context import LayerContext
 from zerosim.nn.experts import ExpertsLayer
 from zerosim.nn.head_norms import HeadNorms
+from zerosim.nn.latent import LatentAttention
 from zerosim.nn.layers import Dropout
 from zerosim.nn.lora import before_kernel
 from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
+from zerosim.nn.norm import Norm as Norm
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
 from zerosim.tensor.order import ran_after, visited_last
-from zerosim.tensor.tensor import Tensor
+from zerosim.tensor.tensor import Parameter, Tensor
 
 Run = Callable[..., Tensor]
 """Runs a layer on tensors, as a part of the block or plainly."""
 GATED = MappingProxyType({"swiglu": F.swiglu, "geglu": F.geglu})
-BETWEEN = MappingProxyType({"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu})
+BETWEEN = MappingProxyType(
+    {"gelu_tanh": F.gelu, "gelu": F.gelu_erf, "relu": F.relu, "clamped_swiglu": F.clamped_swiglu}
+)
 """The functions between a feed-forward's maps, by the row's word."""
-
-
-class Norm:
-    """The row's norm of the last dim, `functional.layer_norm` or `rms_norm`, which changes nothing else at first."""
-
-    def __init__(self, here: LayerContext) -> None:
-        shape, summed, kind = (here.sizes.hidden,), here.group.rows.axes, here.block.norm
-        self.is_rms, self.plus_one = kind in ("rms", "rms + 1"), kind == "rms + 1"
-        self.weight = here.declare("weight", shape, fill=0.0 if self.plus_one else 1.0, summed=summed)
-        self.bias = here.declare("bias", shape, summed=summed) if kind == "layer" else None
-        self.eps = here.sizes.norm_eps
-        self.policy, self.widens = here.policy, widens_norms(here.tuning, here.block)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.is_rms:
-            return F.rms_norm(x, self.weight, self.eps, plus_one=self.plus_one, policy=self.policy)
-        return F.layer_norm(x, self.weight, self.bias, self.eps, widens=self.widens, policy=self.policy)
 
 
 class Attention:
@@ -68,32 +54,29 @@ class Attention:
         beside: Aside | None = None,
         bias: Aside | None = None,
     ) -> None:
-        sizes, maps, row, kind = here.sizes, here.group.maps, here.decoder, here.sizes.kind(here.number)
-        self.core = here.group.attention
-        self.whole_heads, self.num_heads = sizes.heads, sizes.heads // maps.size
-        self.num_kv_heads = sizes.kv_heads // pieces_of(here, "kv_heads")
-        self.first_head = maps.index * self.num_heads
+        sizes, maps, kind = here.sizes, here.group.maps, here.sizes.kind(here.number)
+        self.num_heads, self.num_kv_heads = sizes.heads // maps.size, sizes.kv_heads // pieces_of(here, "kv_heads")
         self.columns = into_columns(here, number, branch.columns)
         self.memory = None if branch.memory is None else into_columns(here, number, branch.memory, "memory")
-        self.beside, self.bias, self.op = beside, bias, "attn" if branch.memory is None else "cross_attn"
         self.placed = [
             *self._held(here),
             *self._norms(here),
             *self._rotary(here, kind),
+            *self._plain(here, kind),
             *before_kernel(here),
             *self._repeated(here),
             *self._returned(here),
         ]
+        core = Core(here, kind, (self.num_heads, self.num_kv_heads), self.memory, beside, bias)
+        self.core: Layer = core
+        if here.block.sinks:
+            self.core = here.taking(Role(0, "between")).leaf("core", Sinks, core)
         self.proj = back_to_width(here, number, branch.rows, sizes.width("heads"))
-        numbers = sizes.numbers
-        slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(row.positions, 0.0)
-        scale, is_causal = numbers.query_scale or here.block.query_scale, here.block.causal and branch.memory is None
-        self.form = Scores(scale, numbers.attn_cap, slopes, kind.window, is_causal)
-        self.chance, self.keys, self.policy, self.part = sizes.dropout, here.keys, here.policy, branch.rows.part
+        self.policy, self.part = here.policy, branch.rows.part
 
     def _norms(self, here: LayerContext) -> list[Layer]:
         """Return the layer that norms q and k, if the row has one."""
-        if not here.block.qk_norm:
+        if here.block.qk_norm in ("", "plain"):
             return []
         return [here.taking(Role(0, "between")).leaf("qk_norm", HeadNorms, self.num_heads, self.num_kv_heads)]
 
@@ -104,6 +87,21 @@ class Attention:
         rotary, rope = here.group.rows.rotary, rope_of(here.sizes, kind)
         keeps = here.policy.is_litgpt and self.num_heads == self.num_kv_heads
         return [partial(rotary, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, rope=rope, keeps=keeps)]
+
+    def _plain(self, here: LayerContext, kind: Kind) -> list[Layer]:
+        """Return a norm of rotated q and k without weights, or the layer that multiplies q by numbers of the position
+        where none is rotated."""
+        numbers, rows, columns = here.sizes.numbers, here.group.rows, self.num_heads * here.sizes.head_dim
+        if kind.rotates:
+            return [HeadNorms(here, self.num_heads, self.num_kv_heads)] if here.block.qk_norm == "plain" else []
+        if not numbers.temper:
+            return []
+
+        def tempered(qkv: Tensor) -> Tensor:
+            positions = rows.tokens(qkv.shape[1] * rows.context.ranks)
+            return F.tempered(qkv, columns, numbers.temper, numbers.temper_every, positions)
+
+        return [tempered]
 
     def _returned(self, here: LayerContext) -> list[Layer]:
         """Return the layer whose keys and values outlive backward, if the model returns them."""
@@ -133,24 +131,68 @@ class Attention:
         return [partial(F.repeat_kv, num_heads=heads, num_kv_heads=kv_heads)]
 
     def __call__(self, x: Tensor) -> Tensor:
-        dropout = self.chance if x.device.is_training else 0.0
-        y = self.core(
-            through(self.placed, plainly, [self.columns(x)]),  # no name, so that it is freed when attention has read it
-            self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            first_head=self.first_head,
-            whole_heads=self.whole_heads,
-            dropout=dropout,
-            key=self.keys(self.op) if dropout else (0, 0),
-            policy=self.policy,
-            form=self.form,
-            kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
-            bias=None if self.bias is None else self.bias.read(),
-        )
+        # no name for q|k|v, so that it is freed when attention has read it
+        y = self.core(through(self.placed, plainly, [self.columns(x)]))
         return self.policy.run(self.part, self.proj, F.copied(y) if self.policy.is_litgpt else y)
 
 
-ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention})
+class Core:
+    """The attention of a group to so many `heads` of queries and of keys, with what it reads beside them."""
+
+    def __init__(
+        self,
+        here: LayerContext,
+        kind: Kind,
+        heads: tuple[int, int],
+        memory: Layer | None,
+        beside: Aside | None,
+        bias: Aside | None,
+    ) -> None:
+        sizes, numbers, block = here.sizes, here.sizes.numbers, here.block
+        attention = here.group.attention
+        if kind.chunk and kind.chunk < sizes.seq:
+            assert here.group.chunked is not None, "a strategy's group has attention within chunks"
+            attention = here.group.chunked
+        slopes = {"alibi": 1.0, "scaled alibi": sizes.head_dim**-0.5}.get(here.decoder.positions, 0.0)
+        scale, is_causal = numbers.query_scale or block.query_scale, block.causal and memory is None
+        self.attention = partial(
+            attention,
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            first_head=here.group.maps.index * heads[0],
+            whole_heads=sizes.heads,
+            policy=here.policy,
+            form=Scores(scale, numbers.attn_cap, slopes, kind.window, is_causal),
+        )
+        self.memory, self.beside, self.bias = memory, beside, bias
+        self.chance, self.keys, self.op = sizes.dropout, here.keys, "attn" if memory is None else "cross_attn"
+
+    def __call__(self, qkv: Tensor, sinks: Parameter | None = None) -> Tensor:
+        dropout = self.chance if qkv.device.is_training else 0.0
+        more = {} if sinks is None else {"sinks": sinks}
+        return self.attention(
+            qkv,
+            dropout=dropout,
+            key=self.keys(self.op) if dropout else (0, 0),
+            kv=None if self.memory is None or self.beside is None else self.memory(self.beside.read()),
+            bias=None if self.bias is None else self.bias.read(),
+            **more,
+        )
+
+
+class Sinks:
+    """Attention's core with a trained number for each head (gpt-oss): the score of one more key, whose value is 0."""
+
+    def __init__(self, here: LayerContext, core: Core) -> None:
+        heads, at = (here.sizes.heads,), here.named(here.name.rpartition(".")[0])
+        self.sinks = at.declare("sinks", heads, std=here.std, splits=here.group.maps.split(heads, 0))
+        self.core = core
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        return self.core(qkv, self.sinks)
+
+
+ATTENTIONS: Mapping[str, Callable[..., Layer]] = MappingProxyType({"heads": Attention, "latent": LatentAttention})
 """The layer of the attention branch, by the row's word."""
 
 
@@ -213,7 +255,8 @@ class DecoderBlock:
             return [here.taking(role).leaf(name, Norm)] if name else []
 
         def branch(number: int, of: Branch, make: Callable[[LayerContext], Layer], op: str, part: str) -> Residual:
-            before = norm("" if number == 1 and row.shares_norm else of.before, Role(number, "before", "layernorm"))
+            reread = "" if of.experts is not None and here.group.rows.axes else "layernorm"  # experts keep all rows
+            before = norm("" if number == 1 and row.shares_norm else of.before, Role(number, "before", reread))
             layer = make(here / of.name if of.name else here)
             after = norm(of.after, Role(number, "after", part))
             last: list[Layer] = [Dropout(here, op, keep_mask=keep_mask)] if row.dropout else []

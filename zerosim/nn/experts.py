@@ -19,6 +19,7 @@ from zerosim.nn.context import LayerContext
 from zerosim.nn.lora import in_autocast
 from zerosim.nn.lora_stacks import reads_of
 from zerosim.placement.block import BALANCE, Experts, Role
+from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
 Layer = Callable[[Tensor], Tensor]
@@ -35,24 +36,26 @@ class ExpertsLayer:
     ) -> None:
         sizes, maps, block = here.sizes, here.group.maps, here.block
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
+        self.applied = here.experts.applied(row)
+        self.fuses = block.is_gated and here.policy.saves == "megatron"
         self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
-        self.how = choice_of(row, here)
+        self.how, self.hidden = choice_of(row, here), sizes.hidden
         self.spread = here.experts.spread_of(sizes.experts, here.number)
         options, self.balance = here.experts, here.group.balance
         self.name = f"{here.name}.{row.gate}.{BALANCE}"
-        self.dtype = fp32 if options.router_dtype == "fp32" else None
-        self.capacity, self.here, self.kernel = None, here, options.experts_kernel
-        if options.capacity_factor is not None:
-            by_weight = options.token_drop != "position"
-            self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
+        self.is_wide = options.widens(row)
+        self.capacity, self.here, self.kernel = options.capacity, here, options.experts_kernel
         self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
         self.of_sequences = options.aux_loss_over == "sequence"
         if self.balance is not None:
             self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
-        self.gate = (here / row.gate).declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        at = here / row.gate
+        self.gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
+        self.gate_bias = at.declare("bias", (sizes.experts,), summed=maps.axes) if row.gate_bias else None
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
-        self.up = self._stack(here, "columns", sizes.hidden, inner)
+        self.up, of_up = self._stack(here, "columns", sizes.hidden, inner), self._biases(here, False, inner)
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
+        self.biases = of_up, self._biases(here, True, sizes.hidden)
         self.shared, self.shared_gate = None, None
         if shared is not None:
             inside = here.group if self.experts.axes else replace(here.group, maps=maps.inside())
@@ -66,12 +69,27 @@ class ExpertsLayer:
         is_first, sizes = place == "columns", here.sizes
         outputs = 1 if self.row.layout == "out_in" else 2
         shape = (sizes.experts, wide, inner) if outputs == 1 else (sizes.experts, inner, wide)
-        of, parts = (outputs, wide // sizes.expert_ffn) if is_first else (3 - outputs, 1)
+        of, parts = (outputs, self._parts(here, wide)) if is_first else (3 - outputs, 1)
         how = self.experts.stack(self.maps, shape, of=of, parts=parts)
         at = here.taking(Role(1, "columns" if is_first else "rows")) / self.row.stacks[not is_first]
         name, _, last = at.name.rpartition(".")
         stack = at.named(name).declare(last, shape, std=here.std if is_first else here.std_out, **how)
         return reads_of(at, stack, inner, wide, transposed=self.row.layout == "out_in")
+
+    def _biases(self, here: LayerContext, last: bool, wide: int) -> Parameter | None:
+        """Declare the biases of all experts' first or `last` maps, if they have some. Of the last ones a rank that has
+        some of the experts' columns has some of the model's: the sum over the ranks has each bias once."""
+        if not self.row.bias:
+            return None
+        shape, at = (here.sizes.experts, wide), here.taking(Role(1, "rows" if last else "columns"))
+        at, parts = at / f"{self.row.stacks[last]}_bias", 1 if last else self._parts(here, wide)
+        name, _, own = at.name.rpartition(".")
+        how = self.experts.stack(self.maps, shape, of=1, parts=parts)
+        return at.named(name).declare(own, shape, reads_input=False, **how)
+
+    def _parts(self, here: LayerContext, wide: int) -> int:
+        """Return how many parts of an expert's first map are cut apart: one, where neighbours belong together."""
+        return 1 if here.block.between == "clamped_swiglu" else wide // here.sizes.expert_ffn
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.experts.axes:
@@ -84,7 +102,7 @@ class ExpertsLayer:
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = self._linear(x, self.gate, self.dtype)
+        logits = self._linear(x, self.gate, fp32 if self.is_wide and x.dtype.is_half else None, self.gate_bias)
         balance, device = self.balance, x.device
         bias = None if balance is None else balance.bias(self.name, device)
         weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
@@ -94,7 +112,7 @@ class ExpertsLayer:
             factor = partial(balance.factor, self.maps.size)
             weights = F.with_losses(weights, logits, chosen.ids, self.how, losses, factor)
         del logits
-        inside = self.row.applied != "results"
+        inside = self.applied != "results"
         way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
         del weights, chosen
         if balance is not None and device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
@@ -103,9 +121,15 @@ class ExpertsLayer:
         return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
 
     def _maps(self, rows: Tensor, counts: tuple[int, ...], weights: Tensor | None) -> Tensor:
-        """Return the experts' maps of their rows, which are weighed before or between them."""
+        """Return the experts' maps of their rows, which are weighed before or between them.
+
+        Megatron's kernel computes a gated function and weighs its result at once: it saves what the function read.
+        """
         run, given = self.policy.run, rows.dtype
         up, down = self.up(), self.down()
+        of_up: Operand | None
+        of_down: Operand | None
+        of_up, of_down = self.biases
         product = partial(
             F.grouped_linear,
             counts=counts,
@@ -115,17 +139,25 @@ class ExpertsLayer:
         )
         if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
             (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
-        if weights is not None and self.row.applied == "inputs":
+            of_up, of_down = (one and in_autocast(self.here, rows, [one])[1][0][0] for one in (of_up, of_down))
+        if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
-        into = partial(product, stack=up)
-        rows = run("mlp_act", self.between, run(self.part, into, rows))
+        into = partial(product, stack=up, bias=of_up)
+        of_act = partial(discard if weights is not None and self.fuses else run, "mlp_act", self.between)
+        rows = of_act(run(self.part, into, rows))
         if weights is not None:
-            rows = F.weigh(rows, weights)
-        return F.cast(product(rows, stack=down), given)
+            rows = run("mlp_act", F.weigh, rows, weights)
+        size, index = self.experts.width_of(self.maps)
+        first = 0
+        if of_down is not None and of_down.shape[1] * size == self.hidden:
+            first = index * of_down.shape[1]
+        return F.cast(product(rows, stack=down, bias=of_down, first=first), given)
 
-    def _linear(self, x: Tensor, weight: Parameter, dtype: DType | None = None) -> Tensor:
-        [own], [[read]] = in_autocast(self.here, x, [weight])
-        return F.linear(own, read, transposed=True, dtype=dtype)
+    def _linear(
+        self, x: Tensor, weight: Parameter, dtype: DType | None = None, bias: Parameter | None = None
+    ) -> Tensor:
+        [own], ([read], more) = in_autocast(self.here, x, [weight], [] if bias is None else [bias])
+        return F.linear(own, read, *more, transposed=True, dtype=dtype)
 
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:

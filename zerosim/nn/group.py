@@ -39,6 +39,11 @@ class WholeMaps:
         pieces as ranks unless it says otherwise."""
         return ()
 
+    def summed(self, rows: OwnRows) -> tuple[str, ...]:
+        """Return the axes along which others have shares of a map's gradient: a whole one reads this rank's `rows`
+        alone."""
+        return rows.axes
+
     def split_vocabulary(self, shape: tuple[int, ...]) -> Splits:
         """Return how a table of this whole shape is cut by its rows, one for each token."""
         return ()
@@ -167,6 +172,10 @@ class WholeExperts:
         (E, O). `maps` cut the experts' width, which is dim `of`, in `parts` equal ones side by side."""
         return {"splits": maps.split(shape, of, parts=parts)}
 
+    def width_of(self, maps: WholeMaps) -> tuple[int, int]:
+        """Return how many ranks cut an expert's width, and which of them this one is."""
+        return maps.size, maps.index
+
     def num_local(self, experts: int) -> int:
         """Return how many of the experts are here."""
         return experts
@@ -192,6 +201,7 @@ class Group:
     maps        linear maps and the vocabulary: whole, or cut over `tp`
     rows        which rows this rank works on between the maps
     attention   causal attention over packed q|k|v: `functional.attention`, or a function of its parameters
+    chunked     the same within chunks of a row, of the model's length; None if a row is one
     device_mesh  all ranks
     experts     which experts are here, and how rows get to them
     balance     the loads and the biases of their routers, which last from step to step; None: there are none
@@ -201,6 +211,7 @@ class Group:
     maps: WholeMaps = WHOLE_MAPS
     rows: OwnRows = ALL_ROWS
     attention: Callable[..., Tensor] = F.attention
+    chunked: Callable[..., Tensor] | None = None
     device_mesh: Mesh = Mesh()  # noqa: RUF009  frozen
     documents: Documents | None = None
     experts: WholeExperts = WHOLE_EXPERTS

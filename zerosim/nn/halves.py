@@ -61,6 +61,7 @@ def kind_of(tuning: TuningConfig, name: str, shape: tuple[int, ...], role: Role 
     if tuning.prepare_kbit and len(shape) == 1:
         return FROZEN_FP32
     is_map = role is not None and role.is_map and len(shape) == 2 and not is_adapter(name)
+    is_map = is_map and not name.endswith("_bias")  # of each expert
     return (tuning.base if is_map else None) or FROZEN
 
 

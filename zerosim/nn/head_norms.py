@@ -19,17 +19,19 @@ class HeadNorms:
         self.heads = num_heads, num_kv_heads
         self.plus_one, self.eps = here.block.norm == "rms + 1", sizes.norm_eps
         self.group = maps if self.kind == "all" else None
+        self.weights = list[Parameter]()
+        if self.kind == "plain":
+            return
         each = sizes.head_dim
         fill, summed = 0.0 if self.plus_one else 1.0, maps.axes if self.kind == "head" else ()
-        self.weights = list[Parameter]()
         for name, heads in (("q_norm", sizes.heads), ("k_norm", sizes.kv_heads)):
             shape = {"head": (each,), "all": (heads * each,), "heads": (heads, each)}[self.kind]
             splits = () if self.kind == "head" else maps.split(shape, 0, pieces=min(heads, maps.size))
             self.weights.append(here.beside(name).declare("weight", shape, fill=fill, splits=splits, summed=summed))
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        q, k = self.weights
+        q, k = self.weights or (None, None)
         heads, kv_heads = self.heads
-        if self.kind == "heads":
+        if self.kind == "heads" and q is not None and k is not None:
             return F.head_layer_norm(qkv, q, k, heads, kv_heads, self.eps)
         return F.head_norm(qkv, q, k, heads, kv_heads, self.eps, plus_one=self.plus_one, group=self.group)

@@ -119,7 +119,9 @@ class Adapters:
     def __init__(self, here: LayerContext, targets: Iterable[Adaptable], *, by_rows: bool = False) -> None:
         maps, tuning = here.group.maps, here.tuning
         self.maps, self.keys, self.chance = maps, here.keys, tuning.lora_dropout
-        self.own_rows = replace(here.group.rows, parts=1, index=0)  # a map reads the rows of all shares
+        self.own_rows = here.group.rows  # a cut map reads the rows of all shares
+        if maps.size > 1:
+            self.own_rows = replace(self.own_rows, parts=1, index=0)
         self.way = way_of(here)
         self.keeps_inputs = self.way.keeps_inputs
         self.targets, self.adapters = list[Adaptable](), list[Adapter]()
@@ -145,7 +147,8 @@ class Adapters:
         shape_a, shape_b = (tuning.lora_rank, one.inner), (one.wide, tuning.lora_rank)
         splits_a = maps.split(shape_a, 1) if by_rows else ()
         splits_b = () if by_rows else maps.split(shape_b, 0, **one.cut)
-        of_a, of_b = ((), maps.axes) if by_rows else (maps.axes, ())
+        whole = maps.summed(at.group.rows)
+        of_a, of_b = (whole, whole or maps.axes) if by_rows else (whole or maps.axes, whole)
         std = float((3 * one.inner) ** -0.5)  # PEFT draws A uniformly, with this variance
         reads = not self.keeps_inputs
         a = at.declare("lora_A.weight", shape_a, std=std, reads_input=reads, splits=splits_a, summed=of_a)

@@ -45,6 +45,7 @@ class ColumnMap:
 
     def __init__(self, here: LayerContext, row: Map) -> None:
         self.maps, self.row, self.here = here.group.maps, row, here
+        self.inner = here.sizes.width(row.inner) if row.inner else here.sizes.hidden
         self.weights, self.biases = list[Parameter](), list[Parameter]()
         wide = tuple(here.sizes.width(out.wide) for out in row.outs)
         cuts = _cuts(here, row, wide) if row.fused else []
@@ -58,7 +59,7 @@ class ColumnMap:
 
     def _adaptable(self, here: LayerContext, wide: tuple[int, ...], cuts: list[dict[str, Any]]) -> Iterator[Adaptable]:
         """Yield what may have an adapter: the whole of a fused map, and each of its outputs that has a name."""
-        row, hidden, first = self.row, here.sizes.hidden, 0
+        row, hidden, first = self.row, self.inner, 0
         if row.fused:
             words = row.outs[0].words if len(wide) == 1 else ()
             yield Adaptable(here.name, hidden, sum(wide), words=words, cut=cuts[0] if self.is_one else None)
@@ -70,13 +71,14 @@ class ColumnMap:
             first += each // pieces
 
     def _declare(self, at: LayerContext, wide: int, **cut: Any) -> None:
-        hidden, dim = at.sizes.hidden, 1 if self.row.layout == "in_out" else 0
-        shape = (hidden, wide) if dim else (wide, hidden)
+        hidden, dim = self.inner, 1 if self.row.layout == "in_out" else 0
+        shape, summed = (hidden, wide) if dim else (wide, hidden), self.maps.summed(at.group.rows)
         splits = self.maps.split(shape, dim, **cut)
-        self.weights.append(at.declare("weight", shape, outputs=dim, std=at.std, splits=splits))
+        self.weights.append(at.declare("weight", shape, outputs=dim, std=at.std, splits=splits, summed=summed))
         if self.row.bias:
             splits = self.maps.split((wide,), 0, **cut)
-            self.biases.append(at.declare("bias", (wide,), outputs=0, reads_input=False, splits=splits))
+            bias = at.declare("bias", (wide,), outputs=0, reads_input=False, splits=splits, summed=summed)
+            self.biases.append(bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         (x, *more), (weights, biases) = in_autocast(self.here, x, self.weights, self.biases)

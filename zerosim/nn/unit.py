@@ -12,7 +12,7 @@ from typing import Protocol
 
 from zerosim.device.device import Buffer
 from zerosim.nn.aside import Aside
-from zerosim.placement.block import BOTH
+from zerosim.placement.block import BOTH, WAYS
 from zerosim.tensor.autograd import Node, Sink, backward
 from zerosim.tensor.flat import Flat
 from zerosim.tensor.tensor import Leaf, Tensor
@@ -66,7 +66,7 @@ class Unit:
         """Set how far backward goes: whether the input's gradient is needed, and the names of trained flat buffers."""
         self.sends_back = sends_back
         self.goes_back = sends_back or any(flat.name in trained for flat in self.all_flats)
-        flows = dict.fromkeys(BOTH, sends_back)
+        flows = dict.fromkeys(WAYS, sends_back)
         for leaf in self.leaves:
             leaf.reach(any(flows[branch] for branch in leaf.branches), trained)
             flows |= dict.fromkeys(leaf.branches, leaf.goes_back)

@@ -21,13 +21,14 @@ from functools import partial
 from zerosim import functional as F
 from zerosim.backends.forms import SCORES
 from zerosim.config import RunConfig
-from zerosim.config.parts.context import alike, cut_of
+from zerosim.config.parts.context import alike, chunk_of, cut_of
 from zerosim.nn.documents import Documents
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.ring_attention import GatheredKeys, OtherKeys, OwnKeys, Ring, met
 from zerosim.parallel.ulysses import Ulysses
 from zerosim.placement.classes import Column, Reason
 from zerosim.placement.context import ContextCut
+from zerosim.placement.documents import Packing
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import SHARES
 from zerosim.tensor.tensor import Tensor
@@ -39,20 +40,26 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     """Add the cut of the rows' tokens, and the attention to other ranks' tokens."""
     cut, groups, packing = cut_of(config.mesh, config.context), place.groups, config.data.packing
     documents = None if packing is None else Documents(packing)
-    if cut.ranks == 1 and documents is None:
+    chunks = Documents(Packing(chunk_of(config.model))) if chunk_of(config.model) else None
+    if cut.ranks == 1 and documents is None and chunks is None:
         return made
     index = 0 if groups is None else groups.mesh.index(place.rank, *SHARES)
-    attention: Callable[..., Tensor] = made.group.attention
-    if cut.around > 1:
-        comm = None if groups is None else groups.across(*SHARES, cut.within)
-        attention = partial(F.attention, run=AROUND[config.context.how](cut, index // cut.within, comm, documents))
-    elif documents is not None:
-        attention = partial(F.attention, run=OwnKeys(cut, 0, None, documents))
-    if cut.within > 1:
-        comm = None if groups is None else groups.neighbours(*SHARES, cut.within)
-        attention = Ulysses(cut.within, index % cut.within, comm, attention)
+
+    def attention(documents: Documents | None) -> Callable[..., Tensor]:
+        attention: Callable[..., Tensor] = made.group.attention
+        if cut.around > 1:
+            comm = None if groups is None else groups.across(*SHARES, cut.within)
+            attention = partial(F.attention, run=AROUND[config.context.how](cut, index // cut.within, comm, documents))
+        elif documents is not None:
+            attention = partial(F.attention, run=OwnKeys(cut, 0, None, documents))
+        if cut.within > 1:
+            comm = None if groups is None else groups.neighbours(*SHARES, cut.within)
+            attention = Ulysses(cut.within, index % cut.within, comm, attention)
+        return attention
+
     rows = replace(made.group.rows, context=cut, place=index)
-    return made._replace(group=replace(made.group, rows=rows, attention=attention, documents=documents))
+    group = replace(made.group, rows=rows, documents=documents, attention=attention(documents))
+    return made._replace(group=group if chunks is None else replace(group, chunked=attention(chunks)))
 
 
 def unlike(config: RunConfig) -> list[Reason]:

@@ -93,6 +93,9 @@ class Cut(WholeExperts):
         by_width = Split(by_expert.local_shape, of, self.tensor, parts, axis="etp")
         return {"splits": (by_expert, by_width), "axes": EXPERT_STATES}
 
+    def width_of(self, maps: WholeMaps) -> tuple[int, int]:
+        return self.tensor, self.tensor_index
+
     def num_local(self, experts: int) -> int:
         return experts // self.size
 

@@ -29,6 +29,7 @@ from zerosim.functional.attention import Attended, Core
 from zerosim.functional.common import Grads, like
 from zerosim.nn.documents import Documents
 from zerosim.placement.context import ContextCut
+from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Saved, Tensor
 
 PURPOSE = "activations"
@@ -59,20 +60,24 @@ class OtherKeys:
         lse = like(qkv, batch, core.heads.queries, own, dtype=wide)
         device.kernel(0, device.backend.fill, total.array, 0.0)
         device.kernel(0, device.backend.fill, lse.array, -float("inf"))
-        rule = AllKeys(self, qkv, core, total, lse)
+        rule = AllKeys(self, held(qkv), core, total, lse)
         for sources, kv in self.arriving(rule.own_keys()):
             for rows, heads, where in self.meetings(qkv, core, sources):
                 into = total.array[rows], lse.array[rows]
                 arrays = rule.queries[rows], kv.array[rows], heads, where, rule.dropout, *into
-                device.kernels(rule.work("flash_attention", 2, where, rows), device.backend.attention_block, *arrays)
+                device.kernels(
+                    rule.work("flash_attention", (1, 1), where, rows), device.backend.attention_block, *arrays
+                )
             del kv
+        if core.sinks is not None:
+            device.kernel(2 * total.numel, device.backend.add_sinks, total.array, lse.array, core.sinks.array)
         if wide == qkv.dtype:
             return Attended(total, rule)
         out = core.result(qkv)
         device.kernel(0, device.backend.copy, total.array, out.array)
-        return Attended(out, AllKeys(self, qkv, core, out, lse))
+        return Attended(out, AllKeys(self, held(qkv), core, out, lse))
 
-    def meetings(self, qkv: Tensor, core: Core, sources: tuple[int, ...]) -> Iterator[tuple[slice, Heads, Met]]:
+    def meetings(self, qkv: Readable, core: Core, sources: tuple[int, ...]) -> Iterator[tuple[slice, Heads, Met]]:
         """Yield runs of rows with the same documents whose queries read keys of the sources: their heads, and where
         the tokens of both lie in a row."""
         heads, tokens, rows = core.heads, qkv.shape[1] * self.cut.around, slice(0, qkv.shape[0])
@@ -103,7 +108,7 @@ class AllKeys:
     """Saves q|k|v, the result and the log-sum-exp of each query's scores, as flash does."""
 
     keys: OtherKeys
-    qkv: Tensor
+    qkv: Readable
     core: Core
     out: Buffer
     lse: Buffer
@@ -116,8 +121,8 @@ class AllKeys:
 
     def backward(self, grad: Buffer) -> Grads:
         device, wide, (batch, own, columns) = grad.device, self.lse.dtype, self.qkv.shape
-        k, heads, width = device.backend, self.core.heads, grad.shape[2]
-        delta, dq = (device.alloc(shape, wide, Kind.TEMP) for shape in (self.lse.shape, grad.shape))
+        k, heads, width = device.backend, self.core.heads, self.core.heads.cuts(columns)[0]
+        delta, dq = (device.alloc(shape, wide, Kind.TEMP) for shape in (self.lse.shape, (batch, own, width)))
         device.kernel(2 * grad.numel, k.attention_delta, grad.array, self.out.array, heads, delta.array)
         device.kernel(0, k.fill, dq.array, 0.0)
 
@@ -128,7 +133,7 @@ class AllKeys:
                 for rows, own_heads, where in self.keys.meetings(self.qkv, self.core, sources):
                     arrays = grad.array[rows], self.queries[rows], kv.array[rows], own_heads, where, self.dropout
                     results = self.lse.array[rows], delta.array[rows], dq.array[rows], dkv.array[rows]
-                    work = self.work("flash_attention_backward", 5, where, rows)
+                    work = self.work("flash_attention_backward", (3, 2), where, rows)
                     device.kernels(work, k.attention_block_backward, *arrays, *results)
                 del kv
                 yield dkv
@@ -137,11 +142,11 @@ class AllKeys:
         dqkv = self.qkv.new_grad()
         device.kernel(0, k.copy, dq.array, dqkv.array[:, :, :width])
         device.kernel(0, k.copy, dkv.array, dqkv.array[:, :, width:])
-        return (dqkv,)
+        return dqkv, *self.core.sink_grads(self.lse, delta)
 
     @property
     def queries(self) -> Array:
-        return self.qkv.array[:, :, : self.out.shape[2]]
+        return self.qkv.array[:, :, : self.core.heads.cuts(self.qkv.shape[2])[0]]
 
     @property
     def dropout(self) -> Dropout:
@@ -149,17 +154,18 @@ class AllKeys:
 
     def own_keys(self) -> Buffer:
         """Return the own keys and values in a buffer of their own: what is sent is contiguous."""
-        source, device = self.qkv.array[:, :, self.out.shape[2] :], self.qkv.device
+        source, device = self.qkv.array[:, :, self.queries.shape[2] :], self.qkv.device
         kv = device.alloc(tuple(source.shape), self.qkv.dtype, Kind.TEMP)
         device.kernel(0, device.backend.copy, source, kv.array)
         return kv
 
-    def work(self, name: str, products: int, where: Met, rows: slice) -> tuple[KernelWork, ...]:
+    def work(self, name: str, products: tuple[int, int], where: Met, rows: slice) -> tuple[KernelWork, ...]:
         """Return the work of a kernel over what these tokens of some rows read: all arrays are read and written once.
         Flops count the scores that one kernel over the whole row would, or over each document (`Met.counted`)."""
         heads, form = self.core.heads, self.core.heads.form
         sizes = rows.stop - rows.start, heads.queries, heads.keys, self.qkv.shape[1], sum(map(len, where.keys))
-        of = Block(*sizes, self.core.width(self.qkv), where.pairs(form), where.counted(form))
+        widths = self.core.width(self.qkv), self.core.value(self.qkv)
+        of = Block(*sizes, *widths, where.pairs(form), where.counted(form))
         return flash_block(name, products, of, self.qkv.dtype.itemsize, self.lse.dtype.itemsize)
 
 

@@ -35,6 +35,7 @@ from zerosim.functional.embedding import Embedding, embedding_result
 from zerosim.functional.linear import Linear, PackedLinear, linear_result, packed_linear_result
 from zerosim.functional.loss import form_rows
 from zerosim.nn.group import WholeMaps
+from zerosim.nn.rows import OwnRows
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.placement.split import Split, Splits
 from zerosim.tensor.autograd import Rule
@@ -112,6 +113,9 @@ class TensorParallel(WholeMaps):
     def split(self, shape: tuple[int, ...], dim: int, **how: Any) -> Splits:
         return (Split(shape, dim, **{"pieces": self.size, "axis": self.axes[0], **how}),)
 
+    def summed(self, rows: OwnRows) -> tuple[str, ...]:
+        return ()
+
     def split_vocabulary(self, shape: tuple[int, ...]) -> Splits:
         return self.split(shape, 0, padding=vocab_padding(shape[0], self.size, padded=self.pads_vocab))
 
@@ -188,7 +192,9 @@ class TensorParallel(WholeMaps):
 
     def enter(self, x: Tensor) -> Tensor:
         whole = self.borders.f_forward(self.comm, x.buffer)
-        return apply(Enter(self), whole, x, op="enter")
+        entered = apply(Enter(self), whole, x, op="enter")
+        entered.discarded = x.discarded if whole is x.buffer else None
+        return entered
 
     def leave(self, y: Tensor) -> Tensor:
         out = self.borders.g_forward(self.comm, y.buffer)

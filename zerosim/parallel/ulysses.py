@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerosim import functional as F
+from zerosim.backends.kernels import Heads
 from zerosim.comm.collectives import Comm
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.common import Grads
@@ -41,6 +42,7 @@ class Ulysses:
         num_kv_heads: int | None = None,
         first_head: int = 0,
         whole_heads: int = 0,
+        value: int = 0,
         **how: Any,
     ) -> Tensor:
         """Run `functional.attention`'s arguments, and return its result for the own tokens."""
@@ -48,17 +50,18 @@ class Ulysses:
         if keys < size:
             qkv = F.repeat_kv(qkv, num_heads, keys, size // keys)
             keys = size
-        width = qkv.shape[2] // (num_heads + 2 * keys)
+        q, k = Heads(num_heads, keys, value=value).cuts(qkv.shape[2])
         own = num_heads // size
         y = self.inner(
-            self._exchanged(qkv, (num_heads * width, keys * width, keys * width), gathers=True),
+            self._exchanged(qkv, (q, k, qkv.shape[2] - q - k), gathers=True),
             own,
             num_kv_heads=keys // size,
             first_head=first_head + self.index * own,
             whole_heads=whole_heads or num_heads,
+            value=value,
             **how,
         )
-        return self._exchanged(y, (num_heads * width,), gathers=False)
+        return self._exchanged(y, (y.shape[2] * size,), gathers=False)
 
     def _exchanged(self, x: Tensor, columns: Sequence[int], *, gathers: bool) -> Tensor:
         out = self.exchange(x.buffer, columns, Kind.ACTIVATION, gathers=gathers)

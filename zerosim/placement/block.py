@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-Width = Literal["heads", "kv_heads", "ffn", "shared"]
-Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu"]
+Width = Literal["heads", "kv_heads", "ffn", "shared", "values", "q_latent", "kv_latent", "latent", "pairs"]
+Between = Literal["gelu_tanh", "gelu", "relu", "swiglu", "geglu", "clamped_swiglu"]
+Place = Literal[
+    "before", "columns", "memory", "between", "up", "kv_columns", "kv_between", "kv_up", "rows", "after", "router"
+]  # fmt: skip
 BALANCE = "e_score_correction_bias"
 """The name of a router's biases that choose experts, a buffer."""
 BOTH = (0, 1)
 """The numbers of a block's branches."""
+_QUERIES, _KEYS = 3, 4
+"""The two ways through latent attention, numbered as branches."""
+WAYS = (*BOTH, _QUERIES, _KEYS)
+KV = ("kv_columns", "kv_between", "kv_up")
 
 
 class Role(NamedTuple):
@@ -22,26 +29,30 @@ class Role(NamedTuple):
     the maps.
 
     branch  0: attention, 1: feed-forward, 2: cross-attention, which stands between them
-    place   in the order in which they run; 'memory': the map of what cross-attention reads; 'router': what chooses
-            experts, and weighs shared ones
+    place   in the order in which they run; 'memory': the map of what cross-attention reads, 'up': a map of a latent
+            into heads; 'kv_': those of the latent of keys and values, beside the queries; 'router':
+            what chooses experts, and weighs shared ones
     part    the part of the block that `--recompute` can name
     """
 
     branch: int
-    place: Literal["before", "columns", "memory", "between", "rows", "after", "router"]
+    place: Place
     part: str = ""
 
     @property
     def is_map(self) -> bool:
         """Whether it belongs to a linear map; its bias and its adapter do too."""
-        return self.place in ("columns", "memory", "rows")
+        return self.place in ("columns", "memory", "up", "kv_columns", "kv_up", "rows")
 
 
 class Out(NamedTuple):
     """Outputs of a map into columns: a weight of its own, or columns of a fused weight.
 
     name   the weight's name beside the map's (q_proj); of columns, the name of their adapter (q), '' for none
-    wide   how many: heads of queries, heads of keys and values, the feed-forward's width, or that of shared experts
+    wide   how many: heads of queries, heads of keys and values, the feed-forward's width, or that of shared experts; of
+           latent attention heads
+           of `values`, the latent of queries, that of keys and values with the rotated columns that all heads share
+           (kv_latent) or without (latent), heads of keys' other columns with values (pairs)
     words  the words of `lora_target` that mean it
     """
 
@@ -56,6 +67,7 @@ class Map(NamedTuple):
     name    the leaf module's name in its branch, and a fused weight's
     fused   one weight has all outputs, side by side; without, each of `outs` has a weight
     layout  a weight's dims: 'in_out' as GPT-2's, 'out_in' as nn.Linear's
+    inner   its inputs, if these are not the model's width
     stored  the order of a fused weight's outputs in released files: '' as `outs`, 'heads' q|k|v of one head after the
             other, 'groups' the queries that share a key, this key and its value
     """
@@ -68,6 +80,23 @@ class Map(NamedTuple):
     words: tuple[str, ...] = ()
     part: str = ""
     stored: Literal["", "heads", "groups"] = ""
+    inner: Width | None = None
+
+
+class Latent(NamedTuple):
+    """The maps of multi-head latent attention beside the first one (arXiv 2405.04434). Without `q` that has queries as
+    its columns, with it a latent, from which `q` makes them. `kv_a` has a latent and the rotated columns of keys that
+    all heads share, `kv_b` makes the rest of it. `q_norm`, `kv_norm`: the names of the latents' norms."""
+
+    kv_a: Map
+    kv_b: Map
+    kv_norm: str
+    q: Map | None = None
+    q_norm: str = ""
+
+    @property
+    def maps(self) -> tuple[Map, ...]:
+        return (self.kv_a, self.kv_b) if self.q is None else (self.q, self.kv_a, self.kv_b)
 
 
 class Experts(NamedTuple):
@@ -78,7 +107,7 @@ class Experts(NamedTuple):
     normed    a token's k weights are divided by their sum
     ranks     by what groups of experts are compared: their best score ('best'), or the sum of their two best ('two')
     applied   weights multiply the experts' 'results', their 'inputs', or what is 'between' their maps
-    gate      the router's name; gate_bias: its logits have a bias
+    gate      the router's name; gate_bias: its logits have a bias; is_wide: they are fp32 beside half types
     stacks    the names of the two stacks; layout as a map's; bias: each expert's maps have biases
     shared    the name of shared experts, which work for every token, '' for none; shared_gate: of the map to one
               number, whose sigmoid multiplies their result
@@ -93,6 +122,7 @@ class Experts(NamedTuple):
     applied: Literal["results", "inputs", "between"] = "results"
     gate: str = "gate"
     gate_bias: bool = False
+    is_wide: bool = False
     stacks: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
     layout: Literal["in_out", "out_in"] = "out_in"
     bias: bool = False
@@ -109,6 +139,7 @@ class Branch(NamedTuple):
     name     of the module with the two maps; '': they are the block's own
     memory   of cross-attention: the map of an encoder's output into keys and values
     experts  of a feed-forward that has them
+    latent   of latent attention: its other maps
     """
 
     name: str
@@ -117,6 +148,7 @@ class Branch(NamedTuple):
     before: str = ""
     after: str = ""
     memory: Map | None = None
+    latent: Latent | None = None
     experts: Experts | None = None
 
     @property
@@ -127,6 +159,12 @@ class Branch(NamedTuple):
         shared, outs = self.experts.shared, tuple(out._replace(wide="shared") for out in self.columns.outs)
         columns = self.columns._replace(outs=outs, part="")  # a part of the leaf module that has them
         return self._replace(name=self.named(shared), columns=columns, experts=None) if shared else None
+
+    @property
+    def inward(self) -> tuple[Map, ...]:
+        """Its maps but the last."""
+        memory = () if self.memory is None else (self.memory,)
+        return self.columns, *memory, *(() if self.latent is None else self.latent.maps)
 
     def named(self, name: str) -> str:
         """Return the name of one of its maps in the block."""
@@ -162,11 +200,13 @@ class Block(NamedTuple):
     norms_sum  the norm after a branch norms x + branch, which goes on normed (post-norm)
     between   the feed-forward's function
     qk_norm   norms of q and k, named q_norm and k_norm: 'head' the block's norm of each head, 'all' of all columns of
-              each, 'heads' of each head with weights of its own; '' none
+              each, 'heads' of each head with weights of its own, 'plain' of each head without weights, of those that
+              have been rotated; '' none
     parallel  the branches read the same x, and are added together. A second branch with the first one's norm reads its
               result
     dropout   attention's scores and all branches have dropout; `inner_dropout`: the feed-forward's function too
-    core      the kind of attention: 'heads' of queries, keys and values
+    core      the kind of attention: 'heads' of queries, keys and values, or 'latent': heads that are made of latents
+    sinks     attention has a trained number for each head, the score of one more key, whose value is 0
     query_scale  the factor of attention's scores, if a configuration has no other; 0: 1 / sqrt(head_dim)
     causal    a token reads those up to itself; without, all others too
     cross     a third branch, whose queries read an encoder's output
@@ -178,16 +218,17 @@ class Block(NamedTuple):
     mlp: Branch
     norm: Literal["layer", "layer without bias", "rms", "rms + 1"]
     between: Between
-    qk_norm: Literal["", "head", "all", "heads"] = ""
+    qk_norm: Literal["", "head", "all", "heads", "plain"] = ""
     parallel: bool = False
     dropout: bool = False
-    core: Literal["heads"] = "heads"
+    core: Literal["heads", "latent"] = "heads"
     norms_sum: bool = False
     causal: bool = True
     cross: Branch | None = None
     biases: str = ""
     query_scale: float = 0.0
     inner_dropout: bool = False
+    sinks: bool = False
 
     @property
     def without_experts(self) -> Block:
@@ -206,7 +247,10 @@ class Block(NamedTuple):
 
     def reached_from(self, branch: int, place: str) -> tuple[int, ...]:
         """Return the branches from which backward comes to a layer: one after the other, both reach each; side by side
-        each has its own layers, and they may share the first norm."""
+        each has its own layers, and they may share the first norm. Latent attention has two ways side by side."""
+        if self.core == "latent":
+            ways = {"columns": _QUERIES, "between": _QUERIES, "up": _QUERIES} | dict.fromkeys(KV, _KEYS)
+            return (ways[place],) if branch == 0 and place in ways else (*BOTH, _QUERIES, _KEYS)
         return BOTH if not self.parallel or (place == "before" and self.shares_norm) else (branch,)
 
     @property
@@ -227,7 +271,7 @@ class Block(NamedTuple):
                     yield at, Target(at, own, None, ("experts",), is_stack=True)
         for branch in (found for one in self.branches if (found := one.dense) is not None):
             rows = branch.rows
-            for columns in (branch.columns, *([] if branch.memory is None else [branch.memory])):
+            for columns in branch.inward:
                 whole, only = branch.named(columns.name), columns.outs[0].words if len(columns.outs) == 1 else ()
                 if columns.fused:
                     yield whole, Target(whole, columns, None, only)

@@ -10,7 +10,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from zerosim.placement.block import Between, Block, Branch, Decoder, Experts, Map, Masked, Out, Second
+from zerosim.placement.block import (
+    Between,
+    Block,
+    Branch,
+    Decoder,
+    Experts,
+    Latent,
+    Map,
+    Masked,
+    Out,
+    Second,
+    Width,
+)
 
 Layout = Literal["in_out", "out_in"]
 
@@ -131,6 +143,24 @@ COHERE = _blocks(LLAMA, norm="layer without bias", parallel=True, mlp=_MLP._repl
 )
 
 
+def latent(*, low_rank: bool = True, bias: bool = False) -> Branch:
+    """Return DeepSeek's attention; `low_rank`: queries are made of a latent too."""
+
+    def columns(name: str, wide: Width, *words: str, inner: Width | None = None, bias: bool = False) -> Map:
+        return Map(name, (Out("", wide, words),), bias=bias, inner=inner, part="mla_up" if inner else "")
+
+    kv_a, kv_b = (
+        columns("kv_a_proj_with_mqa", "kv_latent", "k", "v", bias=bias),
+        columns("kv_b_proj", "pairs", "k", "v", inner="latent"),
+    )
+    maps = Latent(kv_a, kv_b, "kv_a_layernorm")
+    first = columns("q_proj", "heads", "q")._replace(part="mla_up")
+    if low_rank:
+        first = columns("q_a_proj", "q_latent", "q", bias=bias)
+        maps = maps._replace(q=columns("q_b_proj", "heads", "q", inner="q_latent"), q_norm="q_a_layernorm")
+    return _ATTENTION._replace(columns=first, rows=_back("o_proj", bias=bias)._replace(inner="values"), latent=maps)
+
+
 def _experts(row: Decoder, experts: Experts) -> Decoder:
     """Return the row with experts in its feed-forward."""
     return _blocks(row, mlp=row.block.mlp._replace(experts=experts))
@@ -142,10 +172,21 @@ MIXTRAL = _experts(
 QWEN2_MOE = _experts(QWEN2, Experts(normed=False, shared="shared_expert", shared_gate="shared_expert_gate"))
 QWEN3_MOE = _experts(QWEN3, Experts(normed=False))
 OLMOE = _experts(_blocks(LLAMA, qk_norm="all"), Experts(normed=False))
-GLM4_MOE = _experts(
-    biased(LLAMA, rows=False),
-    Experts("sigmoid", ranks="two", shared="shared_experts", biased=True),
+_BALANCED = Experts("sigmoid", ranks="two", shared="shared_experts", biased=True, is_wide=True)
+GLM4_MOE = _experts(biased(LLAMA, rows=False), _BALANCED)
+_DEEPSEEK = _blocks(LLAMA, attention=latent(), core="latent")._replace(interleaved=True, shares_keys=False)
+DEEPSEEK_V2 = _experts(_DEEPSEEK, Experts(normed=False, shared="shared_experts", is_wide=True))
+DEEPSEEK_V3 = _experts(_DEEPSEEK, _BALANCED)
+GPT_OSS = _experts(
+    _blocks(biased(LLAMA), sinks=True, between="clamped_swiglu"),
+    Experts("softmax of chosen", normed=False, gate="router", gate_bias=True, layout="in_out", bias=True, stored=()),
 )
+LLAMA4 = _experts(
+    _blocks(LLAMA, qk_norm="plain", mlp=_MLP._replace(name="feed_forward")),
+    Experts(
+        "sigmoid", normed=False, applied="inputs", gate="router", layout="in_out", shared="shared_expert", stored=()
+    ),
+)._replace(interleaved=True)
 WITH_EXPERTS: Mapping[str, Experts] = MappingProxyType(
     {
         "gpt": Experts(stacks=("experts.c_fc", "experts.c_proj"), layout="in_out", shared="shared_experts"),
@@ -362,6 +403,10 @@ DECODERS: Mapping[str, Decoder] = MappingProxyType(
         "glm4": GLM4,
         "phi3": PHI3,
         "smollm3": SMOLLM3,
+        "gpt_oss": GPT_OSS,
+        "llama4_text": LLAMA4,
+        "deepseek_v2": DEEPSEEK_V2,
+        "deepseek_v3": DEEPSEEK_V3,
         "cohere": COHERE,
         "starcoder2": STARCODER2,
         "phi": PHI,

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from zerosim.analysis.checks import checks
 from zerosim.analysis.shares import itemsizes
-from zerosim.backends.kernels import Backend
-from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
-from zerosim.device.device import Device
 from zerosim.device.events import (
     Alloc,
     Copy,
@@ -31,17 +28,16 @@ from zerosim.device.events import (
     Save,
     Wait,
 )
+from zerosim.dtypes import dtype
 from zerosim.errors import InputError
 from zerosim.ledger.memory import MemoryLedger
-from zerosim.placement.layout import Layout
 from zerosim.placement.memories import DEVICE
-from zerosim.placement.mesh import AXES
+from zerosim.playback.flats import axes_of, flat_data, flat_of, groups_of, units_of
 from zerosim.playback.looks import looks
 from zerosim.playback.order import call_of, in_order
 from zerosim.playback.record import Line, Recorded
 from zerosim.report.names import STAGES
 from zerosim.report.words import headline, model_name
-from zerosim.train.build_model import build_model
 from zerosim.train.work import expected_work
 from zerosim.units import format_bytes
 from zerosim.version import __version__
@@ -127,6 +123,10 @@ class _Run:
         self._opens, self.at = opens, 0  # a rank's event, and the number of page events up to it
         self.words, self.scopes, self.calls, self.lines = _Table(), _Table(), _Table(), _Table()
         self._names: dict[tuple[int, int], str] = {}  # of buffers, by rank and id
+        self.flat_of: dict[str, int] = {}  # of buffers in units with several flats, by rank and id
+        self._places = {name: place for place, name in enumerate(self.result.layout.flats)}
+        self._units, self._row = units_of(self.result.config), self.result.config.model.moved_row
+        self.row_of: dict[int, int] = {}  # the bytes of a row that travels, by call
         for rank in self.result.ran:
             for event in self.result.events[rank]:
                 if isinstance(event, Save):
@@ -134,8 +134,7 @@ class _Run:
 
     def values(self) -> Data:
         result, config, layout = self.result, self.result.config, self.result.layout
-        places = {name: place for place, name in enumerate(layout.flats)}
-        events, lines = [], []
+        places, events, lines = self._places, list[Any](), list[int]()
         for event, line in self._events():
             events.append(event)
             lines.append(-1 if line is None else self.lines.place(line))
@@ -147,11 +146,14 @@ class _Run:
             "model": model_name(config),
             "parameters": result.num_parameters,
             "dtype": config.precision.param_dtype,
-            "mesh": {axis: size for axis, size in layout.mesh.sizes.items() if size > 1},
+            "mesh": {axis: layout.mesh.size(axis) for axis in axes_of(layout.mesh)},
+            "groups": groups_of(layout, result.ran),
             "ranks": [self._rank(rank) for rank in result.ran],
-            "flats": [_flat(layout, name) for name in layout.flats],
+            "flats": [flat_data(layout, name) for name in layout.flats],
             "stages": [[places[name] for name in names] for names in layout.stages],
-            "units": {unit: [places[name] for name in names] for unit, names in _units(config).items()},
+            "units": {unit: [places[name] for name in names] for unit, names in self._units.items()},
+            "flat_of": self.flat_of,
+            "row_of": self.row_of,
             "words": self.words.values,
             "scopes": [list(scope) for scope in self.scopes.values],
             "calls": [[*call[:3], list(call[3]), *call[4:]] for call in self.calls.values],
@@ -171,7 +173,7 @@ class _Run:
         total, letters = found.sent[-1], found.of.padded
         return {
             "rank": rank,
-            "place": {axis: mesh.index(rank, axis) for axis in AXES if mesh.size(axis) > 1},
+            "place": {axis: mesh.index(rank, axis) for axis in axes_of(mesh)},
             "stands_for": result.stands_for.count(rank),
             "stage": stage,
             "volume": {
@@ -210,6 +212,8 @@ class _Run:
         match event:
             case Alloc():
                 name = event.name or self._names.get((rank, event.id), "")
+                if (flat := flat_of(event, self._units, self.result)) is not None:
+                    self.flat_of[f"{rank}/{event.id}"] = self._places[flat]
                 values = [event.id, event.nbytes, word(event.kind), event.padding_bytes, word(name)]
                 if event.memory != DEVICE:
                     return ["alloc_elsewhere", *values, word(event.memory)]
@@ -225,6 +229,8 @@ class _Run:
             case Launch():
                 op, axis, group, sequence = call_of(event)
                 call = self.calls.place((op, axis, event.purpose, group, sequence, event.algorithm))
+                if self._row and (op, axis, event.purpose) == ("all_to_all", "ep", "activations"):
+                    self.row_of[call] = self._row * dtype(event.dtype).itemsize
                 sizes = [event.payload_bytes, event.sent_bytes, event.received_bytes]
                 return ["launch", event.work, call, word(event.dtype), *sizes, event.modelled_bytes]
             case Wait():
@@ -248,26 +254,3 @@ def _steps_of(events: Sequence[Event]) -> Sequence[Event]:
     while last + 1 < len(events) and events[last + 1].scope.step == events[last].scope.step:
         last += 1
     return events[: last + 1]
-
-
-def _flat(layout: Layout, name: str) -> Data:
-    """Return a flat buffer and, for each of its states, the parts that a group's ranks hold."""
-    flat = layout.flats[name]
-    stage = next(stage for stage, names in enumerate(layout.stages) if name in names)
-    states = {
-        state: {
-            "axes": list(row.axes),
-            "whole": row.is_whole,
-            "parts": [[part.start, part.stop] for part in layout.parts(stage, name, state)],
-        }
-        for state, row in layout.rows(name).items()
-    }
-    return {"name": name, "numel": flat.numel, "states": states}
-
-
-def _units(config: RunConfig) -> Mapping[str, list[str]]:
-    """Return each unit's flat buffers, in the model's order."""
-    backend: Backend = make_backend("meta")
-    units = build_model(config, Device(0, backend)).units
-    parts = [part for unit in units for part in (unit, *unit.leaves)]
-    return {part.name: [flat.name for flat in part.all_flats] for part in parts}

@@ -89,7 +89,7 @@ class Asked:
         said = []
         for letter in letters:
             unit = f" {LETTERS[letter].unit}" if LETTERS[letter].unit else ""
-            said.append(f"{letter} = {self.held[letter]:,}{unit}, {LETTERS[letter].meaning}")
+            said.append(f"{letter} = {formulas.figure(self.held[letter])}{unit}, {LETTERS[letter].meaning}")
         return "; ".join(said) + "."
 
 
@@ -264,7 +264,7 @@ def _exchanged(asked: Asked) -> Section | None:
     terms = tuple(asked.term(f"{axis}: {name}", form) for (name, axis), form in found.items())
     where = " on pipeline stage 0" if asked.config.mesh.pp > 1 else ""
     symbols = formulas.total(found.values()).where({x: asked.held[x] for x in COUNTS if x in asked.held}).symbols
-    note = f"{asked.says(*(x for x in ('bsh', 'bs', 'V') if x in symbols))} {'; '.join(_sources(found))}."
+    note = f"{asked.says(*(x for x in ('k', 'bsh', 'bs', 'V') if x in symbols))} {'; '.join(_sources(found))}."
     said = note_of(asked.config, "exchanges")
     return Section("exchanges", f"Activations sent per rank and step{where}", terms, (note, said) if said else (note,))
 

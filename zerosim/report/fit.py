@@ -45,7 +45,20 @@ TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
 """What a rank needs if its share of its node's other memories is too small."""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OF_MESH = (
-    *("ranks", "dp_replicate", "tp", "cp", "context", "pp", "pipeline", "virtual_stages", "stage", "recipe"),
+    *(
+        "ranks",
+        "dp_replicate",
+        "tp",
+        "cp",
+        "context",
+        "ep",
+        "etp",
+        "pp",
+        "pipeline",
+        "virtual_stages",
+        "stage",
+        "recipe",
+    ),
     *("pad_vocab", "recompute", "sequence_parallel", "overlap", "micro_batch", "accumulate"),
 )
 """What a mesh search chooses, in the order of its flags."""
@@ -220,6 +233,7 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
         return search.page(about, f"Nothing fits on up to {on}.", None, [], how)
     best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
     grid = grid if any(one.config.mesh.cp > 1 for one in result.found) else grid.without("cp")
+    grid = grid if best.config.model.has_experts else grid.without("ep")
     fewer = grid.without("SP", "overlap", *(() if cluster is None else ("exposed, s", "bubble, s")))
     shown = (grid, grid.short(), fewer, fewer.without("schedule"))
     rows = "rows: microbatch x accumulation; SP: sequence parallelism"
@@ -296,6 +310,7 @@ def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:
     cells: dict[str, Cell] = {
         "tp": str(mesh.tp),
         "cp": f"{mesh.cp} {context.way(config)}" if mesh.cp > 1 else "-",
+        "ep": f"{mesh.ep}{f' x {mesh.etp}' if mesh.etp > 1 else ''}",
         "pp": str(mesh.pp),
         "dp": replicas,
         "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 or config.offload.is_on else "-",

@@ -34,7 +34,7 @@ _WAITS = {
     "replicas": "averages over replicas",
     "tp": "tensor parallelism's collectives",
     "cp": "context parallelism",
-    "ep": "experts on other ranks",
+    **dict.fromkeys(("ep", "etp", "ep+etp"), "tokens on their way to experts and back"),
     "pp": "the neighbouring pipeline stage",
 }
 """By the purpose of a mesh axis (`_purpose`)."""

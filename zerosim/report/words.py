@@ -158,7 +158,7 @@ def scaled(result: RunResult) -> str | None:
 
 def dropped(result: RunResult) -> str | None:
     """Return how many choices of experts were dropped, if some were."""
-    choices, lost = result.routed
+    choices, lost, _ = result.routed
     if not lost:
         return None
     return (

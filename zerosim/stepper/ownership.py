@@ -151,7 +151,7 @@ def ownership(session: Session) -> Ownership:
     for flat in layout.flats.values():
         mesh, axes = layout.mesh, flat.cut_axes if any(weight.splits for weight in flat.weights) else ()
         for index, first in enumerate(first_ranks(mesh, *axes)):
-            part = ", ".join(f"{axis} {mesh.index(first, axis)}" for axis in axes)
+            part = ", ".join(f"{axis} {mesh.index(first, axis)}" for axis in axes if mesh.size(axis) > 1)
             for rank in layout.holders(flat.name):
                 if mesh.index(rank, *axes) != index:
                     continue

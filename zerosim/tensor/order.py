@@ -28,6 +28,12 @@ def ran_after(x: Tensor, other: Tensor) -> Tensor:
     return _passed(x, max(x.node.depth, other.node.depth) + 1)
 
 
+def visit_before(x: Tensor, other: Tensor) -> None:
+    """Let backward visit the op of x, which ran later, before that of `other`."""
+    if isinstance(x.node, Node) and other.node is not None:
+        x.node.depth = max(x.node.depth, other.node.depth + 1)
+
+
 def visited_last(x: Tensor) -> Tensor:
     """Return x, such that backward visits its op after all else: where x needs nothing that other branches made."""
     return x if x.node is None else _passed(x, 0)

@@ -68,7 +68,7 @@ class RunResult:
     time               of a plan on a cluster: the time of a step there (`ledger/clock.py`; `delayed.timed_step`)
     extended_from      of a plan: the numbers of microbatches of the two runs from which all figures were extended
     node_ranks         how many neighbouring ranks share a node
-    routed             choices of experts in a run, and those that were dropped
+    routed             choices of experts in a run, dropped ones, and by block how often each expert was chosen
 
     On shapes alone there are no losses, norms and weights, and one of each group of identical ranks ran:
     `stands_for` names it for each rank, and their entries are the same objects.

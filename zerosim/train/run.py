@@ -29,7 +29,7 @@ from zerosim.errors import InputError, OutOfMemory
 from zerosim.ledger.ranks import RankLedgers, check_alike, of_all_processes
 from zerosim.models.model import Model, draw_flat
 from zerosim.nn import Group
-from zerosim.nn.balance import NOTHING_ROUTED, Routed
+from zerosim.nn.balance import NOTHING_ROUTED, Routed, routed_by
 from zerosim.optim.control import StepReport
 from zerosim.optim.optimizer import Optimizer, estimates_every
 from zerosim.parallel.base import Strategy
@@ -212,7 +212,7 @@ class Experiment:
             biases = {name: np.array(bias, np.float32) for name, bias in balance.biases.items()}
             mesh = self.layout.mesh
             if mesh.is_folded or mesh.index(ctx.rank, *CUTS) == 0:  # others have the same tokens
-                routed = Routed(balance.choices, balance.dropped)
+                routed = balance.routed
         return RankOutcome(trained.losses, trained.reports, pieces, sample, gpu, lost, routed, biases)
 
     def result(
@@ -233,7 +233,7 @@ class Experiment:
             losses=[list(step) for step in zip(*map(_mean, shares), strict=True)],
             weights=assemble(self.layout, [piece for outcome in outcomes for piece in outcome.pieces], values_of)
             | {name: bias for outcome in outcomes for name, bias in outcome.biases.items()},
-            routed=Routed(*map(sum, zip(*(outcome.routed for outcome in outcomes), strict=True))),
+            routed=routed_by(outcome.routed for outcome in outcomes),
             sample=outcomes[0].sample,
             keep_events=keep_events,
             lost_updates=self._lost(outcomes, 0),

@@ -122,12 +122,13 @@ def _numel(config: RunConfig, experts: int) -> int:
         return model.layers * 2 * model.hidden * model.ffn + model.vocab * model.hidden
     numel = model.vocab * model.hidden * (1 if model.tie_embeddings else 2)
     for (block, _), layers in zip(model.decoder.stacks, model.depths, strict=True):
-        maps = [one for branch in block.branches for one in (branch.columns, branch.memory) if one is not None]
-        columns = sum(model.width(out.wide) for one in maps for out in one.outs)
-        rows = model.width("heads") * (len(block.branches) - 1) + model.ffn
-        numel += layers * model.hidden * (columns + rows)
+        for one in (one for branch in block.branches for one in branch.inward):
+            inner = model.width(one.inner) if one.inner else model.hidden
+            numel += layers * inner * sum(model.width(out.wide) for out in one.outs)
+        rows = model.width(block.attention.rows.inner or "heads") * (len(block.branches) - 1) + model.ffn
+        numel += layers * model.hidden * rows
         each = len(block.mlp.columns.outs) + 1  # matrices of a feed-forward
-        wide = (experts + model.shared_experts) * model.expert_ffn
+        wide = experts * model.expert_ffn + model.width("shared")
         mixed = sum(model.kind(number).has_experts for number in range(layers)) if model.has_experts else 0
         numel += mixed * model.hidden * (each * (wide - model.ffn) + model.experts)
     return numel

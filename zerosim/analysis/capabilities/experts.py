@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import cast
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capabilities import tensor, tuning
 from zerosim.analysis.capability import Asked, Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas.form import Form, symbol
+from zerosim.analysis.recompute import number_of
 from zerosim.analysis.shares import is_apart
-from zerosim.analysis.weights import of_weights
+from zerosim.analysis.weights import has_experts, of_weights
 from zerosim.config import RunConfig
 from zerosim.dtypes import dtype
-from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
+from zerosim.placement.mesh import CUTS, EXPERT_CUTS, EXPERT_STATES, SHARES
+from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
+
+Cut = Mapping[str, int | None]
+"""Values of the options that cut experts."""
 
 
 def are_apart(config: RunConfig) -> bool:
@@ -41,7 +48,58 @@ def cut_words(held: Mapping[str, int]) -> list[str]:
 def assumes_routing(result: RunResult) -> bool:
     """Return whether the rows of each expert are known beforehand: a run's router chooses otherwise."""
     config = result.config
-    return config.experts.routing is not None or config.experts.dispatcher == "allgather" or not result.losses
+    return (
+        config.experts.routing is not None
+        or config.experts.dispatcher == "allgather"
+        or config.experts.pad_to_capacity
+        or not result.losses
+    )
+
+
+def own_tokens(config: RunConfig) -> int:
+    """Return the tokens of a microbatch that a rank, or with whole rows tp's ranks together, sends to experts."""
+    divided = config.mesh.axes.size(*SHARES, *(CUTS if are_apart(config) else ()))
+    return config.data.micro_batch * config.model.row_tokens // divided
+
+
+def sizes(config: RunConfig) -> dict[str, int]:
+    """Return the JSON form of how experts are cut, of models that have some."""
+    return {axis: config.mesh.axes.size(axis) for axis in EXPERT_CUTS} if config.model.has_experts else {}
+
+
+def ways_to_cut(config: RunConfig, ranks: int, tp: int, node: int) -> Iterator[Cut]:
+    """Yield values that share experts among the ranks of a pipeline stage: nobody, as many as possible of a node, as
+    many as possible. Their maps stay whole."""
+    yield {}
+    fitting = [ep for ep in range(2, ranks + 1) if ranks % ep == 0 and config.model.divides_experts(ep)]
+    inside = [ep for ep in fitting if ep <= node]
+    for ep in dict.fromkeys((*inside[-1:], *fitting[-1:])):
+        yield {"ep": ep, **({"etp": 1} if tp > 1 else {})}
+
+
+def other_cuts(config: RunConfig) -> list[Cut]:
+    """Return the values that share experts among the next fewer and the next more ranks, and that cut their maps over
+    tp or leave them whole."""
+    if not config.model.has_experts:
+        return []
+    mesh = config.mesh.axes
+    ranks = mesh.edp * mesh.ep * mesh.etp
+    fitting = [ep for ep in range(1, ranks + 1) if ranks % (ep * mesh.etp) == 0 and config.model.divides_experts(ep)]
+    at = fitting.index(mesh.ep)
+    found: list[Cut] = [{"ep": ep} for ep in (*fitting[max(0, at - 1) : at], *fitting[at + 1 : at + 2])]
+    return found + [{"etp": etp} for etp in {1: mesh.tp, mesh.tp: 1}.values() if mesh.tp > 1 and etp != mesh.etp]
+
+
+def more_shared(config: RunConfig) -> list[Cut]:
+    """Return the values that share experts among more ranks: those of a node, then all."""
+    mesh = config.mesh.axes
+    ways = ways_to_cut(config, mesh.edp * mesh.ep * mesh.etp, mesh.tp, 8) if config.model.has_experts else ()
+    return [way for way in ways if (way.get("ep") or 0) > mesh.ep]
+
+
+def alone(config: RunConfig, tp: int) -> Cut:
+    """Return the values of one microbatch on tp's ranks alone: what experts compute of it, and nothing that is sent."""
+    return {"ep": 1, "etp": 1 if are_apart(config) and tp > 1 else None, "dispatcher": None}
 
 
 def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
@@ -55,8 +113,8 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
         mesh.ep,
         mesh.etp,
         whole / symbol("t") if tensor.divides_rows(config) else whole,
-        4 if config.experts.router_dtype == "fp32" else stored,
-        row.applied != "results",
+        4 if config.experts.widens(row) and stored == 2 else stored,
+        config.experts.applied(row) != "results",
         frozen_of(config) is not None,
     )
     if config.experts.dispatcher == "allgather":
@@ -82,7 +140,13 @@ def _letters(asked: Asked) -> dict[str, int]:
         part = share.only([name for name in share.numels if is_apart(layout, name) == own])
         values = of_weights(placed, part, padded=asked.padded) | tuning.letters(asked._replace(share=part))
         found |= {formulas.OF_EXPERTS[one] if own else one: values[one] for one in formulas.OF_EXPERTS if one in values}
-    return found | {"N_e": layout.mesh.size(*EXPERT_STATES)}
+    tokens = own_tokens(config)
+    blocks = [number_of(unit) for unit in share.units if is_block(unit) and has_experts(config, unit)]
+    rows = [config.experts.sent_of(config.model, number, tokens) for number in blocks]
+    return found | {
+        "k": cast(int, Fraction(sum(rows), len(rows) * tokens or 1)),
+        "N_e": layout.mesh.size(*EXPERT_STATES),
+    }
 
 
 def _size(config: RunConfig) -> Iterator[str]:

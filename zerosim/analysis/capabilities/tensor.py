@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 
 from zerosim.analysis import formulas
 from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import all_reduce_times, experts_in, frozen_of, is_by_pairs, is_divided
 from zerosim.analysis.formulas.form import Form, symbol
+from zerosim.analysis.reach import inputs_of_heads
 from zerosim.analysis.recompute import recompute_of, tiles_rows
 from zerosim.config import RunConfig
 from zerosim.config.presets.recipes import PYTORCHS
@@ -40,14 +42,26 @@ def _forms(config: RunConfig, step: Step, sent: Sent) -> Forms:
             keep_gathered=keeps_gathered(config),
             head_again=config.memory.loss not in LIGER,
             experts=experts_in(config),
+            inputs=_inputs(config),
             **how,
         )
     else:
-        by_operation = formulas.tensor_parallel(again, all_reduce=times, **how)
+        by_operation = formulas.tensor_parallel(
+            again, all_reduce=times, experts=model.has_experts, inputs=_inputs(config), **how
+        )
     for name, form in by_operation.items():
         yield Key("exchanged", name, "tp"), form
     if model.has_blocks and model.decoder.block.qk_norm == "all":
         yield Key("exchanged", "all_reduce", "tp"), formulas.head_norm_sums(all_reduce=times, frozen=frozen)
+
+
+def _inputs(config: RunConfig) -> formulas.Inputs:
+    """Return the inputs of attention's f: of latent attention narrow ones."""
+    if not config.model.is_latent:
+        return formulas.WIDE
+    each = [(width, place) for width, _, place in inputs_of_heads(config.model)]
+    f, read = (sum((width for width, place in each if place or not alone), Fraction(0)) for alone in (False, True))
+    return formulas.Inputs(f, read)
 
 
 def divides_rows(config: RunConfig) -> bool:

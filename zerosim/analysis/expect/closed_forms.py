@@ -50,8 +50,13 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
     row, block = model.decoder, model.decoder.block
     attention, mlp = block.branches
     queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys}
-    second = 0
+    between = {"": 0, "head": 2 * model.head_dim, "all": queries + keys, "heads": queries + keys, "plain": 0}
+    second, own = 0, None
+    if model.is_latent:
+        row_of = attention.latent
+        low_rank = row_of is not None and row_of.q is not None
+        widths = model.latents._replace(q=model.latents.q * low_rank)
+        own = formulas.latent_parameters(model.hidden, model.heads, *widths, bias=attention.rows.bias)
     if row.second is not None:
         second = formulas.second_parameters(
             model.depths[1], model.hidden, queries, keys, model.heads, model.numbers.bias_buckets
@@ -65,10 +70,12 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             model.expert_ffn,
             model.experts,
             model.experts if chosen is None else chosen,
-            model.shared_experts,
-            gated=block.between in ("swiglu", "geglu"),
+            model.width("shared"),
+            gated=block.between in ("swiglu", "geglu", "clamped_swiglu"),
             biases=(mlp.columns.bias, mlp.rows.bias),
             shared_gate=bool(experts.shared_gate),
+            gate_bias=experts.gate_bias,
+            expert_biases=experts.bias,
         )
     return (
         beside
@@ -80,17 +87,18 @@ def _of_decoder(model: ModelConfig, chosen: int | None = None) -> int:
             model.vocab,
             queries=queries,
             keys=keys,
-            gated=block.between in ("swiglu", "geglu"),
+            gated=block.between in ("swiglu", "geglu", "clamped_swiglu"),
             biases=(attention.columns.bias, attention.rows.bias, mlp.columns.bias, mlp.rows.bias),
             norms=len({name for one in (attention, mlp) for name in (one.before, one.after) if name}),
             norm_params=2 if block.norm == "layer" else 1,
-            between=between[block.qk_norm],
+            between=between[block.qk_norm] + model.heads * block.sinks,
             positions=row.first_position + model.positions if model.has_position_table else 0,
             around=bool(row.last_norm) + model.is_second + bool(row.table_norm) + model.is_masked,
             head_bias=row.head_bias,
             tied=model.tie_embeddings,
             types=model.numbers.token_types if model.is_masked else 0,
             transform=model.is_masked,
+            attention=own,
         )
     )
 

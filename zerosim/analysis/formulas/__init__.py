@@ -52,6 +52,8 @@ from zerosim.analysis.formulas.optimizers import exchanged as exchanged
 from zerosim.analysis.formulas.optimizers import padding_bytes as padding_bytes
 from zerosim.analysis.formulas.optimizers import state_bytes as state_bytes
 from zerosim.analysis.formulas.parallel import LOSS_CALLS as LOSS_CALLS
+from zerosim.analysis.formulas.parallel import WIDE as WIDE
+from zerosim.analysis.formulas.parallel import Inputs as Inputs
 from zerosim.analysis.formulas.parallel import RecomputedBoundaries as RecomputedBoundaries
 from zerosim.analysis.formulas.parallel import boundary_sends as boundary_sends
 from zerosim.analysis.formulas.parallel import bubble as bubble
@@ -71,6 +73,7 @@ from zerosim.analysis.formulas.parallel import tensor_parallel as tensor_paralle
 from zerosim.analysis.formulas.parallel import tied_grads as tied_grads
 from zerosim.analysis.formulas.parameters import decoder_parameters as decoder_parameters
 from zerosim.analysis.formulas.parameters import experts_parameters as experts_parameters
+from zerosim.analysis.formulas.parameters import latent_parameters as latent_parameters
 from zerosim.analysis.formulas.parameters import megatron_parameters as megatron_parameters
 from zerosim.analysis.formulas.parameters import second_parameters as second_parameters
 from zerosim.analysis.formulas.parameters import twelve_l_h_squared as twelve_l_h_squared

@@ -23,6 +23,7 @@ _sbh, _each_score = _s * _b * _h, _a * _s * _s * _b
 NOT_KEPT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "core_attn": (0, 0),  # and the scores
+        "mla_up_proj": (0, 6),  # q, k and v
         "attn_proj": (2, 0),  # the second norm's input
         "layernorm": (4, 0),  # the inputs of the maps behind both norms
         "mlp": (0, 16),  # the input and the output of its activation

@@ -31,7 +31,7 @@ _OF_ALL: Mapping[str, Letter] = MappingProxyType(
             "parameters of the experts of a rank, whose states are cut over N_e ranks; Ψ has the others", "parameters"
         ),
         "N_e": Letter("ranks that an expert's states are divided among (edp)", "ranks"),
-        "k": Letter("experts of a token", ""),
+        "k": Letter("rows of experts for each token: its experts, but for a capacity", ""),
         "N": Letter("ranks that model states are divided among, of one replica with hybrid sharding", "ranks"),
         "d": Letter("ranks of one node", "ranks"),
         "n": Letter("nodes of the N ranks", "nodes"),

@@ -20,6 +20,7 @@ for the others. Per microbatch:
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from zerosim.analysis.formulas.activations import parts_again
@@ -33,10 +34,22 @@ _y_q, _k_f, _k_g = symbols("y_q k_f k_g")
 _l_d, _r_d, _bsh_d, _bs_d, _l_e, _r_e = symbols("l_d r_d bsh_d bs_d l_e r_e")
 _w, _g, _c, _bsh, _bs, _V, _S, _C, _E = symbols("w g c bsh bs V S C E")
 
+Number = int | Fraction
 LOSS_CALLS = 3
 """Numbers per token that are all-reduced: maximum, target's logit, sum of exponentials (1909.08053, section 3)."""
 _TENSOR, _SEQUENCE, _PIPELINE = "arXiv 1909.08053, section 3", "arXiv 2205.05198, section 4.2.2", "arXiv 2104.04473"
 _ZERO_BUBBLE, _ZERO_R = "arXiv 2401.10241", "arXiv 1910.02054"
+
+
+class Inputs(NamedTuple):
+    """What attention's f has, in inputs of the model's width, and what of it weights' gradients read. Latents, and the
+    columns beside them, are narrower."""
+
+    f: Number = 1
+    read: Number = 1
+
+
+WIDE = Inputs()
 
 
 class RecomputedBoundaries(NamedTuple):
@@ -47,17 +60,24 @@ class RecomputedBoundaries(NamedTuple):
 
 
 def recomputed_boundaries(
-    recompute: str, *, frozen: bool = False, side_by_side: bool = False, tiled: bool = False
+    recompute: str,
+    *,
+    frozen: bool = False,
+    side_by_side: bool = False,
+    tiled: bool = False,
+    inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> RecomputedBoundaries:
     """Return how often f and g run again: both of each fully recomputed block, else those within the parts of
-    `selective`; and those of a feed-forward that is `tiled`. Nothing reads the sum after attention again where both
-    branches stand `side_by_side`."""
+    `selective`; and those of a feed-forward that is `tiled`. Experts' f is in no part. Nothing reads the sum after
+    attention again where both branches stand `side_by_side`."""
     tiles = tiled * _l
     if recompute.partition(":")[0] == "full":
-        return RecomputedBoundaries(2 * _r + tiles, 2 * _r + tiles)
-    parts, f, g = parts_again(recompute), _k_f if frozen else _l, _k_g if frozen else _l
+        return RecomputedBoundaries((1 + inputs.f) * _r + tiles, 2 * _r + tiles)
+    parts, f, g = parts_again(recompute), _k_f if frozen else _l - _l_e * experts, _k_g if frozen else _l
     g = Form() if side_by_side else g
-    again = parts.count("mlp") * f, (parts.count("attn_proj") + parts.count("op")) * g
+    up = parts.count("mla_up_proj") * inputs.read * (_y_q if frozen else _l)
+    again = parts.count("mlp") * f + up, (parts.count("attn_proj") + parts.count("op")) * g
     return RecomputedBoundaries(again[0] + tiles, again[1] + tiles)
 
 
@@ -68,14 +88,16 @@ def tensor_parallel(
     frozen: bool = False,
     side_by_side: bool = False,
     tiled: bool = False,
+    inputs: Inputs = WIDE,
+    experts: bool = False,
 ) -> dict[str, Form]:
     """Return bytes per operation: f reduces in backward and g in forward, of attention and of the feed-forward.
 
     `all_reduce`: the bytes that an all_reduce moves per byte of payload (`traffic.all_reduce_volume`). If weights are
-    `frozen`, f reduces only for maps whose input's gradient is wanted.
+    `frozen`, f reduces only for maps whose input's gradient is wanted. `inputs`: those of attention's f.
     """
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
-    calls = 4 * _l + again.g + _first + _last
+    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled, experts=experts)
+    calls = (3 + inputs.f) * _l + again.g + _first + _last
     if frozen:
         calls = 2 * _l + again.g + _first + _x
     return {"all_reduce": (all_reduce * ring(_t) * _w * calls * _m * _bsh + _loss(all_reduce)).by(_TENSOR)}
@@ -102,26 +124,29 @@ def sequence_parallel(
     side_by_side: bool = False,
     tiled: bool = False,
     experts: str = "",
+    inputs: Inputs = WIDE,
 ) -> dict[str, Form]:
     """Return bytes per operation: f gathers in forward and scatters in backward, g the other way round.
 
     Inputs of column-parallel maps, unless they are stored, are gathered again for their weights' gradients: 2 in a
     block and 1 in the head, unless the loss computes the head's in forward (`head_again`). `experts` are 'inside' f
-    and g, and keep the whole input; or 'apart', on each rank's own rows, without f and g.
+    and g, and keep the whole input; or 'apart', on each rank's own rows, without f and g. `inputs`: those of
+    attention's f.
     """
     twice = 0 if keep_gathered else 1
-    again = recomputed_boundaries(recompute, frozen=frozen, side_by_side=side_by_side, tiled=tiled)
+    how: dict[str, bool] = {"side_by_side": side_by_side, "tiled": tiled, "experts": experts in ("inside", "apart")}
+    again = recomputed_boundaries(recompute, frozen=frozen, inputs=inputs, **how)
     each = ring(_t) * _w * _m * _bsh
     mixed = {"inside": (twice, 0, 0), "apart": (2 + twice, 2, 1)}.get(experts, (0, 0, 0))
     if recompute.partition(":")[0] == "full":
         again = RecomputedBoundaries(again.f - mixed[2] * _r_e, again.g - mixed[2] * _r_e)
-    elif not frozen:
-        again = again._replace(f=again.f - mixed[2] * parts_again(recompute).count("mlp") * _l_e)
-    gathers = (4 + 2 * twice) * _l - mixed[0] * _l_e + again.f + _first + (1 + twice * head_again) * _last
-    scatters = 4 * _l - mixed[1] * _l_e + again.g + _first + _last
+    gathers = (3 + inputs.f + (1 + inputs.read) * twice) * _l - mixed[0] * _l_e
+    gathers = gathers + again.f + _first + (1 + twice * head_again) * _last
+    scatters = (3 + inputs.f) * _l - mixed[1] * _l_e + again.g + _first + _last
     if frozen:
-        once = 2 * _l - mixed[2] * _l_e
-        gathers, scatters = once + again.f + _last + _y + twice * _z, once + again.g + _first + _x
+        once = mixed[2] * _l_e
+        gathers = (1 + inputs.f) * _l - once + again.f + _last + _y + twice * _z
+        scatters = 2 * _l - once + again.g + _first + _x
     return {
         "all_gather": (each * gathers).by(_SEQUENCE),
         "reduce_scatter": (each * scatters).by(_SEQUENCE),

@@ -28,6 +28,7 @@ def decoder_parameters(
     tied: bool = False,
     types: int = 0,
     transform: bool = False,
+    attention: int | None = None,
 ) -> int:
     """Return the exact number for a decoder, or an encoder of masked tokens: its heads' columns need not add up to the
     width, and maps may have biases.
@@ -37,15 +38,27 @@ def decoder_parameters(
     `biases`: of queries, keys and values (q + 2k), of the output (h), of the maps into the feed-forward (f each) and of
     the map back (h). `around` norms stand outside of blocks. Then come the table (Vh), `positions` (sh) and, unless it
     is tied, a head (Vh). An encoder has a table of token `types` (h each), and a `transform`, a map with a bias
-    (h² + h), in front of its head.
+    (h² + h), in front of its head. `attention`: the parameters of a block's attention, if its maps are others.
     """
     into = (2 if gated else 1) * ffn
-    maps = 2 * hidden * (queries + keys) + hidden * (into + ffn)
-    added = (queries + 2 * keys, hidden, into, hidden)
-    block = maps + sum(number for number, there in zip(added, biases, strict=True) if there)
+    maps = 2 * hidden * (queries + keys) if attention is None else attention
+    added = (queries + 2 * keys, hidden, into, hidden) if attention is None else (0, 0, into, hidden)
+    block = maps + hidden * (into + ffn) + sum(number for number, there in zip(added, biases, strict=True) if there)
     block += norms * norm_params * hidden + between
     ends = (vocab * (1 if tied else 2) + positions + types + around * norm_params) * hidden + vocab * head_bias
     return layers * block + ends + (hidden * hidden + hidden) * transform
+
+
+def latent_parameters(
+    hidden: int, heads: int, q: int, kv: int, plain: int, turned: int, value: int, *, bias: bool = False
+) -> int:
+    """Return the parameters of latent attention: queries of plain + turned columns a head or, of a latent of `q`, its
+    map, norm and the map from it; keys and values of a latent of `kv` with `turned` columns beside it, its norm and the
+    map from it; the output of `value` columns a head. `bias`: of the maps of latents, and the output."""
+    columns = heads * (plain + turned)
+    queries = hidden * q + q + q * columns if q else hidden * columns
+    keys = hidden * (kv + turned) + kv + kv * heads * (plain + value)
+    return queries + keys + heads * value * hidden + bias * (q + kv + turned + hidden)
 
 
 def experts_parameters(
@@ -55,25 +68,27 @@ def experts_parameters(
     expert_ffn: int,
     experts: int,
     chosen: int,
-    shared: int,
+    shared_ffn: int,
     *,
     gated: bool,
     biases: tuple[bool, bool],
     shared_gate: bool = False,
+    gate_bias: bool = False,
+    expert_biases: bool = False,
 ) -> int:
     """Return what blocks with experts have beside dense ones; of `experts` count `chosen`, all of them or a token's.
 
     In place of the feed-forward's two or, `gated`, three matrices (hf each) such a block has a router (Eh), as many
-    matrices of width f' in each expert that counts and in each shared one, and a gate of these (h). `biases`: of the
-    dense maps into the feed-forward (f each) and back (h), which shared experts have as one feed-forward.
+    matrices of width f' in each expert that counts, shared ones of width `shared_ffn` together, and a gate of these
+    (h). `biases`: of the dense maps into the feed-forward (f each) and back (h), which shared experts have as one
+    feed-forward. `gate_bias`: the router has one (E), `expert_biases`: so has each matrix of an expert (f' or h).
     """
     into = 2 if gated else 1
     dense = hidden * (into + 1) * ffn + into * ffn * biases[0] + hidden * biases[1]
-    wide = shared * expert_ffn
-    beside = hidden * (into + 1) * wide + (into * wide * biases[0] + hidden * biases[1] + hidden * shared_gate) * (
-        wide > 0
-    )
-    return layers * (hidden * experts + chosen * hidden * (into + 1) * expert_ffn + beside - dense)
+    more = into * shared_ffn * biases[0] + hidden * biases[1] + hidden * shared_gate
+    beside = hidden * (into + 1) * shared_ffn + more * (shared_ffn > 0)
+    each = hidden * (into + 1) * expert_ffn + (into * expert_ffn + hidden) * expert_biases
+    return layers * ((hidden + gate_bias) * experts + chosen * each + beside - dense)
 
 
 def second_parameters(layers: int, hidden: int, queries: int, keys: int, heads: int, buckets: int) -> int:

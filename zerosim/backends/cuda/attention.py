@@ -67,6 +67,7 @@ template <class S, class P> __global__ void softmax_backward_rows(
 )
 
 _add_bias = elementwise("S x, B bias", "S out", "out = x + wide_of(bias)", "add_bias")
+_negative = elementwise("S x", "B out", "store(-x, out)", "negative")
 _apply_mask = elementwise("T x, M mask", "U y", "store(wide_of(x) * mask, y)", "apply_mask")
 
 
@@ -79,6 +80,7 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside 
     compute, stored = wide(qkv), common(qkv, out, probs, *([] if dropped is None else [dropped]))
     q, k, v = split(dense(qkv, stored), heads, None if beside.kv is None else dense(beside.kv, stored))
     bias = None if beside.bias is None else by_heads(dense(beside.bias)[None], heads)[0]
+    sinks = None if beside.sinks is None else dense(beside.sinks, compute).reshape(heads.keys, -1)
     masks = None if mask is None else by_heads(dense(mask), heads)
     last = nullcontext() if dropped is None else result_for(dropped, stored)
     with result_for(out, stored) as result, result_for(probs, stored) as softmaxed, last as left:
@@ -95,7 +97,8 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside 
                 _add_bias(scores, bias[part[1]], scores)
             if m is not None:
                 after = within(dropped_room, p.shape) if left is None else by_heads(left, heads)[part]
-            softmax(scores, m, form_of(heads, scores, part[1], p.shape[-1]), probs=p, dropped=after)
+            own = None if sinks is None else sinks[part[1]]
+            softmax(scores, m, form_of(heads, scores, part[1], p.shape[-1]), probs=p, dropped=after, sinks=own)
             product(p if after is None else after, v[part], y[part], scale=1.0 / keep if m is not None else 1.0)
 
 
@@ -147,6 +150,10 @@ def attention_backward(
             run_rows(kernel, rows, tokens, *arrays, rows, tokens, *form_of(heads, dp, part[1], tokens))
         if dbeside.bias is not None:
             sum_to(ds.reshape(len(ds), *dbeside.bias.shape), dbeside.bias)
+        if dbeside.sinks is not None:  # a row of ds adds up to the sink's probability times sum(dp * p)
+            add_up = cp.empty((ds.shape[1] * ds.shape[2],), compute)
+            sum_to(ds.reshape(len(ds), len(add_up), -1).transpose(0, 2, 1), add_up)
+            _negative(add_up, dbeside.sinks)
         product(ds, k, dq, scale=scale)
         _multiply_shared(ds, q, dk, scale, compute)
 
@@ -177,10 +184,9 @@ def common(*arrays: Array) -> np.dtype[Any]:
 
 def split(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array, Array]:
     """View contiguous (B, T, (H + 2K) d) as q (B, K, H/K, T, d), k and v (B, K, 1, T, d); or contiguous q and `kv`."""
-    first = heads.queries * (qkv.shape[2] // heads.packed)
+    first, keys = heads.cuts(qkv.shape[2], q_alone=kv is not None)
     q, pairs = (qkv[..., :first], qkv[..., first:]) if kv is None else (qkv, kv)
-    half = pairs.shape[2] // 2
-    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (pairs[..., :half], pairs[..., half:]))
+    k, v = (by_group(x, Heads(heads.keys, heads.keys)) for x in (pairs[..., :keys], pairs[..., keys:]))
     return by_group(q, heads), k, v
 
 

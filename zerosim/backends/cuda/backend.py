@@ -22,6 +22,7 @@ from zerosim.backends.cuda import (
     flash,
     fused,
     gptq,
+    latent,
     llama,
     losses,
     nf4,
@@ -40,7 +41,7 @@ from zerosim.backends.cuda.stream import CudaStream
 from zerosim.backends.kernels import Array, Native, made_of
 
 KERNELS = (
-    *(arrays, ops, products, norm, fused, activations, attention, blocks, flash, llama, rotary),
+    *(arrays, ops, products, norm, fused, activations, attention, blocks, flash, llama, latent, rotary),
     *(experts, losses, tokens, update, quantize, nf4, gptq, coded, rules),
 )
 

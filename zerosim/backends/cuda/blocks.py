@@ -54,7 +54,7 @@ def attention_block(q: Array, kv: Array, heads: Heads, met: Met, dropout: Dropou
     merge = raw(_MERGE, "merge_rows", (compute,))
     strides = [stride // a.itemsize for a in (out, lse) for stride in a.strides]
     for at in all_of.parts():
-        shape = queries[at.queries].shape
+        shape = *queries[at.queries].shape[:-1], v.shape[-1]
         result, fresh = cp.empty(shape, compute), cp.empty(shape[:-1], compute)
         all_of.attend(at, queries, k, v, result, fresh, place=0)
         own = all_of.query_heads(at.batch, at.group)

@@ -8,9 +8,11 @@ from itertools import accumulate
 import cupy as cp
 import numpy as np
 
-from zerosim.backends.cuda.arrays import copy, dense, result_for
+from zerosim.backends.cuda.arrays import copy, dense, fill, result_for
+from zerosim.backends.cuda.norm import column_sum
+from zerosim.backends.cuda.ops import multiply
 from zerosim.backends.cuda.products import product
-from zerosim.backends.cuda.types import NULL, raw, run_rows, run_threads
+from zerosim.backends.cuda.types import NULL, elementwise, raw, run_rows, run_threads
 from zerosim.backends.forms import Choice
 from zerosim.backends.kernels import Array
 from zerosim.backends.numpy.cast import FLOAT32, FLOAT64
@@ -390,3 +392,47 @@ def move_rows(rows: Array, chunks: Sequence[int], order: Sequence[int], out: Arr
         if chunks[chunk]:
             copy(rows[runs[chunk]], out[at : at + chunks[chunk]])
         at += chunks[chunk]
+
+
+_add_biases = elementwise("T bias", "U row", "store(wide_of(row) + wide_of(bias), row)", "add_biases")
+_CLAMPED = (
+    "using V = typename wide<T>::type; const V top = V(limit), a = V(alpha);"
+    "const V g = wide_of(gate) > top ? top : wide_of(gate), w = wide_of(up);"
+    "const V u = w > top ? top : w < -top ? -top : w, share = V(1) / (V(1) + exp(-a * g));"
+)
+_clamped = elementwise(
+    "T gate, T up, float64 alpha, float64 limit", "U y", _CLAMPED + "store(g * share * (u + V(1)), y)", "clamped_swiglu"
+)
+_clamped_backward = elementwise(
+    "G grad, T gate, T up, float64 alpha, float64 limit",
+    "U dgate, U dup",
+    _CLAMPED
+    + "const V s = wide_of(grad);"
+    + "store(wide_of(gate) > top ? V(0) : s * (u + V(1)) * share * (V(1) + a * g * (V(1) - share)), dgate);"
+    + "store(w > top || w < -top ? V(0) : s * g * share, dup)",
+    "clamped_swiglu_backward",
+)
+
+
+def add_biases(rows: Array, bias: Array, counts: Sequence[int]) -> None:
+    for expert, of in _each(counts):
+        if of.stop > of.start:
+            _add_biases(bias[expert][None], rows[of])
+
+
+def sum_biases(rows: Array, counts: Sequence[int], scale: float, dbias: Array) -> None:
+    for expert, of in _each(counts):
+        if of.stop > of.start:
+            column_sum(rows[of], dbias[expert])
+        else:
+            fill(dbias[expert], 0.0)
+    if scale != 1.0:
+        multiply(dbias, scale, dbias)
+
+
+def clamped_swiglu(x: Array, alpha: float, limit: float, out: Array) -> None:
+    _clamped(x[:, ::2], x[:, 1::2], float(alpha), float(limit), out)
+
+
+def clamped_swiglu_backward(grad: Array, x: Array, alpha: float, limit: float, dx: Array) -> None:
+    _clamped_backward(grad, x[:, ::2], x[:, 1::2], float(alpha), float(limit), dx[:, ::2], dx[:, 1::2])

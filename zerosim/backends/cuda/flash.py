@@ -16,12 +16,17 @@ import cupy as cp
 
 from zerosim.backends.cuda.arrays import cast, dense, fill, result_for
 from zerosim.backends.cuda.attention import by_group, common, multiply_shared, split
+from zerosim.backends.cuda.ops import sum_to
 from zerosim.backends.cuda.products import product
 from zerosim.backends.cuda.tiles import Part, cut
-from zerosim.backends.cuda.types import raw, run_rows
+from zerosim.backends.cuda.types import elementwise, raw, run_rows
 from zerosim.backends.kernels import Array, Dropout, Heads, Met
 from zerosim.backends.numpy.cast import wide
 
+_BOTH = "const S sink = wide_of(s), top = larger(lse, sink), both = top + log(exp(lse - top) + exp(sink - top)); "
+_add_sinks = elementwise("S lse, T s", "S y", _BOTH + "y *= exp(lse - both)", "add_sinks")
+_add_to_lse = elementwise("T s", "S lse", _BOTH + "lse = both", "add_to_lse")
+_of_sinks = elementwise("S lse, S delta, T s", "S part", "part = -exp(S(wide_of(s)) - lse) * delta", "of_sinks")
 _DELTA = r"""
 // delta (B, H, T) = the sum over a head of grad * out, both (B, T, H, width).
 template <class S, class P> __global__ void delta_rows(
@@ -39,17 +44,20 @@ template <class S, class P> __global__ void delta_rows(
 """
 
 
-def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
+def flash_attention(
+    qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, sinks: Array | None = None
+) -> None:
     if not qkv.size:
         return
     stored, compute = common(qkv, out), wide(qkv)
+    sinks = None if sinks is None else dense(sinks, compute).reshape(heads.keys, -1)
     q, k, v = split(dense(qkv, stored), heads)
     all_of = cut(q, heads, _all(qkv), dropout, 1, compute, stored)
     with result_for(out, stored) as result, result_for(lse, compute) as sums:
         y = by_group(result, heads)
         for at in all_of.parts():
             own = all_of.query_heads(at.batch, at.group)
-            all_of.attend(at, q, k, v, y[at.queries], sums[own], at.tile.rows.start)
+            all_of.attend(at, q, k, v, y[at.queries], sums[own], at.tile.rows.start, sinks)
 
 
 def flash_attention_backward(
@@ -66,7 +74,7 @@ def flash_attention_backward(
         attention_delta(gradient, dense(out, stored), heads, deltas)
         dq, dk, dv = split(result, heads)
         for b, group in all_of.groups:
-            totals = [cp.empty(dk[b, group].shape, compute) for _ in range(2)]
+            totals = [cp.empty(part[b, group].shape, compute) for part in (dk, dv)]
             is_windowed = heads.form.reach(tokens) > 0
             for total in totals if is_windowed else ():
                 fill(total, 0.0)
@@ -81,6 +89,22 @@ def flash_attention_backward(
                     multiply_shared(left, right[at.queries], total[:, :, :, tile.keys], factor, add=add)
             for total, target in zip(totals, (dk, dv), strict=True):
                 cast(total, target[b, group])
+
+
+def add_sinks(out: Array, lse: Array, sinks: Array) -> None:
+    if not out.size:
+        return
+    batch, tokens, _ = out.shape
+    by_head = out.reshape(batch, tokens, lse.shape[1], -1)
+    _add_sinks(lse.swapaxes(1, 2)[..., None], sinks[:, None], by_head)
+    _add_to_lse(sinks[:, None], lse)
+
+
+def sinks_backward(lse: Array, delta: Array, sinks: Array, dsinks: Array) -> None:
+    parts, total = cp.empty(lse.shape, lse.dtype), cp.empty(dsinks.shape, lse.dtype)
+    _of_sinks(lse, delta, sinks[:, None], parts)
+    sum_to(parts.transpose(0, 2, 1), total)
+    cast(total, dsinks)
 
 
 def attention_delta(grad: Array, out: Array, heads: Heads, delta: Array) -> None:

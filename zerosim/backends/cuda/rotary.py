@@ -9,7 +9,7 @@ from zerosim.backends.cuda.types import raw, run_threads
 from zerosim.backends.forms import Rope
 from zerosim.backends.kernels import Array
 
-_RATE_OF_BASE = r"""
+RATE_OF_BASE = r"""
 template <class V> __device__ inline V rate_of(long long pair, long long half, double base) {
     const V exponent = V(2 * pair) / V(2 * half);
     return V(1) / V(pow(double(V(base)), double(exponent)));
@@ -21,7 +21,7 @@ template <class V> __device__ inline V rate_of(long long pair, long long, double
 """
 
 _ROTARY = (
-    _RATE_OF_BASE
+    RATE_OF_BASE
     + r"""
 // A thread turns one pair of columns in every head of one token: their angle is made once. As on the host, the angle
 // is rounded to the compute dtype; its power, cosine and sine are taken in double. Heads have `width` columns, of which
@@ -53,9 +53,13 @@ template <class T, class U> __global__ void rotary(
 
 
 def rotary_source(frequencies: tuple[float, ...]) -> str:
+    return with_rates(_ROTARY, frequencies)
+
+
+def with_rates(source: str, frequencies: tuple[float, ...]) -> str:
     """A table of frequencies is part of the source: a model has one or two, and no kernel waits for an upload."""
     table = f"__device__ const double RATES[] = {{{', '.join(map(repr, frequencies))}}};\n"
-    return _ROTARY.replace(_RATE_OF_BASE, table + _RATE_OF_TABLE) if frequencies else _ROTARY
+    return source.replace(RATE_OF_BASE, table + _RATE_OF_TABLE) if frequencies else source
 
 
 def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Array) -> None:

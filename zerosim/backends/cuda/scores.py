@@ -42,11 +42,11 @@ _SOFTMAX = (
     + r"""
 // The softmax of rows of scores, `queries` rows a head from query `first` on, `columns` keys each. A cap and slopes
 // replace the scores. probs or dropped (probs * mask) may lie over the scores. lse (heads, tokens): the log-sum-exp of
-// these queries, from `place` on; -inf where a query reads no key. All but the scores may be null: not there, or not
-// wanted.
+// these queries, from `place` on; -inf where a query reads no key. sinks (heads): one more score of each row, whose
+// probability is not stored. All but the scores may be null: not there, or not wanted.
 template <class S, class P> __global__ void softmax_rows(
-    S* scores, const unsigned char* mask, P* probs, P* dropped, S* lse, long long rows, long long queries,
-    long long first, long long columns, long long tokens, long long place, FORM_ARGUMENTS) {
+    S* scores, const unsigned char* mask, P* probs, P* dropped, S* lse, const S* sinks, long long rows,
+    long long queries, long long first, long long columns, long long tokens, long long place, FORM_ARGUMENTS) {
     FORM_MADE
     __shared__ S shared[32];
     const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -61,9 +61,12 @@ template <class S, class P> __global__ void softmax_rows(
         top = larger(top, score);
     }
     top = row_max(top, shared);
+    const S sink = sinks ? sinks[row / queries % heads] : log(S(0));
+    top = larger(top, sink);
     S total = 0;
     for (long long j = begin + threadIdx.x; j < live; j += blockDim.x) total += exp(scores[start + j] - top);
     total = row_sum(total, shared);
+    if (sinks) total += exp(sink - top);
     for (long long j = threadIdx.x; j < columns; j += blockDim.x) {
         const S p = j >= begin && j < live ? exp(scores[start + j] - top) / total : S(0);
         if (probs) store(p, probs[start + j]);
@@ -92,6 +95,7 @@ def softmax(
     probs: Array | None = None,
     dropped: Array | None = None,
     lse: Array | None = None,
+    sinks: Array | None = None,
     first: int = 0,
     place: int = 0,
 ) -> None:
@@ -99,13 +103,14 @@ def softmax(
     position is `first` more than the first key's. All arrays are contiguous.
 
     probs and dropped, of one dtype, receive it before and after the mask, and may share the scores' memory. lse,
-    (heads, T) in the scores' dtype, receives the log-sum-exp of these queries, from its column `place` on.
+    (heads, T) in the scores' dtype, receives the log-sum-exp of these queries, from its column `place` on. sinks: one
+    more score of each head's rows, in the scores' dtype.
     """
     queries, keys = scores.shape[-2:]
     target = probs if dropped is None else dropped
     assert target is not None
     kernel = raw(_SOFTMAX, "softmax_rows", (scores.dtype, target.dtype))
-    arrays = (scores, *(NULL if a is None else a for a in (mask, probs, dropped, lse)))
+    arrays = (scores, *(NULL if a is None else a for a in (mask, probs, dropped, lse, sinks)))
     rows = scores.size // keys
     sizes = rows, queries, first, keys, 0 if lse is None else lse.shape[-1], place
     run_rows(kernel, rows, keys, *arrays, *sizes, *form)

@@ -116,12 +116,16 @@ class Cut:
     def parts(self) -> Iterator[Part]:
         return (Part(*group, tile) for group in self.groups for tile in self.tiles)
 
-    def attend(self, at: Part, q: Array, k: Array, v: Array, out: Array, lse: Array, place: int) -> None:
-        """Write a part's result to `out`, and the log-sum-exp of its queries to the group's lse, from `place` on."""
+    def attend(
+        self, at: Part, q: Array, k: Array, v: Array, out: Array, lse: Array, place: int, sinks: Array | None = None
+    ) -> None:
+        """Write a part's result to `out`, and the log-sum-exp of its queries to the group's lse, from `place` on. sinks
+        (K, H/K), in the scores' dtype."""
         scores, after = (self._room(room, at, q) for room in self.rooms[:2])
         product(q[at.queries], k[at.keys].swapaxes(-1, -2), scores, scale=self.scale)
         mask, form = self._mask(at, scores), form_of(self.heads, scores, at.group, self.tokens)
-        softmax(scores, mask, form, dropped=after, lse=lse, first=at.tile.query - at.tile.key, place=place)
+        own, first = None if sinks is None else sinks[at.group], at.tile.query - at.tile.key
+        softmax(scores, mask, form, dropped=after, lse=lse, sinks=own, first=first, place=place)
         product(after, v[at.keys], out, scale=self.chance)
 
     def gradients(

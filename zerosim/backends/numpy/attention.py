@@ -31,6 +31,7 @@ SCORES = 128 * 1024
 def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside = ALONE) -> None:
     compute, (tokens, read) = wide(qkv), kept.probs.shape[2:]
     ones, scores_of = np.ones(read, compute), BlockScores(heads, read, compute, beside.bias)
+    sinks = sinks_of(heads, beside.sinks)
     for batch, group in groups(len(qkv), heads, read):
         q, k, v = split_qkv(qkv, heads, batch, group, beside.kv)
         q = q * heads.form.factor(q.shape[-1])  # here the scale costs d products a query; on the scores it would cost T
@@ -42,9 +43,10 @@ def attention(qkv: Array, heads: Heads, kept: Probs, out: Array, beside: Beside 
         for rows in blocks(tokens):
             keys = scores_of.keys(rows)
             scores = scores_of.of(q, k, rows, group)
-            scores -= scores.max(axis=-1, keepdims=True)
+            top = larger(scores.max(axis=-1, keepdims=True), sinks, group)
+            scores -= top
             np.exp(scores, out=scores)
-            scores /= product(scores, ones[keys])[..., None]
+            scores /= with_sinks(product(scores, ones[keys]), top[..., 0], sinks, group)[..., None]
             _store(scores, stored, rows, keys)
             if mask is not None:
                 scores *= mask[..., rows, keys]
@@ -83,6 +85,7 @@ def attention_backward(
     scores_of, dbias = BlockScores(heads, read, compute), None
     if dbeside.bias is not None:
         dbias = np.zeros((heads.keys, heads.sharing, tokens, read), compute)
+    dsinks = None if dbeside.sinks is None else np.zeros((heads.keys, heads.sharing), compute)
     for batch, group in groups(len(qkv), heads, read):
         q, k, v = split_qkv(qkv, heads, batch, group, beside.kv)
         scaled = q * heads.form.factor(q.shape[-1]) if heads.form.cap else q
@@ -104,12 +107,42 @@ def attention_backward(
             ds *= p
             if dbias is not None:
                 dbias[group][..., rows, keys] += ds.sum(axis=0)
+            if dsinks is not None:  # a row of ds adds up to the sink's probability times sum(dp * p)
+                dsinks[group] -= ds.sum(axis=(0, 3, 4))
             if heads.form.cap:
                 ds *= scores_of.cap_slope(scaled, k, rows)
             totals.add(rows, keys, ds, after, q, k, g)
         totals.round_into()
     if dbias is not None and dbeside.bias is not None:
         round_into(dbias.reshape(dbeside.bias.shape), dbeside.bias)
+    if dsinks is not None and dbeside.sinks is not None:
+        round_into(dsinks.reshape(-1), dbeside.sinks)
+
+
+def sinks_of(heads: Heads, sinks: Array | None) -> Array | None:
+    """(H) as (K, H/K, 1), in the compute type."""
+    return None if sinks is None else raised(sinks).reshape(heads.keys, heads.sharing, 1)
+
+
+def larger(top: Array, sinks: Array | None, group: slice) -> Array:
+    """The largest score of each query (B, K, H/K, rows, 1), its head's sink among them."""
+    return top if sinks is None else np.maximum(top, sinks[group][..., None])
+
+
+def with_sinks(total: Array, top: Array, sinks: Array | None, group: slice) -> Array:
+    """The sum of the exponentials of scores - top, (B, K, H/K, rows), with the sink's."""
+    return total if sinks is None else total + np.exp(sinks[group] - top)
+
+
+def add_sinks(out: Array, lse: Array, sinks: Array) -> None:
+    both = np.logaddexp(lse, raised(sinks)[:, None])
+    by_head = out.reshape(*out.shape[:2], lse.shape[1], -1)
+    by_head *= np.exp(lse - both).swapaxes(1, 2)[..., None]
+    lse[...] = both
+
+
+def sinks_backward(lse: Array, delta: Array, sinks: Array, dsinks: Array) -> None:
+    round_into(-(np.exp(raised(sinks)[:, None] - lse) * delta).sum(axis=(0, 2)), dsinks)
 
 
 class Totals:
@@ -124,16 +157,15 @@ class Totals:
         compute: np.dtype[Any],
         dkv: Array | None = None,
     ) -> None:
-        queries, pairs = _parts(dqkv, heads, dkv)
-        self.targets = queries[batch, :, group], pairs[batch, :, :, group]
+        self.targets = tuple(part[batch, :, group] for part in _parts(dqkv, heads, dkv))
         self.results = tuple(result_for(target, compute) for target in self.targets)
         self.dq = heads_first(self.results[0])
-        self.dk, self.dv = (self.results[1][:, :, part].swapaxes(1, 2) for part in (0, 1))  # (B, K, T, d)
+        self.dk, self.dv = (result.swapaxes(1, 2) for result in self.results[1:])  # (B, K, T, d)
         self.tokens = dqkv.shape[1]
         self.scale = heads.form.factor(self.dq.shape[-1])
         self.is_set = heads.form.reach(self.tokens) > 0  # with a window no block has every key
-        if self.is_set:
-            self.results[1][...] = 0
+        for result in self.results[1:] if self.is_set else ():
+            result[...] = 0
 
     def add(self, rows: slice, keys: slice, ds: Array, dropped: Array, q: Array, k: Array, g: Array) -> None:
         """The contribution of one block of queries; blocks come from the last to the first. Without a window the last
@@ -159,17 +191,23 @@ def split_qkv(
     qkv: Array, heads: Heads, batch: slice, group: slice, kv: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """q (B, K, H/K, T, d), k and v (B, K, 1, T, d) of some sequences and heads, in the compute type."""
-    queries, pairs = _parts(qkv, heads, kv)
-    k, v = (heads_first(x[:, :, :, None]) for x in np.moveaxis(raised(pairs[batch, :, :, group]), 2, 0))
+    queries, *pairs = _parts(qkv, heads, kv)
+    k, v = (heads_first(raised(x[batch, :, group])[:, :, :, None]) for x in pairs)
     return heads_first(raised(queries[batch, :, group])), k, v
 
 
-def _parts(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array]:
-    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d) and pairs of keys and values (B, T, 2, K, d), views; or q and
-    the `kv` of S tokens."""
-    first = heads.queries * (qkv.shape[2] // heads.packed)
+def _parts(qkv: Array, heads: Heads, kv: Array | None = None) -> tuple[Array, Array, Array]:
+    """(B, T, (H + 2K) d) as queries (B, T, K, H/K, d), keys and values (B, T, K, d), views; or q and the `kv` of S
+    tokens."""
+    first, keys = heads.cuts(qkv.shape[2], q_alone=kv is not None)
     queries, pairs = (qkv[..., :first], qkv[..., first:]) if kv is None else (qkv, kv)
-    return by_group(queries, heads), pairs.reshape(*pairs.shape[:2], 2, heads.keys, -1)
+    return by_group(queries, heads), *keys_and_values(pairs, heads, keys)
+
+
+def keys_and_values(pairs: Array, heads: Heads, keys: int) -> tuple[Array, Array]:
+    """k|v, of which the first `keys` columns are k, as two views (B, T, K, d)."""
+    k, v = (x.reshape(*x.shape[:2], heads.keys, -1) for x in (pairs[..., :keys], pairs[..., keys:]))
+    return k, v
 
 
 def by_group(packed: Array, heads: Heads) -> Array:

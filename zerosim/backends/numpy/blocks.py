@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zerosim.backends.kernels import Array, Dropout, Heads, Met, Tile
-from zerosim.backends.numpy.attention import by_group, groups, heads_first
+from zerosim.backends.numpy.attention import by_group, groups, heads_first, keys_and_values
 from zerosim.backends.numpy.cast import raised
 from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
@@ -65,7 +65,7 @@ def attention_block_backward(
 ) -> None:
     """As `flash_attention_backward`, for the keys of a block."""
     sums, deltas, into = _by_group(lse, heads), _by_group(delta, heads), heads_first(by_group(dq, heads))
-    pairs, factor = dkv.reshape(*dkv.shape[:2], 2, heads.keys, -1), _factor(q, heads)
+    pairs, factor = keys_and_values(dkv, heads, heads.cuts(q.shape[-1], q_alone=True)[1]), _factor(q, heads)
     for at in _parts(q, kv, heads, met):
         queries, k, v = at.operands(q, kv, heads)
         g = at.of(grad, heads)
@@ -87,9 +87,9 @@ def attention_block_backward(
             ds *= 1.0 - slope * slope
         ds *= factor
         into[at.queries] += product(ds, k)
-        for which, (left, right) in enumerate(((ds, queries), (after, g))):
+        for total, left, right in ((pairs[0], ds, queries), (pairs[1], after, g)):
             part = product(left.swapaxes(-1, -2), right).sum(axis=2)
-            pairs[at.batch, at.tile.keys, which, at.group] += part.swapaxes(1, 2)
+            total[at.batch, at.tile.keys, at.group] += part.swapaxes(1, 2)
 
 
 class _Part(NamedTuple):
@@ -111,8 +111,8 @@ class _Part(NamedTuple):
 
     def operands(self, q: Array, kv: Array, heads: Heads) -> tuple[Array, Array, Array]:
         """Return q (B, K, H/K, rows, d), and k and v (B, K, 1, U, d)."""
-        pairs = kv.reshape(*kv.shape[:2], 2, heads.keys, 1, -1)[self.batch, self.tile.keys, :, self.group]
-        k, v = (heads_first(raised(pairs[:, :, which])) for which in (0, 1))
+        pairs = keys_and_values(kv, heads, heads.cuts(q.shape[-1], q_alone=True)[1])
+        k, v = (heads_first(raised(x[self.batch, self.tile.keys, self.group])[:, :, :, None]) for x in pairs)
         return self.of(q, heads), k, v
 
     def scores(self, q: Array, k: Array, heads: Heads, compute: np.dtype[Any]) -> Array:

@@ -171,3 +171,31 @@ def move_rows(rows: Array, chunks: Sequence[int], order: Sequence[int], out: Arr
     for chunk in order:
         out[at : at + chunks[chunk]] = rows[runs[chunk]]
         at += chunks[chunk]
+
+
+def add_biases(rows: Array, bias: Array, counts: Sequence[int]) -> None:
+    for expert, of in _each(counts):
+        store(raised(rows[of]) + raised(bias[expert]), rows[of])
+
+
+def sum_biases(rows: Array, counts: Sequence[int], scale: float, dbias: Array) -> None:
+    for expert, of in _each(counts):
+        store(raised(rows[of]).sum(axis=0) * scale, dbias[expert])
+
+
+def clamped_swiglu(x: Array, alpha: float, limit: float, out: Array) -> None:
+    gate, up = _clamped(x, limit)
+    store(gate / (1.0 + np.exp(-alpha * gate)) * (up + 1.0), out)
+
+
+def clamped_swiglu_backward(grad: Array, x: Array, alpha: float, limit: float, dx: Array) -> None:
+    (gate, up), g = _clamped(x, limit), raised(grad)
+    share = 1.0 / (1.0 + np.exp(-alpha * gate))
+    wide_x = raised(x)
+    dgate = g * (up + 1.0) * share * (1.0 + alpha * gate * (1.0 - share))
+    store(np.where(wide_x[:, ::2] > limit, 0.0, dgate), dx[:, ::2])
+    store(np.where(np.abs(wide_x[:, 1::2]) > limit, 0.0, g * gate * share), dx[:, 1::2])
+
+
+def _clamped(x: Array, limit: float) -> tuple[Array, Array]:
+    return np.minimum(raised(x[:, ::2]), limit), np.clip(raised(x[:, 1::2]), -limit, limit)

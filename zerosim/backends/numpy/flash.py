@@ -13,15 +13,26 @@ from __future__ import annotations
 import numpy as np
 
 from zerosim.backends.kernels import Array, Dropout, Heads
-from zerosim.backends.numpy.attention import Totals, by_group, groups, heads_first, split_qkv
+from zerosim.backends.numpy.attention import (
+    Totals,
+    by_group,
+    groups,
+    heads_first,
+    larger,
+    sinks_of,
+    split_qkv,
+    with_sinks,
+)
 from zerosim.backends.numpy.cast import raised, result_for, round_into, wide
 from zerosim.backends.numpy.fused import mask_run
 from zerosim.backends.numpy.products import product
 from zerosim.backends.numpy.scores import BlockScores, blocks
 
 
-def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array) -> None:
-    compute, tokens = wide(qkv), qkv.shape[1]
+def flash_attention(
+    qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse: Array, sinks: Array | None = None
+) -> None:
+    compute, tokens, sinks = wide(qkv), qkv.shape[1], sinks_of(heads, sinks)
     ones, scores_of = np.ones(tokens, compute), BlockScores(heads, tokens, compute)
     sums = lse.reshape(len(lse), heads.keys, -1, tokens)
     for batch, group in groups(len(qkv), heads, tokens):
@@ -33,10 +44,10 @@ def flash_attention(qkv: Array, heads: Heads, dropout: Dropout, out: Array, lse:
         for rows in blocks(tokens):
             keys = scores_of.keys(rows)
             scores = scores_of.of(q, k, rows, group)
-            top = scores.max(axis=-1, keepdims=True)
+            top = larger(scores.max(axis=-1, keepdims=True), sinks, group)
             scores -= top
             np.exp(scores, out=scores)
-            total = product(scores, ones[keys])
+            total = with_sinks(product(scores, ones[keys]), top[..., 0], sinks, group)
             sums[batch, group, :, rows] = np.log(total) + top[..., 0]
             scores /= total[..., None]
             if dropout.chance:

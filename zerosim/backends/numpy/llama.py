@@ -6,6 +6,8 @@ rounding at the end.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from zerosim.backends.forms import Rope
@@ -106,28 +108,79 @@ def head_norm_backward(
 def rotary(x: Array, head_dim: int, heads: int, rope: Rope, inverse: bool, out: Array) -> None:
     batch, tokens, _ = x.shape
     compute, width, turned = wide(x), heads * head_dim, rope.turned or head_dim
-    rates = 1.0 / rope.base ** (np.arange(0, turned, 2).astype(compute) / turned)
-    if rope.frequencies:
-        rates = np.array(rope.frequencies)
-    angles = np.arange(rope.first, rope.first + tokens).astype(compute)[:, None] * rates.astype(compute)
-    cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
-    if inverse:
-        np.negative(sin, out=sin)
-    if rope.factor != 1.0:
-        cos *= rope.factor
-        sin *= rope.factor
-    one, other = slice(0, turned // 2), slice(turned // 2, turned)
-    if rope.interleaved:
-        one, other = slice(0, turned, 2), slice(1, turned, 2)
+    turn = Turn(rope, turned, tokens, compute, inverse)
     for row in range(batch):
         values, y = raised(x[row]), result_for(out[row], compute)
         y[:, width:] = values[:, width:]
         by_head = values[:, :width].reshape(tokens, heads, head_dim)
         result = y[:, :width].reshape(tokens, heads, head_dim)  # a view: only the last dim is split
         result[..., turned:] = by_head[..., turned:]
-        first, second = by_head[..., one], by_head[..., other]
-        np.multiply(first, cos, out=result[..., one])
-        np.multiply(second, cos, out=result[..., other])
-        result[..., one] -= second * sin
-        result[..., other] += first * sin
+        turn(by_head[..., :turned], result[..., :turned])
         round_into(y, out[row])
+
+
+class Turn:
+    """The rotation of heads' columns, (T, heads, `turned`), from one array of the compute type into another."""
+
+    def __init__(self, rope: Rope, turned: int, tokens: int, compute: np.dtype[Any], inverse: bool) -> None:
+        rates = 1.0 / rope.base ** (np.arange(0, turned, 2).astype(compute) / turned)
+        if rope.frequencies:
+            rates = np.array(rope.frequencies)
+        angles = np.arange(rope.first, rope.first + tokens).astype(compute)[:, None] * rates.astype(compute)
+        self.cos, self.sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
+        if inverse:
+            np.negative(self.sin, out=self.sin)
+        if rope.factor != 1.0:
+            self.cos *= rope.factor
+            self.sin *= rope.factor
+        self.one, self.other = slice(0, turned // 2), slice(turned // 2, turned)
+        if rope.interleaved:
+            self.one, self.other = slice(0, turned, 2), slice(1, turned, 2)
+
+    def __call__(self, x: Array, out: Array) -> None:
+        one, other = self.one, self.other
+        first, second = x[..., one], x[..., other]
+        np.multiply(first, self.cos, out=out[..., one])
+        np.multiply(second, self.cos, out=out[..., other])
+        out[..., one] -= second * self.sin
+        out[..., other] += first * self.sin
+
+
+def latent_heads(q: Array, kv: Array, turned: Array, heads: int, rope: Rope, out: Array) -> None:
+    compute, tokens, columns = wide(q, kv, turned), q.shape[1], turned.shape[2]
+    turn, keys = Turn(rope, columns, tokens, compute, False), q.shape[2]
+    plain = keys // heads - columns
+    for row in range(len(q)):
+        y = result_for(out[row], compute)
+        queries, pairs, shared = (raised(a[row]).reshape(tokens, -1, a.shape[2] // n)
+                                  for a, n in ((q, heads), (kv, heads), (turned, 1)))  # fmt: skip
+        to_q, to_k, to_v = (part.reshape(tokens, heads, -1) for part in _thirds(y, keys))
+        to_q[..., :plain] = queries[..., :plain]
+        turn(queries[..., plain:], to_q[..., plain:])
+        to_k[..., :plain] = pairs[..., :plain]
+        turn(shared, to_k[:, :1, plain:])
+        to_k[:, 1:, plain:] = to_k[:, :1, plain:]
+        to_v[...] = pairs[..., plain:]
+        round_into(y, out[row])
+
+
+def latent_heads_backward(grad: Array, heads: int, rope: Rope, dq: Array, dkv: Array, dturned: Array) -> None:
+    compute, tokens, columns = wide(grad), grad.shape[1], dturned.shape[2]
+    turn, keys = Turn(rope, columns, tokens, compute, True), dq.shape[2]
+    plain = keys // heads - columns
+    for row in range(len(grad)):
+        of_q, of_k, of_v = (part.reshape(tokens, heads, -1) for part in _thirds(raised(grad[row]), keys))
+        targets = dq[row], dkv[row], dturned[row]
+        results = [result_for(target, compute) for target in targets]
+        queries, pairs, shared = (y.reshape(tokens, n, -1) for y, n in zip(results, (heads, heads, 1), strict=True))
+        queries[..., :plain] = of_q[..., :plain]
+        turn(of_q[..., plain:], queries[..., plain:])
+        pairs[..., :plain], pairs[..., plain:] = of_k[..., :plain], of_v
+        turn(of_k[..., plain:].sum(axis=1, keepdims=True), shared)
+        for result, target in zip(results, targets, strict=True):
+            round_into(result, target)
+
+
+def _thirds(packed: Array, keys: int) -> tuple[Array, Array, Array]:
+    """q|k|v of a row, of which q and k have so many columns each."""
+    return packed[:, :keys], packed[:, keys : 2 * keys], packed[:, 2 * keys :]

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from zerosim.config.huggingface.blocks import plain_where_full, read_plain, read_windows
 from zerosim.config.huggingface.draft import Rule
+from zerosim.config.huggingface.latent import latent_attention, limited_groups, yarn_scores
+from zerosim.config.huggingface.llama4 import llama4_attention, one_shared, some_experts
 from zerosim.config.huggingface.rope import read_rope
 from zerosim.config.huggingface.rows import (
     activation,
@@ -100,6 +102,34 @@ _SOME_DENSE = {
     **_AUXILIARY,
 }
 _COHERE = {**_ROPE, "layer_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True, "logit_scale": 0.0625}
+_DEEPSEEK = {
+    **_LLAMA,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "attention_bias": False,
+    "first_k_dense_replace": 3,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "moe_layer_freq": 1,
+}
+_V3 = {**_DEEPSEEK, "n_group": 8, "topk_group": 4, "rope_interleave": True, "scoring_func": "sigmoid"}
+_LATENT = _names(head_dim=("qk_nope_head_dim",), kv_heads=())
+
+
+_OF_LATENTS = latent_attention, read_rope, yarn_scores
+_OF_EXPERTS = (
+    only("moe_layer_freq", 1),
+    some_dense,
+    experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+)
+_V3_RULES = *_SILU, *_OF_LATENTS, only("scoring_func", "sigmoid"), *_OF_EXPERTS, groups_of_experts
 _GEMMA = {**_ROPE, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "head_dim": 256}
 _GEMMA2 = {
     **_GEMMA,
@@ -278,7 +308,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     ),
     "qwen3_moe": Family(
         _COMMON,
-        {**_LLAMA, **_SOME_DENSE, "use_sliding_window": False, "sliding_window": 4096, "head_dim": None,
+        {**_LLAMA, **_SOME_DENSE, "use_sliding_window": False, "sliding_window": 4096,
          "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
         (*_SILU, _BIAS, read_rope, read_windows, some_dense, experts("num_experts", "moe_intermediate_size")),
     ),
@@ -290,12 +320,43 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     ),
     "glm4_moe": Family(
         _COMMON,
-        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "head_dim": None, "attention_bias": False,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "num_key_value_heads": 8, "attention_bias": False,
          "partial_rotary_factor": 0.5, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1,
          "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
          "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False},
         (*_SILU, biases("attention_bias", "columns"), unless("use_qk_norm", False, qk_norm="head"), read_rope,
          some_dense, experts("n_routed_experts", "moe_intermediate_size", "n_shared_experts"), groups_of_experts),
+    ),
+    "deepseek_v2": Family(
+        _LATENT,
+        {**_DEEPSEEK, "first_k_dense_replace": 0, "n_routed_experts": 64, "n_shared_experts": 2,
+         "moe_intermediate_size": 1407, "num_experts_per_tok": None, "routed_scaling_factor": 1.0, "n_group": None,
+         "topk_group": None, "topk_method": "greedy", "norm_topk_prob": False, "scoring_func": "softmax",
+         "mlp_bias": False},
+        (*_SILU, only("mlp_bias", False), *_OF_LATENTS, only("scoring_func", "softmax"), only("norm_topk_prob", False),
+         *_OF_EXPERTS, limited_groups),
+    ),
+    "deepseek_v3": Family(_LATENT, _V3, _V3_RULES),
+    "kimi_k2": Family(_LATENT, _V3, _V3_RULES, row="deepseek_v3"),
+    "gpt_oss": Family(
+        _COMMON,
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 150000.0, "head_dim": 64, "num_key_value_heads": 8,
+         "sliding_window": 128, "layer_types": None, "sliding_window_pattern": 2, "attention_bias": True,
+         "num_local_experts": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0, **_AUXILIARY},
+        (only("hidden_act", "silu"), dropouts("attention_dropout"), _BIAS, read_rope, read_windows,
+         experts("num_local_experts", "intermediate_size", gate=""), only("swiglu_alpha", 1.702),
+         only("swiglu_limit", 7.0)),
+    ),
+    "llama4_text": Family(
+        _names(ffn=("intermediate_size_mlp",)),
+        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "num_key_value_heads": 8, "head_dim": 128,
+         "intermediate_size_mlp": 16384, "intermediate_size": 8192, "attention_bias": False, "use_qk_norm": True,
+         "no_rope_layers": None, "no_rope_layer_interval": 4, "attention_chunk_size": 8192, "layer_types": None,
+         "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1, "moe_layers": None,
+         "interleave_moe_layer_step": 1, "num_local_experts": 16, "num_experts_per_tok": 1, **_AUXILIARY,
+         "router_jitter_noise": 0.0},
+        (*_SILU, _BIAS, read_rope, llama4_attention, some_experts, one_shared,
+         experts("num_local_experts", "intermediate_size", gate="")),
     ),
     "bert": Family(_ENCODER, _BERT, (activation("hidden_act"), *_BERT_RULES)),
     "roberta": Family(  # its head's function is gelu, whatever the blocks' is

@@ -36,6 +36,9 @@ NOTED: Mapping[str, str] = MappingProxyType(
         "sliding_window": "this family has no windows",
         "layer_types": "this family's blocks are all alike",
         "use_sliding_window": "this family has no windows",
+        "num_nextn_predict_layers": "multi-token prediction is not modelled: planned without its blocks",
+        "num_mtp_layers": "multi-token prediction is not modelled: planned without its blocks",
+        "aux_loss_alpha": "the auxiliary loss is yours: --router-aux-loss",
         "layerdrop": "planned with every block",
         "*drop*": "planned without it",
     }
@@ -50,7 +53,7 @@ OF_TOWERS: Mapping[str, str] = MappingProxyType(
 )
 """Keys beside text_config that are of the towers, as patterns."""
 
-NESTED: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral"})
+NESTED: Mapping[str, str] = MappingProxyType({"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text"})
 """model_types whose text_config is a decoder that is read, with its model_type where it has none."""
 
 _EXPERTS, _LATENT, _STATES = "experts", "latent attention", "blocks with a state instead of attention"
@@ -80,8 +83,10 @@ LACKING: Mapping[str, str] = MappingProxyType(
 
 FOREIGN: Mapping[str, str] = MappingProxyType(
     {
-        "*expert*": _EXPERTS,
-        "moe_*": _EXPERTS,
+        "*expert*": "such experts",
+        "moe_*": "such experts",
+        "scoring_func": "such a router",
+        "topk_method": "such a router",
         "*_lora_rank": _LATENT,
         "qk_nope_head_dim": _LATENT,
         "qk_rope_head_dim": _LATENT,

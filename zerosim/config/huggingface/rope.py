@@ -112,8 +112,8 @@ def _scaling(keys: Keys, found: Keys, rotated: int, draft: Draft) -> Scaling:
         else:
             values[name] = found.number(name, low=1.0 if name == "factor" else 0.0)
     for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
-        if low in values and high in values and not values[low] < values[high]:
-            raise found.fail(f"{high} {values[high]:g}: expected more than {low} {values[low]:g}")
+        if low in values and high in values and values[low] > values[high]:
+            raise found.fail(f"{high} {values[high]:g}: expected at least {low} {values[low]:g}")
     return Scaling(kind, tuple(values.items()))
 
 

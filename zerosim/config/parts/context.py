@@ -61,6 +61,9 @@ def attended_columns(
     model's width."""
     keys = model.heads if memory.repeat_kv else max(model.kv_heads, mesh.tp * cut_of(mesh, context).within)
     each = Fraction(model.head_dim, model.hidden)
+    if model.is_latent:  # q and the result, and k and v, have heads of two widths
+        wide, value = (Fraction(model.width(of), model.hidden) for of in ("heads", "values"))
+        return (wide + value) / 2, wide + value
     return model.heads * each, 2 * keys * each
 
 
@@ -68,7 +71,14 @@ def alike(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> bool:
     """Return whether ranks that share rows do equal work: not in one part of a row each, nor with a window, where later
     tokens read more keys than the first ones."""
     cut, layers = cut_of(mesh, context), range(model.layers if model.has_blocks else 0)
-    return cut.around == 1 or (cut.zigzag and not any(model.kind(number).window for number in layers))
+    differ = chunk_of(model) or any(model.kind(number).window for number in layers)
+    return cut.around == 1 or (cut.zigzag and not differ)
+
+
+def chunk_of(model: ModelConfig) -> int:
+    """Return the tokens of the chunks that some blocks' attention stays within; 0 if a row is one."""
+    chunk = model.numbers.chunk
+    return chunk if chunk < model.seq else 0
 
 
 def model_rules(mesh: MeshConfig, context: ContextConfig, model: ModelConfig) -> Iterator[InputError]:
@@ -115,6 +125,8 @@ def rules(
         of, right = f"{heads} heads and {kv_heads} of keys and values", _right_cp(cut.within, heads, kv_heads)
         choice = f"cp {right}, or ring" if right > 1 else "ring"
         yield wrong("context", f" {how!r}: {cut.within} ranks do not divide a rank's {of}; choose {choice}")
+    if cut.within > 1 and model.decoder.block.sinks:
+        yield wrong("context", f" {how!r}: sinks of heads that move between ranks are not modelled; choose ring")
     if cut.around > 1 and memory.attention != "flash":
         why = f"context {how} merges results as flash does"
         flash = "flash without fp32_softmax" if memory.fp32_softmax else "flash"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zerosim.config.parts.context import chunk_of
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.memory import MemoryConfig
 from zerosim.config.parts.model import ModelConfig
@@ -14,7 +15,11 @@ from zerosim.errors import InputError, wrong
 
 def rules(data: DataConfig, model: ModelConfig, memory: MemoryConfig, optim: OptimConfig) -> Iterator[InputError]:
     """Yield what does not keep documents apart."""
-    if (packing := data.packing) is None:
+    packing, chunk = data.packing, chunk_of(model) if model.has_blocks else 0
+    if chunk and memory.attention != "flash":
+        why = f"eager reads whole rows, and {model.name} keeps to chunks of {chunk} tokens"
+        yield wrong("attention", f" {memory.attention!r}: {why}; choose flash, or seq {chunk} at most")
+    if packing is None:
         return
 
     def refuse(why: str) -> InputError:
@@ -23,6 +28,8 @@ def rules(data: DataConfig, model: ModelConfig, memory: MemoryConfig, optim: Opt
     if not model.has_blocks or model.is_masked or model.is_second:
         yield refuse(f"model {model.family} has no causal attention over one row; choose gpt or llama")
         return
+    if chunk:
+        yield refuse(f"{model.name} has chunks of {chunk} tokens; choose seq {chunk} at most, or leave it out")
     if packing.length > model.seq:
         yield refuse(f"longer than a row; choose at most seq {model.seq}, or leave it out")
     if not packing.length and packing.end >= model.vocab:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from zerosim.config.option import Part, option
+from zerosim.config.inputs import read_json
+from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
 from zerosim.config.parts.memory import MemoryConfig
@@ -18,13 +18,15 @@ from zerosim.config.parts.parallel import ParallelConfig
 from zerosim.config.parts.reduction import Reduction
 from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
-from zerosim.placement.spread import EVEN, Spread, zipf
+from zerosim.placement.block import Experts
+from zerosim.placement.spread import EVEN, Capacity, Spread, zipf
 
 
 def read_routing(text: str) -> str:
     """Return how tokens spread over experts. Raises: InputError for another word, or a file that does not say it."""
     how, _, value = text.partition(":")
     if how == "measured" and value:
+        _measured.cache_clear()  # the file may have changed
         _measured(value)
     elif not (text == "even" or (how == "zipf" and value and _is_exponent(value))):
         raise InputError(f"{text!r}: expected even, zipf:S with a number S of 0 to 10, or measured:FILE")
@@ -41,22 +43,18 @@ def _is_exponent(text: str) -> bool:
 @lru_cache(maxsize=8)
 def _measured(path: str) -> tuple[tuple[float, ...], ...]:
     """Return the experts' shares that a file has, for each block, or for all. Raises: InputError."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except OSError as error:
-        raise InputError(f"'measured:{path}': {error.strerror}") from None
-    except ValueError:
-        raise InputError(f"'measured:{path}': no JSON; expected a list of each expert's share") from None
+    found = read_json(path)
     rows = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
     for row in rows:
         if not isinstance(row, list) or not row or not all(_is_share(share) for share in row) or not sum(row):
             raise InputError(f"'measured:{path}': expected a list of each expert's share, or one for each block")
+    if len({len(row) for row in rows}) > 1:
+        raise InputError(f"'measured:{path}': expected as many shares for each block as for the first, {len(rows[0])}")
     return tuple(tuple(map(float, row)) for row in rows)
 
 
 def _is_share(share: object) -> bool:
-    return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
+    return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1e100
 
 
 KERNELS = ("grouped", "eager", "batched")
@@ -80,14 +78,19 @@ class ExpertsConfig(Part):
         choices=("alltoall", "deepep", "allgather"), words="moe_token_dispatcher_type",
     )  # fmt: skip
     router_dtype: str | None = option(
-        None, "dtype of the router's logits and weights", choices=("fp32", "model"), shown="the model's",
+        None, "the router's logits and weights: fp32 beside half types, or the model's dtype",
+        choices=("fp32", "model"), shown="the family's",
         words="moe_router_dtype",
+    )  # fmt: skip
+    weigh_between: bool = option(
+        False, "experts' weights multiply what is between an expert's maps, not its results, so they travel with the "
+        "rows (Megatron)", follows=OF_RECIPE,
     )  # fmt: skip
 
     experts_kernel: str = option(
         "grouped", "how an expert's maps are computed and kept: one grouped product; eager, an expert at a time, whose "
         "gradient is a stack of zeros but for it; batched, with a copy of the weights for each token's expert",
-        choices=KERNELS, words="experts_implementation",
+        choices=KERNELS,
     )  # fmt: skip
     capacity_factor: float | None = option(
         None, "the most tokens of an expert, in those of an even choice; further ones are dropped", above=0,
@@ -99,7 +102,7 @@ class ExpertsConfig(Part):
     )  # fmt: skip
     pad_to_capacity: bool = option(
         False, "with --capacity-factor: every expert computes as many rows, padded with zeros",
-        words="moe_pad_expert_input_to_capacity",
+        switches={"moe_pad_expert_input_to_capacity": True},
     )  # fmt: skip
     aux_loss: float = option(
         0.0, "factor of the router's loss for balance, 1 if all experts are chosen alike", low=0, metavar="FACTOR",
@@ -123,6 +126,30 @@ class ExpertsConfig(Part):
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
 
+    @property
+    def capacity(self) -> Capacity | None:
+        """The most rows of an expert; None: no token is dropped."""
+        factor = self.capacity_factor
+        return None if factor is None else Capacity(factor, self.token_drop != "position", self.pad_to_capacity)
+
+    def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
+        """Return how many of so many tokens choose each expert of block `number`, as they are assumed to spread."""
+        return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+
+    def widens(self, row: Experts) -> bool:
+        """Whether a router's logits and weights are fp32 beside half types: its family's may be."""
+        return self.router_dtype == "fp32" or (row.is_wide and self.router_dtype is None)
+
+    def applied(self, row: Experts) -> str:
+        """Return where weights multiply: the row's place or, moved, between an expert's maps. A bias would be weighed
+        too."""
+        return "between" if self.weigh_between and row.applied == "results" and not row.bias else row.applied
+
+    def sent_of(self, model: ModelConfig, number: int, tokens: int) -> int:
+        """Return the rows of these tokens that experts work on: without those beyond their capacity, or padded."""
+        rows, capacity = self.rows_of(model, number, tokens), self.capacity
+        return sum(rows) if capacity is None else sum(capacity.kept(rows))
+
     def choice_of(self, model: ModelConfig) -> tuple[int, int, Fraction]:
         """Return a token's choice: among how many experts, of how many, and the share of their groups that it has."""
         return model.experts, model.top_k, Fraction(model.numbers.chosen_groups, model.numbers.expert_groups)
@@ -144,6 +171,7 @@ WORDS = (
     ("moe_router_load_balancing_type", "--aux-loss FACTOR, with --aux-loss-over sequence for seq_aux_loss"),
     ("moe_token_drop_policy", "--token-drop weight for probs, or position"),
     ("moe_router_enable_expert_bias", "--bias-rate RATE"),
+    ("experts_implementation", "--experts-kernel grouped, batched or eager"),
 )
 
 
@@ -158,7 +186,7 @@ def rules(
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
         for name, one in ExpertsConfig.options().items():
-            if (value := getattr(experts, name)) != one.default:
+            if (value := getattr(experts, name)) != one.default and not one.follows:
                 yield wrong(name, f" {value!r}: {model.family} has no experts; pass --experts too, or leave it out")
         return
     if experts.dispatcher != "alltoall" and not mesh.axes.is_folded:
@@ -230,6 +258,7 @@ def rows_by_rank(
     tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
     local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
-        counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+        counts = experts.rows_of(model, number, tokens)
+        counts = counts if experts.capacity is None else experts.capacity.kept(counts)
         found.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
     return found

@@ -161,6 +161,8 @@ def rules(
     if memory.offload_activations and not model.has_blocks:
         yield wrong("offload_activations", f": model {model.family} has no blocks; leave it out")
     again = memory.again
+    if "mla_up" in again.parts and not model.is_latent:
+        yield wrong("recompute", f" {memory.recompute!r}: model {model.name} has no latents; leave mla_up_proj out")
     if again.every > model.layers and model.has_blocks:
         yield wrong(
             "recompute",
@@ -174,7 +176,7 @@ def rules(
             f" {memory.saves!r}: its norms keep an fp32 copy of their input, so recompute {memory.recompute!r} frees "
             "nothing by attn_proj; leave attn_proj out, or add layernorm",
         )
-    if parallel.keep_gathered and again.parts & {"layernorm", "fc1"}:
+    if parallel.keep_gathered and again.parts & {"layernorm", "fc1", "mla_up"}:
         yield wrong(
             "keep_gathered",
             f": recompute {memory.recompute!r} recomputes norms or linear maps, so it frees their gathered "

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.known import find_model, known_models
-from zerosim.config.numbers import NEUTRAL, Kind, Numbers
+from zerosim.config.numbers import NEUTRAL, Kind, Latents, Numbers
 from zerosim.config.option import Part, option
 from zerosim.config.presets.models import FAMILIES, ModelPreset, family_sizes
 from zerosim.errors import InputError, wrong
@@ -18,7 +19,7 @@ from zerosim.placement.families import DECODERS, WITH_EXPERTS
 from zerosim.units import parse_count
 
 OF_MODEL = "the model's"
-EXPERT_SIZES = ("experts", "top_k", "expert_ffn", "shared_experts")
+EXPERT_SIZES = ("experts", "top_k", "expert_ffn", "shared_experts", "shared_ffn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,10 @@ class ModelConfig(Part):
     shared_experts: int = option(
         None, "experts beside them that do every token's work", low=0, high=1000, metavar="S", shown=OF_MODEL,
         words="n_shared_experts",
+    )  # fmt: skip
+    shared_ffn: int | None = option(
+        None, "width of all shared experts of a gpt or llama together", low=1, high=10**8, metavar="F",
+        shown="--shared-experts x --expert-ffn", words="moe_shared_expert_intermediate_size",
     )  # fmt: skip
     seq: int = option(
         None, "tokens per row (the context length)", low=1, high=10**8, metavar="T", shown=OF_MODEL,
@@ -156,7 +161,7 @@ class ModelConfig(Part):
         row, asked = self._decoder, [name for name in EXPERT_SIZES if given.get(name)]
         if row is None or row.block.mlp.experts is None:
             if asked and self.family not in WITH_EXPERTS:
-                raise wrong(asked[0], f" {given[asked[0]]}: a {self.family} has no experts; choose model gpt or llama, "
+                raise wrong(asked[0], f" {given[asked[0]]}: model {self.family} has no experts; choose gpt or llama, "
                             "or a family with experts, such as mixtral")  # fmt: skip
             if asked and not given.get("experts"):
                 raise wrong(asked[0], f" {given[asked[0]]}: means experts, and there are none; pass --experts too")
@@ -205,6 +210,8 @@ class ModelConfig(Part):
             raise wrong("top_k", f" {top_k}: there are {experts} experts; choose {experts} or fewer")
         if self.shared_experts and not row.shared:
             raise wrong("shared_experts", f" {self.shared_experts}: a {self.family} has none; choose 0")
+        if self.shared_ffn and not (self.shared_experts and self.family in WITH_EXPERTS):
+            raise wrong("shared_ffn", f" {self.shared_ffn}: expected a gpt or llama with shared experts; leave it out")
         groups, chosen = numbers.expert_groups, numbers.chosen_groups
         if experts % groups:
             raise wrong("experts", f" {experts}: the model has {groups} groups of experts; choose a multiple")
@@ -281,7 +288,18 @@ class ModelConfig(Part):
     @property
     def rotated(self) -> int:
         """The columns of a head that rotary positions rotate."""
-        return int(self.head_dim * self.numbers.rotary_part)
+        return self.latents.turned if self.is_latent else int(self.head_dim * self.numbers.rotary_part)
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention's heads are made of latents."""
+        return self.has_blocks and self.decoder.block.core == "latent"
+
+    @property
+    def latents(self) -> Latents:
+        """The columns of latent attention. Without a file's they have DeepSeek-V3's relation to a head's columns."""
+        each = self.head_dim
+        return self.numbers.latents or Latents(12 * each, 4 * each, each, 2 * -(-each // 4), each)
 
     @property
     def has_experts(self) -> bool:
@@ -289,14 +307,39 @@ class ModelConfig(Part):
         return bool(self.experts)
 
     @property
+    def has_shared_experts(self) -> bool:
+        """Whether some experts work for every token."""
+        return self.shared_experts > 0
+
+    def part_of_width(self, columns: int) -> Fraction:
+        """Return columns as a part of the model's width."""
+        return Fraction(columns, self.hidden)
+
+    @property
     def choice(self) -> str:
         """Words for what a token uses of a layer's experts."""
         shared = f" and {self.shared_experts} shared" if self.shared_experts else ""
         return f"{self.top_k} of {self.experts:,} experts{shared}"
 
+    @property
+    def blocks_with_experts(self) -> list[int]:
+        """The numbers of the blocks that have experts."""
+        return [number for number in range(self.layers) if self.has_experts and self.kind(number).has_experts]
+
+    def divides_experts(self, ranks: int) -> bool:
+        """Return whether so many ranks can share a layer's experts evenly."""
+        return self.experts % ranks == 0 < self.experts
+
     def active(self, numel: int) -> int:
         """Return how many of so many numbers of all of a layer's experts work for one token."""
         return numel * self.top_k // self.experts
+
+    @property
+    def moved_row(self) -> int:
+        """The numbers of a row that an all-to-all moves to its expert; 0 without experts, and where rows and their
+        weights travel."""
+        experts = self.block_at(self.layers - 1).mlp.experts if self.has_experts else None
+        return self.hidden if experts is not None and experts.applied == "results" else 0
 
     def block_at(self, number: int, own: Block | None = None) -> Block:
         """Return the row of block `number`, counted from 0, of the first stack or of that with the block `own`."""
@@ -329,7 +372,12 @@ class ModelConfig(Part):
     def width(self, of: Width) -> int:
         """Return the columns of a row's width."""
         if of in ("ffn", "shared"):
-            return self.ffn if of == "ffn" else self.shared_experts * self.expert_ffn
+            return self.ffn if of == "ffn" else self.shared_ffn or self.shared_experts * self.expert_ffn
+        if self.is_latent:
+            q, kv, plain, turned, value = self.latents
+            heads = self.heads
+            widths = {"q_latent": q, "kv_latent": kv + turned, "latent": kv, "pairs": heads * (plain + value)}
+            return widths[of] if of in widths else heads * (value if of == "values" else plain + turned)
         return (self.heads if of == "heads" else self.kv_heads) * self.head_dim
 
     @property

@@ -38,7 +38,11 @@ def rules(
     if OPTIMIZERS[optim.optimizer].cut not in ("elements", "blocks"):
         yield refuse(f"{optim.optimizer} computes with whole matrices; choose adam, or leave tiles out")
     wide, narrow = model.width("heads"), model.width("kv_heads")
-    inner = () if wide == model.hidden else (("queries", wide),)
+    inner = [] if wide == model.hidden else [("queries", wide)]
+    if model.is_latent:
+        q, kv, _, turned, _ = model.latents
+        inner += [("the latent of queries", q), ("the latent of keys and values", kv + turned)]
+        narrow = model.width("pairs")
     for name, width in (("hidden", model.hidden), *inner, ("keys and values", narrow), ("ffn", model.ffn)):
         if width % tiles:
             yield refuse(f"{name} {width} does not divide into {tiles} tiles; choose a divisor of {width}")

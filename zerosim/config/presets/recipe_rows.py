@@ -74,6 +74,7 @@ _MEGATRON_2 = {
     "param_dtype_grads": True,
     "transformer_engine": True,
     "keep_last_inputs": True,
+    "weigh_between": True,
 }
 _MEGATRON_0 = {**_MEGATRON_2, **TRANSFORMER_ENGINE}
 _MEGATRON = (_MEGATRON_0, _MEGATRON_0, _MEGATRON_2, _MEGATRON_2)

@@ -186,12 +186,12 @@ def recipes() -> tuple[Recipe, ...]:
             "dummy, one for each shape of weight. "
             "--no-transformer-engine is Megatron's own blocks, which keep eager attention's softmax in fp32 unless a "
             "fused kernel runs (--no-fp32-softmax). In a pipeline each chunk's last input and its gradient stay from "
-            "one step to the next.",
+            "one step to the next. Experts' weights multiply what is between an expert's maps.",
             "NVIDIA/Megatron-LM d98e8a6: docs on the distributed optimizer, theoretical_memory_usage.py, "
             "core/distributed/param_and_grad_buffer.py, core/optimizer/distrib_optimizer.py, arguments.py "
             "(accumulate_allreduce_grads_in_fp32 with bf16), core/fusions/fused_softmax.py (forward_torch_softmax), "
-            "core/pipeline_parallel/schedules.py (set_input_tensor); TransformerEngine: "
-            "pytorch/module/base.py (get_dummy_wgrad)",
+            "core/pipeline_parallel/schedules.py (set_input_tensor), core/transformer/moe/experts.py (bias_act_func); "
+            "TransformerEngine: pytorch/module/base.py (get_dummy_wgrad)",
             "zerosim has one buffer for each unit, Megatron one for all. With gradient_accumulation_fusion "
             "Megatron's products add to the buffer directly, without the rounding and the kernel between; the head's "
             "2-byte gradient is a "

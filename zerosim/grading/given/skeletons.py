@@ -359,3 +359,40 @@ def my_pieces(ranks: int) -> list[list[int]]:
 def my_exchange(parts: list[Array], back: bool) -> list[Array]:
     """Return what each rank has then. Axes: tokens, heads, columns."""
     raise NotImplementedError("my_exchange: cut along an axis, and join")
+
+
+def my_router(
+    logits: Array,
+    ids: Array,
+    grad: Array,
+    normed: bool,
+) -> Array:
+    """Return dlogits (tokens, experts). ids and grad: (tokens, k)."""
+    raise NotImplementedError("my_router: return dlogits")
+
+
+def my_bias(
+    scores: Array,
+    bias: Array,
+    top_k: int,
+    rate: float,
+) -> tuple[Array, Array]:
+    """Return weights (ranks, tokens, k), and the next bias (experts).
+    scores: (ranks, tokens, experts)."""
+    raise NotImplementedError("my_bias: return weights, bias")
+
+
+def my_dispatch(
+    counts: Array,
+    rank: int,
+) -> tuple[Array, Array, Array]:
+    """Return sends, receives and order. counts: (ranks, experts)."""
+    raise NotImplementedError("my_dispatch: return sends, receives, order")
+
+
+def my_average(
+    grads: list[tuple[Array, Array]],
+    ep: int,
+) -> list[tuple[Array, Array]]:
+    """Return (dense, experts) for each rank, as `grads` has them."""
+    raise NotImplementedError("my_average: return a pair for each rank")

@@ -18,8 +18,6 @@ class Run {
     this.copying = new Map();
     this.own = new Map(this.ranks.map((rank) => [rank, []])); // the numbers of a rank's events
     this.events.forEach((event, at) => this.read(event, at));
-    this.flatOf = new Map(data.flats.map((flat, index) => [flat.name, [index]]));
-    for (const [unit, flats] of Object.entries(data.units)) if (!this.flatOf.has(unit)) this.flatOf.set(unit, flats);
     this.most = Math.max(1, ...data.ranks.map((rank) => rank.peak));
     const others = data.ranks.map((rank) => rank.others); // by memory beside the device: what the ledger has
     this.memories = new Map(Object.keys(MEMORIES).filter((name) => others.some((each) => each[name]))
@@ -31,6 +29,12 @@ class Run {
     this.overAt = new Map();
     this.keys = this.keyMoments();
     this.start = this.keys.find((k) => k > 0) || 0;
+  }
+
+  // So many bytes of a collective in words: as rows, if tokens are on their way to experts or back.
+  load(call, nbytes, words) {
+    const width = call && this.data.row_of[call.index];
+    return width ? count(nbytes / width, 'row') : words(nbytes);
   }
 
   word(at) { return this.data.words[at]; }
@@ -47,7 +51,7 @@ class Run {
     if (code === ALLOC || code === HOST_ALLOC) {
       const [id, nbytes, kind, , name, memory] = values;
       const buffer = { id, rank, nbytes, born: at, died: Infinity, unit: this.scope(event).unit,
-        kinds: [[at, this.word(kind)]], name: this.word(name), memory: this.word(memory) || DEVICE };
+        kinds: [[at, this.word(kind)]], name: this.word(name), flat: this.data.flat_of[key], home: (this.data.flats[this.data.flat_of[key]] || {}).name, memory: this.word(memory) || DEVICE };
       this.buffers.push(buffer);
       this.byId.set(key, buffer);
     } else if (code === FREE || code === HOST_FREE) {

@@ -75,17 +75,18 @@ function eventSentence(run, k, event) {
       const { sent, received } = call.joined.get(rank);
       const missing = call.op === 'send' ? [] : run.missingFrom(call, k);
       const waits = missing.length ? ` It waits for ${ranksText(missing)}.` : '';
-      return `${who} joins ${nameOf(call)}: it sends ${exact(sent)}${received === null ? '' : ` and receives ${exact(received)}`}.${waits}`;
+      return `${who} joins ${nameOf(call)}: it sends ${run.load(call, sent, exact)}${received === null ? '' : ` and receives ${run.load(call, received, exact)}`}.${waits}`;
     }
     case WAIT: return `${who} has the result of ${run.works.has(key) ? callName(run.works.get(key)) : run.copying.has(key) ? `a copy of ${exact(run.copying.get(key).nbytes)}` : 'its CPU'} and goes on.`;
     case MESSAGE: {
       const [, peer, nbytes, times] = values;
-      if (peer < 0) return `${who} sends ${exact(nbytes)} to ${times === 1 ? 'the other rank' : `each of the ${times} other ranks`}.`;
-      return `${who} sends ${exact(nbytes)} to rank ${peer}${times > 1 ? `, ${times} times` : ''}.`;
+      const load = run.load(run.works.get(key), nbytes, exact);
+      if (peer < 0) return `${who} sends ${load} to ${times === 1 ? 'the other rank' : `each of the ${times} other ranks`}.`;
+      return `${who} sends ${load} to rank ${peer}${times > 1 ? `, ${times} times` : ''}.`;
     }
     case MARK: return markSentence(run, event, false);
     default: return `${who} ${values[4] === null ? 'copies' : 'starts to copy'} ${exact(values[2])} from ${run.word(values[0])} to ${run.word(values[1])}.`;
   }
 }
 
-const bufferName = (buffer, kind) => [buffer.unit, buffer.name || kindWord(kind)].filter(Boolean).join(' · ') + whereLies(buffer);
+const bufferName = (buffer, kind) => [buffer.home?.startsWith(buffer.unit) ? buffer.home : buffer.unit, buffer.name || kindWord(kind)].filter(Boolean).join(' · ') + whereLies(buffer);

@@ -204,10 +204,8 @@ function drawCard(run, k, rank, box, buffers, { most, prefix, pick, chosen }) {
 function byFlat(run, buffers) {
   const found = new Map();
   for (const buffer of buffers) {
-    for (const flat of run.flatOf.get(buffer.unit) || []) {
-      if (!found.has(flat)) found.set(flat, []);
-      found.get(flat).push(buffer);
-    }
+    if (!found.has(buffer.flat)) found.set(buffer.flat, []);
+    found.get(buffer.flat).push(buffer);
   }
   return found;
 }
@@ -243,8 +241,7 @@ function drawStrip(run, k, rank, row, state, buffers, { x, y, w, h }, { prefix, 
   const there = buffers.find((buffer) => buffer.kind === state && buffer.memory !== DEVICE);
   const onDevice = mine.some((buffer) => buffer.kind === state);
   const isHere = onDevice || there !== undefined;
-  const place = run.info.get(rank).place;
-  const index = placeIn(run, how.axes, place);
+  const index = groupOf(run, rank, how.axes).indexOf(rank);
   const cut = how.whole ? (Object.values(flat.states).find((one) => !one.whole && one.parts.every(([a, b]) => b > a)) || how) : how;
   const n = cut.parts.length;
   const whole = Math.max(...cut.parts.map(([, stop]) => stop), flat.numel);
@@ -283,18 +280,13 @@ function drawStrip(run, k, rank, row, state, buffers, { x, y, w, h }, { prefix, 
   return group;
 }
 
-function placeIn(run, axes, place) {
-  return axes.reduce((at, axis) => at * (run.data.mesh[axis] || 1) + (place[axis] || 0), 0);
-}
+// The ranks that share a state's shards with this one, in the order of these.
+const groupOf = (run, rank, axes) => run.data.groups[axes.join('+')].find((group) => group.includes(rank));
 
 // The rank that holds a shard in this rank's group.
 function ownerOf(run, rank, axes, shard) {
-  const mine = run.info.get(rank).place;
-  const found = run.ranks.find((other) => {
-    const place = run.info.get(other).place;
-    return Object.keys(place).every((axis) => axes.includes(axis) || place[axis] === mine[axis]) && placeIn(run, axes, place) === shard;
-  });
-  return found === undefined ? `with index ${shard}` : found;
+  const found = groupOf(run, rank, axes)[shard];
+  return run.info.has(found) ? found : `with index ${shard}`;
 }
 
 // A collective: its members' cards have its colour, and arrows go to the middle of the group and back.
@@ -328,8 +320,9 @@ function drawCall(run, k, call, boxes, spots, pick) {
     if (here && Math.hypot(cx - mx, cy - my) > 24) group.append(arrow(mx, my, cx, cy, color));
     if (here && !same) {
       const { sent, received } = call.joined.get(rank);
-      const parts = [sent ? `↑ ${bytes(sent)}` : '', received ? `↓ ${bytes(received)}` : ''].filter(Boolean).join(' ');
-      if (parts && members.length > 1) group.append(tag(clamp(mx, box.x + 60, box.x + box.w - 60), cy, parts, color));
+      const parts = [sent ? `↑ ${run.load(call, sent, bytes)}` : '', received ? `↓ ${run.load(call, received, bytes)}` : ''].filter(Boolean).join(' ');
+      const room = parts.length * 3.1 + 8;
+      if (parts && members.length > 1) group.append(tag(clamp(mx, box.x + room, box.x + box.w - room), Math.abs(cy - my) < 30 ? cy + 34 : cy, parts, color));
     }
   }
   group.append(pickable(`c${call.index}`, `${name}: ${second}`, () => pick({ call: call.index }),

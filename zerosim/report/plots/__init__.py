@@ -8,6 +8,7 @@ from zerosim.report.plots.beside import beside_figure as beside_figure
 from zerosim.report.plots.by_stage import memory_figure as memory_figure
 from zerosim.report.plots.by_stage import traffic_figure as traffic_figure
 from zerosim.report.plots.descent import descent_figure as descent_figure
+from zerosim.report.plots.experts import experts_figure as experts_figure
 from zerosim.report.plots.flow import flow_figure as flow_figure
 from zerosim.report.plots.gradients import gradients_figure as gradients_figure
 from zerosim.report.plots.optimizers import optimizers_figure as optimizers_figure

@@ -15,6 +15,8 @@ from rich.text import Text
 from zerosim.analysis.shares import is_mesh
 from zerosim.comm.rank_status import ranks_text
 from zerosim.device.events import Launch, Message, Scope
+from zerosim.dtypes import dtype
+from zerosim.report.names import counted
 from zerosim.report.notebook import LETTERS, ordered
 from zerosim.report.words import headline
 from zerosim.stepper.match import numbered, where_in_step
@@ -115,13 +117,13 @@ def _in_flight(world: DebugWorld, rounds: Sequence[PendingCollective], height: i
     """Return the collectives in flight and each rank's bytes, always as many lines, so that nothing jumps."""
     lines, last = [], world.last
     if last and isinstance(last.event, Message) and not any(_has_joined(last.rank, round) for round in rounds):
-        lines.append(_arrows(world, [last.rank]))
+        lines += _arrows(world, [last.rank])
     for round in rounds:
         joined = [rank for rank, _ in round.joined]
         call = numbered(round.op, round.sequence)
         line = f"{call}: {ranks_text(joined)} joined, waits for {ranks_text(round.missing)}"
         if line not in lines:  # a ring's rounds are alike
-            lines += [line, *filter(None, [_arrows(world, joined)])]
+            lines += [line, *_arrows(world, joined)]
     if len(lines) > height:
         lines = [*lines[: height - 1], f"and {len(lines) - height + 1} more"]
     return filled([Text(line) for line in lines] or [Text("no collective in flight", style="dim")], height)
@@ -131,19 +133,33 @@ def _has_joined(rank: int, round: PendingCollective) -> bool:
     return any(rank == joined for joined, _ in round.joined)
 
 
-def _arrows(world: DebugWorld, ranks: Sequence[int]) -> str:
-    """Return 'rank 0 ──1,640 B→ rank 1': the last message of each of these ranks; those that sent alike share an
-    arrow."""
-    alike: dict[tuple[int, int], list[int]] = {}
+def _arrows(world: DebugWorld, ranks: Sequence[int]) -> list[str]:
+    """Return 'rank 0 ──1,640 B→ rank 1': the last message of each of these ranks, of an all-to-all all of its own.
+    Those that sent alike share an arrow; with several messages each has a line."""
+    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    row = world.session.experiment.config.model.moved_row
     for rank in ranks:
         history = world.session.recorders[rank].history
-        sent = next((event for event in reversed(history) if isinstance(event, Message)), None)
-        if sent is not None:
-            alike.setdefault((sent.peer, sent.nbytes), []).append(rank)
-    return "   ".join(
-        f"{ranks_text(senders)} ──{nbytes:,} B→ {'each of the others' if peer < 0 else f'rank {peer}'}"
-        for (peer, nbytes), senders in alike.items()
-    )
+        last = next((event for event in reversed(history) if isinstance(event, Message)), None)
+        if last is not None:
+            sent = [event for event in history if isinstance(event, Message) and event.work == last.work]
+            launch = next(event for event in reversed(history) if isinstance(event, Launch) and event.work == last.work)
+            is_rows = row and (launch.op, launch.axis, launch.purpose) == ("all_to_all", "ep", "activations")
+            width = row * dtype(launch.dtype).itemsize if is_rows else 0
+            if launch.op != "all_to_all":
+                sent = sent[-1:]
+            alike.setdefault(tuple((_load(one.nbytes, width), one.peer) for one in sent), []).append(rank)
+    lines = [f"{ranks_text(senders)} {_ways(sent)}" for sent, senders in alike.items()]
+    return lines if any(len(sent) > 1 for sent in alike) else ["   ".join(lines)] if lines else []
+
+
+def _load(nbytes: int, width: int) -> str:
+    return f"{counted(nbytes // width, 'row')}, {nbytes:,} B" if width else f"{nbytes:,} B"
+
+
+def _ways(sent: Sequence[tuple[str, int]]) -> str:
+    ways = (f"──{load}→ {'each of the others' if peer < 0 else f'rank {peer}'}" for load, peer in sent)
+    return "  ".join(ways)
 
 
 def _wrapped(text: str, width: int, most: int, cut: str = "…") -> list[str]:
