@@ -114,8 +114,8 @@ def tables() -> dict[str, str]:
             "SimuMax: Transformer Engine's causal attention with 64 heads of 128, and fewer",
             _b200(measured["attention_b200"]), occupied[1], moved["B200"],
             "SimuMax: .666 and .3246 of 8,000 GB/s, which are 7,700",
-            "SimuMax: 20 groups of Transformer Engine, by the size of one expert's product, smaller ones XLA's alone; permutation "
-            ".5008 of 8,000 GB/s",
+            "SimuMax: 20 groups of Transformer Engine, by the size of one expert's product, smaller ones XLA's alone; "
+            "permutation .5008 of 8,000 GB/s",
             of_b200,
         ),
     }  # fmt: skip

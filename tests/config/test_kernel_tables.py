@@ -63,7 +63,7 @@ def test_a_table_without_experts_has_its_products() -> None:
     experts = {"source": "here", **{kind: [[1, 0.1]] for kind in GROUPED}, "permute": 0.3}
     table = read_tables("hardware mine.toml, kernels", GOOD | {"experts": experts})
     assert table.permuted == 0.3
-    with pytest.raises(InputError, match="missing experts.permute: all of source, grouped"):
+    with pytest.raises(InputError, match=r"missing experts\.permute: all of source, grouped"):
         read_tables("mine.toml", GOOD | {"experts": {"source": "here", **{kind: [[1, 0.1]] for kind in GROUPED}}})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -20,11 +21,14 @@ from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import topology
 from zerosim.ledger.costs_of import costs_of
 from zerosim.ledger.entries import Busy, Entry
-from zerosim.ledger.relay import copies_of_row, relayed_seconds
+from zerosim.ledger.experts import Shares, bytes_by_link, copies_of_row, relayed_seconds
 from zerosim.placement.memories import DEVICE, HOST
 from zerosim.placement.mesh import Mesh
+from zerosim.report.experts import expert_links
 from zerosim.train.plan import plan
+from zerosim.units import format_bytes
 
+ALL, HALF = Fraction(1), Fraction(1, 2)
 H100 = cluster_of(find_hardware("h100-80"))
 FREE = replace(H100, collectives=None, latency=0.0, link=100.0, nic=80.0)  # 10 bytes a second for each of 8 GPUs
 SMALL: dict[str, Any] = dict(
@@ -43,15 +47,15 @@ def test_a_token_is_sent_once_to_each_of_its_nodes(experts: int, top_k: int, nod
     each = experts // nodes
     choices = list(combinations(range(experts), top_k))
     needed = sum(len({expert // each for expert in chosen}) for chosen in choices)
-    assert copies_of_row(experts, top_k, nodes) == pytest.approx(needed / (len(choices) * top_k), rel=1e-12)
+    assert copies_of_row(experts, top_k, ALL, nodes) == pytest.approx(needed / (len(choices) * top_k), rel=1e-12)
 
 
 def test_a_limit_of_groups_limits_the_nodes() -> None:
     """DeepSeek-V3's 8 experts of 256, in at most 4 of 8 groups: 3.62 nodes of 8, not 5.3."""
-    assert copies_of_row(256, 8, 8, groups=8, chosen=4) * 8 == pytest.approx(copies_of_row(128, 8, 4) * 8)
-    assert copies_of_row(256, 8, 8, groups=8, chosen=4) * 8 == pytest.approx(3.62, abs=0.01)
-    assert copies_of_row(256, 8, 8) * 8 == pytest.approx(5.3, abs=0.03)
-    assert copies_of_row(4, 2, 8) == 1.0  # two nodes for an expert
+    assert copies_of_row(256, 8, HALF, 8) * 8 == pytest.approx(copies_of_row(128, 8, ALL, 4) * 8)
+    assert copies_of_row(256, 8, HALF, 8) * 8 == pytest.approx(3.62, abs=0.01)
+    assert copies_of_row(256, 8, ALL, 8) * 8 == pytest.approx(5.3, abs=0.03)
+    assert copies_of_row(4, 2, ALL, 8) == 1.0  # two nodes for an expert
 
 
 @pytest.mark.parametrize(
@@ -65,9 +69,28 @@ def test_a_limit_of_groups_limits_the_nodes() -> None:
 )
 def test_the_network_carries_nodes_and_a_nodes_links_gpus(to_gpus: float, to_nodes: float, takes: float) -> None:
     place, inside = topology(range(16), FREE), topology(range(8), FREE)
-    assert relayed_seconds(rows_sent(1600), place, FREE, to_gpus, to_nodes) == pytest.approx(takes)
-    assert relayed_seconds(rows_sent(1600), inside, FREE, to_gpus, to_nodes) == pytest.approx(1400 * to_gpus / 100)
+    assert relayed_seconds(rows_sent(1600), place, FREE, Shares(to_gpus, to_nodes)) == pytest.approx(takes)
+    assert relayed_seconds(rows_sent(1600), inside, FREE, Shares(to_gpus, to_nodes)) == pytest.approx(
+        1400 * to_gpus / 100
+    )
     assert collective_seconds(rows_sent(1600), place, FREE) == pytest.approx(800 / 10)
+
+
+def test_bytes_of_each_link() -> None:
+    place, inside = topology(range(16), FREE), topology(range(8), FREE)
+    assert bytes_by_link(1600, place, None) == (700, 800)
+    assert bytes_by_link(1600, inside, None) == (1400, 0)
+    assert bytes_by_link(1600, place, Shares(0.5, 0.25)) == (700, 200)
+
+
+def test_a_plan_says_which_links_carry_rows() -> None:
+    """In each of 2 layers 64 tokens of 2 rows of 64 bf16 numbers go out, and back, and their gradients too. Of 16 ranks
+    8 are on the other node."""
+    result = plan(plan_config(**SMALL), cluster=H100)
+    sent = 4 * 2 * 64 * 2 * 64 * 2
+    inside, across = format_bytes(sent * 7 // 16), format_bytes(sent * 8 // 16)
+    assert f"sends {inside} over its node's links and {across} over the network" in expert_links(result, H100)
+    assert not expert_links(plan(plan_config(**SMALL | dict(ranks=1, ep=1)), cluster=H100), H100)
 
 
 def uneven(nbytes: int) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crosses import CLUSTER, check
+from crosses import CLUSTER, check, check_classes
 from same import assert_close, assert_same_training, no_garbage_collector
 
 from zerosim.config import RunConfig
@@ -224,7 +224,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "codes": (dict(ranks=4, ep=2, stage=2, compress="int8"), "leave compress out"),
     "dispatcher": (GATHER, "dispatcher 'allgather': all experts are on every rank; pass --ep 2, for one"),
     "routing": (dict(routing="zipf:x"), "expected even, zipf:S with a number S of 0 to 10, or measured:FILE"),
-    "a file": (dict(routing="measured:nowhere.json"), "measured:nowhere.json': No such file or directory"),
+    "a file": (dict(routing="measured:nowhere.json"), "cannot read nowhere.json: No such file or directory"),
     "drops": (dict(ranks=4, ep=2, capacity_factor=1.0, **GATHER), "tokens are dropped before they are sent"),
 }
 
@@ -247,3 +247,52 @@ def test_measured_shares_are_those_of_the_file(tmp_path: Any) -> None:
     assert [one.counts(8, 1, 8) for one in spreads if one is not None] == [(1, 0, 0, 3, 0, 0, 0, 4), (1,) * 8]
     assert sum(np.array(spreads[0].counts(8, 2, 8))) == 16 if spreads[0] is not None else False
     check(config, plan(config, cluster=CLUSTER))
+
+
+FILES = {
+    "not JSON": "[1, 2",
+    "too few": "[1, 2]",
+    "none at all": "[]",
+    "zeros": "[0, 0, 0, 0, 0, 0, 0, 0]",
+    "less than nothing": "[1, 1, 1, 1, 1, 1, 1, -1]",
+    "no number": "[1, 1, 1, 1, 1, 1, 1, NaN]",
+    "a sum without end": f"[{', '.join(['1e308'] * 8)}]",
+    "a long number": f"[1, 1, 1, 1, 1, 1, 1, 1{400 * '0'}]",
+    "blocks that differ": "[[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1]]",
+    "a block and a number": "[[1, 1, 1, 1, 1, 1, 1, 1], 3]",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", FILES.values(), ids=FILES)
+def test_files_of_shares_are_refused_in_one_line(text: str, tmp_path: Any) -> None:
+    path = tmp_path / "shares.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        RunConfig(**{**LLAMA, "ranks": 2, "routing": f"measured:{path}"})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_shares_that_changed_is_read_again(tmp_path: Any) -> None:
+    path = tmp_path / "shares.json"
+    for shares in ((1.0,) * 8, (2.0,) * 8):
+        path.write_text(json.dumps(shares), encoding="utf-8")
+        spread = RunConfig(**{**LLAMA, "routing": f"measured:{path}"}).experts.spread_of(8, 0)
+        assert spread is not None
+        assert spread.shares == shares
+
+
+ALIKE: dict[str, dict[str, Any]] = {
+    "full experts": dict(ranks=8, ep=8, stage=1, routing="zipf:1", capacity_factor=0.5),
+    "a router beside a norm": dict(ranks=16, cp=2, ep=2, etp=1, stage=1, layers=1, **SP),
+}
+
+
+@pytest.mark.parametrize("on", ALIKE.values(), ids=ALIKE)
+def test_ranks_with_equal_records_share_a_class(on: dict[str, Any]) -> None:
+    """Under a capacity popular experts have as many rows as each other; one all-reduce adds up the gradients that tp's
+    ranks share, of however many weights."""
+    every = plan(RunConfig(**{**LLAMA, **on}), every_rank=True, keep_events=True)
+    few = plan(RunConfig(**{**LLAMA, **on}))
+    check_classes(every, few.stands_for)
+    assert len({*few.stands_for}) < on["ranks"] // 2

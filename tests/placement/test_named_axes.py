@@ -140,8 +140,10 @@ def test_ranks_of_a_class_hold_parts_padding_and_shares_alike(layout: Layout, by
         found = []
         for name in layout.stages[layout.mesh.index(rank, "pp")]:
             flat, part = layout.flats[name], layout.own(rank, name)
-            shares = [(*mine.weight.shared_over(layout.mesh), mine.numel) for mine in flat.within(part)]
-            found.append((part.size, flat.padding(part), [one for one in shares if len(one) > 1]))
+            shares = Counter[Any]()  # of which one all-reduce takes all
+            for mine in flat.within(part):
+                shares.update(dict.fromkeys(mine.weight.shared_over(layout.mesh), mine.numel))
+            found.append((part.size, flat.padding(part), [*shares.items()]))
         return found
 
     for rank, lowest in enumerate(classes(layout, reasons(by_tensor=by_tensor))):

@@ -21,7 +21,6 @@ from zerosim.functional.embedding import add_row as add_row
 from zerosim.functional.embedding import add_row_runs as add_row_runs
 from zerosim.functional.embedding import add_rows as add_rows
 from zerosim.functional.embedding import embedding as embedding
-from zerosim.functional.experts import Capacity as Capacity
 from zerosim.functional.experts import RouterLosses as RouterLosses
 from zerosim.functional.experts import Routing as Routing
 from zerosim.functional.experts import choose as choose

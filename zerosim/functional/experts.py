@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
 
 from zerosim.backends.forms import Choice
@@ -26,7 +26,7 @@ from zerosim.dtypes import DType, compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, kept_for, like, rows_of, weight_grad
 from zerosim.placement.memories import HOST
-from zerosim.placement.spread import EVEN, Spread
+from zerosim.placement.spread import EVEN, Capacity, Spread
 from zerosim.tensor.discarded import Readable, held
 from zerosim.tensor.tensor import Operand, Outline, Tensor, apply, layer_of
 
@@ -80,18 +80,6 @@ class Chosen:
         """Return the rows of each expert as they are assumed to spread."""
         tokens, top_k = self.ids.shape
         return (self.spread or EVEN).counts(tokens, top_k, self.table.numel)
-
-
-class Capacity(NamedTuple):
-    """The most rows of an expert: `factor` times those of an even choice, rounded up. Of more the first ones are kept,
-    or those `by_weight`. `padded`: fewer are padded to it with zeros."""
-
-    factor: float
-    by_weight: bool = False
-    padded: bool = False
-
-    def rows(self, choices: int, experts: int) -> int:
-        return ceil(choices / experts * self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +156,7 @@ def _kept(weights: Tensor, found: Chosen, capacity: Capacity) -> Chosen:
     """Return the rows of each expert that its capacity lets in."""
     device, choices, experts = weights.device, found.ids.numel, found.table.numel
     [chosen] = read_counts([found.table], None if found.spread is None else [found.assumed()])
-    most = capacity.rows(choices, experts)
-    counts = tuple(most if capacity.padded else min(one, most) for one in chosen)
+    most, counts = capacity.rows(choices, experts), capacity.kept(chosen)
     rows, by = device.alloc((sum(counts),), int64, Kind.ACTIVATION), weights.array if capacity.by_weight else None
     arrays = found.order.array, found.table.array, by, most, capacity.padded, rows.array
     device.kernel(0, device.backend.keep_rows, *arrays)

@@ -32,7 +32,7 @@ from zerosim.device.events import Copy, Kernel, Launch
 from zerosim.device.work import GROUPED_WGRAD, LINEAR, MATMUL
 from zerosim.ledger.collectives import collective_seconds
 from zerosim.ledger.costs import copy_seconds, cpu_seconds, is_captured, topology
-from zerosim.ledger.relay import copies_of_row, relayed_seconds
+from zerosim.ledger.experts import relayed_seconds, relays, shares_of
 from zerosim.placement.memories import DEVICE
 from zerosim.placement.mesh import CUTS
 
@@ -57,10 +57,11 @@ class GpuCosts:
         self.side_stream = config.clock.overlap_comm
         self.graph = GRAPH * cluster.host if config.clock.cuda_graphs else 0.0
         self.operators = operators(self.kernels, loss=config.memory.loss, foreach=config.optim.foreach)
-        self.model, self.relays = config.model, config.experts.dispatcher == "deepep"
+        self.relays = relays(config)
         runs = None if "flash_kernel" in config.given else cluster.flash_kernel
         self.flash_kernel = tables.flash_kernel(runs or config.clock.flash_kernel)
         self._place = lru_cache(maxsize=None)(lambda group: topology(group, cluster))
+        self._shares = lru_cache(maxsize=None)(lambda place: shares_of(config, place))
 
     def kernel(self, kernel: Kernel) -> float:
         if kernel.place != DEVICE:
@@ -82,14 +83,10 @@ class GpuCosts:
 
     def collective(self, launch: Launch) -> float:
         place = self._place(launch.group)
-        if self.relays and launch.axis == "ep" and launch.op == "all_to_all" and launch.purpose != CONTROL:
-            shares = self._copies(place.members), self._copies(place.nodes)
-            return relayed_seconds(launch, place, self.cluster, *shares)
+        shares = self._shares(place)
+        if shares is not None and launch.axis == "ep" and launch.op == "all_to_all" and launch.purpose != CONTROL:
+            return relayed_seconds(launch, place, self.cluster, shares)
         return collective_seconds(launch, place, self.cluster)
-
-    def _copies(self, places: int) -> float:
-        model, numbers = self.model, self.model.numbers
-        return copies_of_row(model.experts, model.top_k, places, numbers.expert_groups, numbers.chosen_groups)
 
     def copy(self, copy: Copy) -> float:
         return copy_seconds(copy, self.cluster, self.sharers)

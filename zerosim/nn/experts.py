@@ -44,10 +44,7 @@ class ExpertsLayer:
         options, self.balance = here.experts, here.group.balance
         self.name = f"{here.name}.{row.gate}.{BALANCE}"
         self.is_wide = options.widens(row)
-        self.capacity, self.here, self.kernel = None, here, options.experts_kernel
-        if options.capacity_factor is not None:
-            by_weight = options.token_drop != "position"
-            self.capacity = F.Capacity(options.capacity_factor, by_weight, options.pad_to_capacity)
+        self.capacity, self.here, self.kernel = options.capacity, here, options.experts_kernel
         self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
         self.of_sequences = options.aux_loss_over == "sequence"
         if self.balance is not None:

@@ -114,6 +114,10 @@ def _cut(layout: Layout, stage: int) -> Iterator[tuple[FlatSpec, tuple[str, ...]
         yield layout.flats[name], row.axes, isinstance(row.partition, EvenSlices)
 
 
-def _shares_within(flat: FlatSpec, part: Slice, runs: Sequence[tuple[int, Hashable]]) -> Hashable:
-    """Return elements by the ranks that share their gradient, in the order of the weights."""
-    return tuple((runs[mine.which][1], mine.numel) for mine in flat.within(part) if runs[mine.which][1])
+def _shares_within(flat: FlatSpec, part: Slice, runs: Sequence[tuple[int, Collection[Hashable]]]) -> Hashable:
+    """Return elements by the ranks that share their gradient, which one all-reduce adds up."""
+    found: dict[Hashable, int] = {}
+    for mine in flat.within(part):
+        for sharers in runs[mine.which][1]:
+            found[sharers] = found.get(sharers, 0) + mine.numel
+    return tuple(found.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import gcd
+from math import ceil, gcd
 from typing import NamedTuple
 
 
@@ -48,3 +48,21 @@ def zipf(experts: int, exponent: float) -> Spread:
     for place in range(experts):
         shares[place * step % experts] = (place + 1) ** -exponent
     return Spread(tuple(shares))
+
+
+class Capacity(NamedTuple):
+    """The most rows of an expert: `factor` times those of an even choice, rounded up. Of more the first ones are kept,
+    or those `by_weight`. `padded`: fewer are padded to it with zeros."""
+
+    factor: float
+    by_weight: bool = False
+    padded: bool = False
+
+    def rows(self, choices: int, experts: int) -> int:
+        """Return the most rows of an expert."""
+        return ceil(choices / experts * self.factor)
+
+    def kept(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the rows of each expert, of those that chose it."""
+        most = self.rows(sum(chosen), len(chosen))
+        return tuple(most if self.padded else min(one, most) for one in chosen)

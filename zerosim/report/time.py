@@ -19,6 +19,7 @@ from zerosim.ledger.clock import StepTime
 from zerosim.ledger.tracks import Track
 from zerosim.placement.axes import what_for
 from zerosim.placement.mesh import SHARES
+from zerosim.report.experts import expert_links
 from zerosim.report.interval import implausible, interval_values, interval_words, three_figures, trust
 from zerosim.report.look import Adaptive, Grid, right, titled
 from zerosim.report.names import STAGES, listed
@@ -56,6 +57,7 @@ def time_table(result: RunResult, cluster: Cluster | None) -> RenderableType | N
     )
     if result.config.offload.cpu_steps:
         note += f" Of CPUs in the optimizer step: {cluster.cpu_rate / 1e9:.4g} GB/s of a node, {cluster.cpu_source}."
+    note += expert_links(result, cluster)
     return titled(f"Time of a step, on rank {time.rank}, which ends last", Adaptive(grid), note)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from math import ceil
 
+from zerosim.config.inputs import read_json
 from zerosim.config.option import OF_RECIPE, Part, option
 from zerosim.config.parts.data import DataConfig
 from zerosim.config.parts.gathering import Gathering
@@ -19,13 +19,14 @@ from zerosim.config.parts.reduction import Reduction
 from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.block import Experts
-from zerosim.placement.spread import EVEN, Spread, zipf
+from zerosim.placement.spread import EVEN, Capacity, Spread, zipf
 
 
 def read_routing(text: str) -> str:
     """Return how tokens spread over experts. Raises: InputError for another word, or a file that does not say it."""
     how, _, value = text.partition(":")
     if how == "measured" and value:
+        _measured.cache_clear()  # the file may have changed
         _measured(value)
     elif not (text == "even" or (how == "zipf" and value and _is_exponent(value))):
         raise InputError(f"{text!r}: expected even, zipf:S with a number S of 0 to 10, or measured:FILE")
@@ -42,22 +43,18 @@ def _is_exponent(text: str) -> bool:
 @lru_cache(maxsize=8)
 def _measured(path: str) -> tuple[tuple[float, ...], ...]:
     """Return the experts' shares that a file has, for each block, or for all. Raises: InputError."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except OSError as error:
-        raise InputError(f"'measured:{path}': {error.strerror}") from None
-    except ValueError:
-        raise InputError(f"'measured:{path}': no JSON; expected a list of each expert's share") from None
+    found = read_json(path)
     rows = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
     for row in rows:
         if not isinstance(row, list) or not row or not all(_is_share(share) for share in row) or not sum(row):
             raise InputError(f"'measured:{path}': expected a list of each expert's share, or one for each block")
+    if len({len(row) for row in rows}) > 1:
+        raise InputError(f"'measured:{path}': expected as many shares for each block as for the first, {len(rows[0])}")
     return tuple(tuple(map(float, row)) for row in rows)
 
 
 def _is_share(share: object) -> bool:
-    return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < float("inf")
+    return isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1e100
 
 
 KERNELS = ("grouped", "eager", "batched")
@@ -129,6 +126,12 @@ class ExpertsConfig(Part):
         """Whether routers have losses of their own."""
         return bool(self.aux_loss or self.z_loss)
 
+    @property
+    def capacity(self) -> Capacity | None:
+        """The most rows of an expert; None: no token is dropped."""
+        factor = self.capacity_factor
+        return None if factor is None else Capacity(factor, self.token_drop != "position", self.pad_to_capacity)
+
     def rows_of(self, model: ModelConfig, number: int, tokens: int) -> tuple[int, ...]:
         """Return how many of so many tokens choose each expert of block `number`, as they are assumed to spread."""
         return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
@@ -144,11 +147,12 @@ class ExpertsConfig(Part):
 
     def sent_of(self, model: ModelConfig, number: int, tokens: int) -> int:
         """Return the rows of these tokens that experts work on: without those beyond their capacity, or padded."""
-        rows = self.rows_of(model, number, tokens)
-        if self.capacity_factor is None:
-            return sum(rows)
-        most = ceil(tokens * model.top_k / model.experts * self.capacity_factor)
-        return most * len(rows) if self.pad_to_capacity else sum(min(most, own) for own in rows)
+        rows, capacity = self.rows_of(model, number, tokens), self.capacity
+        return sum(rows) if capacity is None else sum(capacity.kept(rows))
+
+    def choice_of(self, model: ModelConfig) -> tuple[int, int, Fraction]:
+        """Return a token's choice: among how many experts, of how many, and the share of their groups that it has."""
+        return model.experts, model.top_k, Fraction(model.numbers.chosen_groups, model.numbers.expert_groups)
 
     def spread_of(self, experts: int, number: int) -> Spread | None:
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
@@ -254,6 +258,7 @@ def rows_by_rank(
     tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
     local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
-        counts = (experts.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
+        counts = experts.rows_of(model, number, tokens)
+        counts = counts if experts.capacity is None else experts.capacity.kept(counts)
         found.append(tuple(sum(counts[first : first + local]) for first in range(0, model.experts, local)))
     return found
