@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 from zerosim.cli.parser import flag_of
 from zerosim.config import RunConfig
+from zerosim.config.parts.experts import ExpertsConfig
 from zerosim.config.parts.memory import LOSSES
+from zerosim.config.parts.model import EXPERT_SIZES
 from zerosim.errors import InputError
 
 Made = TypeVar("Made")
@@ -64,7 +66,8 @@ NOT_DRAWN = (
         "paged_states",
     ),
 )
-"""Other machines, files, text, what `crosses.of_family` gives, numbers on which no byte depends, and an option
+NOT_DRAWN += ("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options())
+"""Other machines, files, text, experts, which `parallel/test_expert_parallel.py` draws, what `crosses.of_family` gives, numbers on which no byte depends, and an option
 for larger models (`optim/test_paging.py`)."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {

@@ -86,8 +86,8 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
         "--use-flash-attn false",
         "--use-flash-attn 'false': expected nothing or true; leave it out, or choose --attention",
     ),
-    ("--ep=2", "--ep: zerosim does not model expert parallelism"),
-    ("--expert-model-parallel-size 2", "does not model expert parallelism"),
+    ("--ep=2", "--ep 2: model gpt has no experts; pass --experts 8 --top-k 2, or leave it out"),
+    ("--expert-model-parallel-size 2", "2: model gpt has no experts"),
     ("--lora-rank 0 --lora-alpha 8", "--lora-alpha 8.0: no adapters without a lora_rank; choose one"),
     ("--freeze wtex", "--freeze 'wtex': matches no parameter of gpt; did you mean 'wte'?"),
     ("--lora-rank 8 --lora-target qq", "--lora-target 'qq': matches no linear map of gpt's blocks"),
@@ -108,7 +108,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ),
     (
         "--model deepseek-ai/DeepSeek-V3",
-        "from a hub; download config.json of deepseek-ai/DeepSeek-V3 and give its path",
+        "choose deepseek-v3, the nearest model here, or download config.json of deepseek-ai/DeepSeek-V3",
     ),
     (
         "--model databricks/dbrx-base",

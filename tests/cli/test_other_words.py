@@ -17,7 +17,7 @@ from zerosim.cli.parser import Parser, flag_of
 from zerosim.config.other_words import CALLED, LACKING, SWITCHES, TAKEN, WITHOUT_EFFECT, called, not_modelled
 
 BASE = "plan --json - --ranks 4 --layers 1 --hidden 16 --heads 4 --seq 8 --stage 1"
-MESH = "plan --json - --stage 1 --accumulate 2"
+MESH = "plan --json - --stage 1 --accumulate 2 --sequence-parallel"
 VALUES = {  # of each option a value that no plan has by itself
     "micro_batch": "2", "seq": "16", "layers": "6", "hidden": "32", "heads": "8", "kv_heads": "2", "ffn": "24",
     "head_dim": "12",
@@ -26,6 +26,7 @@ VALUES = {  # of each option a value that no plan has by itself
     "lr": "0.1", "eps": "1e-5", "weight_decay": "0.1", "clip_norm": "0.5", "schedule": "cosine", "gpu": "a40",
     "warmup": "3", "cp": "2", "experts": "4", "top_k": "3", "expert_ffn": "48", "shared_experts": "2",
     "router_dtype": "fp32", "capacity_factor": "1.5", "aux_loss": "0.1", "z_loss": "0.1", "bias_rate": "0.1",
+    "ep": "2", "etp": "1", "dispatcher": "deepep", "shared_ffn": "96",
 }  # fmt: skip
 BESIDE = {
     "load_in_4bit": "--lora-rank 2",

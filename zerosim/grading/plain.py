@@ -10,6 +10,7 @@ from __future__ import annotations
 import marshal
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -67,7 +68,7 @@ def _bare(value: Any, numbers: dict[type, int]) -> Any:
         return value
     if kind is list or kind is tuple:
         return kind.__name__, [_bare(one, numbers) for one in value]
-    if kind is dict:
+    if kind in (dict, MappingProxyType):
         return "dict", [(_bare(name, numbers), _bare(one, numbers)) for name, one in value.items()]
     if kind is np.ndarray and value.dtype.kind in _NUMBERS:
         return "array", value.dtype.str, value.shape, value.tobytes()

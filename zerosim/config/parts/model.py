@@ -420,6 +420,10 @@ WORDS = (
 
 
 LACKING = (
-    ("ep ep_size *expert*", "expert parallelism", "Every rank has all experts"),
+    (
+        "*expert* *moe*",
+        "this option of experts",
+        "zerosim plan --help lists those that are: --experts, --ep and others",
+    ),
     ("sliding_window* window_size", "attention in windows", "Attention always covers the whole context"),
 )
