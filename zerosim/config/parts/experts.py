@@ -139,7 +139,7 @@ class ExpertsConfig(Part):
         return (self.spread_of(model.experts, number) or EVEN).counts(tokens, model.top_k, model.experts)
 
     def widens(self, row: Experts) -> bool:
-        """Whether a router's logits and weights are fp32 beside half types: its family's may be."""
+        """Return whether a router's logits and weights are fp32 beside half types."""
         return self.router_dtype == "fp32" or (row.is_wide and self.router_dtype is None)
 
     def applied(self, row: Experts) -> str:
