@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from zerosim.backends.kernels import Backend
 from zerosim.config.parts.clock import KERNELS
 from zerosim.config.parts.memory import LOSSES
 from zerosim.config.presets import operators as table
@@ -25,6 +26,7 @@ from zerosim.device.work import (
 from zerosim.errors import InputError
 
 PROGRAM = {*FILLS, *UPDATES, *BY_ROWS, *EAGER_PARTS, LINEAR, DGRAD, WGRAD, ACCUMULATE, ADD_BIAS, ADD_NORM}
+PROGRAM |= {Backend.weigh_rows.__name__, Backend.weigh_rows_backward.__name__}
 
 
 @pytest.mark.parametrize("loss", ["", *LOSSES])

@@ -84,10 +84,10 @@ def test_bytes_of_each_link() -> None:
 
 
 def test_a_plan_says_which_links_carry_rows() -> None:
-    """In each of 2 layers 64 tokens of 2 rows of 64 bf16 numbers go out, and back, and their gradients too. Of 16 ranks
-    8 are on the other node."""
+    """In each of 2 layers 64 tokens of 2 rows of 64 bf16 numbers go out, and back, and their gradients too; a weight of
+    each row, and its gradient. Of 16 ranks 8 are on the other node."""
     result = plan(plan_config(**SMALL), cluster=H100)
-    sent = 4 * 2 * 64 * 2 * 64 * 2
+    sent = 2 * 64 * 2 * (4 * 64 + 2) * 2
     inside, across = format_bytes(sent * 7 // 16), format_bytes(sent * 8 // 16)
     assert f"sends {inside} over its node's links and {across} over the network" in expert_links(result, H100)
     assert not expert_links(plan(plan_config(**SMALL | dict(ranks=1, ep=1)), cluster=H100), H100)

@@ -56,12 +56,12 @@ def check_nodes(of: Compared) -> list[Check]:
     nothing if nodes are unknown.
 
     On a ring the form is the number for even slices only: else the bytes over one link depend on the places of owners,
-    or of unequal shares."""
+    or of unequal shares. It is not where experts' states are cut over other ranks, which lie otherwise in nodes."""
     config = of.result.config
     if not has_nodes(config):
         return []
     counted, expected = _counted(of), node_forms(config, of.forms)
-    is_exact = not _on_ring(config) or _is_even(of)
+    is_exact = (not _on_ring(config) or _is_even(of)) and "N_e" not in of.held
     checks, due = [], Fraction(0)
     for op, use in dict.fromkeys((*expected, *counted)):
         form = expected.get((op, use), Form())

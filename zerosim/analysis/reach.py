@@ -69,7 +69,12 @@ def reach_of(placed: Placed, share: Share) -> Reach:
                 row, found = config.model.block_of(unit), _trained_in(placed, unit)
                 weights = [weight for n in names[unit] if layout.is_trained(n) for weight in layout.flats[n].weights]
                 own = any(is_of_experts(config.model, weight.name) for weight in weights)
-                more = _in_block(config.model, unit, found, sends_back=at > lowest, lie=lie, trains_experts=own)
+                shared: set[Place] = {
+                    weight.role[:2]
+                    for weight in weights
+                    if weight.role is not None and not is_of_experts(config.model, weight.name)
+                }
+                more = _in_block(config.model, unit, found, shared, sends_back=at > lowest, lie=lie, trains_experts=own)
                 x, y, z, y_q = x + more[0], y + more[1], z + more[2], y_q + more[3]
                 x_e, y_e = x_e + more[4], y_e + more[5]
                 again = run_again(placed, unit, sends_back=at > lowest)
@@ -199,12 +204,19 @@ def _as_map(role: Role) -> Place:
 
 
 def _in_block(
-    model: ModelConfig, unit: str, trained: set[Place], *, sends_back: bool, lie: str, trains_experts: bool
+    model: ModelConfig,
+    unit: str,
+    trained: set[Place],
+    shared: set[Place],
+    *,
+    sends_back: bool,
+    lie: str,
+    trains_experts: bool,
 ) -> tuple[Number, int, Number, int, int, int]:
     """Count in one block: inputs of column-parallel maps that need a gradient, row-parallel maps that backward
     reaches, column-parallel maps that need their input for weights' gradients, queries with a gradient; experts' inputs
     and results that have one. A latent counts for its part of the model's width. `lie`: where experts do
-    (`facts.experts_in`)."""
+    (`facts.experts_in`). `shared`: the trained layers without experts and their router."""
     row, x, y, z = model.block_of(unit), Fraction(0), 0, Fraction(0)
     x_e = y_e = 0
     queries = sends_back or not trained.isdisjoint(_places(0, "before", *_INSIDE))
@@ -222,8 +234,9 @@ def _in_block(
                 z += width * ((0, place) in trained)
         else:
             x += inner and is_cut
-            z += (at, "columns") in trained and (lie == "beside" or not is_mixed)  # else f's result is kept
+            z += (at, "columns") in (shared if is_mixed else trained) and (lie == "beside" or not is_mixed)
+        of_cut = shared if is_mixed and lie == "beside" else trained
+        y += is_cut and (inner or not of_cut.isdisjoint(_places(at, *_INSIDE, "rows")))
         inner = inner or not trained.isdisjoint(_places(at, *_INSIDE, "rows"))
-        y += inner and is_cut
         flows |= inner or (at, "after") in trained
     return x, y, z, int(queries), x_e, y_e

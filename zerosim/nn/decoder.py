@@ -255,7 +255,8 @@ class DecoderBlock:
             return [here.taking(role).leaf(name, Norm)] if name else []
 
         def branch(number: int, of: Branch, make: Callable[[LayerContext], Layer], op: str, part: str) -> Residual:
-            reread = "" if of.experts is not None and here.group.rows.axes else "layernorm"  # experts keep all rows
+            inside = of.experts is not None and here.group.rows.axes and not here.group.experts.axes
+            reread = "" if inside else "layernorm"  # experts inside f and g keep all rows
             before = norm("" if number == 1 and row.shares_norm else of.before, Role(number, "before", reread))
             layer = make(here / of.name if of.name else here)
             after = norm(of.after, Role(number, "after", part))

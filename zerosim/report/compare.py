@@ -149,9 +149,11 @@ class Comparison(Outcomes[int]):
                 grid.add(name, *cells, style="cyan" if name in ("formula", "volume") else "")
         note = "Memory: of the rank with the most, padding included. Sent: the mean over ranks."
         if any(map(words.holds_part, self.checks.values())):
-            note += " Ψ_r are the parameters on a rank."
+            apart = any("N_e" in one.of.held for found in self.checks.values() for one in found)
+            of, but = ("Ψ_d", " without its experts' Ψ_e") if apart else ("Ψ_r", "")
+            note += f" {of} are the parameters on a rank{but}."
         if any(one.exchanged for found in self.checks.values() for one in found):
-            note += " Exchanged: activations that tp, cp and pp send."
+            note += " Exchanged: activations that tp, cp, ep and pp send."
         if any(outcome.is_modelled for outcome in self.results.values()):
             note += " The bytes of native collectives are not visible: a ring's bytes are modelled in their place."
         title = "Bytes per rank: model states when backward ends, the peak, and what one step sends"

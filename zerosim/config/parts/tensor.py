@@ -54,7 +54,8 @@ def _right_tp(model: ModelConfig, mesh: MeshConfig, parallel: ParallelConfig) ->
     """Return 'tp 2 or 4': the sizes that this model and its ranks allow, nearest to the given one."""
 
     def fits(tp: int) -> bool:
-        cut = [model.heads, model.ffn, mesh.ranks // replace(mesh.others, tp=1).world_size, max(tp, model.kv_heads)]
+        rest = replace(mesh.others, tp=1, etp=1).world_size
+        cut = [model.heads, model.ffn, mesh.ranks // rest, max(tp, model.kv_heads)]
         cut += [] if parallel.pad_vocab else [model.vocab]
         cut += [model.seq] if parallel.sequence_parallel else []
         return not any(size % tp for size in cut) and not max(tp, model.kv_heads) % min(tp, model.kv_heads)
