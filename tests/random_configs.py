@@ -65,10 +65,10 @@ NOT_DRAWN = (
         "min_loss_scale",
         "paged_states",
     ),
+    *("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options()),
 )
-NOT_DRAWN += ("ep", "etp", *EXPERT_SIZES, *ExpertsConfig.options())
-"""Other machines, files, text, experts, which `parallel/test_expert_parallel.py` draws, what `crosses.of_family` gives, numbers on which no byte depends, and an option
-for larger models (`optim/test_paging.py`)."""
+"""Other machines, files, text, what `crosses.of_family` gives, numbers on which no byte depends, an option for larger
+models (`optim/test_paging.py`), and experts, which `parallel/test_expert_parallel.py` draws."""
 
 CHOICES: Mapping[str, Sequence[Any]] = {
     "ranks_per_node": (1, 2, 4),

@@ -94,7 +94,7 @@ BAD = [  # what a configuration may not say: tests/config/test_refused.py
     ("--freeze *", "everything is frozen"),
     ("--base nf4", "--base 'nf4': nothing is frozen"),
     ("--offload-optimizer cpu", "--offload-optimizer: here it is --offload optimizer=host, or optimizer=nvme"),
-    ("experts.toml", "scenario experts.toml: 'expert_model_parallel_size': zerosim does not model expert"),
+    ("experts.toml", "scenario experts.toml: 'expert_model_parallel_size': zerosim does not model this option of"),
     ("context.toml", "scenario context.toml: 'context_parallel_degree': here it is --cp"),
     (
         "--model meta-llama/Llama-3.1-8B",

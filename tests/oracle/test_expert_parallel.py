@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from zerosim.config import RunConfig
+from zerosim.models.save import save_folder
 from zerosim.train.result import RunResult
 from zerosim.train.run import run
 
@@ -124,3 +125,25 @@ def assert_same_bytes(ours: RunResult, dtype: str, theirs: list[dict[str, Any]])
     rows = ours.config.data.micro_batch * SIZES["seq"] * worker.TOP_K * (ep - 1) // ep
     even = 2 * SIZES["layers"] * rows * SIZES["hidden"] * (8 if dtype == "fp64" else 4)
     assert all(results["sent"][0]["forward", "activations"] != even for results in theirs), "tokens spread evenly"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ep", [2, 4])
+def test_transformers_own_expert_parallelism(ep: int, tmp_path: Path) -> None:
+    """A released Mixtral over four processes: FSDP2 over all, experts over ep and then over efsdp."""
+    sizes: dict[str, Any] = dict(model="mixtral", layers=2, hidden=32, heads=4, kv_heads=2, vocab=64, seq=16)
+    sizes |= dict(experts=8, top_k=2, expert_ffn=24, precision="fp32", optimizer="sgd", steps=1)
+    np.savez(tmp_path / "tokens.npz", tokens=np.random.default_rng(1).integers(0, 64, (1, ROWS, 17)))
+    files = dict(weights=str(tmp_path / "first"), tokens=str(tmp_path / "tokens.npz"))
+    new = RunConfig(**sizes, ranks=1, stage=0, micro_batch=ROWS, tokens=files["tokens"])
+    start = run(new)
+    (tmp_path / "first").mkdir()
+    save_folder(tmp_path / "first", new.model, start.weights)
+    (tmp_path / "tasks.pickle").write_bytes(pickle.dumps(None))
+    left = in_processes(4, f"{__package__}.released_worker", tmp_path, "4", str(ep))
+    lr = 2.0**12
+    ours = run(RunConfig(**sizes, **files, ranks=4, ep=ep, stage=3, micro_batch=ROWS // 4, lr=lr))
+    within("losses", ours.losses[0], [loss for loss, _ in left], atol=2e-6)
+    for name, gradient in left[0][1].items():
+        found = (np.float64(start.weights[name]) - np.float64(ours.weights[name])) / lr
+        within(name, found, gradient, atol=2e-7)

@@ -24,7 +24,7 @@ from zerosim.analysis.forms import divided, forms, of
 from zerosim.analysis.shares import Placed, alike_stages
 from zerosim.config import RunConfig
 from zerosim.placement.axes import place_of
-from zerosim.placement.mesh import DATA, SHARES
+from zerosim.placement.mesh import DATA, EXPERT_CUTS, SHARES
 from zerosim.report.look import spread
 from zerosim.report.names import OPTIMIZERS, STAGES, counted
 from zerosim.train.check_trained import num_trained
@@ -49,8 +49,11 @@ def shape(*configs: RunConfig) -> str:
     found = {axis: {config.mesh.axes.size(axis) for config in configs} - {1} for axis in configs[0].mesh.axes.sizes}
     sizes = {axis: spread(sorted(several)) for axis, several in found.items() if several}
     names = {} if "dp_replicate" in sizes else {"dp_shard": "dp"}
-    said = " x ".join(f"{names.get(axis, axis)} {size}" for axis, size in sizes.items())
-    return "" if sizes.keys() <= {"dp_shard"} else said
+    dense, experts = (
+        " x ".join(f"{names.get(axis, axis)} {size}" for axis, size in sizes.items() if (axis in EXPERT_CUTS) == own)
+        for own in (False, True)
+    )
+    return "" if sizes.keys() <= {"dp_shard"} else ", experts ".join(filter(None, (dense, experts)))
 
 
 def stage_name(run: range) -> str:

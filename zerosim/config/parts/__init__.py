@@ -119,7 +119,9 @@ CAPABILITIES = (
     ),
     Capability(lambda c: tensor.rules(c.mesh, c.model, c.parallel), (), tensor.WORDS, tensor.LACKING),
     Capability(lambda c: experts.cut_rules(c.mesh, c.model, c.parallel, c.gathering, c.reduction)),
-    Capability(lambda c: experts.rules(c.experts, c.model, c.mesh, c.gathering, c.memory, c.tuning), (), experts.WORDS),
+    Capability(
+        lambda c: experts.rules(c.experts, c.model, c.mesh, c.gathering, c.memory, c.tuning, c.data), (), experts.WORDS
+    ),
     Capability(
         lambda c: kept_inputs.rules(c.memory, c.mesh, c.parallel), (), kept_inputs.WORDS, settles=kept_inputs.settles,
     ),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import ceil
 
 from zerosim.config.inputs import read_json
 from zerosim.config.option import OF_RECIPE, Part, option
@@ -19,6 +20,7 @@ from zerosim.config.parts.reduction import Reduction
 from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.block import Experts
+from zerosim.placement.mesh import CUTS, SHARES
 from zerosim.placement.spread import EVEN, Capacity, Spread, zipf
 
 
@@ -182,6 +184,7 @@ def rules(
     gathering: Gathering,
     memory: MemoryConfig,
     tuning: TuningConfig,
+    data: DataConfig,
 ) -> Iterator[InputError]:
     """Yield options without experts, and what experts do not go with."""
     if not model.has_experts:
@@ -201,6 +204,12 @@ def rules(
     elif experts.dispatcher == "allgather":
         why = "tokens are dropped before they are sent; choose dispatcher alltoall"
         yield wrong("capacity_factor", f" {experts.capacity_factor}: {why}")
+    else:
+        ranks = mesh.axes.size(*SHARES, *(CUTS if mesh.axes.is_folded else ()))
+        rows = max(1, data.micro_batch * model.row_tokens // ranks) * model.top_k / model.experts
+        if experts.capacity_factor * rows < 1:
+            why = f"no room for one token; an even choice gives an expert {rows:g}; choose {ceil(100 / rows) / 100}"
+            yield wrong("capacity_factor", f" {experts.capacity_factor}: {why} or more")
     if experts.aux_loss_over is not None and not experts.aux_loss:
         yield wrong("aux_loss_over", f" {experts.aux_loss_over!r}: there is no such loss; pass --aux-loss too")
     if experts.aux_loss_over == "sequence" and mesh.cp > 1:

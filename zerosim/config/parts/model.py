@@ -423,7 +423,7 @@ LACKING = (
     (
         "*expert* *moe*",
         "this option of experts",
-        "zerosim plan --help lists those that are: --experts, --ep and others",
+        "zerosim plan --help lists those that are, such as --experts and --ep",
     ),
     ("sliding_window* window_size", "attention in windows", "Attention always covers the whole context"),
 )
