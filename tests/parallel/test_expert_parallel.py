@@ -223,7 +223,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "hpZ": (dict(ranks=8, ep=2, stage=3, secondary_shard=2), "leave secondary_shard out"),
     "codes": (dict(ranks=4, ep=2, stage=2, compress="int8"), "leave compress out"),
     "dispatcher": (GATHER, "dispatcher 'allgather': all experts are on every rank; pass --ep 2, for one"),
-    "routing": (dict(routing="zipf:x"), "expected even, zipf:S with a number S of 0 to 10, or measured:FILE"),
+    "routing": (dict(routing="zipf:x"), "expected even, zipf:S with a number S of 0 to 10, fullest:F"),
     "a file": (dict(routing="measured:nowhere.json"), "cannot read nowhere.json: No such file or directory"),
     "no room": (dict(capacity_factor=0.1), "0.1: no room for one token; an even choice gives an expert 8; choose 0.13"),
     "drops": (dict(ranks=4, ep=2, capacity_factor=1.0, **GATHER), "tokens are dropped before they are sent"),

@@ -213,6 +213,9 @@ def main(args: argparse.Namespace) -> int:
     result, refusal = planned
     fitting, advice = planned.fits(limit), None
     sure = sure_of(planned, limit, cluster) if fitting else None
+    from zerosim.analysis.imbalance import fullest_that_fits, words_of
+
+    imbalance = fullest_that_fits(config, partial(_fits, limit=limit)) if fitting and limit is not None else None
     found: list[str] = []
     if limit is not None and not fitting:
         from zerosim.analysis.offload_ways import other_memories
@@ -225,8 +228,14 @@ def main(args: argparse.Namespace) -> int:
         advice = f"{'; '.join(found)}." if found else "No change that was tried fits: see zerosim fit --find mesh."
     unlike = unlike_run(args, scenario, config)
     page = partial(plan_report, result, limit, found, refusal, cluster, sure=sure, unlike_run=unlike, all=args.all)
-    leave(args, figures, lambda: plan_values(result, limit, fitting, advice, cluster, sure), page)
+    page = partial(page, imbalance=words_of(imbalance))
+    values = partial(plan_values, result, limit, fitting, advice, cluster, sure, imbalance)
+    leave(args, figures, values, page)
     return 0 if fitting else 3
+
+
+def _fits(config: RunConfig, limit: Limit | None) -> bool:
+    return plan_on(config, limit, cluster=None, clock=False).fits(limit)
 
 
 def device_cluster(args: argparse.Namespace, limit: Limit | None) -> Cluster | None:
@@ -282,6 +291,7 @@ def plan_values(
     advice: str | None,
     cluster: Cluster | None = None,
     sure: Certainty | None = None,
+    imbalance: tuple[float, bool] | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form: that of a run without values, with each class of ranks once, and the verdict."""
     values, alike = result.to_dict(), Counter(result.stands_for)
@@ -299,6 +309,7 @@ def plan_values(
         **outside_values(config, limit),
         "fits": None if limit is None else fitting,
         "advice": advice,
+        **({} if imbalance is None else {"fullest_expert_fits": imbalance[0]}),
         "certainty": None if sure is None else sure.to_dict(),
         "warnings": warnings_of(config, limit, cluster, taken if fitting else None) + (sure.doubts if sure else []),
         "time": time_values(result, cluster),

@@ -50,6 +50,12 @@ def zipf(experts: int, exponent: float) -> Spread:
     return Spread(tuple(shares))
 
 
+def fullest(experts: int, times: float) -> Spread:
+    """Return shares of which the first one is so many times the mean; the others are equal."""
+    others = (experts - times) / (experts - 1) if experts > 1 else 0.0
+    return Spread((times, *(max(0.0, others),) * (experts - 1)))
+
+
 class Capacity(NamedTuple):
     """The most rows of an expert: `factor` times those of an even choice, rounded up. Of more the first ones are kept,
     or those `by_weight`. `padded`: fewer are padded to it with zeros."""

@@ -58,12 +58,14 @@ def plan_report(
     *,
     sure: Certainty | None = None,
     unlike_run: str = "",
+    imbalance: str = "",
     all: bool = False,
 ) -> Stack:
     """Return the first page of a plan, and with `all` every table after it.
 
     `advice` are the cheapest changes that fit, `refusal` is the allocator's message, `cluster` the clock's devices,
-    `sure` says how sure it is that it fits, `unlike_run` where a run of the same flags differs.
+    `sure` says how sure it is that it fits, `unlike_run` where a run of the same flags differs, `imbalance` how full an
+    expert may be.
     """
     config, where = result.config, f" of {limit.name}" if limit is not None and limit.name else ""
     does_fit = refusal is None and (limit is None or fits(result, limit))
@@ -83,6 +85,7 @@ def plan_report(
             None if does_fit or advice else prose("No change that was tried fits: see zerosim fit --find mesh."),
             prose(about),
             *map(prose, notes_of(config, "size")),
+            prose(imbalance) if imbalance else None,
             prose(why) if (why := words.undivided(config)) else None,
             prose(recipe) if (recipe := usual_text(config)) else None,
             prose(_first_step(result)) if config.optim.lazy_states else None,

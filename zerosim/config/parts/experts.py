@@ -21,7 +21,7 @@ from zerosim.config.parts.tuning import TuningConfig
 from zerosim.errors import InputError, wrong
 from zerosim.placement.block import Experts
 from zerosim.placement.mesh import CUTS, SHARES
-from zerosim.placement.spread import EVEN, Capacity, Spread, zipf
+from zerosim.placement.spread import EVEN, Capacity, Spread, fullest, zipf
 
 
 def read_routing(text: str) -> str:
@@ -30,14 +30,15 @@ def read_routing(text: str) -> str:
     if how == "measured" and value:
         _measured.cache_clear()  # the file may have changed
         _measured(value)
-    elif not (text == "even" or (how == "zipf" and value and _is_exponent(value))):
-        raise InputError(f"{text!r}: expected even, zipf:S with a number S of 0 to 10, or measured:FILE")
+    elif text != "even" and not _is_in(value, *{"zipf": (0, 10), "fullest": (1, 1e6)}.get(how, (1, 0))):
+        words = "even, zipf:S with a number S of 0 to 10, fullest:F with a number F of 1 or more, or measured:FILE"
+        raise InputError(f"{text!r}: expected {words}")
     return text
 
 
-def _is_exponent(text: str) -> bool:
+def _is_in(text: str, low: float, high: float) -> bool:
     try:
-        return 0 <= float(text) <= 10
+        return low <= float(text) <= high
     except ValueError:
         return False
 
@@ -70,8 +71,9 @@ class ExpertsConfig(Part):
     group = "experts"
 
     routing: str | None = option(
-        None, "how tokens spread over experts: even, zipf:S (the r-th of them has 1/r^S), or measured:FILE, a JSON "
-        "list of each expert's share, or one for each block. A run's router is overruled", metavar="HOW",
+        None, "how tokens spread over experts: even, zipf:S (the r-th of them has 1/r^S), fullest:F (one has F times "
+        "the mean), or measured:FILE, a JSON list of each expert's share, or one for each block. A run's router is "
+        "overruled", metavar="HOW",
         shown="a run's router chooses; a plan assumes even", parse=read_routing,
     )  # fmt: skip
     dispatcher: str = option(
@@ -160,8 +162,8 @@ class ExpertsConfig(Part):
         """Return how the tokens of block `number` are assumed to spread over so many experts; None: as its router
         chooses."""
         how, _, value = (self.routing or "").partition(":")
-        if how == "zipf":
-            return zipf(experts, float(value))
+        if how in ("zipf", "fullest"):
+            return {"zipf": zipf, "fullest": fullest}[how](experts, float(value))
         if how == "measured":
             found = _measured(value)
             return Spread(found[number % len(found)])

@@ -330,6 +330,11 @@ class ModelConfig(Part):
         """Return whether so many ranks can share a layer's experts evenly."""
         return self.experts % ranks == 0 < self.experts
 
+    @property
+    def all_on_one(self) -> float:
+        """How many times the mean an expert gets that every token chooses."""
+        return self.experts / self.top_k
+
     def active(self, numel: int) -> int:
         """Return how many of so many numbers of all of a layer's experts work for one token."""
         return numel * self.top_k // self.experts
