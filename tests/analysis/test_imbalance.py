@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis.imbalance import STEPS, fullest_that_fits, words_of
+from zerosim.analysis.experts_imbalance import STEPS, fullest_that_fits, words_of
 from zerosim.config import RunConfig
 from zerosim.placement.spread import fullest
 from zerosim.train.plan import plan

@@ -213,7 +213,7 @@ def main(args: argparse.Namespace) -> int:
     result, refusal = planned
     fitting, advice = planned.fits(limit), None
     sure = sure_of(planned, limit, cluster) if fitting else None
-    from zerosim.analysis.imbalance import fullest_that_fits, words_of
+    from zerosim.analysis.experts_imbalance import fullest_that_fits, words_of
 
     imbalance = fullest_that_fits(config, partial(_fits, limit=limit)) if fitting and limit is not None else None
     found: list[str] = []
