@@ -51,7 +51,7 @@ def zipf(experts: int, exponent: float) -> Spread:
 
 
 def fullest(experts: int, times: float) -> Spread:
-    """Return shares: the first expert has so many times the mean, and the others equal parts of the rest."""
+    """Return shares: the first expert has `times` the mean, and the others equal parts of the rest."""
     others = (experts - times) / (experts - 1) if experts > 1 else 0.0
     return Spread((times, *(max(0.0, others),) * (experts - 1)))
 
