@@ -118,8 +118,8 @@ def ways() -> Iterator[tuple[str, dict[str, Any]]]:
     for family, model in (("gpt", GPT | dict(dropout=0.1)), ("llama", LLAMA)):
         for precision in ("fp32", "bf16"):
             for name, fields in {
-                "parts": dict(stage=1, recompute="selective:layernorm,attn_proj,fc1,mlp_act,core_attn"),
-                "parts of a module": dict(stage=3, gather="module", recompute="selective:layernorm,attn_proj,fc1"),
+                "parts": dict(stage=1, recompute="selective:layernorm,attn_proj,mlp,mlp_act,core_attn"),
+                "parts of a module": dict(stage=3, gather="module", recompute="selective:layernorm,attn_proj,mlp"),
                 "parts sp": dict(stage=1, tp=2, sequence_parallel=True, recompute="selective:layernorm,attn_proj"),
                 "flash full": dict(stage=3, attention="flash", recompute="full"),
                 "megatron": dict(stage=0, saves="megatron", recompute="selective"),

@@ -11,7 +11,7 @@ from same import assert_close
 
 from zerosim.backends.forms import Choice
 from zerosim.config import RunConfig
-from zerosim.functional.experts import Capacity, RouterLosses, route, with_losses
+from zerosim.functional.router import Capacity, RouterLosses, route, with_losses
 from zerosim.nn.balance import Balance
 from zerosim.placement.block import BALANCE
 from zerosim.tensor.gradcheck import gradcheck

@@ -13,12 +13,11 @@ from functools import partial
 
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
-from zerosim.device.device import Phase
-from zerosim.dtypes import DType, fp32
 from zerosim.nn.context import LayerContext
 from zerosim.nn.lora import in_autocast
 from zerosim.nn.lora_stacks import reads_of
-from zerosim.placement.block import BALANCE, Experts, Role
+from zerosim.nn.router import Router, router_map
+from zerosim.placement.block import Experts, Role
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
 
@@ -38,20 +37,9 @@ class ExpertsLayer:
         self.row, self.maps, self.experts, self.policy = row, maps, here.group.experts, here.policy
         self.applied = here.experts.applied(row)
         self.fuses = block.is_gated and here.policy.saves == "megatron"
-        self.top_k, self.between, self.part = sizes.top_k, between, block.mlp.columns.part
-        self.how, self.hidden = choice_of(row, here), sizes.hidden
-        self.spread = here.experts.spread_of(sizes.experts, here.number)
-        options, self.balance = here.experts, here.group.balance
-        self.name = f"{here.name}.{row.gate}.{BALANCE}"
-        self.is_wide = options.widens(row)
-        self.capacity, self.here, self.kernel = options.capacity, here, options.experts_kernel
-        self.losses = F.RouterLosses(options.aux_loss, options.z_loss) if options.has_losses else None
-        self.of_sequences = options.aux_loss_over == "sequence"
-        if self.balance is not None:
-            self.balance.join(self.name, sizes.experts, biased=row.biased or options.bias_rate > 0)
-        at = here / row.gate
-        self.gate = at.declare("weight", (sizes.experts, sizes.hidden), std=here.std, summed=maps.axes)
-        self.gate_bias = at.declare("bias", (sizes.experts,), summed=maps.axes) if row.gate_bias else None
+        self.between, self.part = between, block.mlp.columns.part
+        self.hidden, self.here, self.kernel = sizes.hidden, here, here.experts.experts_kernel
+        self.router = Router(here, row)
         inner = sizes.expert_ffn * (2 if block.is_gated else 1)
         self.up, of_up = self._stack(here, "columns", sizes.hidden, inner), self._biases(here, False, inner)
         self.down = self._stack(here, "rows", sizes.expert_ffn, sizes.hidden)
@@ -102,21 +90,11 @@ class ExpertsLayer:
 
     def _of_chosen(self, x: Tensor) -> Tensor:
         """Return the sum of each token's experts, weighed."""
-        logits = self._linear(x, self.gate, fp32 if self.is_wide and x.dtype.is_half else None, self.gate_bias)
-        balance, device = self.balance, x.device
-        bias = None if balance is None else balance.bias(self.name, device)
-        weights, chosen = F.route(logits, self.top_k, self.how, bias, spread=self.spread, capacity=self.capacity)
-        del bias
-        if balance is not None and self.losses is not None and device.is_training:
-            losses = self.losses._replace(runs=x.shape[0] if self.of_sequences else 1)
-            factor = partial(balance.factor, self.maps.size)
-            weights = F.with_losses(weights, logits, chosen.ids, self.how, losses, factor)
-        del logits
+        weights, chosen = self.router(x)
         inside = self.applied != "results"
         way, rows, of_rows = self.experts.dispatch(x, weights, chosen, inside=inside)
         del weights, chosen
-        if balance is not None and device.where.phase == Phase.FORWARD.value:  # not where backward runs it again
-            balance.note(self.name, way)
+        self.router.note(x.device, way)
         rows = self._maps(rows, way.counts, of_rows if inside else None)
         return self.experts.combine(way, rows, None if inside else of_rows, x.shape)
 
@@ -153,21 +131,8 @@ class ExpertsLayer:
             first = index * of_down.shape[1]
         return F.cast(product(rows, stack=down, bias=of_down, first=first), given)
 
-    def _linear(
-        self, x: Tensor, weight: Parameter, dtype: DType | None = None, bias: Parameter | None = None
-    ) -> Tensor:
-        [own], ([read], more) = in_autocast(self.here, x, [weight], [] if bias is None else [bias])
-        return F.linear(own, read, *more, transposed=True, dtype=dtype)
-
     def _of_shared(self, shared: Layer, x: Tensor) -> Tensor:
         if self.shared_gate is None:
             return shared(x)
-        weights, _ = F.choose(self._linear(x, self.shared_gate), 1, Choice("sigmoid"))
+        weights, _ = F.choose(router_map(self.here, x, self.shared_gate), 1, Choice("sigmoid"))
         return F.weigh(shared(x), weights)
-
-
-def choice_of(row: Experts, here: LayerContext) -> Choice:
-    """Return how a router chooses, from its row and the model's numbers."""
-    numbers = here.sizes.numbers
-    groups, chosen, best = numbers.expert_groups, numbers.chosen_groups, 2 if row.ranks == "two" else 1
-    return Choice(row.router, groups, chosen, best, row.normed, numbers.expert_scale)

@@ -16,7 +16,7 @@ from zerosim import functional as F
 from zerosim.backends.forms import PLAIN, LogitForm
 from zerosim.device.device import Buffer
 from zerosim.functional.common import kept_for
-from zerosim.functional.experts import Chosen
+from zerosim.functional.router import Chosen
 from zerosim.nn.balance import Balance, Noted
 from zerosim.nn.documents import Documents
 from zerosim.nn.rows import ALL_ROWS, OwnRows

@@ -17,9 +17,8 @@ by dp_shard x cp, as every other gradient's does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from zerosim import functional as F
@@ -27,16 +26,16 @@ from zerosim.comm.collectives import Comm
 from zerosim.config import RunConfig
 from zerosim.config.parts.experts import rows_by_rank
 from zerosim.device.device import Buffer, Kind
-from zerosim.functional.common import Grads
-from zerosim.functional.experts import Chosen, Routing, read_counts, sort_rows
+from zerosim.functional.router import Chosen, Routing, read_counts, sort_rows
 from zerosim.nn.group import WholeExperts, WholeMaps
+from zerosim.parallel.experts_rows import exchanged, gathered, moved, scattered
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.tensor import PURPOSE
 from zerosim.placement.classes import Column, Reason
 from zerosim.placement.layout import Layout
 from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
 from zerosim.placement.split import Split
-from zerosim.tensor.tensor import Tensor, apply
+from zerosim.tensor.tensor import Tensor
 
 CONTROL = "control"
 
@@ -217,127 +216,3 @@ class AllGathered(Cut):
         comm = self.members.both
         sums = super().combine(way, rows, weights, (way.ids.shape[0], shape[-1]))
         return scattered(comm, sums, (sums.shape[0] // comm.size,) * comm.size).reshape(*shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """An all-to-all of rows; backward is the other way. Saves nothing."""
-
-    comm: Comm
-    sent: tuple[int, ...]
-    received: tuple[int, ...]
-
-    def backward(self, grad: Buffer) -> Grads:
-        return (_exchanged(self.comm, grad, self.received, self.sent, Kind.ACTIVATION_GRAD),)
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Every member's rows; backward adds up their gradients. Saves nothing."""
-
-    comm: Comm
-    held: tuple[int, ...]
-
-    def backward(self, grad: Buffer) -> Grads:
-        return (_scattered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
-
-
-@dataclass(frozen=True, slots=True)
-class Scattered:
-    """The sum of every member's results for the own rows; backward gathers the gradients. Saves nothing."""
-
-    comm: Comm
-    held: tuple[int, ...]
-
-    def backward(self, grad: Buffer) -> Grads:
-        return (_gathered(self.comm, grad, self.held, Kind.ACTIVATION_GRAD),)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """Chunks of rows in another order; backward moves them back. Saves nothing."""
-
-    chunks: tuple[int, ...]
-    order: tuple[int, ...]
-
-    def backward(self, grad: Buffer) -> Grads:
-        return (_moved(grad, self.chunks, self.order, Kind.ACTIVATION_GRAD),)
-
-
-def moved(rows: Tensor, chunks: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
-    """Return the chunks of rows, of so many each, in this order."""
-    place = {chunk: at for at, chunk in enumerate(order)}
-    back = Moved(tuple(chunks[chunk] for chunk in order), tuple(place[at] for at in range(len(order))))
-    return apply(back, _moved(rows.buffer, chunks, order, Kind.ACTIVATION), rows, op="move_rows", saved={})
-
-
-def exchanged(comm: Comm, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:
-    """Send so many of the rows to each member, in their order, and return those of all members."""
-    out = _exchanged(comm, rows.buffer, sent, received, Kind.ACTIVATION)
-    return apply(Exchanged(comm, sent, received), out, rows, op="exchange_rows", saved={})
-
-
-def gathered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
-    """Return every member's rows, of which it has so many."""
-    out = _gathered(comm, rows.buffer, held, Kind.ACTIVATION)
-    return apply(Gathered(comm, held), out, rows, op="gather_rows", saved={})
-
-
-def scattered(comm: Comm, rows: Tensor, held: tuple[int, ...]) -> Tensor:
-    """Return the sum of all members' results for this member's rows. `rows` may be overwritten."""
-    out = _scattered(comm, rows.buffer, held, Kind.ACTIVATION)
-    return apply(Scattered(comm, held), out, rows, op="scatter_rows", saved={})
-
-
-def _moved(rows: Buffer, chunks: Sequence[int], order: Sequence[int], kind: Kind) -> Buffer:
-    out = rows.device.alloc(rows.shape, rows.dtype, kind)
-    rows.device.kernel(0, rows.device.backend.move_rows, rows.array, chunks, order, out.array)
-    return out
-
-
-def _exchanged(comm: Comm, rows: Buffer, sent: Sequence[int], received: Sequence[int], kind: Kind) -> Buffer:
-    """Send so many of the rows to each member, in their order, and return those of all members."""
-    wide = rows.shape[1]
-    out = rows.device.alloc((sum(received), wide), rows.dtype, kind)
-    splits = [[wide * numel for numel in numels] for numels in (sent, received)]
-    comm.all_to_all(
-        rows.reshape(-1),
-        out=out.reshape(-1),
-        purpose=PURPOSE,
-        input_split_sizes=splits[0],
-        output_split_sizes=splits[1],
-    )
-    return out
-
-
-def _gathered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
-    """Return every member's rows, of which it has so many."""
-    out = rows.device.alloc((sum(held), rows.shape[1]), rows.dtype, kind)
-    if len({*held}) == 1:
-        comm.all_gather(rows.reshape(-1), out=out.reshape(-1), purpose=PURPOSE)
-        return out
-    parts = _parts(out, held)
-    rows.device.kernel(0, rows.device.backend.copy, rows.array, parts[comm.rank].array)
-    works = [comm.launch_broadcast(part, src, PURPOSE) for src, part in enumerate(parts) if part.numel]
-    for work in works:
-        work.wait()
-    return out
-
-
-def _scattered(comm: Comm, rows: Buffer, held: Sequence[int], kind: Kind) -> Buffer:
-    """Return the sum of all members' results for this member's rows. `rows` may be overwritten."""
-    out = rows.device.alloc((held[comm.rank], rows.shape[1]), rows.dtype, kind)
-    if len({*held}) == 1:
-        comm.reduce_scatter(rows.reshape(-1), out=out.reshape(-1), op="sum", purpose=PURPOSE)
-        return out
-    parts = _parts(rows, held)
-    works = [comm.launch_reduce(part, dst, "sum", PURPOSE) for dst, part in enumerate(parts) if part.numel]
-    for work in works:
-        work.wait()
-    rows.device.kernel(0, rows.device.backend.copy, parts[comm.rank].array, out.array)
-    return out
-
-
-def _parts(rows: Buffer, held: Sequence[int]) -> list[Buffer]:
-    """Return each member's rows, as windows."""
-    return [rows[stop - numel : stop] for stop, numel in zip(accumulate(held), held, strict=True)]
