@@ -14,9 +14,9 @@ from functools import partial
 from zerosim import functional as F
 from zerosim.backends.forms import Choice
 from zerosim.nn.context import LayerContext
+from zerosim.nn.experts_router import Router, router_map
 from zerosim.nn.lora import in_autocast
 from zerosim.nn.lora_stacks import reads_of
-from zerosim.nn.router import Router, router_map
 from zerosim.placement.block import Experts, Role
 from zerosim.tensor.discarded import discard
 from zerosim.tensor.tensor import Operand, Parameter, Tensor
