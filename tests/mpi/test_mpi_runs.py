@@ -76,6 +76,13 @@ CONTEXTS: list[dict[str, Any]] = [  # ranks that share rows
     dict(LLAMA, cp=2, pp=2, stage=2, precision="bf16", accumulate=3, pipeline="zb-h1"),
     dict(LLAMA, cp=2, dp_replicate=2, stage=3, precision="fp64", gather="module"),
 ]
+EXPERTS: list[dict[str, Any]] = [  # ranks that share a block's experts, and choose unevenly
+    dict(LLAMA, ep=2, stage=3, precision="bf16", experts=4, top_k=2, clip_norm=0.1, sample="abc", sample_tokens=3),
+    dict(LLAMA, ep=4, stage=1, precision="fp32", experts=8, top_k=2, dispatcher="allgather"),
+    dict(LLAMA, ep=2, pp=2, stage=1, precision="bf16", experts=4, top_k=1, accumulate=3, pipeline="zb-h1"),
+    dict(LLAMA, ep=4, etp=1, tp=2, stage=2, precision="fp32", experts=4, top_k=2, sequence_parallel=True),
+    dict(LLAMA, ep=2, dp_replicate=2, stage=3, precision="fp64", experts=4, top_k=2, collective="ring"),
+]
 
 FP32: dict[str, Any] = dict(precision="bf16", grad_dtype="fp32")
 PARTS: list[dict[str, Any]] = [  # of the model is trained, of the gradients sent
@@ -182,6 +189,12 @@ def test_ranks_that_share_rows_leave_what_threads_leave(
     processes: int, per_process: int, runs: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     for fields, found in zip(runs, compared(processes, per_process, runs, tmp_path), strict=True):
+        assert found["differences"] == [], fields
+
+
+@pytest.mark.parametrize(("processes", "per_process"), [(4, 1), (2, 2)], ids=["4", "2x2"])
+def test_ranks_that_share_experts_leave_what_threads_leave(processes: int, per_process: int, tmp_path: Path) -> None:
+    for fields, found in zip(EXPERTS, compared(processes, per_process, EXPERTS, tmp_path), strict=True):
         assert found["differences"] == [], fields
 
 

@@ -8,7 +8,6 @@ rate, up if fewer tokens than the mean chose its expert, else down. They are buf
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from zerosim.device.device import Buffer, Device, Kind
@@ -31,10 +30,10 @@ class Routed(NamedTuple):
 
     choices: int
     dropped: int
-    chosen: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    chosen: Mapping[str, tuple[int, ...]]
 
 
-NOTHING_ROUTED = Routed(0, 0)
+NOTHING_ROUTED = Routed(0, 0, {})
 
 
 def routed_by(parts: Iterable[Routed]) -> Routed:
