@@ -224,6 +224,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "codes": (dict(ranks=4, ep=2, stage=2, compress="int8"), "leave compress out"),
     "dispatcher": (GATHER, "dispatcher 'allgather': all experts are on every rank; pass --ep 2, for one"),
     "routing": (dict(routing="zipf:x"), "expected even, zipf:S with a number S of 0 to 10, fullest:F"),
+    "fuller than full": (dict(routing="fullest:4.5"), "4 times the mean; choose 4 or less"),
     "a file": (dict(routing="measured:nowhere.json"), "cannot read nowhere.json: No such file or directory"),
     "no room": (dict(capacity_factor=0.1), "0.1: no room for one token; an even choice gives an expert 8; choose 0.13"),
     "drops": (dict(ranks=4, ep=2, capacity_factor=1.0, **GATHER), "tokens are dropped before they are sent"),

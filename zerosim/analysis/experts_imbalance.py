@@ -21,7 +21,7 @@ def fullest_that_fits(config: RunConfig, fits: Callable[[RunConfig], bool]) -> t
         return None
     most = config.model.all_on_one
     tried = [*(step for step in STEPS if step < most), most]
-    found = bisect(tried, 0, key=lambda times: not fits(config.replace(routing=f"fullest:{times:g}")))
+    found = bisect(tried, 0, key=lambda times: not fits(config.replace(routing=f"fullest:{times}")))
     return (tried[found - 1] if found else 1.0), found == len(tried)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil
+from math import ceil, floor
 
 from zerosim.config.inputs import read_json
 from zerosim.config.option import OF_RECIPE, Part, option
@@ -199,6 +199,10 @@ def rules(
     how = experts.spread_of(model.experts, 0)
     if how is not None and len(how.shares) not in (0, model.experts):
         yield wrong("routing", f" {experts.routing!r}: has {len(how.shares)} shares for {model.experts} experts")
+    word, _, times = (experts.routing or "").partition(":")
+    if word == "fullest" and float(times) > (most := model.all_on_one):
+        why = f"an expert that all tokens choose has {most:.4g} times the mean; choose {floor(100 * most) / 100:g}"
+        yield wrong("routing", f" {experts.routing!r}: {why} or less")
     if experts.capacity_factor is None:
         for name in ("token_drop", "pad_to_capacity"):
             if value := getattr(experts, name):
