@@ -64,7 +64,7 @@ ZERO_BUBBLE: list[dict[str, Any]] = [
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("part", OF_BLOCK)
+@pytest.mark.parametrize("part", [part for part in OF_BLOCK if part != "mla_up_proj"])  # no latents here
 @pytest.mark.parametrize("way", ZERO_BUBBLE, ids=str)
 def test_a_pending_weight_gradient_holds_what_was_recomputed_and_reads_no_parameter(
     way: dict[str, Any], part: str

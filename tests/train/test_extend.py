@@ -30,6 +30,7 @@ RUNS = [
     dict(ranks=2, pp=2, stage=0, pipeline="gpipe", recompute="full", precision="fp16"),
     dict(ranks=4, tp=2, stage=1, recipe="deepspeed"),
     dict(ranks=4, stage=3, recipe="fsdp2", recompute="full", dp_replicate=2),
+    dict(ranks=4, pp=2, stage=1, pipeline="gpipe", recipe="deepspeed", optimizer="sophia"),
 ]
 
 

@@ -120,7 +120,14 @@ def _owners(name: str) -> list[tuple[type | ModuleType, str]]:
     )
     modules = *_MODULES, partition, flat, clock, slots, norm, optimizers
     owners: list[type | ModuleType] = [*(strategies or [Strategy]), *classes, Ulysses, Balance, *modules]
-    return [(each, name) for each in owners if name in vars(each) and within in ("", each.__name__)]
+    return [(each, name) for each in owners if _has(each, name) and within in ("", each.__name__)]
+
+
+def _has(owner: type | ModuleType, name: str) -> bool:
+    """Whether the name is the owner's own: what a module imports is another's."""
+    if name not in vars(owner):
+        return False
+    return isinstance(owner, type) or getattr(vars(owner)[name], "__module__", owner.__name__) == owner.__name__
 
 
 def _collaborators() -> list[type[Any]]:

@@ -93,7 +93,9 @@ def models_table(word: str = "") -> RenderableType:
     note += "smallest GPU for it, of released models; zerosim zoo fine-tuning has the bytes, and other "
     note += "ways. Or a Hugging Face config.json, or a family with sizes of your own: "
     note += f"{', '.join(FAMILIES)}. Sources: --json -."
-    return titled("Models", Adaptive(grid, grid.without(*sizes), grid.without(*sizes, "published")), note)
+    dropped = *sizes, "published", "active"
+    fewer = (grid.without(*dropped[:count]) for count in range(len(sizes), len(dropped) + 1))
+    return titled("Models", Adaptive(grid, *fewer), note)
 
 
 def gpus_table() -> RenderableType:

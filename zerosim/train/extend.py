@@ -227,7 +227,7 @@ def extended(config: RunConfig, few: RunResult, more: RunResult) -> RunResult | 
         begun = max(
             grown(shot.total_bytes, second.moments[_twin(at, unlike, steps)].total_bytes)
             for at, shot in first.moments.items()
-            if at.step <= 0
+            if at.step <= 0 and not at.phase.startswith(Phase.CURVATURE)  # which is estimated after the step
         )
         of_marks = marks(first.marks, second.marks)
         return RankMemory(
