@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from zerosim.config import RunConfig
 from zerosim.train.result import RunResult
+from zerosim.train.run import run
+
+
+@cache
+def _run(text: str) -> RunResult:
+    return run(RunConfig(**json.loads(text)))
+
+
+def on_one_rank(fields: Mapping[str, Any], mesh: RunConfig) -> RunResult:
+    """Train these fields on one rank with the global batch of a mesh, microbatch by microbatch."""
+    count = mesh.global_batch // mesh.data.micro_batch
+    return _run(json.dumps({**fields, "ranks": 1, "stage": 0, "accumulate": count}, sort_keys=True))
 
 
 def assert_same_weights(result: RunResult, expected: RunResult) -> None:

@@ -25,6 +25,13 @@ def grade(answer: Any, exercise: Exercise | str | int, *, carried: bool = False)
     return Grade(one, verdict_on(left, one, borrowed, Watch()))
 
 
+def assert_told(found: Grade, words: str, hint: str) -> None:
+    """An exercise of one point is failed, with these words and this hint."""
+    assert (found.points, found.possible) == (0, 1)
+    assert words in found.failures[0].counted, str(found)
+    assert hint in found.failures[0].hint, str(found)
+
+
 def grade_source(source: str, exercise: Exercise | str, name: str = "hw.py") -> Grade:
     """Grade the answer in a file's text, as `zerosim grade` does in a process."""
     one = find_exercise(exercise)

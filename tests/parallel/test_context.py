@@ -7,9 +7,7 @@ difference is hidden by an optimizer, or made larger.
 from __future__ import annotations
 
 import io
-import json
 import re
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from config_files import small
 from crosses import CLUSTER, check
-from same import assert_close, assert_same_training
+from same import assert_close, assert_same_training, on_one_rank
 
 from zerosim.cli.run import train
 from zerosim.config import RunConfig
@@ -45,16 +43,8 @@ def trained(of: dict[str, Any], on: dict[str, Any], **others: Any) -> RunResult:
     return run(RunConfig(**fields(of, on)), **others)
 
 
-@cache
-def _alone(text: str) -> RunResult:
-    return run(RunConfig(**json.loads(text)))
-
-
 def alone(of: dict[str, Any], on: dict[str, Any]) -> RunResult:
-    """One rank with the global batch of a mesh, microbatch by microbatch."""
-    config = RunConfig(**fields(of, on))
-    count = config.global_batch // config.data.micro_batch
-    return _alone(json.dumps(fields(of, dict(ranks=1, stage=0, accumulate=count))))
+    return on_one_rank(fields(of, {}), RunConfig(**fields(of, on)))
 
 
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

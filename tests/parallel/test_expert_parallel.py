@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from crosses import CLUSTER, check, check_classes
-from same import assert_close, assert_same_training, no_garbage_collector
+from same import assert_close, assert_same_training, no_garbage_collector, on_one_rank
 
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
@@ -36,16 +35,8 @@ def fields(of: dict[str, Any], on: dict[str, Any]) -> dict[str, Any]:
     return {**LLAMA, "precision": "fp64", "optimizer": "sgd", **of, **on}
 
 
-@cache
-def _alone(text: str) -> RunResult:
-    return run(RunConfig(**json.loads(text)))
-
-
 def alone(of: dict[str, Any], on: dict[str, Any]) -> RunResult:
-    """One rank with the global batch of a mesh, microbatch by microbatch."""
-    config = RunConfig(**fields(of, on))
-    count = config.global_batch // config.data.micro_batch
-    return _alone(json.dumps(fields(of, dict(ranks=1, stage=0, accumulate=count)), sort_keys=True))
+    return on_one_rank(fields(of, {}), RunConfig(**fields(of, on)))
 
 
 WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from zerosim.backends.forms import Choice
 from zerosim.device.device import Buffer, Kind
 from zerosim.device.events import Copy
-from zerosim.dtypes import DType, compute_dtype, int64
+from zerosim.dtypes import compute_dtype, int64
 from zerosim.errors import InputError
 from zerosim.functional.common import Grads, like, rows_of
 from zerosim.placement.memories import HOST
@@ -96,18 +96,17 @@ def route(
     how: Choice,
     bias: Buffer | None = None,
     *,
-    dtype: DType | None = None,
     spread: Spread | None = None,
     capacity: Capacity | None = None,
 ) -> tuple[Tensor, Chosen]:
-    """Return the weights (M, k) of each token's experts, in `dtype` or that of the logits, and the experts. They are
+    """Return the weights (M, k) of each token's experts, and the experts. They are
     the router's or, with a `spread`, chosen to spread so. On shapes without one they spread evenly.
 
     Shapes: logits (..., E), bias (E), which is added to the scores by which experts are chosen.
 
     Raises: InputError for more choices than experts.
     """
-    weights, ids = choose(logits, top_k, how, bias, dtype=dtype, spread=spread)
+    weights, ids = choose(logits, top_k, how, bias, spread=spread)
     is_assumed = spread is not None or logits.device.backend.name == "meta"
     chosen = sort_rows(ids, logits.shape[-1], (spread or EVEN) if is_assumed else None)
     return weights, chosen if capacity is None else _kept(weights, chosen, capacity)
@@ -119,7 +118,6 @@ def choose(
     how: Choice,
     bias: Buffer | None = None,
     *,
-    dtype: DType | None = None,
     spread: Spread | None = None,
 ) -> tuple[Tensor, Buffer]:
     """Return the weights and the numbers of each token's experts, (M, k) both."""
@@ -127,7 +125,7 @@ def choose(
     count, experts = rows.shape
     if not 0 < top_k <= experts:
         raise InputError(f"route: {top_k} choices for a token, and there are {experts} experts")
-    weights, ids = like(logits, count, top_k, dtype=dtype), device.alloc((count, top_k), int64, Kind.ACTIVATION)
+    weights, ids = like(logits, count, top_k), device.alloc((count, top_k), int64, Kind.ACTIVATION)
     if spread is not None:
         how = how._replace(given=spread.counts(count, top_k, experts))
     added = None if bias is None else bias.array

@@ -25,26 +25,32 @@ class Noted(Protocol):
 
 
 class Routed(NamedTuple):
-    """Tokens' choices of experts in a run: how many there were, how many were dropped; and by block how often each
-    expert was chosen."""
+    """Tokens' choices of experts in a run: how many were dropped, and by block how often each expert was chosen."""
 
-    choices: int
     dropped: int
     chosen: Mapping[str, tuple[int, ...]]
 
+    @property
+    def choices(self) -> int:
+        """How many there were."""
+        return sum(map(sum, self.chosen.values()))
 
-NOTHING_ROUTED = Routed(0, 0, {})
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"choices": self.choices, **self._asdict()}
+
+
+NOTHING_ROUTED = Routed(0, {})
 
 
 def routed_by(parts: Iterable[Routed]) -> Routed:
     """Return the choices of all ranks together."""
-    choices = dropped = 0
-    chosen: dict[str, tuple[int, ...]] = {}
+    dropped, chosen = 0, dict[str, tuple[int, ...]]()
     for part in parts:
-        choices, dropped = choices + part.choices, dropped + part.dropped
+        dropped += part.dropped
         for name, own in part.chosen.items():
             chosen[name] = tuple(map(sum, zip(chosen[name], own, strict=True))) if name in chosen else own
-    return Routed(choices, dropped, chosen)
+    return Routed(dropped, chosen)
 
 
 class Balance:
@@ -55,8 +61,7 @@ class Balance:
         self.scale: Callable[[], float] = lambda: 1.0  # of the loss, which the rank's updater decides
         self.loads = dict[str, list[int]]()
         self.biases = dict[str, list[float]]()
-        self.choices = self.dropped = 0  # of all steps
-        self.chosen = dict[str, list[int]]()
+        self.dropped, self.chosen = 0, dict[str, list[int]]()  # of all steps
 
     def join(self, name: str, experts: int, *, biased: bool) -> None:
         """Add a layer's router. `biased`: it has biases."""
@@ -77,13 +82,12 @@ class Balance:
         """Count a microbatch's choices."""
         for loads, own in ((self.loads, name), (self.chosen, unit_of(name))):
             loads[own] = [sum(both) for both in zip(loads[own], way.chosen, strict=True)]
-        self.choices += sum(way.chosen)
         self.dropped += way.dropped
 
     @property
     def routed(self) -> Routed:
         """What the own tokens chose so far."""
-        return Routed(self.choices, self.dropped, {name: tuple(own) for name, own in self.chosen.items()})
+        return Routed(self.dropped, {name: tuple(own) for name, own in self.chosen.items()})
 
     def factor(self, shares: int) -> float:
         """Return the factor of a router's losses, of whose gradient each of so many ranks adds one share: the mean over

@@ -105,9 +105,7 @@ class ExpertsLayer:
         """
         run, given = self.policy.run, rows.dtype
         up, down = self.up(), self.down()
-        of_up: Operand | None
-        of_down: Operand | None
-        of_up, of_down = self.biases
+        biases: list[Operand] = [one for one in self.biases if one is not None]
         product = partial(
             F.grouped_linear,
             counts=counts,
@@ -116,8 +114,8 @@ class ExpertsLayer:
             kernel=self.kernel,
         )
         if self.kernel != "grouped":  # torch's grouped product is on no list of autocast's
-            (rows, *_), ([up], [down]) = in_autocast(self.here, rows, [up], [down])
-            of_up, of_down = (one and in_autocast(self.here, rows, [one])[1][0][0] for one in (of_up, of_down))
+            (rows, *_), ([up], [down], biases) = in_autocast(self.here, rows, [up], [down], biases)
+        of_up, of_down = biases or (None, None)
         if weights is not None and self.applied == "inputs":
             rows, weights = F.weigh(rows, weights), None
         into = partial(product, stack=up, bias=of_up)

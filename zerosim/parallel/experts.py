@@ -28,7 +28,7 @@ from zerosim.config.parts.experts import rows_by_rank
 from zerosim.device.device import Buffer, Kind
 from zerosim.functional.router import Chosen, Routing, read_counts, sort_rows
 from zerosim.nn.group import WholeExperts, WholeMaps
-from zerosim.parallel.experts_rows import exchanged, gathered, moved, scattered
+from zerosim.parallel.experts_rows import back_again, exchanged, gathered, moved, scattered
 from zerosim.parallel.pieces import Pieces, Place
 from zerosim.parallel.tensor import PURPOSE
 from zerosim.placement.classes import Column, Reason
@@ -110,7 +110,7 @@ class Exchanging(Cut):
     def combine(self, way: Trip, rows: Tensor, weights: Tensor | None, shape: tuple[int, ...]) -> Tensor:
         members = self.members
         if way.order:
-            rows = moved(rows, *way.back)
+            rows = moved(rows, *back_again(way.chunks, way.order))
         if self.tensor > 1:
             rows = scattered(members.etp, rows, way.held)
         if self.size > 1:
@@ -186,12 +186,6 @@ class Trip:
     def dropped(self) -> int:
         """The choices beyond their experts' capacity."""
         return self.home.dropped
-
-    @property
-    def back(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The chunks as they lie for the experts, and the order of their arrival."""
-        place = {chunk: at for at, chunk in enumerate(self.order)}
-        return tuple(self.chunks[chunk] for chunk in self.order), tuple(place[at] for at in range(len(self.order)))
 
 
 class AllGathered(Cut):

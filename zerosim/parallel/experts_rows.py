@@ -63,9 +63,14 @@ class Moved:
 
 def moved(rows: Tensor, chunks: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
     """Return the chunks of rows, of so many each, in this order."""
-    place = {chunk: at for at, chunk in enumerate(order)}
-    back = Moved(tuple(chunks[chunk] for chunk in order), tuple(place[at] for at in range(len(order))))
+    back = Moved(*back_again(chunks, order))
     return apply(back, _moved(rows.buffer, chunks, order, Kind.ACTIVATION), rows, op="move_rows", saved={})
+
+
+def back_again(chunks: tuple[int, ...], order: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the chunks as they lie in this order, and the order that brings them back."""
+    place = {chunk: at for at, chunk in enumerate(order)}
+    return tuple(chunks[chunk] for chunk in order), tuple(place[at] for at in range(len(order)))
 
 
 def exchanged(comm: Comm, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...]) -> Tensor:

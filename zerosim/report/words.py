@@ -161,7 +161,7 @@ def scaled(result: RunResult) -> str | None:
 
 def dropped(result: RunResult) -> str | None:
     """Return how many choices of experts were dropped, if some were."""
-    choices, lost, _ = result.routed
+    choices, lost = result.routed.choices, result.routed.dropped
     if not lost:
         return None
     return (

@@ -155,7 +155,7 @@ class RunResult:
             "skipped": [step.skipped for step in self.steps],
             "lost_updates": [float(share) for share in self.lost_updates],
             "stuck_moments": [float(share) for share in self.stuck_moments],
-            **({"routed": self.routed._asdict()} if self.routed.choices else {}),
+            **({"routed": self.routed.to_dict()} if self.routed.choices else {}),
             "ranks": [self._rank_dict(rank) for rank in self.ran],
             **({"nodes": nodes_values(nodes)} if any(node.host_bytes or node.nvme_bytes for node in nodes) else {}),
         }
