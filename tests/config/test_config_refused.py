@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import pytest
 from config_files import FILES, file
 
 from zerosim.cli.main import main
+from zerosim.config import OPTIONS
 from zerosim.config.huggingface.families import FAMILIES
-from zerosim.config.huggingface.other_keys import NESTED
+from zerosim.config.huggingface.other_keys import NESTED, NOTED
 from zerosim.config.huggingface.read import model_of
 from zerosim.errors import InputError
 
@@ -147,3 +149,10 @@ def test_any_value_is_read_or_refused_in_one_line(name: str) -> None:
         owner[key] = there
     assert len(said) > 20
     assert not any("\n" in line for line in said)
+
+
+def test_notes_name_flags_that_exist() -> None:
+    flags = {flag for one in OPTIONS.values() for flag in (f"--{one.flat.replace('_', '-')}", *one.also)}
+    named = {flag for words in NOTED.values() for flag in re.findall(r"--[a-z][a-z-]*", words)}
+    assert "--aux-loss" in named
+    assert named <= flags

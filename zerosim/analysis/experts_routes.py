@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.analysis.capabilities.experts import own_tokens
 from zerosim.config import RunConfig
+from zerosim.config.parts.experts import own_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def routes_of(config: RunConfig, chosen: Mapping[str, tuple[int, ...]]) -> Route
 
 def assumed_routes(config: RunConfig) -> Routes:
     """Return the rows of a step as a plan assumes them."""
-    model, tokens = config.model, own_tokens(config)
+    model, tokens = config.model, own_tokens(config.mesh, config.model, config.data)
     times = config.tokens // tokens
     found = {}
     for number in model.blocks_with_experts:

@@ -15,8 +15,9 @@ from zerosim.models.builder import Builder
 from zerosim.models.model import Model
 from zerosim.nn import Unit
 from zerosim.nn.aside import Aside
-from zerosim.nn.decoder import DecoderBlock, DroppedNorm, Norm, Transform
+from zerosim.nn.decoder import DecoderBlock, DroppedNorm, Transform
 from zerosim.nn.layers import Positions
+from zerosim.nn.norm import Norm
 from zerosim.nn.two_texts import ScoreBias, Turn, TwoTexts
 from zerosim.placement.block import Block
 

@@ -23,7 +23,7 @@ from zerosim.nn.latent import LatentAttention
 from zerosim.nn.layers import Dropout
 from zerosim.nn.lora import before_kernel
 from zerosim.nn.maps import Layer, back_to_width, into_columns, pieces_of
-from zerosim.nn.norm import Norm as Norm
+from zerosim.nn.norm import Norm
 from zerosim.nn.rope import rope_of
 from zerosim.placement.block import Branch, Role
 from zerosim.tensor.order import ran_after, visited_last

@@ -49,10 +49,9 @@ class Out(NamedTuple):
     """Outputs of a map into columns: a weight of its own, or columns of a fused weight.
 
     name   the weight's name beside the map's (q_proj); of columns, the name of their adapter (q), '' for none
-    wide   how many: heads of queries, heads of keys and values, the feed-forward's width, or that of shared experts; of
-           latent attention heads
-           of `values`, the latent of queries, that of keys and values with the rotated columns that all heads share
-           (kv_latent) or without (latent), heads of keys' other columns with values (pairs)
+    wide   how many: heads of queries, heads of keys and values, the feed-forward's width, or that of shared experts. Of
+           latent attention: heads of `values`, the latent of queries, that of keys and values with the rotated columns
+           that all heads share (kv_latent) or without (latent), heads of keys' other columns with values (pairs)
     words  the words of `lora_target` that mean it
     """
 

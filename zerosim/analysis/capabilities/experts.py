@@ -15,8 +15,9 @@ from zerosim.analysis.recompute import number_of
 from zerosim.analysis.shares import is_apart
 from zerosim.analysis.weights import has_experts, of_weights
 from zerosim.config import RunConfig
+from zerosim.config.parts.experts import own_tokens
 from zerosim.dtypes import dtype
-from zerosim.placement.mesh import CUTS, EXPERT_CUTS, EXPERT_STATES, SHARES
+from zerosim.placement.mesh import EXPERT_CUTS, EXPERT_STATES
 from zerosim.placement.spec import is_block
 from zerosim.train.result import RunResult
 
@@ -54,12 +55,6 @@ def assumes_routing(result: RunResult) -> bool:
         or config.experts.pad_to_capacity
         or not result.losses
     )
-
-
-def own_tokens(config: RunConfig) -> int:
-    """Return the tokens of a microbatch that a rank, or with whole rows tp's ranks together, sends to experts."""
-    divided = config.mesh.axes.size(*SHARES, *(CUTS if are_apart(config) else ()))
-    return config.data.micro_batch * config.model.row_tokens // divided
 
 
 def sizes(config: RunConfig) -> dict[str, int]:
@@ -140,7 +135,7 @@ def _letters(asked: Asked) -> dict[str, int]:
         part = share.only([name for name in share.numels if is_apart(layout, name) == own])
         values = of_weights(placed, part, padded=asked.padded) | tuning.letters(asked._replace(share=part))
         found |= {formulas.OF_EXPERTS[one] if own else one: values[one] for one in formulas.OF_EXPERTS if one in values}
-    tokens = own_tokens(config)
+    tokens = own_tokens(config.mesh, config.model, config.data)
     blocks = [number_of(unit) for unit in share.units if is_block(unit) and has_experts(config, unit)]
     rows = [config.experts.sent_of(config.model, number, tokens) for number in blocks]
     return found | {

@@ -38,7 +38,7 @@ NOTED: Mapping[str, str] = MappingProxyType(
         "use_sliding_window": "this family has no windows",
         "num_nextn_predict_layers": "multi-token prediction is not modelled: planned without its blocks",
         "num_mtp_layers": "multi-token prediction is not modelled: planned without its blocks",
-        "aux_loss_alpha": "the auxiliary loss is yours: --router-aux-loss",
+        "aux_loss_alpha": "the auxiliary loss is yours: --aux-loss",
         "layerdrop": "planned with every block",
         "*drop*": "planned without it",
     }
@@ -63,7 +63,7 @@ _ENCODER = "an encoder whose blocks are not BERT's"
 
 LACKING: Mapping[str, str] = MappingProxyType(
     {
-        "*moe*": _EXPERTS, "dbrx": _EXPERTS, "gpt_oss": _EXPERTS, "llama4*": _EXPERTS,
+        "*moe*": _EXPERTS, "dbrx": _EXPERTS, "llama4*": _EXPERTS,
         "dots1": _EXPERTS, "minimax*": _EXPERTS, "switch_transformers": _EXPERTS, "hy_v3": _EXPERTS,
         "deepseek_v*": f"{_LATENT}, experts", "kimi*": f"{_LATENT}, experts", "longcat*": f"{_LATENT}, experts",
         "glm_moe_dsa": f"{_LATENT}, experts", "minicpm3": _LATENT, "mimo*": _EXPERTS,

@@ -211,8 +211,7 @@ def rules(
         why = "tokens are dropped before they are sent; choose dispatcher alltoall"
         yield wrong("capacity_factor", f" {experts.capacity_factor}: {why}")
     else:
-        ranks = mesh.axes.size(*SHARES, *(CUTS if mesh.axes.is_folded else ()))
-        rows = max(1, data.micro_batch * model.row_tokens // ranks) * model.top_k / model.experts
+        rows = max(1, own_tokens(mesh, model, data)) * model.top_k / model.experts
         if experts.capacity_factor * rows < 1:
             why = f"no room for one token; an even choice gives an expert {rows:g}; choose {ceil(100 / rows) / 100}"
             yield wrong("capacity_factor", f" {experts.capacity_factor}: {why} or more")
@@ -263,6 +262,12 @@ def cut_rules(
             yield wrong(name, f"{sizes}: experts' states are cut over other ranks; leave {field} out")
 
 
+def own_tokens(mesh: MeshConfig, model: ModelConfig, data: DataConfig) -> int:
+    """Return the tokens of a microbatch that a rank, or with whole rows tp's ranks together, sends to experts."""
+    divided = mesh.axes.size(*SHARES, *(CUTS if mesh.axes.is_folded else ()))
+    return data.micro_batch * model.row_tokens // divided
+
+
 def rows_by_rank(
     mesh: MeshConfig, model: ModelConfig, experts: ExpertsConfig, data: DataConfig
 ) -> list[tuple[int, ...]]:
@@ -270,7 +275,7 @@ def rows_by_rank(
     spread; nothing without ep."""
     if mesh.ep == 1:
         return []
-    tokens = data.micro_batch * model.row_tokens // (mesh.cp * mesh.tp)
+    tokens = own_tokens(mesh, model, data)
     local, found = model.experts // mesh.ep, list[tuple[int, ...]]()
     for number in filter(lambda number: model.kind(number).has_experts, range(model.layers)):
         counts = experts.rows_of(model, number, tokens)
