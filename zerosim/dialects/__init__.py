@@ -1,0 +1,117 @@
+"""Files of other frameworks, read as runs of zerosim and written from them. A reader and a table a framework.
+
+`read` parses files, tells whose they are (`tell.py`) and hands each to its reader. A configuration is the reading's
+values with flags over them. Nothing in a file is executed, and nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from zerosim.dialects.reading import Context, Document, Reading, flat
+from zerosim.dialects.tell import NAMES, dialect_of
+from zerosim.dialects.text import parsed
+from zerosim.errors import InputError
+
+_FIRST = ("launch", "axolotl", "llamafactory", "trainer", "accelerate", "deepspeed")
+"""The order of reading: a later one takes what an earlier one says, as 'auto' does the Trainer's arguments."""
+_ALONE = ("torchtitan", "megatron")
+
+
+def document_of(path: str) -> Document | None:
+    """Return a parsed file of another framework; None for zerosim's own. Raises: InputError for any other."""
+    values = parsed(path)
+    dialect = dialect_of(path, values)
+    if not dialect:
+        return None
+    if dialect in ("megatron", "launch"):
+        from zerosim.dialects.shell import document_of_script
+
+        return document_of_script(path, dialect, values)
+    return Document(path, dialect, flat(values))
+
+
+def read(paths: Sequence[str], context: Context, without: Iterable[str] = ()) -> Reading:
+    """Read one file, or two that belong together, without these keys.
+
+    Raises: InputError for a file that is none of another framework, two of a kind, and an unknown key in `without`.
+    """
+    documents = []
+    for path in paths:
+        if (document := document_of(path)) is None:
+            raise InputError(f"{path}: is zerosim's own; pass it alone, and other values as flags")
+        documents.append(document)
+    return read_documents(documents, context, without)
+
+
+def read_documents(documents: Sequence[Document], context: Context, without: Iterable[str] = ()) -> Reading:
+    """Read parsed files. Raises: InputError as `read`."""
+    documents = [*documents, *(found for one in documents for found in _named_in(one, documents))]
+    kinds = [document.dialect for document in documents]
+    if len(set(kinds)) < len(kinds) or (len(kinds) > 1 and set(kinds) & set(_ALONE) and "launch" not in kinds):
+        raise InputError(f"{' and '.join(one.path for one in documents)}: cannot be read together; pass one of them")
+    for name in without:
+        for index, document in enumerate(documents):
+            try:
+                documents[index] = document.without(name)
+                break
+            except InputError:
+                if index + 1 == len(documents):
+                    raise
+    order = (*_FIRST, *_ALONE)
+    whole: Reading | None = None
+    for document in sorted(documents, key=lambda one: order.index(one.dialect)):
+        reader: Any = importlib.import_module(f"zerosim.dialects.{document.dialect}")
+        one: Reading = reader.read(document, _after(whole, context))
+        whole = one if whole is None else _together(whole, one)
+    assert whole is not None
+    return whole
+
+
+def _named_in(document: Document, others: Sequence[Document]) -> list[Document]:
+    """Return the DeepSpeed file that a file names, if it is there and was not given."""
+    key = {"accelerate": "deepspeed_config.deepspeed_config_file"}.get(document.dialect, "deepspeed")
+    path = document.keys.get(key)
+    if not isinstance(path, str) or any(one.dialect == "deepspeed" for one in others) or document.dialect == "deepspeed":
+        return []
+    for folder in ("", os.path.dirname(document.path)):
+        if os.path.isfile(found := os.path.join(folder, path)):
+            named = document_of(found)
+            return [] if named is None or named.dialect != "deepspeed" else [named]
+    return []
+
+
+def _after(before: Reading | None, context: Context) -> Context:
+    """Return the context of a file that is read after another: its values are known, below flags."""
+    if before is None:
+        return context
+    return dataclasses.replace(
+        context,
+        given={**before.values, **context.given},
+        before=before,
+        launcher=context.launcher or ("accelerate" if before.document.dialect == "accelerate" else "trainer"),
+    )
+
+
+def _together(first: Reading, second: Reading) -> Reading:
+    """Return two readings as one: of an option that both set, the second's value."""
+    return dataclasses.replace(
+        second,
+        reader=f"{first.reader}; {second.reader}",
+        values={**first.values, **second.values},
+        sources={**first.sources, **second.sources},
+        said=(*first.said, *second.said),
+        notes=(*first.notes, *second.notes),
+        refusals=(*first.refusals, *second.refusals),
+        rows={**first.rows, **second.rows},
+        document=Document(f"{first.document.path} and {second.document.path}", second.document.dialect, {
+            **first.document.keys, **second.document.keys
+        }),
+    )
+
+
+__all__ = ["NAMES", "Context", "Document", "Mapping", "Reading", "document_of", "read", "read_documents"]

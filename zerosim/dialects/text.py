@@ -1,0 +1,129 @@
+"""The text of a file, parsed: JSON, DeepSpeed's Hjson, YAML, TOML or a shell script. Nothing in it is executed.
+
+YAML and Hjson are read with their libraries, the extra `files`. A repeated key is refused, though most readers take the
+last one without a word. So are YAML's aliases: a file of 300 bytes can unfold to gigabytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from zerosim.config.inputs import LARGEST_TEXT, parse_json, read_file, read_toml
+from zerosim.dialects.reading import MORE_THAN_ONE
+from zerosim.errors import InputError
+
+_NESTED = 32
+
+
+def parsed(path: str) -> Any:
+    """Return a file's values, by its suffix: `.json`, `.yaml` and `.yml`, `.toml`; a script's text otherwise.
+
+    Raises: InputError, in one line, for a file that cannot be read or parsed.
+    """
+    if path.endswith(".toml"):
+        return read_toml(path, "")
+    text = _decoded(path)
+    if path.endswith((".yaml", ".yml")):
+        return _checked(path, parse_yaml(path, text))
+    if path.endswith((".json", ".hjson")):
+        return _checked(path, parse_any_json(path, text))
+    return text
+
+
+def _decoded(path: str) -> str:
+    raw = read_file(path, "", LARGEST_TEXT)
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 at byte {error.start}: save it as UTF-8") from None
+
+
+def parse_any_json(path: str, text: str) -> Any:
+    """Parse JSON, or else Hjson, as DeepSpeed does: comments, trailing commas and unquoted words pass there alone."""
+    try:
+        return parse_json(text, path)
+    except InputError as error:
+        if "is not JSON" not in str(error):
+            raise
+        try:
+            import hjson
+        except ImportError:
+            if any(mark in text for mark in ("#", "//", "/*", "'")):
+                more = "; if it has comments, as DeepSpeed's files may: pip install 'zerosim[files]'"
+                raise InputError(f"{error}{more}") from None
+            raise error from None
+        try:
+            values = hjson.loads(text, object_pairs_hook=_once(path))
+        except InputError:
+            raise
+        except (ValueError, RecursionError):
+            raise error from None
+        if not isinstance(values, dict):
+            raise error from None
+        return Hjson(values)
+
+
+class Hjson(dict[str, Any]):
+    """Values that only DeepSpeed itself reads: they were no plain JSON."""
+
+
+def _once(path: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def collected(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in values:
+                raise InputError(f"{path}: {key!r} appears twice; {MORE_THAN_ONE}")
+            values[key] = value
+        return values
+
+    return collected
+
+
+def parse_yaml(path: str, text: str) -> Any:
+    """Parse one YAML document with PyYAML's safe loader."""
+    try:
+        import yaml
+    except ImportError:
+        raise InputError(f"{path}: YAML needs a library: pip install 'zerosim[files]'") from None
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                line = self.peek_event().start_mark.line + 1
+                raise InputError(f"{path}: line {line}: an alias (*name): write the value where it is used")
+            return super().compose_node(parent, index)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            for index, (key, _) in enumerate(node.value):
+                if any(key.value == other.value for other, _ in node.value[:index]):
+                    line = key.start_mark.line + 1
+                    raise InputError(f"{path}: line {line}: {key.value!r} appears twice; {MORE_THAN_ONE}")
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506  # a safe loader
+    except InputError:
+        raise
+    except yaml.YAMLError as error:
+        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as YAML: {error}") from None
+
+
+def _checked(path: str, values: Any, key: str = "", depth: int = 0) -> Any:
+    """Return the values. Raises: InputError for NaN, endless nesting, and keys that are no text."""
+    if depth > _NESTED:
+        raise InputError(f"{path}: values are nested more than {_NESTED} deep; no key needs that")
+    if isinstance(values, float) and math.isnan(values):
+        raise InputError(f"{path}: {key}: NaN is no number; write one, or leave the key out")
+    if isinstance(values, dict):
+        for name, inner in values.items():
+            if not isinstance(name, str):
+                raise InputError(f"{path}: {name!r}: expected a name; put it in quotes")
+            _checked(path, inner, f"{key}.{name}".lstrip("."), depth + 1)
+    elif isinstance(values, list):
+        for inner in values:
+            _checked(path, inner, key, depth + 1)
+    return values
