@@ -14,7 +14,7 @@ from typing import Any
 
 from zerosim.dialects.reading import Context, Document, Reading, flat
 from zerosim.dialects.tell import NAMES, dialect_of
-from zerosim.dialects.text import parsed
+from zerosim.dialects.text import Hjson, parsed
 from zerosim.errors import InputError
 
 _FIRST = ("launch", "axolotl", "llamafactory", "trainer", "accelerate", "deepspeed")
@@ -32,7 +32,7 @@ def document_of(path: str) -> Document | None:
         from zerosim.dialects.shell import document_of_script
 
         return document_of_script(path, dialect, values)
-    return Document(path, dialect, flat(values))
+    return Document(path, dialect, flat(values), is_hjson=isinstance(values, Hjson))
 
 
 def read(paths: Sequence[str], context: Context, without: Iterable[str] = ()) -> Reading:
@@ -76,7 +76,11 @@ def _named_in(document: Document, others: Sequence[Document]) -> list[Document]:
     """Return the DeepSpeed file that a file names, if it is there and was not given."""
     key = {"accelerate": "deepspeed_config.deepspeed_config_file"}.get(document.dialect, "deepspeed")
     path = document.keys.get(key)
-    if not isinstance(path, str) or any(one.dialect == "deepspeed" for one in others) or document.dialect == "deepspeed":
+    if (
+        not isinstance(path, str)
+        or any(one.dialect == "deepspeed" for one in others)
+        or document.dialect == "deepspeed"
+    ):
         return []
     for folder in ("", os.path.dirname(document.path)):
         if os.path.isfile(found := os.path.join(folder, path)):
@@ -108,9 +112,11 @@ def _together(first: Reading, second: Reading) -> Reading:
         notes=(*first.notes, *second.notes),
         refusals=(*first.refusals, *second.refusals),
         rows={**first.rows, **second.rows},
-        document=Document(f"{first.document.path} and {second.document.path}", second.document.dialect, {
-            **first.document.keys, **second.document.keys
-        }),
+        document=Document(
+            f"{first.document.path} and {second.document.path}",
+            second.document.dialect,
+            {**first.document.keys, **second.document.keys},
+        ),
     )
 
 

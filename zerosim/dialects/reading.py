@@ -1,8 +1,8 @@
 """A file of another framework as it was read: values of a run, and what became of each key.
 
 A reader (`deepspeed.py` and the others) walks a `Document` in a `Context` and tells `Notes` of every key. A key is
-understood (it sets options here), filled ("auto"), ignored (by that framework too, or without effect on a step), lacking
-(not modelled) or refused. `Reading.check` refuses what cannot be planned.
+understood (it sets options here), filled ("auto"), ignored (by that framework too, or without effect on a step),
+lacking (not modelled) or refused. `Reading.check` refuses what cannot be planned.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from zerosim.config.run import RunConfig
-from zerosim.dialects.rows import Row
+from zerosim.dialects.rows import Row, row_of
 from zerosim.errors import InputError, did_you_mean
 
+ALWAYS = "always on here"
+"""What a row says of a key that has one value in zerosim."""
 MORE_THAN_ONE = "the first value is lost: keep one"
 
 
 class Document(NamedTuple):
     """A parsed file. `keys`: each value by its name with dots, in the file's order. An empty section is a key too.
 
-    `environment`: variables that a script sets.
+    `environment`: variables that a script sets. `is_hjson`: only DeepSpeed itself reads it; it is no plain JSON.
     """
 
     path: str
     dialect: str
     keys: Mapping[str, Any]
     environment: Mapping[str, str] = {}
+    is_hjson: bool = False
 
     def without(self, name: str) -> Document:
         """Return the document without a key or a section. Raises: InputError if it has neither."""
@@ -181,7 +184,7 @@ class Notes:
     def lacks(self, key: str, what: str, *, by: str = "zerosim", costs: bool | None = None, advice: str = "") -> None:
         """Say that a key is not modelled. One that changes a step (by its row, or `costs`) is refused, except at the
         framework's default."""
-        row = self.rows.get(key)
+        row = row_of(self.rows, key)
         costly = costs if costs is not None else row is not None and row.costs
         at_default = row is not None and costs is None and row.is_default(self.document.keys.get(key))
         self.tell(key, "lacking", what)
@@ -207,10 +210,12 @@ class Notes:
     def walk_rows(self, done: Iterable[str] = ()) -> None:
         """Say of all keys that no rule has read what their rows say."""
         for key, value in self.document.keys.items():
-            row = self.rows.get(key)
+            row = row_of(self.rows, key)
             if key in self.said or key in done or row is None:
                 continue
-            if row.option:
+            if row.here == ALWAYS and row.is_default(value):
+                self.tell(key, "understood", row.here)
+            elif row.option:
                 self.sets(key, **{row.option: value})
             elif row.says == "ignored" or row.changes in ("", "none"):
                 self.tell(key, "ignored", row.does)

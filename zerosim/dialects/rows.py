@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 Kind = Callable[[Any], Any]
-_TRUE, _FALSE = "1 on t true y yes".split(), "0 off f false n no".split()
+_TRUE, _FALSE = ["1", "on", "t", "true", "y", "yes"], ["0", "off", "f", "false", "n", "no"]
 
 
 class Row(NamedTuple):
@@ -46,14 +46,21 @@ class Row(NamedTuple):
 
     def is_default(self, value: Any) -> bool:
         """Return whether this value of a file is the framework's own default."""
-        return value is None or (type(value) is type(self.default) or not isinstance(value, bool)) and (
-            value == self.default
+        return value is None or (
+            (type(value) is type(self.default) or not isinstance(value, bool)) and (value == self.default)
         )
 
 
 def by_key(rows: Iterable[Row]) -> Mapping[str, Row]:
     """Return the row of each key."""
     return {key: row for row in rows for key in row.key.split()}
+
+
+def row_of(rows: Mapping[str, Row], key: str) -> Row | None:
+    """Return a key's row, or that of the innermost section that has one."""
+    while key and key not in rows:
+        key = key.rpartition(".")[0]
+    return rows.get(key)
 
 
 def anything(value: Any) -> Any:
@@ -83,6 +90,17 @@ def integer(low: int | None = None) -> Kind:
         if low is not None and value < low:
             raise ValueError(expected)
         return int(value)
+
+    return read
+
+
+def not_boolean(kind: Kind) -> Kind:
+    """Return the kind without true and false."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("expected a number, not true or false")
+        return kind(value)
 
     return read
 

@@ -48,7 +48,7 @@ def parse_any_json(path: str, text: str) -> Any:
         if "is not JSON" not in str(error):
             raise
         try:
-            import hjson
+            import hjson  # type: ignore[import-not-found]
         except ImportError:
             if any(mark in text for mark in ("#", "//", "/*", "'")):
                 more = "; if it has comments, as DeepSpeed's files may: pip install 'zerosim[files]'"
@@ -91,7 +91,7 @@ def parse_yaml(path: str, text: str) -> Any:
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
             if self.check_event(yaml.AliasEvent):
-                line = self.peek_event().start_mark.line + 1
+                line = self.get_mark().line + 1
                 raise InputError(f"{path}: line {line}: an alias (*name): write the value where it is used")
             return super().compose_node(parent, index)
 
@@ -103,7 +103,7 @@ def parse_yaml(path: str, text: str) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text, Loader)  # noqa: S506  # a safe loader
+        return yaml.load(text, Loader)  # a safe loader
     except InputError:
         raise
     except yaml.YAMLError as error:

@@ -1,0 +1,70 @@
+"""Rows and microbatches of a DeepSpeed file, by DeepSpeed's own arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerosim.dialects.reading import Notes
+
+
+def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
+    """Set rows and microbatches by DeepSpeed's own arithmetic, which divides with floors and then compares."""
+    given, keys = notes.context.given, ("train_batch_size", "train_micro_batch_size_per_gpu")
+    train: Any = values.get(keys[0])
+    micro: Any = values.get(keys[1])
+    accumulate: Any = values.get("gradient_accumulation_steps")
+    ranks = given.get("ranks")
+    if train is None and micro is None:
+        if any(key in notes.document.keys for key in keys):
+            return  # already refused, or left to a launcher
+        if "micro_batch" in given:
+            notes.note("no batch size in the file: --micro-batch says it")
+            return
+        notes.refuse(keys[1], by, "AssertionError: either train_batch_size or train_micro_batch_size_per_gpu is needed",
+                     "pass --micro-batch B too")  # fmt: skip
+        return
+    cp = values.get("sequence_parallel_size") or 1
+    shared = given.get("tp", 1) * given.get("pp", 1) * (cp if isinstance(cp, int) else 1)
+    try:
+        if ranks is None and None not in (train, micro, accumulate):
+            ranks = train // (micro * accumulate) * shared
+            notes.sets(keys[0], ranks=ranks)
+        if ranks is None and train is None:
+            accumulate = 1 if accumulate is None else accumulate
+            world = None
+            if not micro > 0 or not accumulate > 0:
+                raise ZeroDivisionError
+        else:
+            world = (ranks or 1) // shared
+        if train is not None and micro is not None and accumulate is None:
+            accumulate = train // micro // world
+        elif train is not None and micro is None:
+            micro = train // world // (accumulate or 1)
+            accumulate = accumulate or 1
+        accumulate = 1 if accumulate is None else accumulate
+        whole = train if train is not None else micro * accumulate * (world or 1)
+        if not whole > 0 or not micro > 0 or not accumulate > 0:
+            name = "Train batch size" if not whole > 0 else "Micro batch size per gpu"
+            zero = next(one for one in (whole, micro, accumulate) if not one > 0)
+            notes.refuse(keys[0] if train is not None else keys[1], by,
+                         f"AssertionError: {name}: {zero} has to be greater than 0")  # fmt: skip
+            return
+        if world is not None and whole != micro * accumulate * world:
+            notes.refuse(keys[0], by, f"AssertionError: {whole} != {micro} * {accumulate} * {world} (micro batch x "
+                         f"accumulation x ranks)", "mend one of the three, or pass another --ranks")  # fmt: skip
+            return
+    except TypeError:
+        notes.refuse(keys[0] if train is not None else keys[1], by, "TypeError: batch sizes are whole numbers")
+        return
+    except ZeroDivisionError:
+        notes.refuse(keys[1], by, "ZeroDivisionError: a micro batch of 0 rows")
+        return
+    source = keys[1] if keys[1] in notes.document.keys else keys[0]
+    how = "auto" if notes.document.keys.get(source) == "auto" else "understood"
+    notes.sets(source, how, micro_batch=int(micro))
+    key = "gradient_accumulation_steps"
+    how = "auto" if notes.document.keys.get(key) == "auto" else "understood"
+    notes.sets(key if key in notes.document.keys else source, how, accumulate=int(accumulate))
+    if keys[0] in notes.document.keys and world is not None:
+        how = "auto" if notes.document.keys[keys[0]] == "auto" else "understood"
+        notes.tell(keys[0], how, f"{int(whole)} rows = {int(micro)} x {int(accumulate)} x {world}")

@@ -1,0 +1,77 @@
+"""Dtypes of a DeepSpeed file: parameters, masters, stored and sent gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerosim.dialects.deepspeed_auto import how_of
+from zerosim.dialects.reading import Notes
+
+_DTYPES = ("fp32", "fp16", "bf16")
+
+
+def read_precision(notes: Notes, values: dict[str, Any], stage: int, by: str) -> None:
+    bf16 = "bf16" if any(key.split(".")[0] == "bf16" for key in values) else "bfloat16"
+    is_bf16, is_fp16 = bool(values.get(f"{bf16}.enabled")), bool(values.get("fp16.enabled"))
+    if is_bf16 and is_fp16:
+        notes.refuse("fp16.enabled", by, "AssertionError: bf16 and fp16 cannot both be on")
+    if is_fp16 and values.get("fp16.loss_scale", 0) == 0:
+        for name in ("loss_scale_window", "min_loss_scale"):
+            if (values.get(f"fp16.{name}") or 1) <= 0:
+                notes.refuse(f"fp16.{name}", by, "ValidationError: must be above 0 with a dynamic loss scale")
+    for key in (f"{bf16}.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"):
+        if values.get(key) and stage == 0:
+            notes.refuse(key, by, "AssertionError: works only with stages 1 to 3")
+    if values.get(f"{bf16}.bf16_optimizer_states") and not values.get(f"{bf16}.bf16_master_weights_and_grads"):
+        notes.refuse(f"{bf16}.bf16_optimizer_states", by, "AssertionError: needs bf16_master_weights_and_grads")
+    if is_bf16:
+        pure = bool(values.get(f"{bf16}.bf16_master_weights_and_grads"))
+        notes.sets(f"{bf16}.enabled", how_of(notes, f"{bf16}.enabled"), precision="bf16-pure" if pure else "bf16")
+        if pure:
+            states = values.get(f"{bf16}.bf16_optimizer_states")
+            why = "" if states else "; DeepSpeed's moments stay fp32 without bf16_optimizer_states, here they are bf16"
+            notes.tell(f"{bf16}.bf16_master_weights_and_grads", "understood", f"precision bf16-pure is near{why}")
+            notes.tell(f"{bf16}.bf16_optimizer_states", "understood", "precision bf16-pure: moments in bf16")
+    elif is_fp16:
+        scale = values.get("fp16.loss_scale") or "dynamic"
+        notes.sets("fp16.enabled", how_of(notes, "fp16.enabled"), precision="fp16", loss_scale=scale)
+        for name in ("initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"):
+            if scale == "dynamic" and f"fp16.{name}" in values:
+                value = values[f"fp16.{name}"]
+                scaling: dict[str, Any] = {name: float(value) if name == "min_loss_scale" else value}
+                notes.sets(f"fp16.{name}", **scaling)
+        notes.tell("fp16.loss_scale", "understood", f"loss_scale {scale}")
+    elif values.get("torch_autocast.enabled"):
+        dtype = str(values.get("torch_autocast.dtype") or "bfloat16").removeprefix("torch.")
+        short = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}.get(dtype, dtype)
+        if short not in ("bf16", "fp16"):
+            notes.refuse("torch_autocast.dtype", by, f"ValueError: {dtype!r} is no dtype of autocast")
+        else:
+            notes.sets("torch_autocast.enabled", precision="fp32", autocast=short)
+            notes.tell("torch_autocast.dtype", "understood", f"autocast {short}")
+    else:
+        notes.usually("no precision section: DeepSpeed's fp32", precision="fp32")
+    for key in notes.document.keys:
+        if key.startswith("fp16.") and not is_fp16:
+            notes.tell(key, "ignored", "disabled: bf16 is on" if is_bf16 else "disabled")
+    stored = values.get("data_types.grad_accum_dtype")
+    if stored is not None and stored not in _DTYPES:
+        notes.refuse("data_types.grad_accum_dtype", f"{by}, when the engine is built", f"{stored!r} is no dtype")
+    elif stored == "fp32" and stage == 0 and is_bf16:
+        notes.refuse("data_types.grad_accum_dtype", f"{by}, when the engine is built",
+                     "NotImplementedError: stage 0 in bf16 does not accumulate in fp32")  # fmt: skip
+    elif stored is not None:
+        held: dict[str, Any] = {"persistent_grads": True} if stage == 1 and stored == "fp32" and is_bf16 else {}
+        notes.sets("data_types.grad_accum_dtype", grad_dtype=stored, **held)
+    sent = values.get("communication_data_type")
+    if sent is not None and (not isinstance(sent, str) or sent.lower() not in _DTYPES):
+        error = "ValueError: expected fp16, bf16 or fp32" if isinstance(sent, str) else "AttributeError"
+        notes.refuse("communication_data_type", by, f"{error}; it is {sent!r}")
+    elif sent is not None:
+        own = notes.values.get("precision")
+        if sent.lower() == own:
+            notes.tell("communication_data_type", "understood", "the parameters' dtype, as without it")
+        elif sent.lower() == "fp32":
+            notes.sets("communication_data_type", grad_dtype="fp32")
+        else:
+            notes.sets("communication_data_type", compress=sent.lower(), grad_dtype="fp32")
