@@ -17,6 +17,7 @@ LAYERS = [
     {"errors", "units", "dtypes", "verbs", "version"},
     {"placement"},
     {"config"},  # plain data over plain data
+    {"dialects"},
     {"backends"},
     {"device"},
     {"comm"},
@@ -46,6 +47,8 @@ ONLY_IN = {
     "cupy": {"backends"},
     "mpi4py": {"comm"},
     "tokenizers": {"train"},
+    "yaml": {"dialects"},
+    "hjson": {"dialects"},
 }
 # Rooms that hold host values (token ids, files, random draws); arithmetic on devices' arrays is backends' alone.
 NUMPY_ROOMS = {

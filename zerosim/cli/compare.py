@@ -36,7 +36,7 @@ K = TypeVar("K")
 
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
-    add_run_flags(parser, stage=False)
+    add_run_flags(parser, stage=False, beside=False)
     other = "a second one: both are planned and compared; flags override both"
     add("other", nargs="?", metavar="OTHER.toml", help=other)
     add("--stages", metavar="0,1,2,3", type=stages, help="ZeRO stages to compare (default: 0,1,2,3)")

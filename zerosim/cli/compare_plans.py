@@ -94,7 +94,8 @@ def compare_files(args: argparse.Namespace) -> int:
     from zerosim.report.changes import Changes, Side
 
     args.limit = getattr(args, "capacity", None)
-    configs = [planned_config(argparse.Namespace(**{**vars(args), "scenario": p})) for p in (args.scenario, args.other)]
+    values = {name: value for name, value in vars(args).items() if name != "reading"}
+    configs = [planned_config(argparse.Namespace(**{**values, "scenario": p})) for p in (args.scenario, args.other)]
     limits = [device_limit(args, config.memory.capacity) for config in configs]
     cluster, figures = device_cluster(args, limits[0]), output(args, "json", *configs, also=[args.other])
     a, b = (config.replace(capacity=None) for config in configs)

@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.cli.files import add_file_flags, file_values, reading_of
 from zerosim.cli.parser import (
     Parser,
     count,
@@ -61,15 +62,21 @@ _CONVERT: Mapping[Any, Callable[[str], Any]] = {
 """The parser of a word: by the option's name, by its text form, or by its type."""
 
 
-def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False) -> None:
+def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False, beside: bool = True) -> None:
     """Add every field of RunConfig as a flag; `stage` separately, for verbs that run several ZeRO stages.
 
     Flags of the clock are beside --gpu (`plan.add_time_flags`), in verbs with a clock.
-    With `planning`, use a plan's defaults, and leave out flags that need values (files, a sample) or threads.
+    `beside`: whether a second file may belong to the first. With `planning`, use a plan's defaults, and leave out flags that need values (files, a sample) or threads.
     """
     defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none", **_PLANNED} if planning else {}
     left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}
-    parser.add_argument("scenario", nargs="?", metavar="SCENARIO.toml", help="a run's values; flags override them")
+    file = (
+        "a run's values; flags override them. Also a file of another framework: ds_config.json, an accelerate YAML ..."
+    )
+    parser.add_argument("scenario", nargs="?", metavar="FILE", help=file)
+    if beside:
+        parser.add_argument("beside", nargs="?", metavar="FILE2", help="another framework's file that belongs to it")
+    add_file_flags(parser)
     for title, options in options_by_group().items():
         if shown := [option for option in options if option.flat not in left_out]:
             add = parser.add_argument_group(title).add_argument
@@ -114,8 +121,10 @@ def add_flag(add: Callable[..., Any], option: Option, defaults: Mapping[str, Any
     )
 
 
-def scenario_values(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the named scenario; none without one. Raises: InputError for a bad file."""
+def scenario_values(args: argparse.Namespace, *, any_ranks: bool = False) -> dict[str, Any]:
+    """Return the values of the named file; none without one. Raises: InputError for a bad file."""
+    if (reading := reading_of(args)) is not None:
+        return file_values(args, reading, any_ranks=any_ranks)
     if args.scenario is None:
         return {}
     from zerosim.config import read_scenario
@@ -138,7 +147,8 @@ def run_config(
     Raises: InputError that names the flag or the scenario with the bad value.
     """
     given = {name: value for name, value in vars(args).items() if name in OPTIONS}
-    path, scenario = args.scenario, scenario_values(args) if scenario is None else scenario
+    path = args.scenario
+    scenario = scenario_values(args, any_ranks=any_ranks) if scenario is None else scenario
     values = {**(defaults or {}), **scenario, **given}
     build = partial(RunConfig.from_dict, source=f"scenario {path}")
     try:
@@ -149,7 +159,8 @@ def run_config(
             raise InputError(f"{error.called(flag_of(error.field))}{where}", field=error.field) from None
         if error.field in scenario:
             where = f" ({flag_of(error.beside)} was given)" if error.beside in given else ""
-            raise InputError(f"scenario {path}: {error}{where}", field=error.field) from None
+            key = f"scenario {path}" if (read := reading_of(args)) is None else f"{path}: {read.sources[error.field]}"
+            raise InputError(f"{key}: {error}{where}", field=error.field) from None
         raise
 
 

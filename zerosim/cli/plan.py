@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerosim.cli.files import reading_of
 from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_values
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
@@ -116,9 +117,11 @@ def planned_config(
 
     Raises: InputError as `run_config` does, and for an unknown device.
     """
-    if args.scenario is not None:
+    reading = reading_of(args)
+    if args.scenario is not None and reading is None:
         return run_config(args, PLAN_DEFAULTS, any_ranks=any_ranks, scenario=scenario)
-    usual, pp = dict[str, Any](), getattr(args, "pp", 1)
+    read = {} if reading is None else reading.values
+    usual, pp = dict[str, Any](), getattr(args, "pp", read.get("pp", 1))
     if pp > 1 and getattr(args, "global_batch", None) is None:
         group, most = getattr(args, "micro_batch_group", None) or 1, int(OPTIONS["pp"].high or pp)
         usual["accumulate"] = -(-MICRO_BATCHES_A_STAGE * min(pp, most) // group) * group
@@ -230,7 +233,18 @@ def main(args: argparse.Namespace) -> int:
     page = partial(plan_report, result, limit, found, refusal, cluster, sure=sure, unlike_run=unlike, all=args.all)
     page = partial(page, imbalance=words_of(imbalance))
     values = partial(plan_values, result, limit, fitting, advice, cluster, sure, imbalance)
-    leave(args, figures, values, page)
+    if (reading := reading_of(args)) is None:
+        leave(args, figures, values, page)
+        return 0 if fitting else 3
+    from zerosim.report.files import file_page
+
+    given = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    leave(
+        args,
+        figures,
+        lambda: {**values(), "file": reading.to_dict()},
+        lambda: file_page(reading, given, page(), all=args.all),
+    )
     return 0 if fitting else 3
 
 

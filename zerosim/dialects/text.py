@@ -23,7 +23,7 @@ def parsed(path: str) -> Any:
     Raises: InputError, in one line, for a file that cannot be read or parsed.
     """
     if path.endswith(".toml"):
-        return read_toml(path, "")
+        return read_toml(path, "scenario")
     text = _decoded(path)
     if path.endswith((".yaml", ".yml")):
         return _checked(path, parse_yaml(path, text))
@@ -33,7 +33,7 @@ def parsed(path: str) -> Any:
 
 
 def _decoded(path: str) -> str:
-    raw = read_file(path, "", LARGEST_TEXT)
+    raw = read_file(path, "scenario", LARGEST_TEXT)
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -43,7 +43,7 @@ def _decoded(path: str) -> str:
 def parse_any_json(path: str, text: str) -> Any:
     """Parse JSON, or else Hjson, as DeepSpeed does: comments, trailing commas and unquoted words pass there alone."""
     try:
-        return parse_json(text, path)
+        return parse_json(text, f"scenario {path}")
     except InputError as error:
         if "is not JSON" not in str(error):
             raise

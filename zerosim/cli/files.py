@@ -1,0 +1,85 @@
+"""Files of other frameworks on the command line: `zerosim plan ds_config.json --model qwen2.5-7b --ranks 8`.
+
+What a file does not say comes from flags, and flags override a file. `dialects/` reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from zerosim.cli.parser import Parser, flag_of
+from zerosim.config import OPTIONS
+from zerosim.errors import InputError, did_you_mean
+
+if TYPE_CHECKING:
+    from zerosim.dialects import Reading
+
+LAUNCHERS = ("trainer", "accelerate", "deepspeed")
+LIBRARIES = ("deepspeed", "transformers", "accelerate", "megatron", "torchtitan")
+_ASKED = {"model": "a model, such as --model llama3-8b or its config.json", "ranks": "the GPUs: --ranks N"}
+
+
+def add_file_flags(parser: Parser) -> None:
+    """Add the flags that say how a file of another framework is read."""
+    add: Callable[..., Any] = parser.add_argument_group("files of other frameworks").add_argument
+    add("--launcher", choices=LAUNCHERS, help='who fills a DeepSpeed file\'s "auto" (default: trainer, if it has one)')
+    add("--read-as", metavar="NAME==VERSION,...", help="read by an older library, such as deepspeed==0.19.6")
+    add("--without", metavar="KEY,...", help="leave out these keys or sections of the file")
+
+
+def reading_of(args: argparse.Namespace) -> Reading | None:
+    """Return the files of another framework as they were read; None for a scenario of zerosim's own, and without one.
+
+    Raises: InputError for a file that cannot be read, and for flags that need one.
+    """
+    if not hasattr(args, "reading"):
+        args.reading = _read(args)
+    found: Reading | None = args.reading
+    return found
+
+
+def _read(args: argparse.Namespace) -> Reading | None:
+    paths = [path for path in (getattr(args, "scenario", None), getattr(args, "beside", None)) if path is not None]
+    is_asked = [name for name in ("launcher", "read_as", "without") if getattr(args, name, None) is not None]
+    from zerosim.dialects import Context, document_of, read_documents  # not at every start
+
+    documents = [found for path in paths if (found := document_of(path)) is not None]
+    if len(documents) < len(paths) and len(paths) > 1:
+        raise InputError(f"{' and '.join(paths)}: two files belong together only if other frameworks read both")
+    if not documents:
+        if is_asked:
+            raise InputError(f"{flag_of(is_asked[0])}: needs a file of another framework, such as ds_config.json")
+        return None
+    given = {name: value for name, value in vars(args).items() if name in OPTIONS and value is not None}
+    context = Context(given, launcher=getattr(args, "launcher", None) or "", versions=versions_of(args))
+    names = (getattr(args, "without", None) or "").split(",")
+    return read_documents(documents, context, [name.strip() for name in names if name.strip()])
+
+
+def versions_of(args: argparse.Namespace) -> Mapping[str, tuple[int, ...]]:
+    """Return the versions of --read-as. Raises: InputError for an unknown library, and for no version."""
+    found: dict[str, tuple[int, ...]] = {}
+    for word in (getattr(args, "read_as", None) or "").split(","):
+        if not word.strip():
+            continue
+        name, sign, version = word.strip().partition("==")
+        if name not in LIBRARIES:
+            hint = did_you_mean(name, LIBRARIES, f"expected one of {', '.join(LIBRARIES)}")
+            raise InputError(f"--read-as {name}: {hint}")
+        if not sign or not re.fullmatch(r"\d{1,6}(\.\d{1,6})*", version):
+            raise InputError(f"--read-as {word.strip()}: expected a version, such as {name}==0.19.6")
+        found[name] = tuple(int(part) for part in version.split("."))
+    return found
+
+
+def file_values(args: argparse.Namespace, reading: Reading, *, any_ranks: bool = False) -> dict[str, Any]:
+    """Return a file's values for a run. Raises: InputError for what its framework or zerosim refuses, and for a model
+    or a number of ranks that neither the file nor a flag says."""
+    reading.check()
+    for name, words in _ASKED.items():
+        if name not in reading.values and getattr(args, name, None) is None and not (any_ranks and name == "ranks"):
+            raise InputError(f"{reading.document.path}: does not say {words}")
+    return dict(reading.values)
