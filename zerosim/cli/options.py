@@ -66,7 +66,8 @@ def add_run_flags(parser: Parser, *, stage: bool = True, planning: bool = False,
     """Add every field of RunConfig as a flag; `stage` separately, for verbs that run several ZeRO stages.
 
     Flags of the clock are beside --gpu (`plan.add_time_flags`), in verbs with a clock.
-    `beside`: whether a second file may belong to the first. With `planning`, use a plan's defaults, and leave out flags that need values (files, a sample) or threads.
+    `beside`: whether a second file may belong to the first. With `planning`, use a plan's defaults, and leave out
+    flags that need values (files, a sample) or threads.
     """
     defaults = {**PLAN_DEFAULTS, "steps": 1, "bucket_bytes": "none", **_PLANNED} if planning else {}
     left_out = {*(WITH_VALUES.split() if planning else ()), *(() if stage else ("stage",))}

@@ -238,12 +238,12 @@ def main(args: argparse.Namespace) -> int:
         return 0 if fitting else 3
     from zerosim.report.files import file_page
 
-    given = {name: value for name, value in vars(args).items() if name in OPTIONS}
+    flags = {name: value for name, value in vars(args).items() if name in OPTIONS}
     leave(
         args,
         figures,
         lambda: {**values(), "file": reading.to_dict()},
-        lambda: file_page(reading, given, page(), all=args.all),
+        lambda: file_page(reading, flags, page(), all=args.all),
     )
     return 0 if fitting else 3
 

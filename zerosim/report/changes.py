@@ -122,12 +122,12 @@ class Changes(InNotebook):
             return [None] * 3
         before = self.before
         figures: list[str | None] = [
-            _bytes(after.taken_bytes - before.taken_bytes),
-            _bytes(after.sent_bytes - before.sent_bytes),
+            signed_bytes(after.taken_bytes - before.taken_bytes),
+            signed_bytes(after.sent_bytes - before.sent_bytes),
         ]
         if before.seconds is None or after.seconds is None:
             return [*figures, None]
-        return [*figures, _seconds(after.seconds - before.seconds)]
+        return [*figures, signed_seconds(after.seconds - before.seconds)]
 
     def _trust(self) -> str:
         """Return how certain the seconds are, and whether they differ for certain."""
@@ -189,7 +189,7 @@ def _table(title: str, names: Sequence[str], rows: Rows, *, is_time: bool = Fals
 
 def _cells(both: tuple[Any, Any], is_time: bool) -> list[str | None]:
     """Return A, B and the change; a cell is empty if one side lacks the value."""
-    plain, signed = (_plain_seconds, _seconds) if is_time else (_plain_bytes, _bytes)
+    plain, signed = (_plain_seconds, signed_seconds) if is_time else (_plain_bytes, signed_bytes)
     return [*(plain(value) if value else None for value in both), signed(both[1] - both[0])]
 
 
@@ -212,11 +212,11 @@ def _plain_seconds(value: Any) -> str:
     return f"{three_figures(value)} s"
 
 
-def _bytes(change: Any) -> str:
+def signed_bytes(change: Any) -> str:
     return f"{'-' if change < 0 else '+'}{_plain_bytes(abs(change))}" if change else "0"
 
 
-def _seconds(change: Any) -> str:
+def signed_seconds(change: Any) -> str:
     return f"{'-' if change < 0 else '+'}{_plain_seconds(abs(change))}" if change else "0"
 
 
