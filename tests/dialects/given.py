@@ -46,13 +46,14 @@ def config_of(reading: Reading, **given: Any) -> RunConfig:
     return RunConfig(**{**PLAN_DEFAULTS, **reading.values, **given})
 
 
-def unlike(name: str, reading: Reading, changed: dict[str, Any], *without: str) -> dict[str, tuple[Any, Any]]:
+def unlike(name: str, reading: Reading, changed: dict[str, Any], **given: Any) -> dict[str, tuple[Any, Any]]:
     """Return by option what differs from the expectation's `run` or `understood`: the expected value and ours.
 
     `changed`: options of which the expectation is known to be older, and our value.
     """
     expected = expectation(name)["run"] or expectation(name)["understood"]
     theirs = {key: tuple(one) if isinstance(one, list) else one for key, one in expected.items()} | changed
-    ours = config_of(reading, **flags_of(name))
-    aim = RunConfig(**{**PLAN_DEFAULTS, **reading.values, **flags_of(name), **theirs})
+    flags = {**flags_of(name), **given}
+    ours = config_of(reading, **flags)
+    aim = RunConfig(**{**PLAN_DEFAULTS, **reading.values, **flags, **theirs})
     return {key: (aim.value(key), ours.value(key)) for key in theirs if aim.value(key) != ours.value(key)}

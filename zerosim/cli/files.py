@@ -8,14 +8,16 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from zerosim.cli.outputs import Fill, Output
 from zerosim.cli.parser import Parser, flag_of
-from zerosim.config import OPTIONS
+from zerosim.config import OPTIONS, RunConfig
 from zerosim.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
     from zerosim.dialects import Reading
+    from zerosim.dialects.writing import Written
 
 LAUNCHERS = ("trainer", "accelerate", "deepspeed")
 LIBRARIES = ("deepspeed", "transformers", "accelerate", "megatron", "torchtitan")
@@ -28,6 +30,59 @@ def add_file_flags(parser: Parser) -> None:
     add("--launcher", choices=LAUNCHERS, help='who fills a DeepSpeed file\'s "auto" (default: trainer, if it has one)')
     add("--read-as", metavar="NAME==VERSION,...", help="read by an older library, such as deepspeed==0.19.6")
     add("--without", metavar="KEY,...", help="leave out these keys or sections of the file")
+
+
+def add_write_flag(add: Callable[..., Any]) -> None:
+    """Add --write."""
+    from zerosim.dialects.kinds import DIALECTS
+
+    what = "this run as another framework's file, with a launch script beside it for what the file cannot say"
+    add("--write", nargs=2, metavar=("|".join(DIALECTS), "PATH"), help=what)
+
+
+def files_of(args: argparse.Namespace, config: RunConfig) -> Files | None:
+    """Return the files of --write, checked but not yet written; None without it.
+
+    Raises: InputError for an unknown kind, a path that cannot be written, and a run that the framework cannot do.
+    """
+    if getattr(args, "write", None) is None:
+        return None
+    from zerosim.dialects.kinds import DIALECTS
+    from zerosim.dialects.writing import write
+
+    kind, path = args.write
+    if kind not in DIALECTS:
+        hint = did_you_mean(kind, DIALECTS, f"expected one of {', '.join(DIALECTS)}")
+        raise InputError(f"--write {kind}: {hint}")
+    if not path.endswith(DIALECTS[kind].suffix):
+        raise InputError(f"--write {kind} {path}: expected a name that ends with {DIALECTS[kind].suffix}")
+    launch = f"{path[: -len(DIALECTS[kind].suffix)]}.launch.sh"
+    inputs = [getattr(args, "scenario", None), getattr(args, "beside", None)]
+    outputs = Output(f"--write {kind}", path), Output(f"--write {kind}", launch)
+    for one in outputs:
+        one.check(inputs)
+    return Files(*outputs, write(config, kind, path))
+
+
+class Files(NamedTuple):
+    """A framework's file and its launch script, and what goes into them."""
+
+    file: Output
+    launch: Output
+    made: Written
+
+    def fills(self) -> list[tuple[Output, Fill]]:
+        """Return both files with the functions that write them."""
+        return [
+            (self.file, lambda out: out.write(self.made.text.encode())),
+            (self.launch, lambda out: out.write(self.made.launch.encode())),
+        ]
+
+    def text(self) -> str:
+        """Return in a sentence which files there are, and what only the launch script says."""
+        rest = ", ".join(name for name in self.made.rest if name not in ("model", "ranks"))
+        also = f" The file cannot say {rest}: the script's line says it." if rest else ""
+        return f"Wrote {self.file.path} and {self.launch.path}.{also}"
 
 
 def reading_of(args: argparse.Namespace) -> Reading | None:

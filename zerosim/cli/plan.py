@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zerosim.cli.files import reading_of
+from zerosim.cli.files import Files, add_write_flag, files_of, reading_of
 from zerosim.cli.options import add_flag, add_run_flags, run_config, scenario_values
-from zerosim.cli.outputs import leave, output
+from zerosim.cli.outputs import Output, leave, output, written
 from zerosim.cli.parser import Parser, flag_of, size, whole_number
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.config.parts.allocators import feels_limit
@@ -46,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
     )
     group.add_argument("--html", metavar="OUT.html", help="the first step as a page that plays in any browser")
     group.add_argument("--json", metavar="OUT.json", help="every figure of the plan; - for stdout")
+    add_write_flag(group.add_argument)
     group.add_argument("--quiet", "-q", action="store_true", help="no tables")
 
 
@@ -203,7 +204,7 @@ def main(args: argparse.Namespace) -> int:
     config = planned_config(args, scenario=scenario)
     limit, figures = device_limit(args, config.memory.capacity), output(args, "json", config)
     config = config.replace(capacity=None)
-    html = output(args, "html", config, apart=[figures])
+    html, files = output(args, "html", config, apart=[figures]), files_of(args, config)
     from zerosim.report.plan import plan_report
 
     if html is not None:
@@ -233,19 +234,31 @@ def main(args: argparse.Namespace) -> int:
     page = partial(plan_report, result, limit, found, refusal, cluster, sure=sure, unlike_run=unlike, all=args.all)
     page = partial(page, imbalance=words_of(imbalance))
     values = partial(plan_values, result, limit, fitting, advice, cluster, sure, imbalance)
-    if (reading := reading_of(args)) is None:
-        leave(args, figures, values, page)
-        return 0 if fitting else 3
-    from zerosim.report.files import file_page
-
-    flags = {name: value for name, value in vars(args).items() if name in OPTIONS}
-    leave(
-        args,
-        figures,
-        lambda: {**values(), "file": reading.to_dict()},
-        lambda: file_page(reading, flags, page(), all=args.all),
-    )
+    _leave(args, figures, values, page, files)
     return 0 if fitting else 3
+
+
+def _leave(
+    args: argparse.Namespace,
+    figures: Output | None,
+    values: Callable[[], dict[str, Any]],
+    page: Callable[[], Any],
+    files: Files | None,
+) -> None:
+    """Write the plan's files, and show its page: what a file of another framework says, the plan, what was written."""
+    from zerosim.report.files import file_page
+    from zerosim.report.look import Stack, prose
+
+    if (reading := reading_of(args)) is not None:
+        flags = {name: value for name, value in vars(args).items() if name in OPTIONS}
+        plan_page, plan_values = page, values
+        page = lambda: file_page(reading, flags, plan_page(), all=args.all)  # noqa: E731
+        values = lambda: {**plan_values(), "file": reading.to_dict()}  # noqa: E731
+    if files is None:
+        leave(args, figures, values, page)
+        return
+    with written(*files.fills()):
+        leave(args, figures, values, lambda: Stack(page(), prose(files.text())))
 
 
 def _fits(config: RunConfig, limit: Limit | None) -> bool:

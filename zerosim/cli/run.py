@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, TextIO
 
+from zerosim.cli.files import add_write_flag, files_of
 from zerosim.cli.options import add_run_flags, training_config
 from zerosim.cli.outputs import Output, as_json, human_stream, output, show, written
 from zerosim.cli.parser import Parser, flag_of
@@ -31,6 +32,7 @@ def add_arguments(parser: Parser) -> None:
     add("--json", metavar="OUT.json", help="every figure of the run; - for stdout")
     beside = "with --backend cuda: the ledger beside CuPy's memory pool, at every mark; 1 where they disagree"
     add("--verify-memory", action="store_true", help=beside)
+    add_write_flag(add)
     add("--quiet", "-q", action="store_true", help="no progress and no summary")
 
 
@@ -46,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
             outputs.append(released_output(args, flag, config, outputs) if is_first else None)
         weights, adapters, whole = outputs
         figures = output(args, "json", config, apart=outputs) if is_first else None
+        files = files_of(args, config) if is_first else None
         if args.verify_memory and config.world.backend != "cuda":
             why = "NumPy has no memory pool to compare with; pass --backend cuda"
             raise InputError(f"--verify-memory: {why}")
@@ -60,10 +63,13 @@ def main(args: argparse.Namespace) -> int:
             (adapters, lambda out: write_weights(out, adapters_of(result.weights), config, adapters)),
             (whole, lambda out: write_weights(out, merged(result.weights, config), config, whole)),
             (figures, as_json(result.to_dict)),
+            *([] if files is None else files.fills()),
         ):
             if not args.quiet:
                 print(file=stream)
                 show(args, summary(result))
+                if files is not None:
+                    print(f"\n{files.text()}", file=stream)
             elif result.sample is not None and args.json != "-":
                 show(args, sample_text(result))
         if not args.verify_memory:

@@ -9,17 +9,27 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zerosim.dialects.reading import Context, Document, Reading, flat
+from zerosim.dialects.reading import Context, Document, Reading, flat, with_given
 from zerosim.dialects.tell import NAMES, dialect_of
-from zerosim.dialects.text import Hjson, parsed
+from zerosim.dialects.text import Hjson, parse_any_json, parse_toml, parse_yaml, parsed
 from zerosim.errors import InputError
 
-_FIRST = ("launch", "axolotl", "llamafactory", "trainer", "accelerate", "deepspeed")
+_FIRST = ("axolotl", "llamafactory", "trainer", "accelerate", "deepspeed")
 """The order of reading: a later one takes what an earlier one says, as 'auto' does the Trainer's arguments."""
 _ALONE = ("torchtitan", "megatron")
+
+
+def document_of_text(path: str, dialect: str, text: str) -> Document:
+    """Return a text of this dialect as a document, as if it were at `path`. Raises: InputError as `document_of`."""
+    if dialect == "megatron":
+        from zerosim.dialects.shell import document_of_script
+
+        return document_of_script(path, dialect, text)
+    parse = {"deepspeed": parse_any_json, "accelerate": parse_yaml, "torchtitan": parse_toml}[dialect]
+    return Document(path, dialect, flat(parse(path, text)))
 
 
 def document_of(path: str) -> Document | None:
@@ -62,14 +72,24 @@ def read_documents(documents: Sequence[Document], context: Context, without: Ite
             except InputError:
                 if index + 1 == len(documents):
                     raise
-    order = (*_FIRST, *_ALONE)
-    whole: Reading | None = None
-    for document in sorted(documents, key=lambda one: order.index(one.dialect)):
-        reader: Any = importlib.import_module(f"zerosim.dialects.{document.dialect}")
-        one: Reading = reader.read(document, _after(whole, context))
+    launch = next((_read(one, context) for one in documents if one.dialect == "launch"), None)
+    if launch is not None:  # it says what no key of the other does, and is over it
+        context = with_given(context, **launch.values)
+    order, whole = (*_FIRST, *_ALONE), None
+    for document in sorted(
+        (one for one in documents if one.dialect != "launch"), key=lambda one: order.index(one.dialect)
+    ):
+        one = _read(document, _after(whole, context))
         whole = one if whole is None else _together(whole, one)
-    assert whole is not None
-    return whole
+    if whole is None:
+        raise InputError(f"{documents[0].path}: is a launch script; pass the file that it launches too")
+    return whole if launch is None else _together(whole, launch)
+
+
+def _read(document: Document, context: Context) -> Reading:
+    reader: Any = importlib.import_module(f"zerosim.dialects.{document.dialect}")
+    reading: Reading = reader.read(document, context)
+    return reading
 
 
 def _named_in(document: Document, others: Sequence[Document]) -> list[Document]:
@@ -120,4 +140,4 @@ def _together(first: Reading, second: Reading) -> Reading:
     )
 
 
-__all__ = ["NAMES", "Context", "Document", "Mapping", "Reading", "document_of", "read", "read_documents"]
+__all__ = ["NAMES", "Context", "Document", "Reading", "document_of", "document_of_text", "read", "read_documents"]

@@ -65,8 +65,12 @@ def _checked(notes: Notes, values: dict[str, Any], by: str) -> dict[str, Any]:
         removed = key if key in REMOVED else top if top in REMOVED else ""
         if removed and is_old:
             found[key] = value
+        elif top == "bfloat16" and any(one.split(".")[0] == "bf16" for one in values):
+            notes.tell(key, "ignored", "the section bf16 is there too, and wins")
         elif removed:
-            notes.refuse(key, by, "removed in 0.19.7: DeepSpeedConfigError, even when it is off")
+            if removed not in (one.key for one in notes.refusals):
+                notes.refuse(removed, by, "removed in 0.19.7: DeepSpeedConfigError, even when it is off")
+            notes.tell(key, "refused", "removed in 0.19.7")
         elif section and value == "auto" and section != f"{_ZERO}.zenflow":
             notes.tell(key, "auto", f"dropped by DeepSpeed: {ROWS[key].default if key in ROWS else 'the default'}")
         elif section and key not in ROWS:
@@ -81,6 +85,14 @@ def _checked(notes: Notes, values: dict[str, Any], by: str) -> dict[str, Any]:
                 found[key] = checked
         else:
             found[key] = value
+    _twice(notes, by)
+    kept = values.get("data_types.keep_in_fp32_modules", "auto")
+    if kept != "auto" and not (isinstance(kept, list) and all(isinstance(one, str) for one in kept)):
+        why = f'DeepSpeedConfigError: {kept!r} is neither "auto" nor a list of names'
+        notes.refuse("data_types.keep_in_fp32_modules", by, why)
+    tag = values.get("checkpoint.tag_validation", "warn")
+    if str(tag).upper() not in ("WARN", "IGNORE", "FAIL"):
+        notes.refuse("checkpoint.tag_validation", by, f"DeepSpeedConfigError: {tag!r} is none of warn, ignore and fail")
     for section in ("fp16", "bf16", "bfloat16", "zero_optimization", "compile", "optimizer", "scheduler"):
         if section in values and not isinstance(values[section], dict):
             if section == _ZERO and isinstance(values[section], bool):
@@ -89,6 +101,18 @@ def _checked(notes: Notes, values: dict[str, Any], by: str) -> dict[str, Any]:
             shown = "true" if values[section] is True else repr(values[section])
             notes.refuse(section, by, f"{error}: {shown} is no section; write {{...}}")
     return found
+
+
+def _twice(notes: Notes, by: str) -> None:
+    """Refuse a key of zero_optimization that is given by two of its names."""
+    keys = notes.document.section(_ZERO)
+    old = "stage3_gather_fp16_weights_on_model_save"
+    pairs = [(key, key.removeprefix("stage3_")) for key in keys if key.startswith("stage3_") and key != old]
+    pairs += [(old, key) for key in (old.replace("fp16", "16bit"), "gather_16bit_weights_on_model_save")]
+    for one, other in pairs:
+        if one in keys and other in keys:
+            why = f"{other} is the same key: ValidationError or AssertionError, whatever the values"
+            notes.refuse(f"{_ZERO}.{one}", by, why)
 
 
 def _kind(notes: Notes, key: str, value: Any, by: str) -> Any:

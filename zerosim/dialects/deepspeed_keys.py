@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from zerosim.dialects.rows import Row, anything, boolean, by_key, integer, not_boolean, optional, real, text, word
+from zerosim.dialects.rows import Kind, Row, anything, boolean, by_key, integer, not_boolean, optional, real, text, word
 
 _Z, _OO, _OP = "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
 _DEVICE = word("none", "cpu", "nvme")
@@ -26,6 +26,25 @@ def leaves(value: object) -> object:
     if isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value)):
         return value
     raise ValueError("expected names")
+
+
+def _interval(low: int | None = None) -> Kind:
+    """Return the kind of ZenFlow's intervals: "auto", or a number."""
+    number = integer(low)
+
+    def read(value: object) -> object:
+        if isinstance(value, str) and value != "auto":
+            raise ValueError('expected "auto" or a whole number')
+        return value if value == "auto" else number(value)
+
+    return read
+
+
+def _passes(value: object) -> object:
+    known = ("z1", "z3", "autosp", "autotp")
+    if not isinstance(value, list) or any(one not in known for one in value):
+        raise ValueError(f"expected some of {', '.join(known)}, in brackets")
+    return value
 
 
 def _names(section: str, *names: str) -> str:
@@ -129,7 +148,9 @@ TABLE = (
         "bytes traffic seconds"),
     Row(f"{_Z}.zenflow.select_strategy", word("auto", "step", "epoch"), "auto", "ZenFlow", "", "missing",
         "bytes traffic seconds"),
-    Row(_names(f"{_Z}.zenflow", "select_interval", "update_interval"), anything, "auto", "ZenFlow", "", "missing",
+    Row(f"{_Z}.zenflow.select_interval", _interval(), "auto", "ZenFlow", "", "missing",
+        "bytes traffic seconds"),
+    Row(f"{_Z}.zenflow.update_interval", _interval(1), "auto", "ZenFlow", "", "missing",
         "bytes traffic seconds"),
     Row(_names(f"{_Z}.zenflow", "overlap_step", "offload"), boolean, False, "ZenFlow", "", "missing",
         "bytes traffic seconds"),
@@ -207,7 +228,7 @@ TABLE = (
     Row("torch_autocast.enabled", anything, False, "autocast over fp32 weights", "--precision fp32 --autocast", "same",
         "bytes"),
     Row("torch_autocast.dtype", anything, "bfloat16", "autocast's dtype", "--autocast", "same", "bytes"),
-    Row("torch_autocast.lower_precision_safe_modules", anything, None, "modules that autocast casts", "", "missing",
+    Row("torch_autocast.lower_precision_safe_modules", leaves, None, "modules that autocast casts", "", "missing",
         "bytes"),
     Row("tensor_parallel.autotp_size", integer(), 0, "tensor-parallel ranks; the batch check counts all ranks", "--tp",
         "same", "bytes traffic"),
@@ -224,7 +245,8 @@ TABLE = (
     Row(_names("compile", "double_buffer", "keep_int_input_tensors", "offload_activation_pin_memory"), boolean, True,
         "DeepCompile", "", "missing", "bytes seconds"),
     Row("compile.free_activation_threshold", integer(), 10 * 2**20, "DeepCompile", "", "missing", "bytes seconds"),
-    Row("compile.passes compile", anything, None, "DeepCompile", "", "missing", "bytes seconds"),
+    Row("compile.passes", optional(_passes), None, "DeepCompile", "", "missing", "bytes seconds"),
+    Row("compile", anything, None, "DeepCompile", "", "missing", "bytes seconds"),
     Row("pipeline.stages pipeline.partition pipeline.activation_checkpoint_interval", anything, None,
         "PipelineModule's cut", "--pp, --stage-layers, --recompute", "same", "bytes"),
     Row("zero_allow_untested_optimizer", anything, False, "permits any optimizer", "", "ignored", "none"),
@@ -233,7 +255,8 @@ TABLE = (
     Row("aio.block_size aio.queue_depth aio.thread_count aio.single_submit aio.overlap_events aio.intra_op_parallelism "
         "aio.use_gds aio", anything, None, "the NVMe queue", "", "missing", "seconds"),
     Row("disable_allgather dump_state steps_per_print wall_clock_breakdown memory_breakdown flops_profiler "
-        "comms_logger monitor_config tensorboard wandb csv_monitor checkpoint dataloader_drop_last disable_python_gc",
+        "comms_logger monitor_config tensorboard wandb csv_monitor checkpoint checkpoint.tag_validation "
+        "dataloader_drop_last disable_python_gc",
         anything, None, "logs and checkpoints", "", "ignored", "seconds"),
     Row("nebula compression_training amp quantize_training sparse_gradients eigenvalue sparse_attention elasticity "
         "graph_harvesting curriculum_learning progressive_layer_drop", anything, None,

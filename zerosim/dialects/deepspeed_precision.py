@@ -54,24 +54,29 @@ def read_precision(notes: Notes, values: dict[str, Any], stage: int, by: str) ->
     for key in notes.document.keys:
         if key.startswith("fp16.") and not is_fp16:
             notes.tell(key, "ignored", "disabled: bf16 is on" if is_bf16 else "disabled")
-    stored = values.get("data_types.grad_accum_dtype")
+    _gradients(notes, values, stage, by, is_bf16=is_bf16)
+
+
+def _gradients(notes: Notes, values: dict[str, Any], stage: int, by: str, *, is_bf16: bool) -> None:
+    """Set the dtypes in which gradients are stored and sent."""
+    stored, key = values.get("data_types.grad_accum_dtype"), "data_types.grad_accum_dtype"
     if stored is not None and stored not in _DTYPES:
-        notes.refuse("data_types.grad_accum_dtype", f"{by}, when the engine is built", f"{stored!r} is no dtype")
+        notes.refuse(key, f"{by}, when the engine is built", f"{stored!r} is no dtype")
     elif stored == "fp32" and stage == 0 and is_bf16:
-        notes.refuse("data_types.grad_accum_dtype", f"{by}, when the engine is built",
-                     "NotImplementedError: stage 0 in bf16 does not accumulate in fp32")  # fmt: skip
+        why = "NotImplementedError: stage 0 in bf16 does not accumulate in fp32"
+        notes.refuse(key, f"{by}, when the engine is built", why)
     elif stored is not None:
         held: dict[str, Any] = {"persistent_grads": True} if stage == 1 and stored == "fp32" and is_bf16 else {}
-        notes.sets("data_types.grad_accum_dtype", grad_dtype=stored, **held)
-    sent = values.get("communication_data_type")
-    if sent is not None and (not isinstance(sent, str) or sent.lower() not in _DTYPES):
-        error = "ValueError: expected fp16, bf16 or fp32" if isinstance(sent, str) else "AttributeError"
-        notes.refuse("communication_data_type", by, f"{error}; it is {sent!r}")
-    elif sent is not None:
-        own = notes.values.get("precision")
-        if sent.lower() == own:
-            notes.tell("communication_data_type", "understood", "the parameters' dtype, as without it")
-        elif sent.lower() == "fp32":
-            notes.sets("communication_data_type", grad_dtype="fp32")
-        else:
-            notes.sets("communication_data_type", compress=sent.lower(), grad_dtype="fp32")
+        notes.sets(key, grad_dtype=stored, **held)
+    for name in ("communication_data_type", "seq_parallel_communication_data_type"):
+        sent = values.get(name)
+        if sent is not None and (not isinstance(sent, str) or sent.lower() not in _DTYPES):
+            error = "ValueError: expected fp16, bf16 or fp32" if isinstance(sent, str) else "AttributeError"
+            notes.refuse(name, by, f"{error}; it is {sent!r}")
+    sent = str(values.get("communication_data_type")).lower()
+    if sent == notes.values.get("precision"):
+        notes.tell("communication_data_type", "understood", "the parameters' dtype, as without it")
+    elif sent == "fp32":
+        notes.sets("communication_data_type", grad_dtype="fp32")
+    elif sent in _DTYPES:
+        notes.sets("communication_data_type", compress=sent, grad_dtype="fp32")

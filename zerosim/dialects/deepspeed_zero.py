@@ -28,8 +28,13 @@ def stage_of(notes: Notes, values: dict[str, Any], by: str) -> int:
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
         if f"{_ZERO}.{old}" in keys and any(key.startswith(f"{_ZERO}.{new}") for key in keys):
             notes.refuse(f"{_ZERO}.{old}", by, f"AssertionError: deprecated, and {new} is given too; keep that one")
-    if values.get("gradient_allreduce_op") == "sum" and stage == 3:
-        notes.refuse("gradient_allreduce_op", by, "ValueError: sum does not work with stage 3")
+    reduction = values.get("gradient_allreduce_op", "mean")
+    beside = "stage 3" if stage == 3 else "DeepCompile" if values.get("compile.deepcompile") else "ZenFlow"
+    has_zenflow = any(key.startswith(f"{_ZERO}.zenflow") and values[key] is not None for key in values)
+    if str(reduction).lower() not in ("mean", "sum"):
+        notes.refuse("gradient_allreduce_op", by, f"ValueError: expected mean or sum; it is {reduction!r}")
+    elif str(reduction).lower() == "sum" and (stage == 3 or has_zenflow or beside == "DeepCompile"):
+        notes.refuse("gradient_allreduce_op", by, f"ValueError: sum does not work with {beside}")
     return stage
 
 

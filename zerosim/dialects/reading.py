@@ -242,6 +242,6 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def with_given(context: Context, **given: Any) -> Context:
+def with_given(context: Context, /, **given: Any) -> Context:
     """Return the context with further values, below those of flags."""
     return dataclasses.replace(context, given={**given, **context.given})

@@ -7,6 +7,7 @@ last one without a word. So are YAML's aliases: a file of 300 bytes can unfold t
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,14 @@ def parse_any_json(path: str, text: str) -> Any:
         if not isinstance(values, dict):
             raise error from None
         return Hjson(values)
+
+
+def parse_toml(path: str, text: str) -> Any:
+    """Parse TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
 
 
 class Hjson(dict[str, Any]):

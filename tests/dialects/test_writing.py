@@ -1,0 +1,80 @@
+"""Any run, written as another framework's file with its launch script and read back, is the same run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from random_configs import drawn
+
+from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
+from zerosim.dialects import Context, Document, document_of_text, read_documents
+from zerosim.dialects.kinds import DIALECTS
+from zerosim.dialects.launch import read as read_launch
+from zerosim.dialects.shell import document_of_script
+from zerosim.dialects.writing import NOT_SAID, write
+from zerosim.errors import InputError
+
+RECIPES = {"deepspeed": "deepspeed", "accelerate": "fsdp2", "torchtitan-toml": "fsdp2", "megatron": "megatron"}
+READ = [kind for kind, dialect in DIALECTS.items() if dialect.reader]
+
+
+def read_back(config: RunConfig, kind: str) -> RunConfig:
+    """Write both files and read them."""
+    path = f"out{DIALECTS[kind].suffix}"
+    made = write(config, kind, path)
+    launch = document_of_script("out.launch.sh", "launch", made.launch)
+    if not DIALECTS[kind].reader:
+        values: Mapping[str, Any] = read_launch(launch, Context()).values
+    else:
+        document = document_of_text(path, DIALECTS[kind].reader, made.text)
+        launcher = "deepspeed" if kind == "deepspeed" else ""
+        values = read_documents([document, launch], Context(launcher=launcher)).values
+    return RunConfig(**{**PLAN_DEFAULTS, **values})
+
+
+def unequal(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the options in which they differ, without those of this machine."""
+    return {
+        name: (one.value(name), other.value(name))
+        for name in OPTIONS
+        if name not in NOT_SAID and one.value(name) != other.value(name)
+    }
+
+
+@pytest.mark.parametrize("kind", list(DIALECTS))
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 8)) for seed in range(50)])
+def test_a_written_run_reads_back(kind: str, seed: int) -> None:
+    rng = random.Random(1000 + seed)
+
+    def make(fields: Mapping[str, Any]) -> tuple[RunConfig, RunConfig]:
+        config = RunConfig(**{**PLAN_DEFAULTS, **fields})
+        return config, read_back(config, kind)
+
+    fixed = {"recipe": RECIPES[kind]} if kind in RECIPES and rng.random() < 0.7 else {}
+    _, (config, again) = drawn(rng, make, **fixed)
+    assert unequal(config, again) == {}
+
+
+def test_replicas_are_no_part_of_deepspeeds_file() -> None:
+    config = RunConfig(stage=3, ranks=4, dp_replicate=2, recipe="deepspeed")
+    with pytest.raises(InputError, match="no replicas since 0.19.7"):
+        write(config, "deepspeed", "ds.json")
+
+
+def test_a_file_says_all_that_it_can_and_the_script_the_rest() -> None:
+    config = RunConfig(
+        model="llama3-8b", ranks=16, ranks_per_node=8, recipe="deepspeed", recompute="full", micro_batch=1,
+        accumulate=8, reduce_bucket=10**8, offload="optimizer=host", pin_memory=True, clip_norm=0.5, seq=4096,
+    )  # fmt: skip
+    made = write(config, "deepspeed", "ds.json")
+    assert set(made.rest) == {"model", "ranks", "ranks_per_node", "recompute", "seq"} | (made.rest.keys() & {"saves"})
+    assert "# zerosim: --model llama3-8b --ranks 16" in made.launch
+    assert "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed ds.json" in made.launch
+
+
+def test_a_launch_script_alone_is_refused() -> None:
+    with pytest.raises(InputError, match="pass the file that it launches too"):
+        read_documents([Document("a.sh", "launch", {"flags": ["--ranks", "8"]})], Context())
