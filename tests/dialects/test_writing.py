@@ -60,7 +60,7 @@ def test_a_written_run_reads_back(kind: str, seed: int) -> None:
 
 def test_replicas_are_no_part_of_deepspeeds_file() -> None:
     config = RunConfig(stage=3, ranks=4, dp_replicate=2, recipe="deepspeed")
-    with pytest.raises(InputError, match="no replicas since 0.19.7"):
+    with pytest.raises(InputError, match=r"no replicas since 0\.19\.7"):
         write(config, "deepspeed", "ds.json")
 
 

@@ -137,4 +137,5 @@ def file_values(args: argparse.Namespace, reading: Reading, *, any_ranks: bool =
     for name, words in _ASKED.items():
         if name not in reading.values and getattr(args, name, None) is None and not (any_ranks and name == "ranks"):
             raise InputError(f"{reading.document.path}: does not say {words}")
-    return dict(reading.values)
+    stage = getattr(args, "stage", None)  # over the file's: its options that this stage does not have go with it
+    return {name: value for name, value in reading.values.items() if stage is None or stage in OPTIONS[name].stages}

@@ -50,6 +50,8 @@ def dialect_of(path: str, values: Any) -> str:
     for dialect, keys in _BY_KEY:
         if any(key in values for key in keys.split()):
             return dialect
+    if "model_type" in values or "architectures" in values:
+        raise InputError(f"{path}: is a model's config.json; pass it as --model {path}")
     if path.endswith(".json") and any(isinstance(values.get(name), Mapping) for name in _PRECISION):
         return "deepspeed"
     raise InputError(f"{path}: {_unknown()}")
