@@ -11,7 +11,10 @@ from zerosim.cli.main import main
 
 GIVEN = Path(__file__).parent.parent / "dialects" / "given"
 Z3 = str(GIVEN / "llamafactory_z3.json")
-SIZES = "--model llama --layers 2 --hidden 64 --heads 4 --vocab 256 --seq 32 --ranks 4".split()
+SIZES = (
+    *("--model", "llama", "--layers", "2", "--hidden", "64", "--heads", "4", "--vocab", "256", "--seq", "32"),
+    *("--ranks", "4"),
+)
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> str:
@@ -82,7 +85,7 @@ def test_doctor_checks_a_file_without_a_plan(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["plan", Z3, "--ranks", "4"], "zero_optimization.reduce_bucket_size: zerosim: \"auto\" is a function of the"),
+        (["plan", Z3, "--ranks", "4"], "reduce_bucket_size: zerosim: \"auto\" is a function of the model"),
         (["plan", str(GIVEN / "zenflow_z2.json"), "--ranks", "4"], "zero_optimization.zenflow: zerosim: ZenFlow is not"),
         (["plan", str(GIVEN / "plain_z3_explicit.json"), "--ranks", "4"], "does not say a model, such as --model"),
         (["plan", str(GIVEN / "plain_z3_explicit.json"), "--model", "gpt"], "does not say the GPUs: --ranks N"),

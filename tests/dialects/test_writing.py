@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from random_configs import drawn
+from zerosim.dialects.shell import document_of_script
 
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.dialects import Context, Document, document_of_text, read_documents
 from zerosim.dialects.kinds import DIALECTS
 from zerosim.dialects.launch import read as read_launch
-from zerosim.dialects.shell import document_of_script
 from zerosim.dialects.writing import NOT_SAID, write
 from zerosim.errors import InputError
 

@@ -17,7 +17,7 @@ def read_precision(notes: Notes, values: dict[str, Any], stage: int, by: str) ->
         notes.refuse("fp16.enabled", by, "AssertionError: bf16 and fp16 cannot both be on")
     if is_fp16 and values.get("fp16.loss_scale", 0) == 0:
         for name in ("loss_scale_window", "min_loss_scale"):
-            if (values.get(f"fp16.{name}") or 1) <= 0:
+            if values.get(f"fp16.{name}", 1) <= 0:
                 notes.refuse(f"fp16.{name}", by, "ValidationError: must be above 0 with a dynamic loss scale")
     for key in (f"{bf16}.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"):
         if values.get(key) and stage == 0:

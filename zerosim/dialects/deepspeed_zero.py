@@ -23,7 +23,7 @@ def stage_of(notes: Notes, values: dict[str, Any], by: str) -> int:
         notes.refuse(f"{_ZERO}.legacy_stage1", f"{by}, when the engine is built", "an exception: it is gone")
     if values.get(f"{_ZERO}.compute_grad_norm") is False and stage not in (1, 2):
         notes.refuse(f"{_ZERO}.compute_grad_norm", by, "ValidationError: false works only with stage 1 or 2")
-    if (values.get(f"{_ZERO}.offload_optimizer.ratio") or 1) < 1 and stage != 3:
+    if values.get(f"{_ZERO}.offload_optimizer.ratio", 1) < 1 and stage != 3:
         notes.refuse(f"{_ZERO}.offload_optimizer.ratio", by, "ValidationError: below 1 works only with stage 3")
     for old, new in (("cpu_offload", "offload_optimizer"), ("cpu_offload_param", "offload_param")):
         if f"{_ZERO}.{old}" in keys and any(key.startswith(f"{_ZERO}.{new}") for key in keys):

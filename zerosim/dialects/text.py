@@ -49,7 +49,7 @@ def parse_any_json(path: str, text: str) -> Any:
         if "is not JSON" not in str(error):
             raise
         try:
-            import hjson  # type: ignore[import-not-found]
+            import hjson
         except ImportError:
             if any(mark in text for mark in ("#", "//", "/*", "'")):
                 more = "; if it has comments, as DeepSpeed's files may: pip install 'zerosim[files]'"
