@@ -86,7 +86,7 @@ def test_doctor_checks_a_file_without_a_plan(capsys: pytest.CaptureFixture[str])
     ("words", "error"),
     [
         (["plan", Z3, "--ranks", "4"], "reduce_bucket_size: zerosim: \"auto\" is a function of the model"),
-        (["plan", str(GIVEN / "zenflow_z2.json"), "--ranks", "4"], "zero_optimization.zenflow: zerosim: ZenFlow is not"),
+        (["plan", str(GIVEN / "zenflow_z2.json"), "--ranks", "4"], "zero_optimization.zenflow: zerosim: ZenFlow is"),
         (["plan", str(GIVEN / "plain_z3_explicit.json"), "--ranks", "4"], "does not say a model, such as --model"),
         (["plan", str(GIVEN / "plain_z3_explicit.json"), "--model", "gpt"], "does not say the GPUs: --ranks N"),
         (["plan", Z3, "--without", "zero_optimisation"], "has no such key; did you mean"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,18 @@ def names_of(key: str) -> Iterator[str]:
         if "." in name:
             section = name.rpartition(".")[0]
         yield name if "." in name or not section else f"{section}.{name}"
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """Return a table of names as the pages docs/from_*.md hold it: a line for each row that has an answer here."""
+    lines = ["| there | here | what it does there |", "|---|---|---|"]
+    for row in rows:
+        keys = ", ".join(f"`{key}`" for key in row.key.split())
+        answer = {"missing": "not modelled", "ignored": "no effect", "refuse": "refused"}.get(row.says, row.here)
+        here = f"near: {row.here}" if row.says == "near" else answer
+        here = re.sub(r"(--[a-z][a-z0-9-]*)", r"`\1`", row.here if row.here.startswith("always") else here)
+        lines.append(f"| {keys} | {here} | {row.does} |")
+    return "\n".join(lines) + "\n"
 
 
 def check_table(dialect: str, rows: Mapping[str, Row], better: Mapping[str, str]) -> None:
