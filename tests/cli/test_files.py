@@ -49,7 +49,9 @@ def test_flags_are_over_the_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_run_trains_with_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
-    path.write_text('{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "bf16": {"enabled": 1}}')
+    path.write_text(
+        '{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 1}, "bf16": {"enabled": 1}}', "utf-8"
+    )
     assert main(["run", str(path), *SIZES, "--steps", "1", "--json", "-", "-q"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["stage"], config["micro_batch"], config["recipe"]) == (1, 2, "deepspeed")
@@ -123,7 +125,7 @@ def test_a_bad_file_is_one_line(
     if name.endswith("yaml"):
         pytest.importorskip("yaml")
     path = tmp_path / name
-    path.write_text(text)
+    path.write_text(text, "utf-8")
     assert error in refused(capsys, "plan", str(path), "--model", "llama3-8b", "--ranks", "4")
 
 
@@ -133,8 +135,8 @@ def test_a_plan_is_written_with_its_launch_script(capsys: pytest.CaptureFixture[
     assert main(["plan", *words]) == 0
     assert "The file cannot say" in printed(capsys)
     script = tmp_path / "ds_config.launch.sh"
-    assert json.loads(path.read_text())["zero_optimization"]["stage"] == 3
-    assert "--recompute full" in script.read_text()
+    assert json.loads(path.read_text("utf-8"))["zero_optimization"]["stage"] == 3
+    assert "--recompute full" in script.read_text("utf-8")
     both = []
     for given in (words[:-3], [str(path), str(script)]):
         assert main(["plan", *given, "--json", "-", "-q"]) == 0
