@@ -47,6 +47,21 @@ def numbers(value: Any) -> list[float]:
 
 MANY = (words, wholes, numbers)
 """The kinds of several values."""
+KINDS_OF_BLOCK: Mapping[str, tuple[str, bool, str, bool, bool, bool, bool]] = {
+    # norm, gated, positions, biases, those of q, k and v, norms of q and k, whether heads may share keys
+    "gpt": ("LayerNorm", False, "learned_absolute", True, True, False, False),
+    "gpt_bigcode": ("LayerNorm", False, "learned_absolute", True, True, False, True),
+    "starcoder2": ("LayerNorm", False, "rope", True, True, False, True),
+    "llama": ("RMSNorm", True, "rope", False, False, False, True),
+    "qwen2": ("RMSNorm", True, "rope", False, True, False, True),
+    "qwen3": ("RMSNorm", True, "rope", False, False, True, True),
+}
+"""The families that Megatron's arguments describe; the first that fits is meant."""
+PARTS: Mapping[str, str] = {
+    "core_attn": "core_attn", "mlp": "mlp", "layernorm": "layernorm", "mlp_act": "moe_act",
+    "mla_up_proj": "mla_up_proj",
+}  # fmt: skip
+"""Parts of a block that --recompute names, and Megatron's names."""
 _DTYPE = word("fp32", "bf16", "fp16", "fp8")
 
 
@@ -237,7 +252,6 @@ _STATES = (
     _of("--main-grads-dtype --main-params-dtype --exp-avg-dtype --exp-avg-sq-dtype", _DTYPE, "fp32",
         "bits of states, with the precision-aware optimizer", "", "missing", "bytes"),
     _of("--optimizer", text, "adam", "adam is AdamW; sgd, muon, lion", "--optimizer", "same", "bytes"),
-    _off("--no-decoupled-weight-decay", "adam with L2 in its gradient", "--optimizer adam", "same", "none"),
     _of("--sgd-momentum --muon-momentum", number, 0.9, "momentum of that optimizer", "--momentum", "same", "none"),
 )  # fmt: skip
 _RATES = (

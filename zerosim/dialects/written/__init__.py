@@ -1,0 +1,1 @@
+"""Files of other frameworks, written from a configuration. A writer a framework."""
