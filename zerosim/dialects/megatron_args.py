@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.dialects.megatron_keys import GONE, MANY, TABLE, switch
-from zerosim.dialects.megatron_names import SWIFT, is_idle, names
+from zerosim.dialects.megatron_keys import MANY, OF_SWIFT, switch
+from zerosim.dialects.megatron_names import is_idle, is_of_swift, names
+from zerosim.dialects.megatron_step_keys import GONE, TABLE
 from zerosim.dialects.reading import Context, Document, Notes
 from zerosim.dialects.rows import Row, by_key
 from zerosim.dialects.shell_words import Open
@@ -16,6 +17,7 @@ from zerosim.errors import did_you_mean
 MEGATRON = "megatron d98e8a6"
 SWIFT_READER = "ms-swift 3602360"
 _ROWS = by_key(TABLE)
+_SWIFT_ROWS = by_key(OF_SWIFT)
 FLAGS = {
     "--micro-batch-size": ("micro_batch", "--micro-batch"),
     "--global-batch-size": ("accumulate", "--accumulate"),
@@ -115,7 +117,7 @@ def arguments_of(document: Document, context: Context) -> Arguments:
         if not is_swift and name != key:
             faults.append((key, MEGATRON, "argparse exits 2: unrecognized arguments (no underscores)", f"write {name}"))
         row = _ROWS.get(name) if name.startswith("--") else None
-        if is_swift and name in SWIFT:
+        if is_of_swift(name) if is_swift else name in _SWIFT_ROWS:
             row = None
         if row is None:
             typed[key] = value
@@ -160,7 +162,7 @@ def _unknown(key: str, word: Open, row: Row, context: Context) -> tuple[str, str
     """Return how an unknown value is said; None if no option needs it."""
     name = key.replace("_", "-")
     option, flag = FLAGS.get(name, ("model", "--model") if name in _SIZES else ("", ""))
-    if option in context.given or row.changes in ("", "none") and not row.option:
+    if option in context.given or (row.changes in ("", "none") and not row.option):
         return None
     return key, "zerosim", word.why, f"pass {flag}, or write the number" if flag else "write the value"
 
@@ -177,17 +179,16 @@ def say_rest(arguments: Arguments) -> None:
         arguments.refuse(", ".join(old), f"{refused}{why}" if refused else gone, advice)
     for key, value in notes.document.keys.items():
         name = key.replace("_", "-") if arguments.is_swift else key
-        if key in notes.said or name in _ROWS:
+        if key in notes.said or (name in _ROWS and (arguments.is_swift or name not in _SWIFT_ROWS)):
             continue
-        if is_idle(name) or (arguments.is_swift and name in SWIFT):
+        if is_idle(name) or (arguments.is_swift and is_of_swift(name)):
             notes.tell(key, "ignored", "changes neither bytes nor seconds of a step")
         elif " " in name:
             why = "argparse exits 2: one quoted word with a blank is no argument"
             notes.refuse(key, MEGATRON, why, "expand the array without quotes, or write two words")
         else:
-            known = [*_ROWS, *names(), *(SWIFT if arguments.is_swift else ())]
-            hint = did_you_mean(name, known, "argparse exits 2 for an unknown one")
-            notes.refuse(key, "zerosim", f"{value!r}: not among the arguments of {MEGATRON} that are known here; {hint}")
+            hint = did_you_mean(name, [*_ROWS, *names()], "argparse exits 2 for an unknown one")
+            notes.refuse(key, "zerosim", f"{value!r}: none of the arguments of {MEGATRON} that are known here; {hint}")
     notes.walk_rows()
     for row in TABLE:
         default = arguments.default(row, row.key)

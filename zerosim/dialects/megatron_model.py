@@ -12,7 +12,7 @@ from zerosim.dialects.megatron_keys import KINDS_OF_BLOCK
 _MIXED = {"gpt": "gpt", "llama": "llama", "qwen3": "qwen3_moe"}
 _WITH_DROPOUT = ("gpt", "gpt_bigcode")
 GPT2 = 50257
-OTHERS = ("--multi-latent-attention", "--mtp-num-layers", "--spec", "--heterogeneous-layers-config-path",
+OTHERS = ("--multi-latent-attention", "--mtp-num-layers", "--spec", "--yaml-cfg", "--heterogeneous-layers-config-path",
           "--hybrid-override-pattern", "--experimental-attention-variant", "--is-hybrid-model",
           "--window-size", "--window-attn-skip-freq", "--softmax-type", "--moe-layer-freq")  # fmt: skip
 _BLOCK = ("--swiglu", "--normalization", "--position-embedding-type", "--disable-bias-linear", "--add-qkv-bias",
@@ -60,8 +60,8 @@ def _length(arguments: Arguments) -> None:
     if seq is not None and most is not None and most < seq:
         why = f"AssertionError: max_position_embeddings ({most}) must be greater than or equal to seq_length ({seq})"
         arguments.refuse("--max-position-embeddings, --seq-length", why, f"write --max-position-embeddings {seq}")
-    if arguments.has("--max-length") and not arguments.has("--seq-length"):
-        arguments.sets("--max-length", seq=int(arguments["--max-length"]))
+    if arguments.is_swift and arguments.has("--max-length") and not arguments.has("--seq-length"):
+        arguments.sets("--max-length", seq=arguments["--max-length"])
 
 
 def _swift_model(arguments: Arguments) -> None:
@@ -163,8 +163,8 @@ def _dropout(arguments: Arguments, family: str) -> None:
     names = "--hidden-dropout, --attention-dropout"
     write = "write --hidden-dropout 0 --attention-dropout 0, or pass --dropout P"
     if family not in _WITH_DROPOUT and (hidden or scores):
-        why = f"dropout {max(hidden, scores)}, Megatron's default" if not arguments.has(*names.split(", ")) else "dropout"
-        arguments.refuse(names, f"{why}: a {family} has none here", write, by="zerosim")
+        source = "" if arguments.has(*names.split(", ")) else ", Megatron's default"
+        arguments.refuse(names, f"dropout {max(hidden, scores)}{source}: a {family} has none here", write, by="zerosim")
         return
     if hidden != scores:
         arguments.refuse(names, f"{hidden} and {scores}: one rate for both here", write, by="zerosim")

@@ -40,8 +40,8 @@ def _stage(arguments: Arguments, layout: Layout) -> int:
                  "--suggested-communication-unit-size"):  # fmt: skip
         arguments.tell(name, "ignored", "without --use-megatron-fsdp it does nothing")
     if arguments.values.get("--ckpt-format") == "fsdp_dtensor":
-        arguments.refuse("--ckpt-format", "AssertionError: --ckpt-format fsdp_dtensor is only tested with Megatron FSDP",
-                         "leave it out")  # fmt: skip
+        why = "AssertionError: --ckpt-format fsdp_dtensor is only tested with Megatron FSDP"
+        arguments.refuse("--ckpt-format", why, "leave it out")
     stage = int(bool(arguments["--use-distributed-optimizer"]))
     arguments.sets("--use-distributed-optimizer", stage=stage)
     if stage and layout.dp == 1:
@@ -113,7 +113,8 @@ def _overlap(arguments: Arguments, stage: int) -> None:
         why = f"AssertionError: {name} only supported with distributed optimizer or megatron fsdp"
         arguments.refuse(name, why, "add --use-distributed-optimizer")
     elif not arguments["--overlap-grad-reduce"]:
-        arguments.refuse(name, f"AssertionError: Must use {name} with --overlap-grad-reduce", "add --overlap-grad-reduce")
+        why = f"AssertionError: Must use {name} with --overlap-grad-reduce"
+        arguments.refuse(name, why, "add --overlap-grad-reduce")
     elif stage in (1, 2):
         arguments.sets(name, overlap_param_gather=True)
     elif stage == 3:
@@ -130,7 +131,7 @@ def _buckets(arguments: Arguments) -> None:
         return
     arguments.lacks(count, "a number of buckets", advice="write --ddp-bucket-size, or pass --bucket-bytes")
     if size:
-        wide = 2 if arguments.notes.values.get("grad_dtype") == "bf16" or arguments["--fp16"] else 4
+        wide = 4 if arguments.notes.values.get("grad_dtype", "fp16" if arguments["--fp16"] else "fp32") == "fp32" else 2
         arguments.sets("--ddp-bucket-size", bucket_bytes=size * wide)
 
 
@@ -163,12 +164,12 @@ def _offload(arguments: Arguments, stage: int) -> None:
     else:
         for other in ("--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d"):
             arguments.tell(other, "ignored", f"without {name}")
-    other = [one for one in _DTYPES if arguments[one] != "fp32"]
-    if arguments[aware] and not other:
+    small = [one for one in _DTYPES if arguments[one] != "fp32"]
+    if arguments[aware] and not small:
         arguments.tell(aware, "understood", "all its dtypes are fp32")
-    for one in _DTYPES:
+    for dtype in _DTYPES:
         if not arguments[aware]:
-            arguments.tell(one, "ignored", f"without {aware}")
+            arguments.tell(dtype, "ignored", f"without {aware}")
 
 
 def _eight_bits(arguments: Arguments) -> None:

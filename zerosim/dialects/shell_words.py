@@ -24,7 +24,7 @@ class Open(str):
 
     def __new__(cls, text: str, why: str, *, undefined: bool = False) -> Open:
         self = super().__new__(cls, text)
-        self.why, self.undefined = why, undefined
+        self.why, self.undefined = " ".join(why.split()), undefined
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from zerosim.config.parts.context import cut_of
 from zerosim.config.run import RunConfig
 from zerosim.dialects.megatron_keys import KINDS_OF_BLOCK, PARTS
+from zerosim.dialects.written.shell import arguments, wrapped
 from zerosim.errors import InputError
 
 _CONTEXTS = {"ring": "p2p", "ulysses": "a2a", "allgather": "allgather", "ulysses+ring": "a2a+p2p"}
@@ -15,8 +16,6 @@ _SHARDS = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd", "muon": "muon", "lion": "lion"}
 _DENSE = {"mistral": "llama", "smollm3": "llama", "granite": "llama", "seed_oss": "qwen2", "mixtral": "llama"}
 _MIXED = {"qwen3_moe": "qwen3"}
-_WIDTH = 100
-Words = list[str]
 
 
 def written(config: RunConfig) -> str:
@@ -38,53 +37,27 @@ def written(config: RunConfig) -> str:
         lines.append(f"export PYTORCH_CUDA_ALLOC_CONF={shlex.quote(config.memory.allocator_conf)}")
     for name, words in parts.items():
         if words:
-            lines += [f"{name}=(", *_wrapped(words), ")"]
+            lines += [f"{name}=(", *wrapped(words), ")"]
     used = " ".join(f"${{{name}[@]}}" for name, words in parts.items() if words)
     lines.append(f"torchrun --nproc_per_node {each} --nnodes {mesh.ranks // each} pretrain_gpt.py {used}")
     return "\n".join(lines) + "\n"
-
-
-def _wrapped(words: Words) -> Words:
-    """Return words on lines, each of which begins with an argument."""
-    lines = list[str]()
-    for word in words:
-        if lines and (not word.startswith("--") or len(lines[-1]) + len(word) < _WIDTH):
-            lines[-1] += f" {shlex.quote(word)}"
-        else:
-            lines.append(f"    {shlex.quote(word)}")
-    return lines
-
-
-def _words(*pairs: tuple[str, Any]) -> Words:
-    """Return arguments with values; True is a switch, False, None and '' are left out."""
-    found = list[str]()
-    for name, value in pairs:
-        if value is None or value is False or value == "" or value == []:
-            continue
-        more = [] if value is True else value if isinstance(value, list) else [value]
-        found += [f"--{name}", *(_text(one) for one in more)]
-    return found
-
-
-def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else str(value)
 
 
 def _is_fsdp(config: RunConfig) -> bool:
     return config.parallel.zero_stage > 1
 
 
-def _model(config: RunConfig) -> Words:
+def _model(config: RunConfig) -> list[str]:
     model, tp = config.model, config.mesh.tp
     family = _MIXED.get(model.family, _DENSE.get(model.family, model.family))
     block = KINDS_OF_BLOCK.get(family)
     if block is None or (model.has_experts and family not in ("gpt", "llama", "qwen3")):
-        raise InputError(f"model {model.name}: Megatron's arguments do not describe a {model.family}; choose gpt or llama")
+        raise InputError(f"model {model.name}: Megatron's arguments describe no {model.family}; choose gpt or llama")
     norm, gated, positions, biased, of_q, norms = block[:6]
     learned = positions == "learned_absolute"
     shares = model.kv_heads != model.heads or family == "gpt_bigcode"
     padded = config.parallel.pad_vocab if tp > 1 else model.vocab % 128 == 0
-    return _words(
+    return arguments(
         ("num-layers", model.layers),
         ("hidden-size", model.hidden),
         ("ffn-hidden-size", model.ffn),
@@ -112,20 +85,20 @@ def _model(config: RunConfig) -> Words:
     )
 
 
-def _experts(config: RunConfig) -> Words:
+def _experts(config: RunConfig) -> list[str]:
     model, experts, mesh = config.model, config.experts, config.mesh
     if not model.has_experts:
         return []
     sends = {"deepep": "flex"}.get(experts.dispatcher, experts.dispatcher)
     kind = "none" if not experts.aux_loss else "seq_aux_loss" if experts.aux_loss_over == "sequence" else "aux_loss"
     limited = experts.capacity_factor is not None
-    return _words(
+    return arguments(
         ("num-experts", model.experts),
         ("moe-router-topk", model.top_k),
         ("moe-ffn-hidden-size", model.expert_ffn),
         ("moe-shared-expert-intermediate-size", model.width("shared") if model.has_shared_experts else None),
-        ("moe-token-dispatcher-type", sends if mesh.ep > 1 or limited else ""),
-        ("moe-enable-deepep", mesh.ep > 1 and sends == "flex"),
+        ("moe-token-dispatcher-type", sends if mesh.axes.is_folded or limited else ""),
+        ("moe-enable-deepep", mesh.axes.is_folded and sends == "flex"),
         ("moe-grouped-gemm", config.precision.stored == "bf16"),
         ("moe-router-load-balancing-type", kind),
         ("moe-aux-loss-coeff", experts.aux_loss or None),
@@ -139,11 +112,11 @@ def _experts(config: RunConfig) -> Words:
     )
 
 
-def _batch(config: RunConfig) -> Words:
+def _batch(config: RunConfig) -> list[str]:
     data, optim, scale = config.data, config.optim, config.precision
     steps = optim.steps or max(1000, 10 * optim.warmup)
     adam, dynamic = _OPTIMIZERS.get(optim.optimizer) == "adam", scale.stored == "fp16" and not _fixed(config)
-    return _words(
+    return arguments(
         ("micro-batch-size", data.micro_batch),
         ("global-batch-size", config.global_batch),
         ("train-iters", steps),
@@ -172,22 +145,23 @@ def _fixed(config: RunConfig) -> bool:
     return isinstance(config.precision.loss_scale, int | float)
 
 
-def _parallel(config: RunConfig) -> Words:
+def _parallel(config: RunConfig) -> list[str]:
     mesh, parallel, reduction = config.mesh, config.parallel, config.reduction
     stage, grads, stored = parallel.zero_stage, config.precision.grad_dtype, config.precision.stored
     torch = _is_fsdp(config) and _takes_torch(config)
     late = reduction.overlaps or torch
     inner = cut_of(mesh, config.context).within
+    levels = [inner, mesh.cp // inner] if config.context.how == "ulysses+ring" and mesh.cp > 1 else []
     gathers = reduction.in_forward if stage in (1, 2) else stage == 3 and config.gathering.prefetch > 0
     wide = {"fp32": 4}.get(grads, 2)
     bucket = parallel.bucket_bytes // wide if parallel.bucket_bytes and late else 0
     offloads = stage > 0 and config.offload.memory_of("optimizer") == "host"
-    return _words(
+    return arguments(
         ("tensor-model-parallel-size", mesh.tp if mesh.tp > 1 else None),
         ("sequence-parallel", parallel.sequence_parallel),
         ("context-parallel-size", mesh.cp if mesh.cp > 1 else None),
         ("cp-comm-type", _CONTEXTS[config.context.how] if mesh.cp > 1 else ""),
-        ("hierarchical-context-parallel-sizes", [inner, mesh.cp // inner] if config.context.how == "ulysses+ring" else []),
+        ("hierarchical-context-parallel-sizes", levels),
         *_pipeline(config),
         ("expert-model-parallel-size", mesh.ep if mesh.ep > 1 else None),
         ("expert-tensor-parallel-size", mesh.etp),
@@ -244,7 +218,7 @@ def _group(config: RunConfig, chunks: int) -> list[tuple[str, Any]]:
     return [(name, group)] if chunks > 1 and group != config.mesh.pp else []
 
 
-def _memory(config: RunConfig) -> Words:
+def _memory(config: RunConfig) -> list[str]:
     memory, grads = config.memory, config.grads
     full, flash, te = memory.recompute == "full", memory.attention == "flash", config.parallel.transformer_engine
     named = memory.recompute.partition(":")[2].split(",") if memory.recompute.startswith("selective") else []
@@ -253,7 +227,7 @@ def _memory(config: RunConfig) -> Words:
     modules = [PARTS[one] for one in named if one in PARTS and (one != "mlp_act" or grouped)]
     backend = ("fused" if config.clock.flash_kernel == "cudnn" else "flash") if flash else "unfused"
     fuses = config.parallel.zero_stage > 1 or grads.fused
-    return _words(
+    return arguments(
         ("recompute-granularity", "full" if full else "selective" if modules else ""),
         ("recompute-method", "uniform" if full else ""),
         ("recompute-num-layers", 1 if full else None),
