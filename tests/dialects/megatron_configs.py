@@ -110,7 +110,7 @@ def _values(rng: random.Random) -> dict[str, Any]:
     if "aux_loss" in found and rng.random() < 0.3:
         found["aux_loss_over"] = "sequence"
     if "capacity_factor" in found and rng.random() < 0.5:
-        found |= {"token_drop": pick(("position", "weight")), "pad_to_capacity": True}
+        found |= {"token_drop": pick(("position", "weight")), "pad_to_capacity": "dispatcher" not in found}
     if found.get("overlap_param_gather") or found.get("bucket_bytes"):
         found["overlap_reduction"] = True  # Megatron's assertion, and one bucket without overlap
     return found

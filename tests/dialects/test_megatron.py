@@ -147,6 +147,10 @@ REFUSED = (
     ("--use-torch-fsdp2", "--use-torch-fsdp2", "gradient accumulation fusion"),
     ("--use-megatron-fsdp", "--use-megatron-fsdp", "fsdp_dtensor"),
     ("--expert-model-parallel-size 2", "--expert-model-parallel-size", "num_experts must be non None"),
+    ("--num-experts 4 --moe-router-enable-expert-bias", "--moe-router-enable-expert-bias", "sigmoid"),
+    ("--num-experts 4 --moe-expert-capacity-factor 1 --moe-pad-expert-input-to-capacity "
+     "--moe-token-dispatcher-type flex",
+     "--moe-pad-expert-input-to-capacity", "deepep"),
     ("--num-experts 3 --expert-model-parallel-size 2", "--expert-model-parallel-size", "multiple"),
     ("--num-experts 4 --expert-model-parallel-size 2 --fp16", "--expert-model-parallel-size, --fp16", "fp16"),
     ("--optimizer muon --use-distributed-optimizer", "--optimizer, --use-distributed-optimizer", "Muon"),

@@ -57,7 +57,11 @@ def _experts(arguments: Arguments) -> None:
         policy = "weight" if arguments["--moe-token-drop-policy"] == "probs" else "position"
         arguments.sets("--moe-expert-capacity-factor", capacity_factor=factor, token_drop=policy)
         arguments.tell("--moe-token-drop-policy", "understood", f"token_drop {policy}")
-        if arguments["--moe-pad-expert-input-to-capacity"]:
+        pads = arguments["--moe-pad-expert-input-to-capacity"]
+        if pads and sends == "flex" and backend == "deepep":
+            why = "ValueError of TransformerConfig: flex with deepep does not support it"
+            arguments.refuse("--moe-pad-expert-input-to-capacity", why, f"write {kind} alltoall")
+        elif pads:
             arguments.sets("--moe-pad-expert-input-to-capacity", pad_to_capacity=True)
     for name in ("--moe-pad-expert-input-to-capacity", "--moe-token-drop-policy", "--moe-expert-capacity-factor"):
         if factor is None or factor <= 0:
@@ -92,6 +96,9 @@ def _balance(arguments: Arguments) -> None:
     if arguments["--moe-router-enable-expert-bias"]:
         arguments.sets("--moe-router-enable-expert-bias", bias_rate=arguments["--moe-router-bias-update-rate"])
         arguments.tell("--moe-router-bias-update-rate", "understood", "the biases' step")
+        if arguments.values.get("--moe-router-score-function") != "sigmoid":
+            why = "ValueError of TransformerConfig: Expert bias only supports sigmoid score function"
+            arguments.refuse("--moe-router-enable-expert-bias", why, "add --moe-router-score-function sigmoid")
     else:
         arguments.tell("--moe-router-bias-update-rate", "ignored", "without --moe-router-enable-expert-bias")
 

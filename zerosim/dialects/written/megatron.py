@@ -104,23 +104,27 @@ def _experts(config: RunConfig) -> list[str]:
         ("moe-aux-loss-coeff", experts.aux_loss or None),
         ("moe-z-loss-coeff", experts.z_loss or None),
         ("moe-router-enable-expert-bias", experts.bias_rate > 0),
+        ("moe-router-score-function", "sigmoid" if experts.bias_rate else ""),  # Megatron's biases need it
         ("moe-router-bias-update-rate", experts.bias_rate or None),
         ("moe-router-dtype", "fp32" if experts.router_dtype == "fp32" else ""),
         ("moe-expert-capacity-factor", experts.capacity_factor),
         ("moe-token-drop-policy", "position" if experts.token_drop == "position" else ""),
-        ("moe-pad-expert-input-to-capacity", limited and experts.pad_to_capacity),
+        ("moe-pad-expert-input-to-capacity", limited and experts.pad_to_capacity and sends != "flex"),
     )
 
 
 def _batch(config: RunConfig) -> list[str]:
     data, optim, scale = config.data, config.optim, config.precision
     steps = optim.steps or max(1000, 10 * optim.warmup)
-    adam, dynamic = _OPTIMIZERS.get(optim.optimizer) == "adam", scale.stored == "fp16" and not _fixed(config)
+    optimizer = _OPTIMIZERS.get(optim.optimizer, "")
+    if optimizer == "muon" and config.parallel.zero_stage:  # Megatron's divides no states
+        optimizer = ""
+    adam, dynamic = optimizer == "adam", scale.stored == "fp16" and not _fixed(config)
     return arguments(
         ("micro-batch-size", data.micro_batch),
         ("global-batch-size", config.global_batch),
         ("train-iters", steps),
-        ("optimizer", _OPTIMIZERS.get(optim.optimizer, "")),
+        ("optimizer", optimizer),
         ("lr", str(optim.lr)),
         ("min-lr", str(optim.min_lr) if optim.min_lr else ""),
         ("lr-decay-style", optim.lr_schedule),
@@ -128,8 +132,8 @@ def _batch(config: RunConfig) -> list[str]:
         ("adam-beta1", optim.betas[0] if adam else None),
         ("adam-beta2", optim.betas[1] if adam else None),
         ("adam-eps", optim.eps if adam else None),
-        ("sgd-momentum", str(optim.momentum) if optim.optimizer == "sgd" else ""),
-        ("muon-momentum", str(optim.momentum) if optim.optimizer == "muon" else ""),
+        ("sgd-momentum", str(optim.momentum) if optimizer == "sgd" else ""),
+        ("muon-momentum", str(optim.momentum) if optimizer == "muon" else ""),
         ("weight-decay", str(optim.weight_decay)),
         ("clip-grad", str(optim.clip_norm)),
         (scale.stored, scale.stored in ("bf16", "fp16")),
@@ -226,6 +230,7 @@ def _memory(config: RunConfig) -> list[str]:
     grouped = config.model.has_experts and config.precision.stored == "bf16"
     modules = [PARTS[one] for one in named if one in PARTS and (one != "mlp_act" or grouped)]
     backend = ("fused" if config.clock.flash_kernel == "cudnn" else "flash") if flash else "unfused"
+    graphs = config.clock.cuda_graphs and not full and "expandable_segments:True" not in (memory.allocator_conf or "")
     fuses = config.parallel.zero_stage > 1 or grads.fused
     return arguments(
         ("recompute-granularity", "full" if full else "selective" if modules else ""),
@@ -240,5 +245,5 @@ def _memory(config: RunConfig) -> list[str]:
         ("no-masked-softmax-fusion", memory.fp32_softmax),
         ("no-gradient-accumulation-fusion", not fuses or (_is_fsdp(config) and _takes_torch(config))),
         ("cross-entropy-loss-fusion", memory.loss == "megatron-fused"),
-        ("cuda-graph-impl", "local" if config.clock.cuda_graphs and not full else ""),
+        ("cuda-graph-impl", "local" if graphs else ""),
     )
