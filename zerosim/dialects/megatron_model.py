@@ -21,7 +21,8 @@ _DESCRIBED = (*_BLOCK, "--num-layers", "--hidden-size", "--num-attention-heads",
               "--ffn-hidden-size", "--kv-channels", "--num-query-groups", "--rotary-base", "--norm-epsilon",
               "--squared-relu", "--quick-geglu", "--untie-embeddings-and-output-weights", "--num-experts",
               "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-shared-expert-intermediate-size",
-              "--rotary-percent", "--position-embedding-type", *OTHERS)  # fmt: skip
+              "--rotary-percent", "--max-position-embeddings", "--attention-dropout",
+              "--hidden-dropout", *OTHERS)  # fmt: skip
 
 
 def model_of(arguments: Arguments, tp: int) -> None:
