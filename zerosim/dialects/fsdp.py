@@ -106,7 +106,7 @@ def shard(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp, half: str | None, *
         return
     if half and fsdp.version == 2 and not tuned:
         notes.sets(keys.get("half", "accelerate's FSDP"), compress=half)
-    if half:
+    if half and not tuned:
         notes.note(REDUCED.format(half=half))
         notes.note(UPCAST)
     if fsdp.offload:
