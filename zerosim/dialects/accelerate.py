@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerosim.dialects import accelerate_plugins as plugins
 from zerosim.dialects.accelerate_keys import SECTIONS, TABLE, TOP, TYPES
+from zerosim.dialects.accelerate_mesh import parallelism
 from zerosim.dialects.fsdp import HALVES, formats, half_of
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.rows import Row, by_key
@@ -38,7 +39,7 @@ def read(document: Document, context: Context) -> Reading:
     if not plugins.names_a_file(notes) and not by_trainer:
         formats(notes, "mixed_precision", half, way, tuned=tuned)
     if kind:
-        plugins.parallelism(notes, kind)
+        parallelism(notes, kind)
     _compiled(notes)
     _unused(notes, kind)
     notes.walk_rows()
@@ -76,7 +77,7 @@ def _top(notes: Notes) -> str:
         notes.refuse("distributed_type", BY, f"ValueError: {kind!r} is not a valid DistributedType", hint)
         return ""
     if kind not in ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"):
-        notes.refuse("distributed_type", "zerosim", f"{kind} runs on no GPUs of NVIDIA: not modelled", "write MULTI_GPU")
+        notes.refuse("distributed_type", "zerosim", f"{kind} runs on no CUDA GPU: not modelled", "write MULTI_GPU")
         return ""
     _ranks(notes, kind)
     notes.tell("distributed_type", "understood", f"{kind}")
@@ -103,7 +104,9 @@ def _ranks(notes: Notes, kind: str) -> None:
     if machines > 1:
         if ranks % machines:
             started = ranks // machines * machines
-            why = f"{ranks} // {machines} processes on each of {machines} machines are {started}, and {ranks} are awaited"
+            why = (
+                f"{ranks} // {machines} on each of {machines} machines are {started} processes, and {ranks} are awaited"
+            )
             notes.refuse("num_processes", BY, why, f"write {started} or {started + machines}")
             return
         notes.sets("num_machines", ranks_per_node=ranks // machines)
@@ -114,9 +117,7 @@ def _ranks(notes: Notes, kind: str) -> None:
 
 def _half(notes: Notes) -> str | None:
     """Return the half type of compute. TrainingArguments' wins over the file's."""
-    before, name = half_of(notes.context), None
-    if notes.document.keys.get("mixed_precision") is not None:
-        name = notes.checked("mixed_precision", BY)
+    before, name = half_of(notes.context), str(notes.checked("mixed_precision", BY)) if _has(notes) else None
     if name == "fp8":
         notes.lacks("mixed_precision", "FP8 products", costs=True)
         return before
@@ -127,6 +128,10 @@ def _half(notes: Notes) -> str | None:
     if before is not None and name != before:
         notes.tell("mixed_precision", "ignored", f"{before} was said before it")
     return before
+
+
+def _has(notes: Notes) -> bool:
+    return notes.document.keys.get("mixed_precision") is not None
 
 
 def _compiled(notes: Notes) -> None:
@@ -158,4 +163,3 @@ def _unused(notes: Notes, kind: str) -> None:
 
 def _type_of(section: str) -> str:
     return next(kind for kind, others in _OTHERS.items() if section not in others)
-

@@ -9,21 +9,27 @@ from typing import Any
 
 from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real
 
-TYPES = tuple(
-    "NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_XPU DEEPSPEED FSDP XLA MEGATRON_LM MULTI_HPU "
-    "MULTI_NEURON".split()
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+TYPES = _words(
+    "NO MULTI_CPU MULTI_GPU MULTI_NPU MULTI_MLU MULTI_SDAA MULTI_MUSA MULTI_XPU DEEPSPEED FSDP XLA MEGATRON_LM "
+    "MULTI_HPU "
+    "MULTI_NEURON"
 )
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 DICTS = ("LOCAL_STATE_DICT", "FULL_STATE_DICT", "SHARDED_STATE_DICT")
-BACKENDS = tuple(
+BACKENDS = _words(
     "NO EAGER AOT_EAGER INDUCTOR AOT_TS_NVFUSER NVPRIMS_NVFUSER CUDAGRAPHS OFI FX2TRT ONNXRT TENSORRT "
-    "AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE TVM HPU_BACKEND NEURON".split()
+    "AOT_TORCHXLA_TRACE_ONCE TORCHXLA_TRACE_ONCE TVM HPU_BACKEND NEURON"
 )
-BESIDE_A_FILE = (
+BESIDE_A_FILE = _words(
     "zero_stage gradient_accumulation_steps gradient_clipping offload_optimizer_device offload_param_device "
     "offload_optimizer_nvme_path offload_param_nvme_path zero3_save_16bit_model"
-).split()
+)
 """Keys of `deepspeed_config` that a `deepspeed_config_file` excludes."""
 
 
@@ -162,7 +168,8 @@ TABLE: tuple[Row, ...] = (
     Row(_section("megatron_lm_config", "megatron_lm_sequence_parallelism megatron_lm_recompute_activations "
         "megatron_lm_use_distributed_optimizer"), boolean, False, "Megatron's", "--sequence-parallel, --recompute "
         "selective, --stage 1", "same", "bytes"),
-    Row("megatron_lm_config.megatron_lm_recompute_granularity", word_of("FULL", "SELECTIVE"), None, "what is recomputed",
+    Row("megatron_lm_config.megatron_lm_recompute_granularity", word_of("FULL", "SELECTIVE"), None,
+        "what is recomputed",
         "--recompute", "same", "bytes"),
     Row("megatron_lm_config.megatron_lm_gradient_clipping", real(0), 1.0, "the norm of clipping", "--clip-norm", "same",
         "none"),
@@ -172,10 +179,8 @@ TABLE: tuple[Row, ...] = (
     Row("dynamo_config.dynamo_mode dynamo_config.dynamo_use_dynamic dynamo_config.dynamo_use_fullgraph "
         "dynamo_config.dynamo_use_regional_compilation", anything, None, "how torch.compile compiles", **_NO),
 )  # fmt: skip
-SECTIONS = ("fsdp_config", "deepspeed_config", "parallelism_config", "megatron_lm_config", "fp8_config", "dynamo_config",
-            "mpirun_config")  # fmt: skip
-TOP = frozenset({"compute_environment", "distributed_type", "num_processes", "num_machines", "mixed_precision"}) | frozenset(
-    "downcast_bf16 gpu_ids machine_rank main_process_ip main_process_port rdzv_backend same_network fp16 dynamo_backend "
-    "main_training_function tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone tpu_vm commands command_file use_cpu "
-    "debug enable_cpu_affinity".split()
-) | frozenset(SECTIONS)
+SECTIONS = (
+    "fsdp_config", "deepspeed_config", "parallelism_config", "megatron_lm_config", "fp8_config", "dynamo_config",
+    "mpirun_config",
+)  # fmt: skip
+TOP = frozenset({row for one in TABLE for row in one.key.split() if "." not in row} | set(SECTIONS))

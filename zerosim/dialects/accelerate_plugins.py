@@ -1,17 +1,15 @@
-"""What `accelerate launch` makes of the sections of its file: FSDP, DeepSpeed, Megatron-LM and the sizes of a mesh."""
+"""What `accelerate launch` makes of the sections of its file: FSDP, DeepSpeed and Megatron-LM."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 from zerosim.dialects.accelerate_keys import BESIDE_A_FILE
 from zerosim.dialects.fsdp import Fsdp, shard
 from zerosim.dialects.reading import Notes
-from zerosim.errors import did_you_mean
 
 BY = "accelerate 1.15"
+PLAIN = "the plugin writes no bucket keys: DeepSpeed's own defaults hold (5e8, 5e7, 1e5), not multiples of the width"
 
 
 def fsdp(notes: Notes, half: str | None, *, tuned: bool) -> None:
@@ -60,7 +58,8 @@ def fsdp(notes: Notes, half: str | None, *, tuned: bool) -> None:
         recompute_offload=moved,
         first=first if "cpu_ram_efficient_loading" in keys else None,
     )
-    shard(notes, {**keys, "offload": keys.get("offload_params", ""), "half": "mixed_precision"}, read, half, tuned=tuned)
+    spelled = {**keys, "offload": keys.get("offload_params", ""), "half": "mixed_precision"}
+    shard(notes, spelled, read, half, tuned=tuned)
     if read.wrap == "TRANSFORMER_BASED_WRAP" and version == 2:
         notes.note("accelerate wraps the table alone, and the last norm with the head as one unit that stays gathered")
     for name, words in (("offload_params", "all states stay on the device"),
@@ -98,8 +97,8 @@ def deepspeed(notes: Notes) -> None:
 
     stage = value("zero_stage", 2)
     if stage > 3:
-        notes.refuse("deepspeed_config.zero_stage", "deepspeed 0.19.8", f"{stage}: Input should be less than or equal to 3",
-                     "write 0, 1, 2 or 3")  # fmt: skip
+        why = f"{stage}: Input should be less than or equal to 3"
+        notes.refuse("deepspeed_config.zero_stage", "deepspeed 0.19.8", why, "write 0, 1, 2 or 3")
         return
     trainers = notes.context.before is not None
     notes.sets("deepspeed_config.zero_stage", stage=stage)
@@ -124,12 +123,13 @@ def deepspeed(notes: Notes) -> None:
         notes.tell(f"deepspeed_config.offload_{name}_nvme_path", "understood", "the drive's folder")
     if stage == 3 and keys.get("deepspeed_config.zero3_init_flag") is not None:
         shards = value("zero3_init_flag", True)
-        words = "weights are sharded while they are made" if shards else ""
-        notes.sets("deepspeed_config.zero3_init_flag", "understood", words, **({} if shards else {"host_load": "device"}))
+        if shards:
+            notes.tell("deepspeed_config.zero3_init_flag", "understood", "weights are sharded while they are made")
+        else:
+            notes.sets("deepspeed_config.zero3_init_flag", host_load="device")
     elif value("zero3_init_flag", False):
         notes.tell("deepspeed_config.zero3_init_flag", "ignored", f"stage {stage} does not shard weights (a warning)")
-    notes.note("the plugin writes no bucket keys: DeepSpeed's own defaults hold (5e8, 5e7, 1e5), not Hugging Face's hidden "
-               "sizes")  # fmt: skip
+    notes.note(PLAIN)
 
 
 def _batch(notes: Notes, accumulate: Any, clip: Any) -> None:
@@ -174,82 +174,3 @@ def megatron(notes: Notes) -> None:
         known = f"{section}recompute_granularity" in notes.document.keys
         name = "recompute_granularity" if known else "recompute_activations"
         notes.sets(f"{section}{name}", recompute=form.lower())
-
-
-def sizes(notes: Notes) -> Iterator[tuple[str, Any]]:
-    """Yield the sizes of `parallelism_config` with their names, such as ('tp', 2)."""
-    for name in ("dp_replicate", "dp_shard", "cp", "sp", "tp"):
-        key = f"parallelism_config.parallelism_config_{name}_size"
-        found = notes.checked(key, BY) if notes.document.keys.get(key) is not None else 1
-        yield name, 1 if found is None else found
-
-
-def parallelism(notes: Notes, kind: str) -> None:
-    """Read `parallelism_config`."""
-    prefix = "parallelism_config.parallelism_config_"
-    given = [key for key in notes.document.keys if key.startswith("parallelism_config.")]
-    for key in given:
-        if key not in notes.rows:
-            known = [one for one in notes.rows if one.startswith(prefix)]
-            short = f"parallelism_config.parallelism_config_{key.partition('.')[2]}"
-            hint = f"write {short.partition('.')[2]}" if short in known else did_you_mean(key, known, "leave it out")
-            notes.refuse(key, BY, "the launcher drops it without a word, and this size stays 1", hint)
-    if not given:
-        return
-    size = dict(sizes(notes))
-
-    def refuse(name: str, why: str, advice: str) -> None:
-        notes.refuse(f"{prefix}{name}_size", BY, f"ValueError: {why}", advice)
-
-    for name, number in size.items():
-        if number < 1:
-            return refuse(name, f"{name}_size must be at least 1, but got {number}", "write 1")
-    backend = notes.document.keys.get(f"{prefix}cp_backend", "torch")
-    if backend != "torch":
-        why = f"ValueError: cp_backend must be one of ['torch'], but got {backend}"
-        notes.refuse(f"{prefix}cp_backend", BY, why, "write torch")
-    replicas, shards, total = size["dp_replicate"], size["dp_shard"], math.prod(size.values())
-    if size["cp"] > 1 and size["sp"] > 1:
-        return refuse("sp", "context and sequence parallelism are mutually exclusive", "write 1 for one of them")
-    if replicas > 1 and shards == 1 and max(size["tp"], size["cp"]) > 1:
-        return refuse("dp_replicate", "tp or cp cannot be used with pure data parallelism", "write a dp_shard_size above 1")
-    version = 1 if notes.values.get("recipe") != "fsdp2" else 2
-    if kind == "FSDP" and version == 2 and shards == size["cp"] == 1:
-        return refuse("dp_shard", "the parallelism config has no dimension for FSDP to shard across",
-                      "write the ranks of a replica (absent is 1)")  # fmt: skip
-    if kind == "FSDP" and version == 1 and total > 1:
-        return refuse("dp_shard", "ParallelismConfig is not compatible with FSDP version 1", "write fsdp_version: 2")
-    if size["cp"] > 1 and kind != "FSDP":
-        return refuse("cp", "cp_size > 1, but no fsdp_plugin was provided", "write distributed_type: FSDP, fsdp_version: 2")
-    ranks = notes.context.given.get("ranks", notes.values.get("ranks"))
-    if size["sp"] == 1 and total > 1 and ranks is not None and total != ranks:
-        why = f"total_size ({total}) does not match num_processes ({ranks})"
-        return refuse("dp_shard" if f"{prefix}dp_shard_size" in given else given[0].partition("_config_")[2][:-5],
-                      why, f"write sizes whose product is {ranks}")  # fmt: skip
-    _mesh(notes, prefix, size)
-
-
-def _mesh(notes: Notes, prefix: str, size: dict[str, int]) -> None:
-    if notes.values.get("stage") != 0:
-        notes.sets(f"{prefix}dp_replicate_size", dp_replicate=size["dp_replicate"])
-    else:
-        notes.tell(f"{prefix}dp_replicate_size", "understood", "all ranks that tp leaves hold the whole model")
-    notes.tell(f"{prefix}dp_shard_size", "understood", f"{size['dp_shard']}: what the other sizes leave of the ranks")
-    notes.sets(f"{prefix}tp_size", tp=size["tp"])
-    if size["tp"] > 1:
-        notes.note("tp: the Trainer wants the model loaded with tp_plan, and norms run on every rank")
-    strategy = notes.document.keys.get(f"{prefix}cp_comm_strategy", "allgather")
-    notes.sets(f"{prefix}cp_size", cp=size["cp"] * size["sp"])
-    notes.tell(f"{prefix}cp_backend", "understood", "PyTorch's")
-    if size["cp"] > 1:
-        if strategy not in ("allgather", "alltoall"):
-            why = f"ValueError: Invalid cp_comm_strategy: {strategy}"
-            notes.refuse(f"{prefix}cp_comm_strategy", BY, why, "write allgather or alltoall")
-            return
-        notes.sets(f"{prefix}cp_comm_strategy", context="ring" if strategy == "alltoall" else "allgather")
-        notes.note(f"FSDP shards states over dp_shard x cp: {size['dp_shard'] * size['cp']} ranks")
-    else:
-        notes.tell(f"{prefix}cp_comm_strategy", "ignored", "cp is 1")
-    notes.tell(f"{prefix}sp_size", "understood", "Ulysses" if size["sp"] > 1 else "off")
-    if size["sp"] > 1:
-        notes.sets(f"{prefix}sp_size", context="ulysses")

@@ -7,10 +7,10 @@ from typing import Any
 from zerosim.dialects import axolotl_loss, trainer
 from zerosim.dialects import huggingface as hf
 from zerosim.dialects.accelerate_keys import STRATEGIES
+from zerosim.dialects.axolotl_adapters import adapter
 from zerosim.dialects.axolotl_keys import TABLE
 from zerosim.dialects.fsdp import Fsdp, flag, formats, shard
 from zerosim.dialects.huggingface import value
-from zerosim.dialects.peft import adapters, targets
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.errors import did_you_mean
 
@@ -23,7 +23,7 @@ def read(document: Document, context: Context) -> Reading:
     notes = hf.notes_of(document, context, TABLE, {"fsdp_config": "fsdp_"})
     hf.model(notes, "base_model")
     _batch(notes)
-    tuned = _adapter(notes)
+    tuned = adapter(notes, BY)
     way = _way(notes)
     half = _half(notes)
     formats(notes, "fp16" if half == "fp16" else "bf16", half, way, tuned=tuned, pure=not tuned)
@@ -53,7 +53,9 @@ def _batch(notes: Notes) -> None:
     asked = {name: flag(notes.context, name) for name in ("micro_batch", "accumulate")}
     if sum(one is not None for one in (micro, accumulate, whole)) < 2 and None in asked.values():
         why = "ValueError: At least two of [micro_batch_size, gradient_accumulation_steps, batch_size] must be set"
-        notes.refuse(next((name for name in names if name in notes.document.keys), names[0]), BY, why, f"add {names[1]}")
+        notes.refuse(
+            next((name for name in names if name in notes.document.keys), names[0]), BY, why, f"add {names[1]}"
+        )
     if accumulate is not None and whole is not None:
         why = "ValueError: please set only one of gradient_accumulation_steps or batch_size"
         notes.refuse("batch_size", BY, why, "leave one of them out")
@@ -66,7 +68,7 @@ def _batch(notes: Notes) -> None:
         if asked[option] is not None:
             notes.tell(key, "understood", f"--{option.replace('_', '-')} {asked[option]} replaces it")
         else:
-            notes.sets(key if key in notes.document.keys else "batch_size", **{option: number or 1})
+            notes.sets(key if key in notes.document.keys else "batch_size", "understood", "", **{option: number or 1})
     if "seq" in notes.context.given:
         notes.tell("sequence_len", "understood", "--seq replaces it")
     else:
@@ -76,67 +78,6 @@ def _batch(notes: Notes) -> None:
         notes.tell(name, "understood", "rows are full" if packs else "rows are padded to the longest: seq is the limit")
     if packs:
         notes.note("micro_batch_size counts rows of sequence_len tokens, packed full")
-
-
-def _adapter(notes: Notes) -> bool:
-    """Read adapters and the format of their base. Return whether there are any."""
-    keys, kind = notes.document.keys, notes.document.keys.get("adapter")
-    four, eight = value(notes, "load_in_4bit", BY, False), value(notes, "load_in_8bit", BY, False)
-    for name, on in (("load_in_4bit", four), ("load_in_8bit", eight)):
-        if on and kind is None:
-            why = f"ValueError: {name} is not supported without setting an adapter for training"
-            notes.refuse(name, BY, why, "write adapter: qlora, or leave it out")
-        elif not on:
-            notes.tell(name, "understood", "off")
-    if kind is None:
-        for key in keys:
-            if key.startswith(("lora_", "peft_")):
-                notes.tell(key, "ignored", "there is no adapter")
-        notes.tell("adapter", "understood", "all parameters are trained")
-        return False
-    if kind not in ("lora", "qlora"):
-        notes.lacks("adapter", f"{kind}: this adapter", costs=True, advice="write lora or qlora")
-        return False
-    notes.tell("adapter", "understood", "adapters beside a frozen base")
-    if kind == "qlora" and not four:
-        why = "ValueError: Require cfg.load_in_4bit to be True for qlora"
-        notes.refuse("load_in_4bit" if "load_in_4bit" in keys else "adapter", BY, why, "write load_in_4bit: true")
-    if eight:
-        notes.lacks("load_in_8bit", "a base in int8", costs=True, advice="write adapter: qlora and load_in_4bit: true")
-    rank = value(notes, "lora_r", BY)
-    if rank is None:
-        notes.refuse("lora_r" if "lora_r" in keys else "adapter", BY, "PEFT's LoraConfig needs a rank", "write lora_r: 8")
-        return True
-    everything = value(notes, "lora_target_linear", BY, False)
-    said = keys.get("lora_target_modules")
-    found = None
-    if everything:
-        found = "all-linear"
-        notes.note("lora_target_linear: every linear map but the head")
-    elif said is not None:
-        found = targets(notes, "lora_target_modules", said)
-    adapters(
-        notes, rank=("lora_r", rank), alpha=("lora_alpha", value(notes, "lora_alpha", BY, 8.0)),
-        dropout=("lora_dropout", value(notes, "lora_dropout", BY, 0.0)),
-        target=("lora_target_linear" if everything else "lora_target_modules", found),
-        rslora=value(notes, "peft_use_rslora", BY, False),
-    )  # fmt: skip
-    if everything and said is not None:
-        notes.tell("lora_target_modules", "understood", "of every linear map there are adapters")
-    if four:
-        notes.sets("load_in_4bit", base="nf4")
-    if value(notes, "lora_modules_to_save", BY):
-        notes.lacks("lora_modules_to_save", "copies of whole modules that are trained")
-    fused = [value(notes, f"lora_{name}_kernel", BY, False) for name in ("mlp", "qkv", "o")]
-    for name, on in zip(("mlp", "qkv", "o"), fused, strict=True):
-        key = f"lora_{name}_kernel"
-        if all(fused):
-            notes.sets(key, fused_lora=True)
-        elif on:
-            notes.lacks(key, "adapters that are fused for some maps only", advice="switch on all three, or none")
-        else:
-            notes.tell(key, "understood", "off")
-    return True
 
 
 def _way(notes: Notes) -> str:
@@ -227,7 +168,7 @@ def _activations(notes: Notes) -> None:
     if moved or form in ("offload", "unsloth"):
         name = "activation_offloading" if moved else "gradient_checkpointing"
         again = notes.values.get("recompute") == "full"
-        notes.sets(name, **({"cpu_checkpointing": True} if again else {"offload_activations": True}))
+        notes.sets(name, "understood", "", **({"cpu_checkpointing": True} if again else {"offload_activations": True}))
     else:
         notes.tell("activation_offloading", "understood", "off")
     key = "gradient_checkpointing_kwargs.use_reentrant"
@@ -260,7 +201,7 @@ def _unknown(notes: Notes) -> None:
         section = key.partition(".")[0]
         if key in notes.rows or key in notes.said:
             continue
-        if section in notes.rows or "fsdp_config" != section and key != section:
+        if section in notes.rows or (section != "fsdp_config" and key != section):
             notes.tell(key, "ignored", "changes no step")
         else:
             hint = did_you_mean(key, notes.rows, "not known here")

@@ -23,7 +23,9 @@ def losses(notes: Notes, by: str) -> None:
     if value(notes, "tiled_mlp", by, False):
         width = notes.context.hidden
         if width is None:
-            notes.lacks("tiled_mlp", "tiles of as many tokens as the model is wide", costs=True, advice="pass --model too")
+            notes.lacks(
+                "tiled_mlp", "tiles of as many tokens as the model is wide", costs=True, advice="pass --model too"
+            )
         else:
             notes.sets("tiled_mlp", mlp_tile=width)
     if value(notes, "auto_find_batch_size", by, False):
@@ -60,13 +62,17 @@ def _plugins(notes: Notes, by: str) -> None:
         why = "ValueError: only one of Liger's cross-entropy and cut_cross_entropy can be set"
         notes.refuse("cut_cross_entropy" if "cut_cross_entropy" in notes.document.keys else "plugins", by, why,
                      "leave one of them out")  # fmt: skip
-    blocks = has_liger and value(notes, "liger_rms_norm", by, False) and (
-        value(notes, "liger_glu_activation", by, False) or value(notes, "liger_swiglu", by, False)
+    blocks = (
+        has_liger
+        and value(notes, "liger_rms_norm", by, False)
+        and (value(notes, "liger_glu_activation", by, False) or value(notes, "liger_swiglu", by, False))
     )
     plain = (() if fused else ("loss",)) + (() if blocks else ("blocks",))
     source = "liger_fused_linear_cross_entropy" if fused else "plugins"
     if cut:
-        notes.sets("plugins", "understood", "cut cross-entropy stores no logits: a chunk at a time is nearest", loss="chunked")
+        notes.sets(
+            "plugins", "understood", "cut cross-entropy stores no logits: a chunk at a time is nearest", loss="chunked"
+        )
     hf.kernels(notes, "hf-5", liger=source if fused or blocks else "", plain=plain)
     for key in liger:
         on = bool(notes.document.keys[key])

@@ -143,8 +143,7 @@ def _of_version_1(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp) -> None:
         if prefetches and fsdp.forward:
             notes.sets(keys.get("forward_prefetch", ""), forward_prefetch=True)
         if fsdp.early == "BACKWARD_POST":
-            notes.note("BACKWARD_POST gathers the next unit after a unit's backward, when its parameters are free: read "
-                       "as no prefetch")  # fmt: skip
+            notes.note("BACKWARD_POST gathers a unit when the one before it is freed: read as no prefetch")
     notes.note("FSDP1 leaves transformers in 5.20")
 
 

@@ -15,6 +15,12 @@ from zerosim.dialects.rows import Row, by_key
 from zerosim.errors import did_you_mean
 
 ADAM = ("adamw", "adam8bit", "adam8bit-torchao")
+_OTHERS = (
+    "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit rmsprop_bnb rmsprop_bnb_32bit galore_adamw "
+    "galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
+    "galore_adafactor_layerwise lomo adalomo grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd "
+    "apollo_adamw apollo_adamw_layerwise stable_adamw adamw_anyprecision"
+)
 OPTIMS: Mapping[str, Mapping[str, Any] | str] = {
     "adamw_torch": {"optimizer": "adamw", "foreach": True},
     "adamw_torch_fused": {"optimizer": "adamw", "foreach": False},
@@ -31,13 +37,7 @@ OPTIMS: Mapping[str, Mapping[str, Any] | str] = {
     "paged_lion_32bit": {"optimizer": "lion", "foreach": False, "paged_states": True},
     **dict.fromkeys(("adamw_torch_4bit", "lion_8bit", "paged_lion_8bit", "rmsprop_bnb_8bit"), "states of these bits"),
     **dict.fromkeys(("adamw_torch_xla", "adamw_torch_npu_fused"), "no GPU's optimizer"),
-    **dict.fromkeys(
-        "ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit rmsprop_bnb rmsprop_bnb_32bit galore_adamw "
-        "galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise "
-        "galore_adafactor_layerwise lomo adalomo grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd "
-        "apollo_adamw apollo_adamw_layerwise stable_adamw adamw_anyprecision".split(),
-        "this optimizer",
-    ),
+    **dict.fromkeys(_OTHERS.split(), "this optimizer"),
 }
 """By the Trainer's names: options, or in words what is not modelled."""
 OLD_OPTIMS: Mapping[str, Mapping[str, Any] | str] = {

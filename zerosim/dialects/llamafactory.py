@@ -120,7 +120,9 @@ def _activations(notes: Notes, kind: str) -> None:
     if not off and "recompute" not in notes.values:
         notes.sets(hf.source(notes, "disable_gradient_checkpointing", BY), recompute="full")
         notes.note("LLaMA-Factory recomputes blocks unless disable_gradient_checkpointing is true")
-    notes.tell("disable_gradient_checkpointing", "understood", "nothing is recomputed" if off else "blocks are recomputed")
+    notes.tell(
+        "disable_gradient_checkpointing", "understood", "nothing is recomputed" if off else "blocks are recomputed"
+    )
     hf.reentrant(notes, "use_reentrant_gc", value(notes, "use_reentrant_gc", BY, True))
     trainer.liger(notes, BY, "enable_liger_kernel", "hf-5")
     hf.attention(notes, "flash_attn", notes.document.keys.get("flash_attn"))
@@ -148,7 +150,9 @@ def _optimizers(notes: Notes, kind: str) -> None:
 
 
 def _length(notes: Notes) -> None:
-    packs = value(notes, "packing", BY, notes.document.keys.get("stage") == "pt") or value(notes, "neat_packing", BY, False)
+    packs = value(notes, "packing", BY, notes.document.keys.get("stage") == "pt") or value(
+        notes, "neat_packing", BY, False
+    )
     if "seq" not in notes.context.given:
         notes.sets(hf.source(notes, "cutoff_len", BY), seq=value(notes, "cutoff_len", BY, 2048))
     else:

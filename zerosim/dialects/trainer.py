@@ -41,7 +41,9 @@ def version_of(notes: Notes) -> str:
     return OLD
 
 
-def unknown(notes: Notes, by: str, error: str = "TypeError: TrainingArguments.__init__() got an unexpected argument") -> None:
+def unknown(
+    notes: Notes, by: str, error: str = "TypeError: TrainingArguments.__init__() got an unexpected argument"
+) -> None:
     """Refuse unknown keys, except in sections that drop them."""
     for key in notes.document.keys:
         if key in notes.rows or key in notes.said:
@@ -57,7 +59,7 @@ def unknown(notes: Notes, by: str, error: str = "TypeError: TrainingArguments.__
             notes.tell(key, "ignored", f"dropped without a word; {hint}")
         elif section == "deepspeed" and dot:
             notes.tell(key, "understood", "read as DeepSpeed's own file")
-        elif dot and section in notes.rows or section.endswith("_kwargs"):
+        elif (dot and section in notes.rows) or section.endswith("_kwargs"):
             notes.tell(key, "ignored", "its values change no step here")
         else:
             hint = did_you_mean(key, notes.rows, "leave it out")
@@ -103,7 +105,9 @@ def batch(notes: Notes, by: str) -> None:
     if value(notes, "accelerator_config.split_batches", by, False):
         ranks = notes.context.given.get("ranks")
         if ranks is None or micro % ranks:
-            why = f"{micro} rows are divided by the ranks" + ("" if ranks is None else f", and {ranks} do not divide them")
+            why = f"{micro} rows are divided by the ranks" + (
+                "" if ranks is None else f", and {ranks} do not divide them"
+            )
             notes.refuse("accelerator_config.split_batches", by, why, "pass --ranks N, which divides the batch")
             return
         micro //= ranks
@@ -144,7 +148,11 @@ def checkpoints(notes: Notes, by: str, *, old: bool) -> None:
             notes.tell(name, "ignored", "activation_checkpointing wins")
         name = "activation_checkpointing"
     said = value(notes, name, by, False)
-    if said and "fsdp_config.activation_checkpointing" in notes.document.keys and notes.values.get("recompute") == "full":
+    if (
+        said
+        and "fsdp_config.activation_checkpointing" in notes.document.keys
+        and notes.values.get("recompute") == "full"
+    ):
         why = "ValueError: activation_checkpointing in FSDP config and in training arguments can't both be true"
         notes.refuse(name, by, why, "leave one of them out")
     hf.recompute(notes, name, said)

@@ -10,9 +10,7 @@ from zerosim.dialects.reading import Notes
 from zerosim.dialects.rows import boolean
 
 DEPRECATED = "fsdp as text or a list is deprecated, and gone in transformers 5.20: write fsdp: true and fsdp_config"
-PREFIX = (
-    "the prefix fsdp_ is stripped in fsdp_config: offload_params and sharding_strategy, accelerate's names, are not read"
-)
+PREFIX = "fsdp_config drops accelerate's names, such as offload_params and sharding_strategy, without a word"
 
 
 def way_of(notes: Notes) -> str:
@@ -69,9 +67,10 @@ def fsdp(notes: Notes, by: str, half: str | None, *, tuned: bool, old: bool) -> 
                      "limit_all_gathers"):  # fmt: skip
             notes.tell(keys.get(name, ""), "ignored", "only version 1 reads it")
     first = value("cpu_ram_efficient_loading", False)
+    early = value("backward_prefetch", "NO_PREFETCH") if version == 1 else "NO_PREFETCH"
     read = Fsdp(
-        version=version, strategy=strategy, reshard=bool(reshard), wrap=value("auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
-        offload=offload, early=value("backward_prefetch", "NO_PREFETCH") if version == 1 else "NO_PREFETCH",
+        version=version, strategy=strategy, reshard=bool(reshard), offload=offload, early=early,
+        wrap=value("auto_wrap_policy", "TRANSFORMER_BASED_WRAP"),
         forward=version == 1 and value("forward_prefetch", False), recompute=value("activation_checkpointing", False),
         first=first if "cpu_ram_efficient_loading" in keys else None,
     )  # fmt: skip

@@ -8,20 +8,23 @@ from zerosim.dialects.accelerate_keys import DICTS, POLICIES, upper, word_of
 from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real
 
 _NO = {"says": "ignored", "changes": "none"}
-SCHEDULES = (
+_SCHEDULES = (
     "linear cosine cosine_with_restarts polynomial constant constant_with_warmup inverse_sqrt reduce_lr_on_plateau "
     "cosine_with_min_lr cosine_warmup_with_min_lr warmup_stable_decay greedy"
-).split()
+)
 
 
-def _schedule(value: Any) -> str:
-    if value not in SCHEDULES:
-        raise ValueError(f"ValueError: not a valid SchedulerType; expected one of {', '.join(SCHEDULES)}")
+def schedule(value: Any) -> str:
+    known = _SCHEDULES.split()
+    if value not in known:
+        raise ValueError(f"ValueError: not a valid SchedulerType; expected one of {', '.join(known)}")
     return str(value)
 
 
 BATCH: tuple[Row, ...] = (
-    Row("per_device_train_batch_size", integer(1), 8, "rows of a rank and microbatch", "--micro-batch", "same", "bytes"),
+    Row(
+        "per_device_train_batch_size", integer(1), 8, "rows of a rank and microbatch", "--micro-batch", "same", "bytes"
+    ),
     Row("gradient_accumulation_steps", integer(1), 1, "microbatches of a step", "--accumulate", "same", "traffic"),
 )
 NUMBERS: tuple[Row, ...] = (
@@ -30,7 +33,8 @@ NUMBERS: tuple[Row, ...] = (
     Row("learning_rate", real(above=0), 5e-5, "the learning rate", "--lr", "same", "none"),
     Row("adam_beta1 adam_beta2", real(0, below=1), None, "Adam's averages", "--betas", "same", "none"),
     Row("adam_epsilon", real(above=0), 1e-8, "Adam's epsilon", "--eps", "same", "none"),
-    Row("weight_decay", real(0), 0.0, "decay of matrices; biases and norms have none", "--weight-decay, --decay matrices",
+    Row("weight_decay", real(0), 0.0, "decay of matrices; biases and norms have none",
+        "--weight-decay, --decay matrices",
         "same", "none"),
     Row("warmup_steps", real(0), 0, "steps of warm-up; below 1 a share of all", "--warmup", "near", "none"),
     Row("max_steps num_train_epochs num_epochs", anything, None, "the length of training", "--steps", "near", "none"),
@@ -78,7 +82,8 @@ FSDP: tuple[Row, ...] = (
     Row("fsdp_config.activation_checkpointing_offload", anything, None, "dropped without a word", "", "warn", "none"),
     Row("fsdp_config.auto_wrap_policy", optional(word_of(*POLICIES)), POLICIES[0], "which modules are units", "units "
         "are blocks", "same", "bytes"),
-    Row("fsdp_config.transformer_layer_cls_to_wrap", optional(anything), None, "the class of a unit", "units are blocks",
+    Row("fsdp_config.transformer_layer_cls_to_wrap", optional(anything), None, "the class of a unit",
+        "units are blocks",
         "same", "bytes"),
     Row("fsdp_config.min_num_params", integer(0), 0, "elements of a unit of SIZE_BASED_WRAP", "", "same", "bytes"),
     Row("fsdp_config.cpu_ram_efficient_loading", boolean, False, "rank 0 alone loads the weights", "--host-load first",
@@ -91,7 +96,8 @@ FSDP: tuple[Row, ...] = (
         "missing", "load"),
     Row("fsdp_config.limit_all_gathers fsdp_config.use_orig_params fsdp_config.sync_module_states", anything, None,
         "version 1: no bytes of a step", "", "missing", "load"),
-    Row("fsdp_config.xla fsdp_config.xla_fsdp_v2 fsdp_config.xla_fsdp_grad_ckpt fsdp_config.xla_fsdp_settings", anything,
+    Row("fsdp_config.xla fsdp_config.xla_fsdp_v2 fsdp_config.xla_fsdp_grad_ckpt fsdp_config.xla_fsdp_settings",
+        anything,
         False, "XLA's", **_NO),
 )  # fmt: skip
 OTHERS: tuple[Row, ...] = (
@@ -101,17 +107,20 @@ OTHERS: tuple[Row, ...] = (
     Row("ddp_static_graph ddp_find_unused_parameters ddp_broadcast_buffers ddp_backend ddp_timeout", anything, None,
         "how DDP starts; no bytes of a step", "", "same", "none"),
     Row("auto_find_batch_size", boolean, False, "halve the batch until it fits", "", "refuse", "bytes"),
-    Row("parallelism_config", optional(anything), None, "accelerate's sizes of a mesh, an object", "--dp-replicate, --tp",
+    Row("parallelism_config", optional(anything), None, "accelerate's sizes of a mesh, an object",
+        "--dp-replicate, --tp",
         "same", "bytes"),
-    Row("accelerator_config accelerator_config.gradient_accumulation_kwargs", anything, None, "accelerate's", "", "same",
+    Row("accelerator_config accelerator_config.gradient_accumulation_kwargs", anything, None, "accelerate's", "",
+        "same",
         "none"),
-    Row("accelerator_config.split_batches", optional(boolean), False, "a batch is divided by the ranks", "--micro-batch",
+    Row("accelerator_config.split_batches", optional(boolean), False, "a batch is divided by the ranks",
+        "--micro-batch",
         "same", "batch"),
     Row("optim", anything, "adamw_torch_fused", "the optimizer", "--optimizer, --foreach, --paged-states", "same",
         "bytes seconds"),
     Row("optim_args optim_target_modules", optional(anything), None, "an optimizer's own numbers, or its modules", "",
         "missing", "bytes"),
-    Row("lr_scheduler_type", _schedule, "linear", "the schedule", "--schedule", "near", "none"),
+    Row("lr_scheduler_type", schedule, "linear", "the schedule", "--schedule", "near", "none"),
     Row("output_dir lr_scheduler_kwargs average_tokens_across_devices bf16_full_eval fp16_full_eval use_cache "
         "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
         "include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project "
@@ -127,7 +136,8 @@ OTHERS: tuple[Row, ...] = (
         "resume_from_checkpoint local_rank", anything, None, "data, logging, saving and evaluating", **_NO),
 )  # fmt: skip
 REMOVED = Row(
-    "warmup_ratio evaluation_strategy no_cuda overwrite_output_dir group_by_length half_precision_backend fp16_opt_level "
+    "warmup_ratio evaluation_strategy no_cuda overwrite_output_dir group_by_length half_precision_backend "
+    "fp16_opt_level "
     "torchdynamo save_safetensors logging_dir adafactor per_gpu_train_batch_size per_gpu_eval_batch_size sharded_ddp "
     "fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap dispatch_batches split_batches tpu_num_cores "
     "tpu_metrics_debug past_index use_mps_device jit_mode_eval use_ipex mp_parameters fp16_backend ray_scope "
