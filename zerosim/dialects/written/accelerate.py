@@ -19,7 +19,9 @@ def written(config: RunConfig) -> str:
     """Return the smallest file that says what accelerate can say of this run. Raises: InputError for a mesh that
     accelerate has not."""
     if config.mesh.pp > 1:
-        raise InputError(f"pp {config.mesh.pp}: accelerate has no pipeline; write megatron or torchtitan, or choose pp 1")
+        raise InputError(
+            f"pp {config.mesh.pp}: accelerate has no pipeline; write megatron or torchtitan, or choose pp 1"
+        )
     if config.mesh.ep > 1:
         raise InputError(f"ep {config.mesh.ep}: accelerate's file has no expert parallelism; choose ep 1")
     kind = _kind(config)
@@ -109,7 +111,7 @@ def _sizes(config: RunConfig, kind: str) -> dict[str, Any]:
     """Return the sizes of a mesh that is more than shards. Raises: InputError for one that accelerate refuses."""
     mesh = config.mesh
     by_strategy = kind == "FSDP" and _version(config) == 1
-    if by_strategy or mesh.tp * mesh.cp == 1 and (kind != "FSDP" or mesh.dp_replicate == 1):
+    if by_strategy or (mesh.tp * mesh.cp == 1 and (kind != "FSDP" or mesh.dp_replicate == 1)):
         return {}
     replicas, by_heads = mesh.dp_replicate, kind == "DEEPSPEED" and mesh.cp > 1
     shards = mesh.ranks // (replicas * mesh.tp * mesh.cp)
