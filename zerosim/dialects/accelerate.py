@@ -7,7 +7,7 @@ from zerosim.dialects.accelerate_keys import SECTIONS, TABLE, TOP, TYPES
 from zerosim.dialects.accelerate_mesh import parallelism
 from zerosim.dialects.fsdp import HALVES, formats, half_of
 from zerosim.dialects.reading import Context, Document, Notes, Reading
-from zerosim.dialects.rows import Row, by_key
+from zerosim.dialects.rows import Row, boolean, by_key
 from zerosim.errors import did_you_mean
 
 BY = "accelerate 1.15"
@@ -25,15 +25,19 @@ def read(document: Document, context: Context) -> Reading:
     half = _half(notes)
     tuned = bool(context.given.get("lora_rank"))
     way = {"FSDP": "fsdp", "DEEPSPEED": "deepspeed", "MEGATRON_LM": "fsdp"}.get(kind, "ddp")
-    is_plain = kind in ("MULTI_GPU", "NO")
-    by_trainer = is_plain and context.before is not None and str(context.given.get("recipe")).startswith("fsdp")
-    if kind == "FSDP":
+    by_trainer = context.before is not None and str(context.given.get("recipe")).startswith("fsdp")
+    if by_trainer and kind not in ("FSDP", "MULTI_GPU", "NO"):
+        why = f"ValueError: fsdp in the training arguments and {kind} exclude one another"
+        notes.refuse("distributed_type", "transformers 5.24", why, "write FSDP, or leave fsdp out of the arguments")
+    elif by_trainer:
+        _of_trainer(notes)
+    elif kind == "FSDP":
         plugins.fsdp(notes, half, tuned=tuned)
     elif kind == "DEEPSPEED":
         plugins.deepspeed(notes)
     elif kind == "MEGATRON_LM":
         plugins.megatron(notes)
-    elif is_plain and not by_trainer:
+    elif kind:
         notes.sets("distributed_type", stage=0, recipe="ddp")
         notes.usually("PyTorch makes states in the first step", lazy_states=True)
     if not plugins.names_a_file(notes) and not by_trainer:
@@ -86,14 +90,22 @@ def _top(notes: Notes) -> str:
 
 def _ranks(notes: Notes, kind: str) -> None:
     keys = notes.document.keys
+    if keys.get("num_processes", -1 if kind != "NO" else 1) == -1 and "ranks" not in notes.context.given:
+        why = "ValueError: You need to manually pass in `--num_processes` using this config yaml."
+        notes.refuse("num_processes", BY, why, "pass --ranks N")
+        return
     if kind == "NO":
         notes.sets("distributed_type", ranks=1)
         notes.tell("num_processes", "ignored", "NO starts one process, whatever this says")
+        notes.tell("num_machines", "understood", "NO starts one process")
+        if (keys.get("num_machines") or 1) != 1 and not keys.get("main_process_ip"):
+            why = "AssertionError: When using multiple machines, you need to specify the main process IP."
+            notes.refuse("num_machines", BY, why, "write num_machines: 1")
         return
-    if keys.get("num_processes") in (None, -1):
+    if keys.get("num_processes", -1) in (None, -1):
         if "ranks" not in notes.context.given:
-            why = "ValueError: You need to manually pass in `--num_processes` using this config yaml."
-            notes.refuse("num_processes", BY, why, "pass --ranks N")
+            why = "ValueError: Unsupported nproc_per_node value: None"
+            notes.refuse("num_processes", "torchrun", why, "pass --ranks N")
         return
     ranks, machines = notes.checked("num_processes", BY), 1
     if ranks is None:
@@ -132,6 +144,19 @@ def _half(notes: Notes) -> str | None:
 
 def _has(notes: Notes) -> bool:
     return notes.document.keys.get("mixed_precision") is not None
+
+
+def _of_trainer(notes: Notes) -> None:
+    """Let TrainingArguments' FSDP win. Only the environment that this file sets moves states to the host."""
+    for key, said in notes.document.keys.items():
+        if key.startswith("fsdp_config."):
+            moves = key.endswith("offload_params") and boolean(said)
+            if moves:
+                notes.sets(key, offload="optimizer=host,params=host", pin_memory=True)
+            else:
+                notes.tell(key, "ignored", "fsdp in the training arguments wins")
+    if (said := notes.document.keys.get("mixed_precision")) is not None:
+        notes.tell("mixed_precision", "understood", str(said))
 
 
 def _compiled(notes: Notes) -> None:

@@ -59,6 +59,19 @@ def word_of(*known: str) -> Any:
     return read
 
 
+def prefetch(value: Any) -> str:
+    """Return the kind of FSDP1's prefetches, of which the last has no number."""
+    text = str(value).upper()
+    return text if text == "NO_PREFETCH" else str(upper("BACKWARD_PRE", "BACKWARD_POST")(value))
+
+
+def digits(value: Any) -> int:
+    """Return a whole number that the launcher passes on as text: 2 and "2", not 2.0."""
+    if isinstance(value, bool) or not str(value).strip().isdecimal():
+        raise ValueError("expected a whole number, without a point")
+    return int(str(value))
+
+
 def mixed(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(
@@ -110,7 +123,7 @@ TABLE: tuple[Row, ...] = (
         "shards, gradients, states and the optimizer step on the CPU, pinned",
         "--offload optimizer=host,params=host --pin-memory", "same", "bytes traffic seconds",
         myth="only parameters move"),
-    Row("fsdp_config.fsdp_backward_prefetch", optional(upper("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")),
+    Row("fsdp_config.fsdp_backward_prefetch", optional(prefetch),
         "NO_PREFETCH", "version 1: what backward gathers early", "--prefetch 1", "same", "bytes seconds"),
     Row("fsdp_config.fsdp_forward_prefetch", boolean, False, "version 1: forward gathers the next unit early",
         "--forward-prefetch", "same", "seconds", myth="it works in version 2: the launcher drops it"),
@@ -124,9 +137,10 @@ TABLE: tuple[Row, ...] = (
         "--host-load first", "same", "load peak"),
     Row("fsdp_config.fsdp_sync_module_states", boolean, True, "rank 0 sends the weights to the others", "", "missing",
         "load peak"),
-    Row("fsdp_config.fsdp_use_orig_params fsdp_config.fsdp_limit_all_gathers fsdp_config.fsdp_ignored_modules",
+    Row("fsdp_config.fsdp_use_orig_params", boolean, True, "no bytes of a step", **_NO),
+    Row("fsdp_config.fsdp_limit_all_gathers fsdp_config.fsdp_ignored_modules",
         anything, None, "no bytes of a step", **_NO),
-    Row("deepspeed_config.zero_stage", integer(0), 2, "the ZeRO stage", "--stage", "same", "bytes"),
+    Row("deepspeed_config.zero_stage", digits, 2, "the ZeRO stage", "--stage", "same", "bytes"),
     Row("deepspeed_config.gradient_accumulation_steps", auto_or(integer(1)), "auto", "microbatches of a step",
         "--accumulate", "same", "batch"),
     Row("deepspeed_config.gradient_clipping", auto_or(real(0)), "auto", "the norm that gradients are clipped to",

@@ -22,16 +22,26 @@ def _sizes(notes: Notes) -> Iterator[tuple[str, Any]]:
 
 def parallelism(notes: Notes, kind: str) -> None:
     """Read `parallelism_config`."""
-    prefix = "parallelism_config.parallelism_config_"
     given = [key for key in notes.document.keys if key.startswith("parallelism_config.")]
+    if kind == "NO":
+        for key in given:
+            notes.tell(key, "ignored", "NO starts one process")
+    elif given:
+        _checked(notes, kind, given)
+        for key in given:
+            if key not in notes.said:
+                notes.tell(key, "understood", "the mesh")
+
+
+def _checked(notes: Notes, kind: str, given: list[str]) -> None:
+    """Check the sizes as ParallelismConfig and the Accelerator do, and set them."""
+    prefix = "parallelism_config.parallelism_config_"
     for key in given:
         if key not in notes.rows:
             known = [one for one in notes.rows if one.startswith(prefix)]
             short = f"parallelism_config.parallelism_config_{key.partition('.')[2]}"
             hint = f"write {short.partition('.')[2]}" if short in known else did_you_mean(key, known, "leave it out")
             notes.refuse(key, BY, "the launcher drops it without a word, and this size stays 1", hint)
-    if not given:
-        return
     size = dict(_sizes(notes))
 
     def refuse(name: str, why: str, advice: str) -> None:
@@ -57,11 +67,12 @@ def parallelism(notes: Notes, kind: str) -> None:
         return refuse("dp_shard", "ParallelismConfig is not compatible with FSDP version 1", "write fsdp_version: 2")
     if size["cp"] > 1 and kind != "FSDP":
         return refuse("cp", "cp_size > 1, but no fsdp_plugin was provided", "write FSDP, and fsdp_version: 2")
+    if kind == "MEGATRON_LM" and total > 1:
+        return refuse("dp_shard", "ParallelismConfig is not compatible with MEGATRON_LM", "leave the section out")
     ranks = notes.context.given.get("ranks", notes.values.get("ranks"))
     if size["sp"] == 1 and total > 1 and ranks is not None and total != ranks:
         why = f"total_size ({total}) does not match num_processes ({ranks})"
-        return refuse("dp_shard" if f"{prefix}dp_shard_size" in given else given[0].partition("_config_")[2][:-5],
-                      why, f"write sizes whose product is {ranks}")  # fmt: skip
+        return refuse("dp_shard", why, f"write sizes whose product is {ranks}")
     _mesh(notes, prefix, size)
 
 

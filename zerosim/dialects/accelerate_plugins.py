@@ -27,6 +27,9 @@ def fsdp(notes: Notes, half: str | None, *, tuned: bool) -> None:
     if first and not synced and keys.keys() & {"sync_module_states"}:
         why = "ValueError: When using `--fsdp_cpu_ram_efficient_loading` set `--fsdp_sync_module_states` to `True`"
         notes.refuse(keys["sync_module_states"], BY, why, "set fsdp_cpu_ram_efficient_loading: false too")
+    early, wrap = value("backward_prefetch", "NO_PREFETCH"), value("auto_wrap_policy", "NO_WRAP")
+    for name in ("use_orig_params",) * (version == 1) + ("min_num_params",) * (wrap == "SIZE_BASED_WRAP"):
+        value(name, None)
     recompute, moved = value("activation_checkpointing", False), value("activation_checkpointing_offload", False)
     if moved and not (recompute and version == 2):
         needs = "activation_checkpointing=True" if version == 2 else "fsdp_version=2"
@@ -50,9 +53,9 @@ def fsdp(notes: Notes, half: str | None, *, tuned: bool) -> None:
         version=version,
         strategy=value("sharding_strategy", "FULL_SHARD") if version == 1 else "",
         reshard=value("reshard_after_forward", True) if version == 2 else True,
-        wrap=value("auto_wrap_policy", "NO_WRAP"),
+        wrap=wrap,
         offload=value("offload_params", False),
-        early=value("backward_prefetch", "NO_PREFETCH") if version == 1 else "NO_PREFETCH",
+        early=early if version == 1 else "NO_PREFETCH",
         forward=version == 1 and value("forward_prefetch", False),
         recompute=recompute,
         recompute_offload=moved,
@@ -92,7 +95,8 @@ def deepspeed(notes: Notes) -> None:
 
     def value(name: str, otherwise: Any) -> Any:
         key = f"deepspeed_config.{name}"
-        found = notes.checked(key, BY) if keys.get(key) is not None else None
+        by = "deepspeed 0.19.8" if name == "gradient_accumulation_steps" else BY
+        found = notes.checked(key, by) if keys.get(key) is not None else None
         return otherwise if found is None else found
 
     stage = value("zero_stage", 2)

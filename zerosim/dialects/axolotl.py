@@ -43,7 +43,7 @@ def read(document: Document, context: Context) -> Reading:
     _mesh(notes, way)
     axolotl_loss.losses(notes, BY)
     _unknown(notes)
-    notes.walk_rows()
+    hf.walk_rest(notes)
     return notes.reading(READ_AS)
 
 

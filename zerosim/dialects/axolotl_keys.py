@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerosim.dialects import trainer_keys
-from zerosim.dialects.accelerate_keys import DICTS, POLICIES, STRATEGIES, auto_or, upper, word_of
+from zerosim.dialects.accelerate_keys import DICTS, POLICIES, STRATEGIES, auto_or, prefetch, upper, word_of
 from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real
 
 _NO = {"says": "ignored", "changes": "none"}
@@ -77,7 +77,7 @@ OWN: tuple[Row, ...] = (
     Row("fsdp_config.transformer_layer_cls_to_wrap", optional(anything), None, "the class of a unit", "", "same",
         "bytes"),
     Row("fsdp_config.min_num_params", optional(integer(1)), None, "elements of a unit", "", "same", "bytes"),
-    Row("fsdp_config.backward_prefetch", optional(upper("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")), "NO_PREFETCH",
+    Row("fsdp_config.backward_prefetch", optional(prefetch), "NO_PREFETCH",
         "version 1: what backward gathers early", "--prefetch 1", "same", "bytes seconds"),
     Row("fsdp_config.forward_prefetch", optional(boolean), False, "version 1: forward gathers early",
         "--forward-prefetch", "same", "seconds"),

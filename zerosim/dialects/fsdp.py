@@ -110,7 +110,8 @@ def shard(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp, half: str | None, *
         notes.note(REDUCED.format(half=half))
         notes.note(UPCAST)
     if fsdp.offload:
-        notes.sets(key("offload"), offload="optimizer=host,params=host", pin_memory=True)
+        where = "optimizer=host,params=host" if notes.values.get("stage") == 3 else "optimizer=host"
+        notes.sets(key("offload"), offload=where, pin_memory=True)
     if fsdp.recompute:
         notes.sets(key("activation_checkpointing"), recompute="full")
         if fsdp.version == 1:

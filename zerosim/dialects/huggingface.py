@@ -76,6 +76,15 @@ def source(notes: Notes, key: str, by: str) -> str:
     return key if notes.document.keys.get(key) is not None else f"{by}'s default"
 
 
+def walk_rest(notes: Notes) -> None:
+    """Say of all other keys what their rows say; a default needs no words of its own."""
+    for key, said in notes.document.keys.items():
+        row = notes.rows.get(key)
+        if key not in notes.said and row is not None and row.costs and row.is_default(said):
+            notes.tell(key, "understood", "the default")
+    notes.walk_rows()
+
+
 def has_blocks(context: Context) -> bool:
     """Return whether --model, if it is known, is a stack of blocks."""
     return context.sizes is None or context.sizes.model.has_blocks
@@ -168,7 +177,8 @@ def kernels(notes: Notes, loss: str, *, liger: str = "", plain: tuple[str, ...] 
     if liger and "loss" not in plain:
         notes.sets(liger, loss="liger")
     if liger and "blocks" not in plain:
-        notes.sets(liger, saves="liger", kernels="fused")
+        is_compiled = notes.values.get("kernels") == "compiled"
+        notes.sets(liger, "understood", "", saves="liger", **({} if is_compiled else {"kernels": "fused"}))
     notes.usually("transformers' own modules", loss=loss, saves="eager")
 
 

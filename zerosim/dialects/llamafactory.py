@@ -35,7 +35,7 @@ def read(document: Document, context: Context) -> Reading:
     _activations(notes, kind)
     _optimizers(notes, kind)
     _length(notes)
-    notes.walk_rows()
+    hf.walk_rest(notes)
     return notes.reading(READ_AS)
 
 

@@ -21,7 +21,7 @@ def read(document: Document, context: Context) -> Reading:
     by = version_of(notes)
     unknown(notes, by)
     trained(notes, by, old=by == OLD)
-    notes.walk_rows()
+    hf.walk_rest(notes)
     return notes.reading(by)
 
 
@@ -93,6 +93,13 @@ def trained(notes: Notes, by: str, *, old: bool, tuned: bool = False) -> None:
     liger(notes, by, "use_liger_kernel", loss_of(notes, old=old))
     if "flash_attn" not in notes.rows:
         hf.attention(notes, "", None)
+    for key in ("eval_strategy", "logging_strategy", "save_strategy", "hub_strategy", "torch_empty_cache_steps"):
+        value(notes, key, by)
+    plateau = value(notes, "lr_scheduler_type", by) in ("reduce_lr_on_plateau", "greedy")
+    if plateau and value(notes, "eval_strategy", by, "no") == "no" and "evaluation_strategy" not in notes.document.keys:
+        name = notes.document.keys["lr_scheduler_type"]
+        why = f"ValueError: lr_scheduler_type {name} requires an eval strategy"
+        notes.refuse("lr_scheduler_type", by, why, "write another schedule, or eval_strategy: steps")
     if value(notes, "auto_find_batch_size", by, False):
         notes.refuse("auto_find_batch_size", "zerosim", "the batch may shrink until it fits: there is no one plan",
                      "leave it out, and let zerosim fit find the batch")  # fmt: skip
@@ -108,10 +115,12 @@ def batch(notes: Notes, by: str) -> None:
             why = f"{micro} rows are divided by the ranks" + (
                 "" if ranks is None else f", and {ranks} do not divide them"
             )
-            notes.refuse("accelerator_config.split_batches", by, why, "pass --ranks N, which divides the batch")
-            return
-        micro //= ranks
-        notes.tell("accelerator_config.split_batches", "understood", f"{micro} rows a rank")
+            notes.refuse(
+                "accelerator_config.split_batches", "accelerate", why, "pass --ranks N, which divides the batch"
+            )
+        else:
+            micro //= ranks
+            notes.tell("accelerator_config.split_batches", "understood", f"{micro} rows a rank")
     for option, key, number in (("micro_batch", "per_device_train_batch_size", micro),
                                 ("accumulate", "gradient_accumulation_steps", accumulate)):  # fmt: skip
         if (asked := flag(notes.context, option)) is not None:
@@ -153,8 +162,8 @@ def checkpoints(notes: Notes, by: str, *, old: bool) -> None:
         and "fsdp_config.activation_checkpointing" in notes.document.keys
         and notes.values.get("recompute") == "full"
     ):
-        why = "ValueError: activation_checkpointing in FSDP config and in training arguments can't both be true"
-        notes.refuse(name, by, why, "leave one of them out")
+        why = f"ValueError: {name} in FSDP's config and in the training arguments can't both be true"
+        notes.refuse(name, f"{by}, Trainer", why, "leave one of them out")
     hf.recompute(notes, name, said)
     if "use_reentrant_gc" in notes.rows:
         return

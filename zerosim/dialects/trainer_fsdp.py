@@ -66,6 +66,9 @@ def fsdp(notes: Notes, by: str, half: str | None, *, tuned: bool, old: bool) -> 
         for name in ("backward_prefetch", "forward_prefetch", "sync_module_states", "use_orig_params",
                      "limit_all_gathers"):  # fmt: skip
             notes.tell(keys.get(name, ""), "ignored", "only version 1 reads it")
+    else:
+        for name in ("sync_module_states", "use_orig_params", "limit_all_gathers"):
+            value(name, True)
     first = value("cpu_ram_efficient_loading", False)
     early = value("backward_prefetch", "NO_PREFETCH") if version == 1 else "NO_PREFETCH"
     read = Fsdp(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.accelerate_keys import DICTS, POLICIES, upper, word_of
-from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real
+from zerosim.dialects.accelerate_keys import DICTS, POLICIES, prefetch, upper
+from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real, word
 
 _NO = {"says": "ignored", "changes": "none"}
 _SCHEDULES = (
@@ -80,7 +80,7 @@ FSDP: tuple[Row, ...] = (
     Row("fsdp_config.activation_checkpointing", boolean, False, "recompute each unit", "--recompute full", "same",
         "bytes"),
     Row("fsdp_config.activation_checkpointing_offload", anything, None, "dropped without a word", "", "warn", "none"),
-    Row("fsdp_config.auto_wrap_policy", optional(word_of(*POLICIES)), POLICIES[0], "which modules are units", "units "
+    Row("fsdp_config.auto_wrap_policy", optional(word(*POLICIES)), POLICIES[0], "which modules are units", "units "
         "are blocks", "same", "bytes"),
     Row("fsdp_config.transformer_layer_cls_to_wrap", optional(anything), None, "the class of a unit",
         "units are blocks",
@@ -90,11 +90,11 @@ FSDP: tuple[Row, ...] = (
         "missing", "load"),
     Row("fsdp_config.state_dict_type", optional(upper(*DICTS)), "FULL_STATE_DICT", "the form of a checkpoint", "",
         "missing", "save"),
-    Row("fsdp_config.backward_prefetch", optional(upper("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")), "NO_PREFETCH",
+    Row("fsdp_config.backward_prefetch", optional(prefetch), "NO_PREFETCH",
         "version 1: what backward gathers early", "--prefetch 1", "missing", "load"),
     Row("fsdp_config.forward_prefetch", boolean, False, "version 1: forward gathers early", "--forward-prefetch",
         "missing", "load"),
-    Row("fsdp_config.limit_all_gathers fsdp_config.use_orig_params fsdp_config.sync_module_states", anything, None,
+    Row("fsdp_config.limit_all_gathers fsdp_config.use_orig_params fsdp_config.sync_module_states", boolean, True,
         "version 1: no bytes of a step", "", "missing", "load"),
     Row("fsdp_config.xla fsdp_config.xla_fsdp_v2 fsdp_config.xla_fsdp_grad_ckpt fsdp_config.xla_fsdp_settings",
         anything,
@@ -121,14 +121,18 @@ OTHERS: tuple[Row, ...] = (
     Row("optim_args optim_target_modules", optional(anything), None, "an optimizer's own numbers, or its modules", "",
         "missing", "bytes"),
     Row("lr_scheduler_type", schedule, "linear", "the schedule", "--schedule", "near", "none"),
+    Row("eval_strategy logging_strategy", word("no", "steps", "epoch"), None, "when to evaluate and log", **_NO),
+    Row("save_strategy", word("no", "steps", "epoch", "best"), "steps", "when to save", **_NO),
+    Row("hub_strategy", word("end", "every_save", "checkpoint", "all_checkpoints"), "every_save", "what to push",
+        **_NO),
     Row("output_dir lr_scheduler_kwargs average_tokens_across_devices bf16_full_eval fp16_full_eval use_cache "
-        "logging_strategy logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
+        "logging_steps logging_first_step log_on_each_node logging_nan_inf_filter "
         "include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to run_name project "
-        "trackio_space_id trackio_bucket_id trackio_static_space_id eval_strategy eval_steps eval_delay "
+        "trackio_space_id trackio_bucket_id trackio_static_space_id eval_steps eval_delay "
         "per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches eval_use_gather_object "
-        "eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model save_strategy save_steps "
+        "eval_accumulation_steps include_for_metrics batch_eval_metrics save_only_model save_steps "
         "save_on_each_node save_total_limit enable_jit_checkpoint push_to_hub hub_token hub_private_repo hub_model_id "
-        "hub_strategy hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better "
+        "hub_always_push hub_revision load_best_model_at_end metric_for_best_model greater_is_better "
         "ignore_data_skip restore_callback_states_from_checkpoint full_determinism seed data_seed use_cpu "
         "dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers "
         "dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order remove_unused_columns "

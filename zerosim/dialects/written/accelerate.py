@@ -87,7 +87,7 @@ def _fsdp(config: RunConfig) -> dict[str, Any]:
     section["fsdp_activation_checkpointing"] = config.memory.again.every == 1
     if version == 2 and config.memory.cpu_checkpointing and config.memory.again.every == 1:
         section["fsdp_activation_checkpointing_offload"] = True
-    section["fsdp_offload_params"] = config.offload.is_all_host
+    section["fsdp_offload_params"] = config.offload.is_all_host or (stage == 2 and config.offload.cpu_steps)
     if config.offload.host_load in ("first", "every"):
         section["fsdp_cpu_ram_efficient_loading"] = config.offload.host_load == "first"
     return section
