@@ -7,7 +7,7 @@ from zerosim.dialects.accelerate_keys import SECTIONS, TABLE, TOP, TYPES
 from zerosim.dialects.accelerate_mesh import parallelism
 from zerosim.dialects.fsdp import HALVES, formats, half_of
 from zerosim.dialects.reading import Context, Document, Notes, Reading
-from zerosim.dialects.rows import Row, boolean, by_key
+from zerosim.dialects.rows import Row, by_key
 from zerosim.errors import did_you_mean
 
 BY = "accelerate 1.15"
@@ -148,9 +148,9 @@ def _has(notes: Notes) -> bool:
 
 def _of_trainer(notes: Notes) -> None:
     """Let TrainingArguments' FSDP win. Only the environment that this file sets moves states to the host."""
-    for key, said in notes.document.keys.items():
+    for key in notes.document.keys:
         if key.startswith("fsdp_config."):
-            moves = key.endswith("offload_params") and boolean(said)
+            moves = key.endswith("offload_params") and notes.checked(key, BY)
             if moves:
                 notes.sets(key, offload="optimizer=host,params=host", pin_memory=True)
             else:

@@ -59,7 +59,7 @@ def _checked(notes: Notes, kind: str, given: list[str]) -> None:
         return refuse("sp", "context and sequence parallelism are mutually exclusive", "write 1 for one of them")
     if replicas > 1 and shards == 1 and max(size["tp"], size["cp"]) > 1:
         return refuse("dp_replicate", "tp and cp exclude replicas of one rank", "write dp_shard_size 2 or more")
-    version = 1 if notes.values.get("recipe") != "fsdp2" else 2
+    version = 2 if notes.values.get("recipe", notes.context.given.get("recipe")) == "fsdp2" else 1
     if kind == "FSDP" and version == 2 and shards == size["cp"] == 1:
         return refuse("dp_shard", "the parallelism config has no dimension for FSDP to shard across",
                       "write the ranks of a replica (absent is 1)")  # fmt: skip
@@ -77,7 +77,7 @@ def _checked(notes: Notes, kind: str, given: list[str]) -> None:
 
 
 def _mesh(notes: Notes, prefix: str, size: dict[str, int]) -> None:
-    if notes.values.get("stage") != 0:
+    if notes.values.get("stage", notes.context.given.get("stage")) != 0:
         notes.sets(f"{prefix}dp_replicate_size", dp_replicate=size["dp_replicate"])
     else:
         notes.tell(f"{prefix}dp_replicate_size", "understood", "all ranks that tp leaves hold the whole model")
