@@ -73,8 +73,8 @@ def formats(notes: Notes, key: str, half: str | None, way: str, *, tuned: bool, 
         values["autocast"] = casts
     elif notes.context.given.get("autocast"):
         values["autocast"] = None
-    if tuned:
-        values["adapter_dtype"] = "fp32" if wide else values["precision"]
+    if wide or (tuned and half):
+        values["adapter_dtype"] = "fp32" if wide else half
     if casts == "fp16" and not tuned:
         values |= {"loss_scale": "dynamic", "skip_nonfinite": True}
     if asked is not None:

@@ -108,6 +108,9 @@ def _pure(notes: Notes, kind: str) -> None:
     if not value(notes, "pure_bf16", BY, False):
         notes.tell("pure_bf16", "understood", "trained parameters are fp32")
         return
+    if notes.values.get("recipe") == "hf-deepspeed":
+        notes.lacks("pure_bf16", "bf16 without masters under DeepSpeed (a ValueError with ZeRO-3)")
+        return
     if value(notes, "bf16", BY, False) or value(notes, "fp16", BY, False):
         notes.note("pure_bf16 beside bf16 or fp16: weights and states are bf16, and products are autocast")
     notes.sets("pure_bf16", precision="bf16-pure", **({"adapter_dtype": "bf16"} if kind == "lora" else {}))
