@@ -12,18 +12,13 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from zerosim.dialects.reading import Context, Document, Reading, Refusal, flat
+from zerosim.dialects.reading import Context, Document, Reading, flat
 from zerosim.dialects.tell import NAMES, dialect_of
 from zerosim.dialects.text import parsed
 from zerosim.errors import InputError
 
 _FIRST = ("launch", "axolotl", "llamafactory", "trainer", "accelerate", "deepspeed")
 """The order of reading: a later one takes what an earlier one says, as 'auto' does the Trainer's arguments."""
-_NAMES_DEEPSPEED = {
-    "accelerate": "deepspeed_config.deepspeed_config_file",
-    **dict.fromkeys(("trainer", "axolotl", "llamafactory"), "deepspeed"),
-}
-"""By dialect, the key that names DeepSpeed's file; of all but accelerate's also a section."""
 _ALONE = ("torchtitan", "megatron")
 
 
@@ -74,36 +69,20 @@ def read_documents(documents: Sequence[Document], context: Context, without: Ite
         one: Reading = reader.read(document, _after(whole, context))
         whole = one if whole is None else _together(whole, one)
     assert whole is not None
-    missing = () if "deepspeed" in kinds else _unread(documents)
-    return dataclasses.replace(whole, refusals=(*whole.refusals, *missing))
+    return whole
 
 
 def _named_in(document: Document, others: Sequence[Document]) -> list[Document]:
-    """Return DeepSpeed's part of a file: the file that it names, if that is there and was not given, or a section."""
-    if document.dialect not in _NAMES_DEEPSPEED or any(one.dialect == "deepspeed" for one in others):
-        return []
-    if section := document.section("deepspeed"):
-        return [Document(document.path, "deepspeed", section)]
-    path = document.keys.get(_NAMES_DEEPSPEED[document.dialect])
-    if not isinstance(path, str):
+    """Return the DeepSpeed file that a file names, if it is there and was not given."""
+    key = {"accelerate": "deepspeed_config.deepspeed_config_file"}.get(document.dialect, "deepspeed")
+    path = document.keys.get(key)
+    if not isinstance(path, str) or any(one.dialect == "deepspeed" for one in others) or document.dialect == "deepspeed":
         return []
     for folder in ("", os.path.dirname(document.path)):
         if os.path.isfile(found := os.path.join(folder, path)):
             named = document_of(found)
             return [] if named is None or named.dialect != "deepspeed" else [named]
     return []
-
-
-def _unread(documents: Sequence[Document]) -> Sequence[Refusal]:
-    """Refuse a file that names DeepSpeed's, where that one is not here."""
-    keys = [(document, _NAMES_DEEPSPEED.get(document.dialect, "")) for document in documents]
-    named = [
-        (key, document.keys[key]) for document, key in keys if document.keys.get(key) not in (None, "", "none", {})
-    ]
-    return [
-        Refusal(key, "zerosim", f"no such file here: {path}", "give it as a second file, behind this one")
-        for key, path in named
-    ]
 
 
 def _after(before: Reading | None, context: Context) -> Context:
