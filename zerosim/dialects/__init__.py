@@ -9,16 +9,21 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from zerosim.dialects.reading import Context, Document, Reading, flat, with_given
+from zerosim.dialects.reading import Context, Document, Reading, Refusal, flat, with_given
 from zerosim.dialects.tell import NAMES, dialect_of
 from zerosim.dialects.text import Hjson, parse_any_json, parse_toml, parse_yaml, parsed
 from zerosim.errors import InputError
 
 _FIRST = ("axolotl", "llamafactory", "trainer", "accelerate", "deepspeed")
 """The order of reading: a later one takes what an earlier one says, as 'auto' does the Trainer's arguments."""
+_NAMES_DEEPSPEED = {
+    "accelerate": "deepspeed_config.deepspeed_config_file",
+    **dict.fromkeys(("trainer", "axolotl", "llamafactory"), "deepspeed"),
+}
+"""By dialect, the key that names DeepSpeed's file; of all but accelerate's it may be a section too."""
 _ALONE = ("torchtitan", "megatron")
 
 
@@ -83,6 +88,8 @@ def read_documents(documents: Sequence[Document], context: Context, without: Ite
         whole = one if whole is None else _together(whole, one)
     if whole is None:
         raise InputError(f"{documents[0].path}: is a launch script; pass the file that it launches too")
+    if "deepspeed" not in kinds:
+        whole = dataclasses.replace(whole, refusals=(*whole.refusals, *_unread(documents)))
     return whole if launch is None else _together(whole, launch)
 
 
@@ -93,20 +100,27 @@ def _read(document: Document, context: Context) -> Reading:
 
 
 def _named_in(document: Document, others: Sequence[Document]) -> list[Document]:
-    """Return the DeepSpeed file that a file names, if it is there and was not given."""
-    key = {"accelerate": "deepspeed_config.deepspeed_config_file"}.get(document.dialect, "deepspeed")
-    path = document.keys.get(key)
-    if (
-        not isinstance(path, str)
-        or any(one.dialect == "deepspeed" for one in others)
-        or document.dialect == "deepspeed"
-    ):
+    """Return DeepSpeed's part of a file: the file that it names, if that is there and was not given, or a section."""
+    if document.dialect not in _NAMES_DEEPSPEED or any(one.dialect == "deepspeed" for one in others):
+        return []
+    if section := document.section("deepspeed"):
+        return [Document(document.path, "deepspeed", section)]
+    path = document.keys.get(_NAMES_DEEPSPEED[document.dialect])
+    if not isinstance(path, str):
         return []
     for folder in ("", os.path.dirname(document.path)):
         if os.path.isfile(found := os.path.join(folder, path)):
             named = document_of(found)
             return [] if named is None or named.dialect != "deepspeed" else [named]
     return []
+
+
+def _unread(documents: Sequence[Document]) -> Iterator[Refusal]:
+    """Refuse a file that names DeepSpeed's, where that one is not here."""
+    for document in documents:
+        key = _NAMES_DEEPSPEED.get(document.dialect, "")
+        if (path := document.keys.get(key)) not in (None, "", "none", {}):
+            yield Refusal(key, "zerosim", f"no such file here: {path}", "give it as a second file, behind this one")
 
 
 def _after(before: Reading | None, context: Context) -> Context:
