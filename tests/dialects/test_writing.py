@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from random_configs import drawn
-from zerosim.dialects.shell import document_of_script
 
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.dialects import Context, Document, document_of_text, read_documents
 from zerosim.dialects.kinds import DIALECTS
 from zerosim.dialects.launch import read as read_launch
+from zerosim.dialects.shell import document_of_script
 from zerosim.dialects.writing import NOT_SAID, write
 from zerosim.errors import InputError
 
@@ -66,11 +66,11 @@ def test_replicas_are_no_part_of_deepspeeds_file() -> None:
 
 def test_a_file_says_all_that_it_can_and_the_script_the_rest() -> None:
     config = RunConfig(
-        model="llama3-8b", ranks=16, ranks_per_node=8, recipe="deepspeed", recompute="full", micro_batch=1,
+        **PLAN_DEFAULTS | {"micro_batch": 1}, model="llama3-8b", ranks=16, ranks_per_node=8, recipe="deepspeed", recompute="full",
         accumulate=8, reduce_bucket=10**8, offload="optimizer=host", pin_memory=True, clip_norm=0.5, seq=4096,
     )  # fmt: skip
     made = write(config, "deepspeed", "ds.json")
-    assert set(made.rest) == {"model", "ranks", "ranks_per_node", "recompute", "seq"} | (made.rest.keys() & {"saves"})
+    assert set(made.rest) == {"model", "ranks", "ranks_per_node", "recompute", "seq"}
     assert "# zerosim: --model llama3-8b --ranks 16" in made.launch
     assert "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed ds.json" in made.launch
 

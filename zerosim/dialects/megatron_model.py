@@ -179,6 +179,7 @@ def _vocabulary(arguments: Arguments, tp: int, *, is_given: bool = False) -> Non
     if is_given:
         if tp > 1 and multiple == 128:
             arguments.sets("--make-vocab-size-divisible-by", pad_vocab=True)
+        arguments.tell("--make-vocab-size-divisible-by", "understood", "--model says the vocabulary")
         return
     vocab = arguments.flag("vocab") or arguments["--vocab-size"]
     kind = arguments["--tokenizer-type"]

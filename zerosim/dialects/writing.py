@@ -20,6 +20,7 @@ from zerosim.errors import InputError
 
 NOT_SAID = ("steps", "seed", "parallel", "backend", "world", "ranks_per_process", *WITH_VALUES.split())
 """Options of this machine and of values, which no framework's file has."""
+_MOST_READINGS = 5
 
 
 class Written(NamedTuple):
@@ -42,43 +43,44 @@ def write(config: RunConfig, kind: str, path: str) -> Written:
     return Written(text, _launch(config, dialect, path, rest), rest)
 
 
-def said_by(config: RunConfig, dialect: Dialect, text: str, path: str) -> dict[str, Any]:
-    """Return the values that the text says, read back with the ranks and the model of the configuration."""
+def said_by(config: RunConfig, dialect: Dialect, text: str, path: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the text says, read back with the ranks of the configuration, and beside `rest`."""
     if not dialect.reader:
         return {}
-    given = {name: config.value(name) for name in ("ranks", "tp", "pp", "cp")}
-    document = document_of_text(path, dialect.reader, text)
+    given = {**{name: config.value(name) for name in ("ranks", "tp", "pp", "cp")}, **rest}
     launcher = "deepspeed" if dialect.reader == "deepspeed" else ""
+    document = document_of_text(path, dialect.reader, text)
     reading = read_documents([document], Context(given, launcher=launcher))
     reading.check()
     return dict(reading.values)
 
 
 def _rest(config: RunConfig, dialect: Dialect, text: str, path: str) -> dict[str, Any]:
-    """Return the fewest options beside the file with which the configuration is the same."""
-    values = said_by(config, dialect, text, path)
-    rest: dict[str, Any] = {}
-    for name in ("model", "ranks"):
-        if values.get(name) != config.value(name):
-            rest[name] = config.given.get(name, config.value(name))
+    """Return the options beside the file with which the configuration is the same.
+
+    A reader may conclude more from a file once it knows them, so it reads again until nothing differs.
+    """
+    given = {name: value for name, value in config.given.items() if name not in NOT_SAID}
+    values = said_by(config, dialect, text, path, {})
+    rest: dict[str, Any] = {
+        name: given.get(name, config.value(name))
+        for name in ("model", "ranks")
+        if values.get(name) != config.value(name)
+    }
     for name in ("recipe", "stage"):  # they bring others
         if values.get(name, OPTIONS[name].default) != config.value(name):
             rest[name] = config.value(name)
-    given = {name: value for name, value in config.given.items() if name not in NOT_SAID}
     for name, value in given.items():  # in one pass: the sizes of a model go together
-        if name not in rest and values.get(name, PLAN_DEFAULTS.get(name, OPTIONS[name].default)) != value:
-            rest[name] = value
-    for _ in range(3):
+        if values.get(name, PLAN_DEFAULTS.get(name, OPTIONS[name].default)) != value:
+            rest.setdefault(name, value)
+    for _ in range(_MOST_READINGS):
+        values = said_by(config, dialect, text, path, rest)
         try:
             here = RunConfig(**{**PLAN_DEFAULTS, **values, **rest})
-        except InputError:
-            rest = {**given, **{name: config.value(name) for name in values if name not in given}}
+        except InputError:  # the file's values go together with others only
+            rest = {**rest, **given, **{name: config.value(name) for name in values if name not in NOT_SAID}}
             here = RunConfig(**{**PLAN_DEFAULTS, **values, **rest})
-        unlike = [
-            name
-            for name in OPTIONS
-            if name not in NOT_SAID and here.value(name) != config.value(name) and name not in rest
-        ]
+        unlike = [name for name in OPTIONS if name not in NOT_SAID and here.value(name) != config.value(name)]
         if not unlike:
             break
         rest |= {name: config.value(name) for name in unlike}
