@@ -66,7 +66,7 @@ def test_replicas_are_no_part_of_deepspeeds_file() -> None:
 
 def test_a_file_says_all_that_it_can_and_the_script_the_rest() -> None:
     config = RunConfig(
-        **PLAN_DEFAULTS | {"micro_batch": 1}, model="llama3-8b", ranks=16, ranks_per_node=8, recipe="deepspeed", recompute="full",
+        **PLAN_DEFAULTS, model="llama3-8b", ranks=16, ranks_per_node=8, recipe="deepspeed", recompute="full",
         accumulate=8, reduce_bucket=10**8, offload="optimizer=host", pin_memory=True, clip_norm=0.5, seq=4096,
     )  # fmt: skip
     made = write(config, "deepspeed", "ds.json")

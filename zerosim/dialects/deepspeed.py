@@ -33,7 +33,7 @@ def read(document: Document, context: Context) -> Reading:
     values = _checked(notes, filled(notes, launcher), by)
     stage = stage_of(notes, values, by)
     notes.sets(_stage_key(document), stage=stage)
-    read_precision(notes, values, stage, by)
+    read_precision(notes, values, launcher, stage, by)
     read_optimizer(notes, values, launcher, stage, by)
     read_batch(notes, values, by)
     read_zero(notes, values, stage)

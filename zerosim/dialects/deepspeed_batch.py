@@ -54,7 +54,12 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
                          f"accumulation x ranks)", "mend one of the three, or pass another --ranks")  # fmt: skip
             return
     except TypeError:
-        notes.refuse(keys[0] if train is not None else keys[1], by, "TypeError: batch sizes are whole numbers")
+        names = (*keys, "gradient_accumulation_steps")
+        wrong = [key for key in names if isinstance(values.get(key), str)] or [key for key in names if key in values][
+            :1
+        ]
+        for key in wrong:
+            notes.refuse(key, by, f"TypeError: {values[key]!r} is no whole number, and no launcher fills it")
         return
     except ZeroDivisionError:
         notes.refuse(keys[1], by, "ZeroDivisionError: a micro batch of 0 rows")

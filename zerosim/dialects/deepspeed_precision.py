@@ -10,7 +10,8 @@ from zerosim.dialects.reading import Notes
 _DTYPES = ("fp32", "fp16", "bf16")
 
 
-def read_precision(notes: Notes, values: dict[str, Any], stage: int, by: str) -> None:
+def read_precision(notes: Notes, values: dict[str, Any], launcher: str, stage: int, by: str) -> None:
+    """Set the parameters' dtype, and those of gradients. Without a section accelerate adds its mixed_precision's."""
     bf16 = "bf16" if any(key.split(".")[0] == "bf16" for key in values) else "bfloat16"
     is_bf16, is_fp16 = bool(values.get(f"{bf16}.enabled")), bool(values.get("fp16.enabled"))
     if is_bf16 and is_fp16:
@@ -49,6 +50,9 @@ def read_precision(notes: Notes, values: dict[str, Any], stage: int, by: str) ->
         else:
             notes.sets("torch_autocast.enabled", precision="fp32", autocast=short)
             notes.tell("torch_autocast.dtype", "understood", f"autocast {short}")
+    elif launcher != "deepspeed" and not any(key.split(".")[0] in ("bf16", "bfloat16", "fp16") for key in values):
+        precision = notes.context.given.get("precision", "bf16")
+        notes.usually("no precision section: accelerate adds the launcher's", precision=precision)
     else:
         notes.usually("no precision section: DeepSpeed's fp32", precision="fp32")
     for key in notes.document.keys:

@@ -125,7 +125,7 @@ class Reading:
         return {said.key: said.text for said in self.said if said.how == how}
 
     def check(self) -> None:
-        """Raises: InputError, in one line with the file, the key and what the framework itself would do."""
+        """Check the file. Raises: InputError, in one line with the key and what the framework itself would do."""
         for one in self.refusals:
             way = one.advice or f"--without {one.key.lstrip('-')} plans the rest"
             raise InputError(f"{self.document.path}: {one.key}: {one.by}: {one.why}; {way}")
