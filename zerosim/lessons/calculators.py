@@ -58,7 +58,8 @@ MISSES: Mapping[str, str] = MappingProxyType(
             "gradients to fp32"
         ),
         "DeepSpeed, stage 3": (
-            "no activations, logits, buckets, prefetch or persistent parameters; 18 of the 20 bytes that the step divides"
+            "no activations, logits, buckets, prefetch or persistent parameters; 18 of the 20 bytes that the step "
+            "divides"
         ),
         "accelerate": "no ranks, ZeRO stages or activations; the largest of four figures, not their sum",
     }

@@ -406,4 +406,4 @@ def my_auto(
     ranks: int,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the filled file, and the keys that contradict the Trainer."""
-    raise NotImplementedError("my_auto: return the file, and a list of keys")
+    raise NotImplementedError("my_auto: return the file and a list of keys")
