@@ -473,3 +473,35 @@ def test_deepspeeds_estimate_of_t5_3b() -> None:
     found = {calculator.name: calculator for calculator in formulas.calculators()}
     sizes = [found[f"DeepSpeed estimator, {kind}"].model_states(2, 2_851_000_000, 8) for kind in ("code", "docs")]
     assert [f"{float(size or 0) / 2**30:.2f}" for size in sizes] == ["11.28", "15.93"]
+
+
+LLAMA, WORDS = 8_030_261_248, 525_336_576
+"""Llama 3 8B: its parameters, and those of its largest module, the table of words."""
+
+
+@pytest.mark.parametrize(
+    ("estimate", "host", "gpu"),
+    [
+        (formulas.deepspeed_stage_2(LLAMA, 8), 385_452_539_904, 16_060_522_496),
+        (formulas.deepspeed_stage_2(LLAMA, 8, cpu_offload=False), 385_452_539_904, 34_128_610_304),
+        (formulas.deepspeed_stage_3(LLAMA, WORDS, 8), 216_817_053_696, 2_101_346_304),
+        (formulas.deepspeed_stage_3(LLAMA, WORDS, 8, cpu_offload_params=False), 192_726_269_952, 4_108_911_616),
+        (formulas.deepspeed_stage_3(LLAMA, WORDS, 8, cpu_offload=False), 25_216_155_648, 20_169_434_112),
+        (
+            formulas.deepspeed_stage_3(LLAMA, WORDS, 8, cpu_offload=False, zero_init=False),
+            385_452_539_904,
+            20_169_434_112,
+        ),
+        (formulas.deepspeed_stage_3(LLAMA, WORDS, 8, 4), 54_204_263_424, 2_101_346_304),
+    ],
+)
+def test_deepspeeds_estimates_of_llama_3_8b(estimate: formulas.Estimate, host: int, gpu: int) -> None:
+    """As deepspeed 0.19.8's functions returned them."""
+    assert estimate == (host, gpu)
+
+
+def test_accelerates_estimates_of_llama_3_8b() -> None:
+    """As accelerate 1.15's function returned them: 16 bytes a parameter, 8 in float16, none in int8."""
+    found = {dtype: max(formulas.accelerate_training(4 * LLAMA, dtype).values()) for dtype in ("float32", "float16")}
+    assert found == {"float32": 128_484_179_968, "float16": 64_242_089_984}
+    assert set(formulas.accelerate_training(4 * LLAMA, "int8").values()) == {-1}

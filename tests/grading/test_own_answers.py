@@ -17,6 +17,8 @@ from zerosim.backends.forms import Choice
 from zerosim.backends.numpy import nf4, quantize, rounding
 from zerosim.backends.numpy.experts import route_backward
 from zerosim.device.allocators import arena
+from zerosim.dialects import Context, Document, deepspeed
+from zerosim.dialects.reading import flat
 from zerosim.grading import *
 from zerosim.nn.balance import Balance
 from zerosim.grading import best_fit, optimizers, placing, waiting
@@ -207,6 +209,14 @@ def my_bias(scores, bias, top_k, rate):
     balance.loads["router"] = []
     balance.move({"router": np.bincount(ids.ravel(), minlength=len(bias)).tolist()})
     return weights / weights.sum(axis=2, keepdims=True), np.array(balance.biases["router"])
+"""),
+    "auto": ("filled", """\
+def my_auto(config, hidden, micro, accumulate, ranks):
+    keys = {**flat(config), "bf16.enabled": True}
+    given = dict(model="llama", hidden=hidden, heads=8, micro_batch=micro, accumulate=accumulate, ranks=ranks)
+    values = deepspeed.read(Document("ds_config.json", "deepspeed", keys), Context(given)).values
+    zero = {**config["zero_optimization"], "reduce_bucket_size": values["reduce_bucket"]}
+    return {**config, "zero_optimization": zero}, []
 """),
 }  # fmt: skip
 """By exercise: what is named, and the answer."""

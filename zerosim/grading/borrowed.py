@@ -22,6 +22,7 @@ from typing import Any
 from zerosim.analysis import slots
 from zerosim.backends.numpy import blocks, experts, nf4, quantize, rounding
 from zerosim.device.allocators import arena
+from zerosim.dialects import deepspeed_auto
 from zerosim.functional import lora
 from zerosim.grading import optimizers
 from zerosim.grading.best_fit import Book
@@ -46,7 +47,7 @@ from zerosim.placement import partition
 from zerosim.placement.context import ContextCut
 from zerosim.tensor import flat
 
-_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks, experts)
+_MODULES = (pipeline, arena, quantize, rounding, nf4, lora, powersgd, blocks, experts, deepspeed_auto)
 """Their functions are never called by an exercise's run itself."""
 _BUGS = (bugs.__name__, other_bugs.__name__)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep

@@ -24,6 +24,7 @@ from zerosim.grading import (
     compaction,
     context,
     experts,
+    filling,
     offloading,
     optimizers,
     pipelines,
@@ -172,6 +173,7 @@ EXERCISES: tuple[Exercise, ...] = (
     exercise("bias", skeletons.my_bias, examine=experts.BIAS),
     exercise("dispatch", skeletons.my_dispatch, examine=experts.DISPATCH),
     exercise("divisor", skeletons.my_average, examine=experts.AVERAGE),
+    exercise("auto", skeletons.my_auto, examine=filling.AUTO),
 )
 
 

@@ -51,6 +51,20 @@ WHY: Mapping[tuple[str, str], str] = MappingProxyType(
     }
 )
 """By calculator and term: why the term differs from the count."""
+MISSES: Mapping[str, str] = MappingProxyType(
+    {
+        "DeepSpeed, stage 2": (
+            "no activations, logits or buckets; without offload the bytes of one moment, when the step has copied "
+            "gradients to fp32"
+        ),
+        "DeepSpeed, stage 3": (
+            "no activations, logits, buckets, prefetch or persistent parameters; 18 of the 20 bytes that the step "
+            "divides"
+        ),
+        "accelerate": "no ranks, ZeRO stages or activations; the largest of four figures, not their sum",
+    }
+)
+"""By the frameworks' own estimators, in a sentence, what each leaves out."""
 DOCS_STAGE_2 = "the 2-byte gradients are whole on every rank"
 
 

@@ -13,6 +13,7 @@ Numbers are exact: integers, or a `Fraction` where something does not divide. On
     parameters.py   parameters of GPT-2 and Llama
     efficiency.py   the share of a step that computes, at a bandwidth
     calculators.py  published calculators that disagree
+    estimators.py   DeepSpeed's and accelerate's own estimators, with all their arguments
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ from zerosim.analysis.formulas.efficiency import activation_intensity as activat
 from zerosim.analysis.formulas.efficiency import efficiency as efficiency
 from zerosim.analysis.formulas.efficiency import optimizer_intensity as optimizer_intensity
 from zerosim.analysis.formulas.efficiency import parameter_intensity as parameter_intensity
+from zerosim.analysis.formulas.estimators import Estimate as Estimate
+from zerosim.analysis.formulas.estimators import accelerate_training as accelerate_training
+from zerosim.analysis.formulas.estimators import deepspeed_stage_2 as deepspeed_stage_2
+from zerosim.analysis.formulas.estimators import deepspeed_stage_3 as deepspeed_stage_3
 from zerosim.analysis.formulas.experts import OF_EXPERTS as OF_EXPERTS
 from zerosim.analysis.formulas.experts import Dispatch as Dispatch
 from zerosim.analysis.formulas.experts import exchanged_rows as exchanged_rows

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from zerosim.analysis.formulas.estimators import accelerate_training, deepspeed_stage_2, deepspeed_stage_3
 from zerosim.analysis.formulas.states import BytesPerParameter, bytes_per_parameter_at
 
 Rule = Callable[[int, int, int, int], Fraction | None]
@@ -80,7 +81,7 @@ def calculators() -> tuple[Calculator, ...]:
             "accelerate estimate-memory",
             "huggingface/accelerate 16cb6eb, commands/estimate.py, fp16",
             "the largest of its parts (Adam's 8 bytes), not their sum; knows no ranks",
-            lambda stage, psi, ranks, largest: Fraction(8 * psi),
+            lambda stage, psi, ranks, largest: Fraction(max(accelerate_training(4 * psi, "float16").values())),
         ),
     )
 
@@ -93,8 +94,9 @@ def _staged(stage: int, psi: int, ranks: int, *, grad: int) -> Fraction:
 def _deepspeed_code(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
     if stage < 2:
         return None
-    divided = 18 * psi // ranks  # it truncates to a whole byte
-    return Fraction(2 * psi + divided if stage == 2 else 4 * largest + divided)
+    if stage == 2:
+        return Fraction(deepspeed_stage_2(psi, ranks, cpu_offload=False).gpu)
+    return Fraction(deepspeed_stage_3(psi, largest, ranks, cpu_offload=False).gpu)
 
 
 def _deepspeed_docs(stage: int, psi: int, ranks: int, largest: int) -> Fraction | None:
