@@ -15,6 +15,8 @@ from zerosim.config.inputs import LARGEST_TEXT, parse_json, read_file, read_toml
 from zerosim.dialects.reading import MORE_THAN_ONE
 from zerosim.errors import InputError
 
+INSTALL = "pip install 'pyyaml>=6' 'hjson>=3.1'"
+"""The extra `files`."""
 _NESTED = 32
 
 
@@ -52,7 +54,7 @@ def parse_any_json(path: str, text: str) -> Any:
             import hjson
         except ImportError:
             if any(mark in text for mark in ("#", "//", "/*", "'")):
-                more = "; if it has comments, as DeepSpeed's files may: pip install 'zerosim[files]'"
+                more = f"; if it has comments, as DeepSpeed's files may: {INSTALL}"
                 raise InputError(f"{error}{more}") from None
             raise error from None
         try:
@@ -95,7 +97,7 @@ def parse_yaml(path: str, text: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise InputError(f"{path}: YAML needs a library: pip install 'zerosim[files]'") from None
+        raise InputError(f"{path}: YAML needs a library: {INSTALL}") from None
 
     class Loader(yaml.SafeLoader):
         def compose_node(self, parent: Any, index: Any) -> Any:
