@@ -1,5 +1,4 @@
-"""A TOML for torchtitan 0.2: sizes by flavor, degrees, batch, optimizer, recompute and compile. `torchtitan.py` reads it
-back."""
+"""A TOML for torchtitan 0.2: a flavor, degrees, batch, optimizer, recompute and compile."""
 
 from __future__ import annotations
 
