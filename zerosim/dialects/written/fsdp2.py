@@ -143,14 +143,16 @@ def _optimizer(config: RunConfig) -> list[str]:
     optim = config.optim
     name = _OPTIMIZERS.get(optim.optimizer, "AdamW")
     given: dict[str, Any] = {"lr": optim.lr, "weight_decay": optim.weight_decay}
-    if name in ("Adam", "AdamW", "RAdam"):
+    if optim.optimizer not in _OPTIMIZERS:
+        pass  # AdamW's own betas and epsilon
+    elif name in ("Adam", "AdamW", "RAdam"):
         given |= {"betas": tuple(optim.betas), "eps": optim.eps}
     elif name == "SGD":
         given |= {"momentum": config.value("momentum"), "nesterov": config.value("nesterov")}
     else:
         given |= {"eps": optim.eps}
     how = "foreach=True" if config.value("foreach") else "foreach=False"
-    if not config.value("foreach") and not config.value("for_loop") and name in ("Adam", "AdamW", "SGD", "Adagrad"):
+    if not config.value("foreach") and not config.value("for_loop") and name in ("Adam", "AdamW"):
         how = "fused=True"
     note = [] if name == _OPTIMIZERS.get(optim.optimizer) else [f"# torch.optim has no {optim.optimizer}: AdamW"]
     split = [part for part, on in (("p.device_mesh", config.mesh.tp > 1), ("p.ndim > 1", _splits(config))) if on]
