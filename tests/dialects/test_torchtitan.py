@@ -267,8 +267,8 @@ def test_a_table_for_each_key_of_the_facts() -> None:
 
 def test_a_file_of_our_own_is_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text('model = "gpt"\nstage = 3\n')
+    path.write_text('model = "gpt"\nstage = 3\n', encoding="utf-8")
     assert document_of(str(path)) is None
-    path.write_text("[training]\nseq_len = 4096\nseq_len = 2048\n")
+    path.write_text("[training]\nseq_len = 4096\nseq_len = 2048\n", encoding="utf-8")
     with pytest.raises(InputError, match="not valid TOML: Cannot overwrite a value"):
         document_of(str(path))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.processes import ended, started
+from tests.processes import SECONDS, ended, started
 from zerosim import RunConfig
 from zerosim.dialects.written import fsdp2
 
@@ -45,12 +45,12 @@ HOST = {
 def test_it_trains(values: dict[str, Any], axes: dict[str, int], tmp_path: Path) -> None:
     page = tmp_path / "page.py"
     usual = {"recipe": "fsdp2", "attention": "flash", "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1}
-    page.write_text(fsdp2.written(RunConfig(**{**usual, **values})))
+    page.write_text(fsdp2.written(RunConfig(**{**usual, **values})), encoding="utf-8")
     env = {**os.environ, "TINY": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
     env |= {name: str(size) for name, size in axes.items()}
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(math.prod(axes.values()))]
     with ended(started([sys.executable, *words, page], env=env, stdout=-1, stderr=-2)) as process:
-        output, _ = process.communicate()
+        output, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, output
     losses = [float(line.split()[-1]) for line in output.splitlines() if line.startswith("step ")]
     assert len(losses) == 2

@@ -69,20 +69,20 @@ class Setup:
         self.notes.refuse(found, BY, why, advice)
 
     @cached_property
-    def model(self) -> Any:
-        """The model's sizes; None if they are not known."""
+    def model(self) -> RunConfig | None:
+        """The model on one rank; None if its sizes are not known."""
         try:
-            return RunConfig(**self.sizes, ranks=1).model if "model" in self.sizes else None
+            return RunConfig(**self.sizes, ranks=1) if "model" in self.sizes else None
         except InputError:
             return None
 
     @property
     def layers(self) -> int:
-        return 0 if self.model is None else int(self.model.layers)
+        return 0 if self.model is None else int(self.model.value("layers"))
 
     @property
     def has_experts(self) -> bool:
-        return self.model is not None and self.model.experts > 0
+        return self.model is not None and bool(self.model.value("experts"))
 
 
 def mesh(setup: Setup) -> None:

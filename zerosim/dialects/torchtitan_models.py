@@ -59,10 +59,10 @@ def flavor_of(config: RunConfig) -> tuple[str, str] | None:
     """Return family and flavor with a configuration's sizes; None if torchtitan has none."""
     for family, flavors in FLAVORS.items():
         for flavor, name in flavors.items():
-            if name == config.model.name:
-                plain = RunConfig(model=name, ranks=1, seq=config.model.seq)
+            if name == config.value("model"):
+                plain = RunConfig(model=name, ranks=1, seq=config.value("seq"))
                 return (family, flavor) if plain.model == config.model else None
-    debug = RunConfig(**DEBUG, rope_base=5e5, ranks=1, seq=config.model.seq)
+    debug = RunConfig(**DEBUG, rope_base=5e5, ranks=1, seq=config.value("seq"))
     return ("llama3", "debugmodel") if debug.model == config.model else None
 
 

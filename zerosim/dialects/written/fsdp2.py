@@ -10,7 +10,7 @@ from typing import Any
 
 from zerosim.config import RunConfig
 from zerosim.dialects.written.fsdp2_model import every_block, model, transformers, words
-from zerosim.dialects.written.torchtitan_toml import OFFLOADED
+from zerosim.dialects.written.torchtitan_toml import OFFLOADED, shards_of
 from zerosim.errors import wrong
 
 _OPTIMIZERS = {
@@ -32,28 +32,29 @@ def written(config: RunConfig) -> str:
 
 
 def _check(config: RunConfig) -> None:
-    stage, mesh = config.parallel.zero_stage, config.mesh
+    stage, tp = config.value("stage"), config.value("tp")
     if stage < 2:
         raise wrong(
             "stage", f" {stage}: fully_shard is ZeRO 3, or 2 with reshard_after_forward=False; choose one of them"
         )
-    for name, size in (("pp", mesh.pp), ("cp", mesh.cp), ("ep", mesh.ep)):
-        if size > 1:
+    for name in ("pp", "cp", "ep"):
+        if (size := config.value(name)) > 1:
             raise wrong(name, f" {size}: the script has dp_replicate, dp_shard and tp alone; choose --write torchtitan")
     model_ = config.model
     if not model_.has_blocks or model_.is_masked or model_.is_second:
-        raise wrong("model", f" {model_.name!r}: the script trains a causal language model; choose gpt2 or llama3-8b")
-    if mesh.tp > 1 and (not model_.decoder.block.is_gated or model_.experts or model_.is_latent):
-        raise wrong("tp", f" {mesh.tp}: the script cuts a Llama's maps, and {model_.name} has others; choose tp 1")
+        raise wrong(
+            "model", f" {config.value('model')!r}: the script trains a causal language model; choose gpt2 or llama3-8b"
+        )
+    if tp > 1 and (not model_.decoder.block.is_gated or config.value("experts") or model_.is_latent):
+        raise wrong("tp", f" {tp}: the script cuts a Llama's maps, and {config.value('model')} has others; choose tp 1")
     if config.value("precision") in ("fp16", "fp64"):
         raise wrong("precision", f" {config.value('precision')!r}: the script has no loss scale; choose bf16 or fp32")
 
 
 def _top(config: RunConfig) -> list[str]:
     """Return imports, sizes and the mesh."""
-    mesh, sizes = config.mesh, config.mesh.axes.sizes
-    axes = {"REPLICATE": ("dp_replicate", mesh.dp_replicate), "SHARD": ("dp_shard", sizes["dp_shard"])}
-    axes |= {"TP": ("tp", mesh.tp)}
+    axes = {"REPLICATE": ("dp_replicate", config.value("dp_replicate")), "SHARD": ("dp_shard", shards_of(config))}
+    axes |= {"TP": ("tp", config.value("tp"))}
     used = {name: axis for name, axis in axes.items() if axis[1] > 1 or name == "SHARD"}
     is_offloaded = config.value("offload") in OFFLOADED
     policies = [
@@ -67,7 +68,7 @@ def _top(config: RunConfig) -> list[str]:
         imports.append("from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper")
     imports.append("from torch.distributed.device_mesh import init_device_mesh")
     imports.append(f"from torch.distributed.fsdp import {', '.join([*policies, 'fully_shard'])}")
-    if mesh.tp > 1:
+    if config.value("tp") > 1:
         imports.append(
             "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module"
         )
@@ -78,15 +79,15 @@ def _top(config: RunConfig) -> list[str]:
     comma = "," if len(used) == 1 else ""
     backend = '"cpu:gloo,cuda:nccl"' if is_offloaded else '"nccl"'
     return [
-        f"# Plain PyTorch on {mesh.ranks} ranks, {whole}, for torchrun.",
+        f"# Plain PyTorch on {config.value('ranks')} ranks, {whole}, for torchrun.",
         f"# A trial on a CPU: TINY=1 {trial} torchrun --nproc-per-node {2 ** len(used)} THIS",
         *imports,
         *transformers(config),
         "",
         'TINY = bool(os.environ.get("TINY"))',
         *numbers,
-        f"MICRO, ACCUMULATE = {config.data.micro_batch}, {config.data.accumulate}",
-        f"SEQ = 16 if TINY else {config.model.seq}",
+        f"MICRO, ACCUMULATE = {config.value('micro_batch')}, {config.value('accumulate')}",
+        f"SEQ = 16 if TINY else {config.value('seq')}",
         f"STEPS = 2 if TINY else {config.given.get('steps', 1000)}",
         "",
         'device = "cuda" if torch.cuda.is_available() else "cpu"',
@@ -107,14 +108,14 @@ def _mixed(config: RunConfig) -> bool:
 
 
 def _is_torch_loss(config: RunConfig) -> bool:
-    return config.memory.loss.startswith("torch")
+    return bool(config.value("loss").startswith("torch"))
 
 
 def _sharding(config: RunConfig) -> list[str]:
     """Return the policy, and fully_shard of each block and of the root."""
-    mesh, gathering = config.mesh, config.gathering
-    named = '"dp_replicate", "dp_shard"' if mesh.dp_replicate > 1 else '"dp_shard"'
-    whole = "mesh" if mesh.tp == 1 else f"mesh[{named}]"
+    tp, group = config.value("tp"), config.value("secondary_shard")
+    named = '"dp_replicate", "dp_shard"' if config.value("dp_replicate") > 1 else '"dp_shard"'
+    whole = "mesh" if tp == 1 else f"mesh[{named}]"
     policy = [f"mesh={whole}"]
     if _mixed(config):
         sent = config.value("compress") if config.value("compress") in _DTYPES else config.value("grad_dtype")
@@ -123,11 +124,11 @@ def _sharding(config: RunConfig) -> list[str]:
         pinned = 'device == "cuda"' if config.value("pin_memory") else "False"
         policy.append(f"offload_policy=CPUOffloadPolicy(pin_memory={pinned})")
     block = root = ""
-    if config.parallel.zero_stage == 2 or not gathering.reshard_after_forward:
+    if config.value("stage") == 2 or not config.value("reshard_after_forward"):
         block = ", reshard_after_forward=False"
-    elif mesh.secondary_shard:
-        block = f", reshard_after_forward=min({mesh.secondary_shard}, SHARD)"
-    if not block and not gathering.keep_root_units:
+    elif group:
+        block = f", reshard_after_forward=min({group}, SHARD)"
+    if not block and not config.value("keep_root_units"):
         root = ", reshard_after_forward=True"
     lines = [f"policy = dict({', '.join(policy)})", "for block in blocks:"]
     lines += [f"    fully_shard(block, **policy{block})", f"fully_shard(model, **policy{root})"]
@@ -155,14 +156,14 @@ def _optimizer(config: RunConfig) -> list[str]:
     if not config.value("foreach") and not config.value("for_loop") and name in ("Adam", "AdamW"):
         how = "fused=True"
     note = [] if name == _OPTIMIZERS.get(optim.optimizer) else [f"# torch.optim has no {optim.optimizer}: AdamW"]
-    split = [part for part, on in (("p.device_mesh", config.mesh.tp > 1), ("p.ndim > 1", _splits(config))) if on]
+    split = [part for part, on in (("p.device_mesh", config.value("tp") > 1), ("p.ndim > 1", _splits(config))) if on]
     if not split:
         return [*note, f"optimizer = torch.optim.{name}(model.parameters(), {words(given)}, {how})"]
     key = split[0] if len(split) == 1 else f"({', '.join(split)})"
     last = "key" if len(split) == 1 else "key[-1]"
     lines = [
         *note,
-        "groups = {}" + "  # a fused or foreach kernel takes tensors of one mesh only" * (config.mesh.tp > 1),
+        "groups = {}" + "  # a fused or foreach kernel takes tensors of one mesh only" * (config.value("tp") > 1),
     ]
     lines += ["for p in model.parameters():", f"    groups.setdefault({key}, []).append(p)"]
     group = '{"params": group}'
@@ -199,16 +200,20 @@ def _schedule(config: RunConfig) -> list[str]:
 
 def _training(config: RunConfig) -> list[str]:
     """Return the optimizer and the loop."""
-    several, last = config.data.accumulate > 1, "micro == ACCUMULATE - 1"
-    same = " // TP)  # ranks along tp read the same rows" if config.mesh.tp > 1 else ")  # each rank reads its own rows"
+    several, last = config.value("accumulate") > 1, "micro == ACCUMULATE - 1"
+    same = (
+        " // TP)  # ranks along tp read the same rows"
+        if config.value("tp") > 1
+        else ")  # each rank reads its own rows"
+    )
     loop = [f"torch.manual_seed(dist.get_rank(){same}"]
     loop += ["for step in range(STEPS):", "    for micro in range(ACCUMULATE):"]
     if several and not config.value("grad_sync"):
         loop.append(f"        model.set_requires_gradient_sync({last})")
-    elif several and config.mesh.dp_replicate > 1 and config.value("replica_reduction") == "step":
+    elif several and config.value("dp_replicate") > 1 and config.value("replica_reduction") == "step":
         loop.append(f"        model.set_requires_all_reduce({last})")
     if _is_torch_loss(config):
-        cast = "" if config.memory.loss.startswith("torch-half") else ".float()"
+        cast = "" if config.value("loss").startswith("torch-half") else ".float()"
         loop += [
             "        rows = torch.randint(config.vocab_size, (MICRO, SEQ + 1), device=device)  # your batch",
             "        logits = model(input_ids=rows[:, :-1], use_cache=False).logits",
@@ -221,7 +226,7 @@ def _training(config: RunConfig) -> list[str]:
         ]
     loop.append("        (loss / ACCUMULATE).backward()")
     clip = config.value("clip_norm")
-    if clip and config.mesh.tp > 1:
+    if clip and config.value("tp") > 1:
         loop.append("    norm = torch.stack([p.grad.norm().full_tensor() for p in model.parameters()]).norm()")
         loop.append(f"    torch.nn.utils.clip_grads_with_norm_(model.parameters(), {clip!r}, norm, foreach=False)")
     elif clip:

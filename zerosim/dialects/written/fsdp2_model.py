@@ -9,6 +9,7 @@ from typing import Any
 
 from zerosim.config import RunConfig
 from zerosim.config.numbers import NEUTRAL
+from zerosim.config.recompute import read_recompute
 
 _COLUMNS = (*(f"self_attn.{name}_proj" for name in "qkv"), "mlp.gate_proj", "mlp.up_proj")
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
@@ -25,6 +26,36 @@ _TINY: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
+_LLAMA: Mapping[str, str] = MappingProxyType(
+    {
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "intermediate_size": "ffn",
+        "num_attention_heads": "heads",
+        "num_key_value_heads": "kv_heads",
+        "head_dim": "head_dim",
+        "vocab_size": "vocab",
+        "max_position_embeddings": "seq",
+        "rope_theta": "rope_base",
+        "rms_norm_eps": "norm_eps",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+)
+_GPT: Mapping[str, str] = MappingProxyType(
+    {
+        "n_layer": "layers",
+        "n_embd": "hidden",
+        "n_inner": "ffn",
+        "n_head": "heads",
+        "vocab_size": "vocab",
+        "n_positions": "positions",
+        "embd_pdrop": "dropout",
+        "resid_pdrop": "dropout",
+        "attn_pdrop": "dropout",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+)
+"""By transformers' names, ours."""
 
 
 def is_gpt(config: RunConfig) -> bool:
@@ -35,7 +66,7 @@ def is_gpt(config: RunConfig) -> bool:
 def is_plain(config: RunConfig) -> bool:
     """Return whether sizes alone say the model; others come from their config.json."""
     model = config.model
-    return model.family in ("gpt", "llama") and model.numbers == NEUTRAL and not model.experts
+    return model.family in ("gpt", "llama") and model.numbers == NEUTRAL and not config.value("experts")
 
 
 def transformers(config: RunConfig) -> list[str]:
@@ -46,36 +77,12 @@ def transformers(config: RunConfig) -> list[str]:
 
 def sizes(config: RunConfig) -> dict[str, Any]:
     """Return the sizes of a GPT-2 or a Llama by transformers' names."""
-    model = config.model
-    if not is_gpt(config):
-        return {
-            "num_hidden_layers": model.layers,
-            "hidden_size": model.hidden,
-            "intermediate_size": model.ffn,
-            "num_attention_heads": model.heads,
-            "num_key_value_heads": model.kv_heads,
-            "head_dim": model.head_dim,
-            "vocab_size": model.vocab,
-            "max_position_embeddings": model.seq,
-            "rope_theta": model.rope_base,
-            "rms_norm_eps": model.norm_eps,
-            "tie_word_embeddings": model.tie_embeddings,
-        }
-    return {
-        "n_layer": model.layers,
-        "n_embd": model.hidden,
-        "n_inner": model.ffn,
-        "n_head": model.heads,
-        "vocab_size": model.vocab,
-        "n_positions": model.positions,
-        **{f"{name}_pdrop": model.dropout for name in ("embd", "resid", "attn")},
-        "tie_word_embeddings": model.tie_embeddings,
-    }
+    return {name: config.value(option) for name, option in (_GPT if is_gpt(config) else _LLAMA).items()}
 
 
 def every_block(config: RunConfig) -> int:
     """Return K if every K-th block is recomputed whole, 0 if none is."""
-    return config.memory.again.every
+    return read_recompute(config.value("recompute")).every
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -94,7 +101,7 @@ def _indented(start: str, lines: Sequence[str]) -> list[str]:
 def model(config: RunConfig) -> list[str]:
     """Return the model, cut by tp, with its checkpoints and compiled blocks."""
     kind, layers = ("GPT2Config", "model.transformer.h") if is_gpt(config) else ("LlamaConfig", "model.model.layers")
-    eager = ', attn_implementation="eager"' if config.memory.attention == "eager" else ""
+    eager = ', attn_implementation="eager"' if config.value("attention") == "eager" else ""
     whole = _call(kind, sizes(config)) if is_plain(config) else ['AutoConfig.from_pretrained("config.json")']
     lines = [f"torch.manual_seed({config.value('seed')})  # the same weights on every rank"]
     lines += ["if TINY:", *_indented("config = ", _call(kind, _TINY[kind])), "else:", *_indented("config = ", whole)]
@@ -102,7 +109,7 @@ def model(config: RunConfig) -> list[str]:
     if config.value("precision") == "bf16-pure":
         lines.append("model.to(torch.bfloat16)")
     lines.append(f"blocks = {layers}")
-    if config.mesh.tp > 1:
+    if config.value("tp") > 1:
         lines.append("plan = {")
         lines += [f'    "{name}": ColwiseParallel(),' for name in _COLUMNS]
         lines += [f'    "{name}": RowwiseParallel(),' for name in _ROWS]

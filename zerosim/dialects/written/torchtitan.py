@@ -37,11 +37,11 @@ def written(config: RunConfig) -> str:
     toml.check(config)
     family, flavor = flavor_of(config) or ("", "")
     if family not in _FAMILIES:
-        name = config.model.name
+        name = config.value("model")
         raise wrong(
             "model", f" {name!r}: torchtitan 0.3 has no flavor of these sizes; choose llama3-8b or --write fsdp2"
         )
-    is_chunked = config.memory.loss == "chunked"
+    is_chunked = config.value("loss") == "chunked"
     optimizers, of_optimizer = _optimizer(config)
     activation, of_activation = _recompute(config)
     imports = {
@@ -70,10 +70,10 @@ def written(config: RunConfig) -> str:
     if compiled:
         lines["compile"] = _call("CompileConfig", compiled)
         imports["torchtitan.config"] |= {"CompileConfig"}
-    registry = {"moe_comm_backend": "deepep"} if config.mesh.ep > 1 and config.value("dispatcher") == "deepep" else {}
-    head = [
-        f"# {config.mesh.ranks} ranks, torchtitan 0.3: a function for --config, to be put into a module for --module."
-    ]
+    registry = (
+        {"moe_comm_backend": "deepep"} if config.value("ep") > 1 and config.value("dispatcher") == "deepep" else {}
+    )
+    head = [f"# {config.value('ranks')} ranks, torchtitan 0.3: a function for --config, in a module for --module."]
     if of_optimizer == {"default_adamw"} and "replace(" in optimizers:
         head.append("from dataclasses import replace\n")
     head += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(imports.items())]
@@ -124,9 +124,9 @@ def _optimizer(config: RunConfig) -> tuple[str, set[str]]:
 def _training(config: RunConfig) -> dict[str, Any]:
     local, whole = toml.rows(config)
     keys: dict[str, Any] = {"local_batch_size": local}
-    if config.mesh.pp == 1 and config.data.accumulate > 1:
+    if config.value("pp") == 1 and config.value("accumulate") > 1:
         keys["global_batch_size"] = whole
-    keys |= {"seq_len": config.model.seq, "max_norm": config.value("clip_norm"), **toml.precision(config)}
+    keys |= {"seq_len": config.value("seq"), "max_norm": config.value("clip_norm"), **toml.precision(config)}
     if "steps" in config.given:
         keys["steps"] = config.given["steps"]
     return keys if config.value("cuda_graphs") else {**keys, "disable_cuda_graphs": True}
@@ -137,13 +137,13 @@ def _parallelism(config: RunConfig) -> dict[str, Any]:
     if "module_fqns_per_model_part" in keys:
         *parts, (*names, _) = keys["module_fqns_per_model_part"]
         keys["module_fqns_per_model_part"] = [*parts, [*names, "lm_head"]]
-    if config.mesh.tp > 1 and not config.parallel.sequence_parallel:
+    if config.value("tp") > 1 and not config.value("sequence_parallel"):
         keys["enable_sequence_parallel"] = False
     return {name: value for name, value in keys.items() if value != _DEFAULTS.get(name)}
 
 
 def _recompute(config: RunConfig) -> tuple[str, str]:
     """Return the policy's expression and its class; 0.3 has no K-th block."""
-    form = config.memory.recompute.partition(":")[0]
+    form = config.value("recompute").partition(":")[0]
     kind = {"full": "FullAC", "selective": "SelectiveAC"}.get(form, "")
     return (f"{kind}.Config()", kind) if kind else ("None", "")

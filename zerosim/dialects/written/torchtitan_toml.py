@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from zerosim.config import RunConfig
@@ -11,6 +12,7 @@ from zerosim.errors import wrong
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 OFFLOADED = {"optimizer=host,params=host", "params=host,optimizer=host"}
+AXES = ("tp", "cp", "ep")
 _DEFAULTS: Mapping[str, Any] = {
     "data_parallel_replicate_degree": 1,
     "tensor_parallel_degree": 1,
@@ -43,15 +45,11 @@ def written(config: RunConfig) -> str:
 
 
 def check(config: RunConfig) -> None:
-    """Raises: InputError if torchtitan has nothing like this ZeRO stage."""
-    stage, axes = config.parallel.zero_stage, config.mesh.axes
+    """Refuse a ZeRO stage that torchtitan does not have. Raises: InputError."""
+    stage, cuts = config.value("stage"), config.value("cp") * config.value("tp") * config.value("pp")
     if stage == 1:
         raise wrong("stage", " 1: torchtitan has no ZeRO stage 1; choose 3 (FSDP), or 0 (DDP)")
-    if (
-        stage == 0
-        and axes.size("dp_replicate", "dp_shard") > 1
-        and config.mesh.cp * config.mesh.tp * config.mesh.pp > 1
-    ):
+    if stage == 0 and cuts > 1 and config.value("ranks") > cuts:
         raise wrong("stage", " 0: torchtitan's DDP has no tp, cp or pp beside it; choose --stage 3")
 
 
@@ -84,16 +82,16 @@ def schedule(config: RunConfig) -> dict[str, Any]:
 
 def rows(config: RunConfig) -> tuple[int, int]:
     """Return the rows of a rank in one call of the trainer, and of a step."""
-    micro = config.data.micro_batch
-    return micro * config.data.accumulate if config.mesh.pp > 1 else micro, config.global_batch
+    micro = config.value("micro_batch")
+    return micro * config.value("accumulate") if config.value("pp") > 1 else micro, config.global_batch
 
 
 def _training(config: RunConfig) -> dict[str, Any]:
     local, whole = rows(config)
     keys: dict[str, Any] = {"local_batch_size": local}
-    if config.mesh.pp == 1 and config.data.accumulate > 1:
+    if config.value("pp") == 1 and config.value("accumulate") > 1:
         keys["global_batch_size"] = whole
-    keys |= {"seq_len": config.model.seq, "max_norm": config.value("clip_norm")}
+    keys |= {"seq_len": config.value("seq"), "max_norm": config.value("clip_norm")}
     if "steps" in config.given:
         keys["steps"] = config.given["steps"]
     return keys | precision(config)
@@ -111,48 +109,51 @@ def precision(config: RunConfig) -> dict[str, Any]:
     return keys
 
 
+def shards_of(config: RunConfig) -> int:
+    """Return the ranks along dp_shard."""
+    others = [config.value(name) for name in ("dp_replicate", "cp", "tp", "pp")]
+    return int(config.value("ranks") // prod(others))
+
+
 def parallelism(config: RunConfig) -> dict[str, Any]:
     """Return all degrees, and the rest without torchtitan's defaults."""
-    mesh, stage, sizes = config.mesh, config.parallel.zero_stage, config.mesh.axes.sizes
+    stage, shards, tp, cp, ep = config.value("stage"), shards_of(config), *(config.value(name) for name in AXES)
     keys: dict[str, Any] = {
-        "data_parallel_replicate_degree": mesh.axes.size("dp_replicate", "dp_shard")
-        if stage == 0
-        else mesh.dp_replicate,
-        "data_parallel_shard_degree": 1 if stage == 0 else sizes["dp_shard"],
+        "data_parallel_replicate_degree": shards if stage == 0 else config.value("dp_replicate"),
+        "data_parallel_shard_degree": 1 if stage == 0 else shards,
         "fsdp_reshard_after_forward": _reshard(config) if stage else "default",
-        "tensor_parallel_degree": mesh.tp,
+        "tensor_parallel_degree": tp,
     }
     if config.value("tp_comm_overlap"):
         keys["enable_async_tensor_parallel"] = True
-    keys["context_parallel_degree"] = mesh.cp
-    if mesh.cp > 1 and config.value("context") in (None, "ring"):
+    keys["context_parallel_degree"] = cp
+    if cp > 1 and config.value("context") in (None, "ring"):
         keys["context_parallel_rotate_method"] = "alltoall"
-    keys["expert_parallel_degree"] = mesh.ep
-    if mesh.ep > 1 and mesh.tp > 1:
-        keys["expert_tensor_parallel_degree"] = config.value("etp") or mesh.tp
-    if mesh.ep > 1 and config.value("dispatcher") == "deepep":
+    keys["expert_parallel_degree"] = ep
+    if ep > 1 and tp > 1:
+        keys["expert_tensor_parallel_degree"] = config.value("etp") or tp
+    if ep > 1 and config.value("dispatcher") == "deepep":
         keys["expert_parallel_comm_backend"] = "deepep"
-    return keys | (_pipeline(config) if mesh.pp > 1 else {})
+    return keys | (_pipeline(config) if config.value("pp") > 1 else {})
 
 
 def _reshard(config: RunConfig) -> str:
-    gathering = config.gathering
-    if config.parallel.zero_stage == 2 or not gathering.reshard_after_forward:
-        return "never" if config.mesh.pp == 1 else "default"
-    if config.mesh.pp > 1 or not (gathering.keep_root_units or gathering.keep_last_unit):
+    if config.value("stage") == 2 or not config.value("reshard_after_forward"):
+        return "never" if config.value("pp") == 1 else "default"
+    if config.value("pp") > 1 or not (config.value("keep_root_units") or config.value("keep_last_unit")):
         return "always"
     return "default"
 
 
 def _pipeline(config: RunConfig) -> dict[str, Any]:
-    kind, chunks = config.parallel.pipeline_schedule, config.mesh.pp * config.parallel.num_chunks
-    keys: dict[str, Any] = {"pipeline_parallel_degree": config.mesh.pp}
+    kind, chunks = config.value("pipeline") or "1f1b", config.chunks.last + 1
+    keys: dict[str, Any] = {"pipeline_parallel_degree": config.value("pp")}
     if kind in SCHEDULES:
         keys["pipeline_parallel_schedule"] = SCHEDULES[kind]
-    keys["pipeline_parallel_microbatch_size"] = config.data.micro_batch
-    layers = config.model.layers
+    keys["pipeline_parallel_microbatch_size"] = config.value("micro_batch")
+    layers = config.value("layers")
     counts = config.layers_by_chunk(layers)
-    is_usual = kind != "interleaved" or config.parallel.num_chunks == 2
+    is_usual = kind != "interleaved" or chunks == 2 * config.value("pp")
     for first, last in ((1, 1), (0, 0), (1, 0), (0, 1)):
         try:
             if divided(chunks, layers, first, last) != counts or not is_usual:
@@ -171,7 +172,7 @@ def _pipeline(config: RunConfig) -> dict[str, Any]:
 
 
 def _recompute(config: RunConfig) -> dict[str, Any]:
-    form, _, option = config.memory.recompute.partition(":")
+    form, _, option = config.value("recompute").partition(":")
     if form == "full" and option not in ("", "1"):
         return {"mode": "selective", "selective_ac_option": option}
     return {"mode": "selective", "selective_ac_option": "op"} if form == "selective" else {"mode": form}
@@ -179,7 +180,7 @@ def _recompute(config: RunConfig) -> dict[str, Any]:
 
 def compiled(config: RunConfig) -> dict[str, Any]:
     """Return the keys of compile: the blocks by the kernels, the loss if it has no fp32 copy."""
-    parts = ["model"] * (config.value("kernels") == "compiled") + ["loss"] * (config.memory.loss == "lean")
+    parts = ["model"] * (config.value("kernels") == "compiled") + ["loss"] * (config.value("loss") == "lean")
     return {} if not parts else {"enable": True} | ({"components": parts} if len(parts) == 1 else {})
 
 
