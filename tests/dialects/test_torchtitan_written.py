@@ -52,6 +52,8 @@ def _values(draw: random.Random) -> dict[str, Any]:
         "foreach": False,
     }  # fmt: skip
     values |= draw.choice(({}, {"foreach": True}, {"for_loop": True}))
+    if values["precision"] == "bf16":
+        values |= draw.choice(({}, {"compress": "bf16"}))
     if tp > 1:
         values |= {"sequence_parallel": True}
         values |= {"tp_comm_overlap": True} if values["kernels"] == "compiled" and draw.random() < 0.5 else {}

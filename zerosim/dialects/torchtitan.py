@@ -70,7 +70,7 @@ def _checked(notes: Notes) -> dict[str, Any]:
             )
             unknown.setdefault(wrong, []).append(key)
     for wrong, keys in unknown.items():
-        hint = f"it is {OLD[wrong]} since 0.2" if wrong in OLD else did_you_mean(wrong, {*sections, *notes.rows}, "")
+        hint = f"it is {OLD[wrong]} in 0.2.2" if wrong in OLD else did_you_mean(wrong, {*sections, *notes.rows}, "")
         name = wrong.rpartition(".")[2]
         why = f"ValueError: Invalid field names in data: {{{name!r}}}"
         notes.refuse(keys[0], BY, why, f"{hint + ', or ' if hint else ''}--without {wrong} plans the rest")
@@ -120,18 +120,23 @@ def _precision(setup: Setup) -> None:
     """Set the precision: FSDP's own, or autocast's without FSDP."""
     notes, degrees, stored = setup.notes, setup.degrees, setup.keys["training.dtype"]
     key, computed = "training.mixed_precision_param", setup.keys["training.mixed_precision_param"]
-    notes.tell("training.mixed_precision_reduce", "understood", "the recipe's" if setup.fsdp else "no FSDP")
+    reduced = "training.mixed_precision_reduce"
+    notes.tell(reduced, "understood", "gradients are sent in it" if setup.fsdp else "no FSDP")
     if stored == "bfloat16":
         setup.sets("training.dtype", "weights and states alike, without fp32 masters", precision="bf16-pure")
         if computed == "float32" and setup.fsdp:
             notes.lacks(key, "casts bf16 weights to fp32 for compute", costs=True)
-        elif setup.fsdp:
+        elif setup.fsdp and setup.keys[reduced] == "float32":
             notes.note("FSDP sends gradients in fp32 and stores bf16; zerosim sends what it stores.")
         notes.tell(key, "understood", "the dtype of the weights")
         return
     notes.tell("training.dtype", "understood", "fp32 weights and states")
     if setup.fsdp or computed == "float32":
         setup.sets(key, precision=_PRECISIONS[computed])
+        if setup.keys[reduced] == computed == "bfloat16":
+            setup.sets(reduced, compress="bf16")
+        elif setup.keys[reduced] == "bfloat16" and setup.fsdp:
+            notes.lacks(reduced, "fp32 compute whose gradients are sent in bf16", costs=True)
     elif degrees.tp == degrees.pp == 1:
         setup.sets(key, "without FSDP it is torch.autocast over fp32 weights", precision="fp32", autocast="bf16")
     else:

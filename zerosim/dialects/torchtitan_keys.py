@@ -100,8 +100,8 @@ TABLE: tuple[Row, ...] = (
         myth="bfloat16 is mixed precision, which is mixed_precision_param"),
     Row("training.mixed_precision_param", word("bfloat16", "float32"), "bfloat16", "the dtype of compute: FSDP's "
         "param_dtype, or autocast's without FSDP", "--precision bf16 or fp32", changes="bytes traffic"),
-    Row("training.mixed_precision_reduce", word("float32"), "float32", "the dtype in which FSDP reduces gradients",
-        "--grad-dtype fp32", changes="traffic"),
+    Row("training.mixed_precision_reduce", word("float32", "bfloat16"), "float32", "the dtype in which FSDP reduces "
+        "gradients; bfloat16 is no documented value, and works", "--compress bf16", changes="traffic"),
     Row("parallelism.data_parallel_replicate_degree", _DEGREE, 1, "replicas; with shard 1 it is DDP, beside no other "
         "axis", "--dp-replicate, or --stage 0 --recipe ddp", changes="bytes"),
     Row("parallelism.data_parallel_shard_degree", _all, -1, "FSDP's shards; -1 is what the other degrees leave",
@@ -205,6 +205,14 @@ TABLE: tuple[Row, ...] = (
     ),
 )  # fmt: skip
 OLD = {
+    "quantize.dense": "[quantize.linear]",
+    "quantize.moe": "[quantize.grouped_mm]",
+    "checkpoint.enable_checkpoint": "checkpoint.enable",
+    "validation.enabled": "validation.enable",
+    "job.print_args": "job.print_config",
+    "debug.ac_preserve_rng_state": "activation_checkpoint.preserve_rng_state",
+    "debug.ac_determinism_check": "activation_checkpoint.determinism_check",
+    "debug.ac_debug": "activation_checkpoint.debug",
     "float8": "[quantize.linear.float8]",
     "mx": "[quantize.linear.mx]",
     "activation_offload": "no section",
@@ -224,4 +232,4 @@ OLD = {
     "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
     "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
 }
-"""Names of torchtitan 0.1, and those that took their place."""
+"""Names of earlier versions, and those that 0.2.2 has in their place."""

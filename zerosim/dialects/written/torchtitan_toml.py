@@ -106,6 +106,8 @@ def precision(config: RunConfig) -> dict[str, Any]:
         keys["dtype"] = "bfloat16"
     elif config.value("precision") == "fp32" and config.value("autocast") is None:
         keys["mixed_precision_param"] = "float32"
+    if config.value("stage") and (config.value("compress") == "bf16" or config.value("precision") == "bf16-pure"):
+        keys["mixed_precision_reduce"] = "bfloat16"
     return keys
 
 
