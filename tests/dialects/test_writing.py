@@ -44,7 +44,7 @@ def unequal(one: RunConfig, other: RunConfig) -> dict[str, tuple[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", list(DIALECTS))
+@pytest.mark.parametrize("kind", READ)
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.slow] * (seed >= 8)) for seed in range(50)])
 def test_a_written_run_reads_back(kind: str, seed: int) -> None:
     rng = random.Random(1000 + seed)

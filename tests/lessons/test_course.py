@@ -16,7 +16,7 @@ from processes import posix
 from zerosim.backends.cuda import check as cuda
 from zerosim.cli.main import main
 from zerosim.comm.transports.mpi import check as mpi
-from zerosim.dialects import text
+from zerosim.dialects.text import INSTALL as FILES
 from zerosim.errors import InputError
 from zerosim.grading import EXERCISES, find_exercise
 from zerosim.lessons import course as courses
@@ -122,7 +122,7 @@ def test_the_course_lands_in_a_new_folder(tmp_path: Path, capsys: pytest.Capture
 
 def test_extras_that_errors_advise_are_those_of_pyproject() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    for advice, name in ((cuda.INSTALL, "cuda"), (mpi.INSTALL, "mpi"), (text.INSTALL, "files")):
+    for advice, name in ((cuda.INSTALL, "cuda"), (mpi.INSTALL, "mpi"), (FILES, "files")):
         assert shlex.split(advice) == ["pip", "install", *extras[name]]
     for path in (ROOT / "zerosim").rglob("*.py"):
         assert "'zerosim[" not in path.read_text("utf-8"), path
