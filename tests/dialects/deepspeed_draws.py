@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from zerosim.dialects.deepspeed_keys import REMOVED, STRICT, TABLE
+from zerosim.dialects.deepspeed.keys import REMOVED, STRICT, TABLE
 from zerosim.dialects.rows import boolean
 
 WORLD = 8

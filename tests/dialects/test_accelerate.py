@@ -12,7 +12,7 @@ from dialects.toml_keys import unlike_rows
 
 from zerosim.config import PLAN_DEFAULTS, RunConfig
 from zerosim.dialects import Context, Reading, read, read_documents
-from zerosim.dialects.accelerate_keys import TABLE
+from zerosim.dialects.accelerate.keys import TABLE
 from zerosim.dialects.reading import Document, flat
 from zerosim.dialects.text import parse_yaml
 from zerosim.dialects.written.accelerate import written

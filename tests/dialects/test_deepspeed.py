@@ -9,7 +9,7 @@ from dialects.given import config_of, expectation, flags_of, reading_of, unlike
 
 from zerosim.config import RunConfig
 from zerosim.dialects import Context, Document, Reading, read, read_documents
-from zerosim.dialects.deepspeed_keys import ROWS
+from zerosim.dialects.deepspeed.keys import ROWS
 from zerosim.dialects.reading import flat
 from zerosim.errors import InputError
 

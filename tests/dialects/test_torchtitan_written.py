@@ -14,7 +14,7 @@ from zerosim.config.parts import OPTIONS
 from zerosim.dialects import Context
 from zerosim.dialects.reading import Document, flat
 from zerosim.dialects.torchtitan import read
-from zerosim.dialects.torchtitan_pipeline import SCHEDULES
+from zerosim.dialects.torchtitan.pipeline import SCHEDULES
 from zerosim.dialects.written import fsdp2, torchtitan, torchtitan_toml
 from zerosim.errors import InputError
 

@@ -11,8 +11,11 @@ from dialects.given import config_of, expectation, reading_of, unlike
 from dialects.toml_keys import unlike_rows
 
 from zerosim.config import PLAN_DEFAULTS, RunConfig
-from zerosim.dialects import Context, Reading, axolotl_keys, llamafactory_keys, read, trainer_keys
+from zerosim.dialects import Context, Reading, read
+from zerosim.dialects.axolotl import keys as axolotl_keys
 from zerosim.dialects.hub_names import model_of_repository
+from zerosim.dialects.llamafactory import keys as llamafactory_keys
+from zerosim.dialects.trainer import keys as trainer_keys
 from zerosim.errors import InputError
 
 CHANGED: dict[str, dict[str, Any]] = {

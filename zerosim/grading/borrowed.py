@@ -22,7 +22,7 @@ from typing import Any
 from zerosim.analysis import slots
 from zerosim.backends.numpy import blocks, experts, nf4, quantize, rounding
 from zerosim.device.allocators import arena
-from zerosim.dialects import deepspeed_auto
+from zerosim.dialects.deepspeed import auto as deepspeed_auto
 from zerosim.functional import lora
 from zerosim.grading import optimizers
 from zerosim.grading.best_fit import Book

@@ -7,7 +7,7 @@ from typing import Any
 
 from zerosim.config.parts.context import cut_of
 from zerosim.config.run import RunConfig
-from zerosim.dialects.megatron_keys import KINDS_OF_BLOCK, PARTS
+from zerosim.dialects.megatron.keys import KINDS_OF_BLOCK, PARTS
 from zerosim.dialects.written.shell import arguments, wrapped
 from zerosim.errors import InputError
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerosim.config import RunConfig
-from zerosim.dialects.torchtitan_models import flavor_of
+from zerosim.dialects.torchtitan.models import flavor_of
 from zerosim.dialects.written import torchtitan_toml as toml
 from zerosim.errors import wrong
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from zerosim.config import RunConfig
-from zerosim.dialects.torchtitan_models import divided, flavor_of
+from zerosim.dialects.torchtitan.models import divided, flavor_of
 from zerosim.errors import wrong
 
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.torchtitan_mesh import BY, Setup
+from zerosim.dialects.torchtitan.mesh import BY, Setup
 
 
 def optimizer(setup: Setup) -> None:

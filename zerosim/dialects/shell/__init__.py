@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerosim.dialects.reading import Document
-from zerosim.dialects.shell_script import LAUNCHERS, Script
-from zerosim.dialects.shell_words import Open
+from zerosim.dialects.shell.script import LAUNCHERS, Script
+from zerosim.dialects.shell.words import Open
 from zerosim.dialects.tell import LAUNCH
 from zerosim.errors import InputError
 

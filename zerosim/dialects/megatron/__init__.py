@@ -5,13 +5,13 @@ Read as Megatron-LM d98e8a6: its argparse takes no abbreviations, `--a=b`, and t
 
 from __future__ import annotations
 
-from zerosim.dialects.megatron_args import MEGATRON, SWIFT_READER, arguments_of, say_rest
-from zerosim.dialects.megatron_layout import layout_of
-from zerosim.dialects.megatron_model import model_of
-from zerosim.dialects.megatron_states import states_of
-from zerosim.dialects.megatron_step import step_of
-from zerosim.dialects.megatron_step_keys import TABLE
-from zerosim.dialects.megatron_training import training_of
+from zerosim.dialects.megatron.args import MEGATRON, SWIFT_READER, arguments_of, say_rest
+from zerosim.dialects.megatron.layout import layout_of
+from zerosim.dialects.megatron.model import model_of
+from zerosim.dialects.megatron.states import states_of
+from zerosim.dialects.megatron.step import step_of
+from zerosim.dialects.megatron.step_keys import TABLE
+from zerosim.dialects.megatron.training import training_of
 from zerosim.dialects.reading import Context, Document, Reading
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zerosim.dialects.megatron_args import Arguments
-from zerosim.dialects.megatron_keys import PARTS
-from zerosim.dialects.megatron_layout import Layout
-from zerosim.dialects.shell_words import Open
+from zerosim.dialects.megatron.args import Arguments
+from zerosim.dialects.megatron.keys import PARTS
+from zerosim.dialects.megatron.layout import Layout
+from zerosim.dialects.shell.words import Open
 
 _PARTS = {theirs: ours for ours, theirs in PARTS.items()}
 _KNOWN_PARTS = (*_PARTS, "moe", "shared_experts")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zerosim.dialects import trainer_keys
 from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real, word
+from zerosim.dialects.trainer import keys as trainer_keys
 
 _NO = {"says": "ignored", "changes": "none"}
 OWN: tuple[Row, ...] = (

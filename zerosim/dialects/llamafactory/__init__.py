@@ -1,11 +1,11 @@
-"""LLaMA-Factory's YAML: TrainingArguments, and its own keys (`llamafactory_keys.py`)."""
+"""LLaMA-Factory's YAML: TrainingArguments, and its own keys (`keys.py`)."""
 
 from __future__ import annotations
 
 from zerosim.dialects import huggingface as hf
 from zerosim.dialects import trainer
 from zerosim.dialects.huggingface import value
-from zerosim.dialects.llamafactory_keys import TABLE
+from zerosim.dialects.llamafactory.keys import TABLE
 from zerosim.dialects.peft import adapters, targets
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.accelerate_keys import STRATEGIES
+from zerosim.dialects.accelerate.keys import STRATEGIES
 from zerosim.dialects.fsdp import Fsdp, shard
 from zerosim.dialects.reading import Notes
 from zerosim.dialects.rows import boolean

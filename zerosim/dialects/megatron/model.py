@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from zerosim.config.hub import is_of_hub
-from zerosim.dialects.megatron_args import Arguments
-from zerosim.dialects.megatron_keys import KINDS_OF_BLOCK
+from zerosim.dialects.megatron.args import Arguments
+from zerosim.dialects.megatron.keys import KINDS_OF_BLOCK
 
 _MIXED = {"gpt": "gpt", "llama": "llama", "qwen3": "qwen3_moe"}
 _WITH_DROPOUT = ("gpt", "gpt_bigcode")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects import trainer_keys
-from zerosim.dialects.accelerate_keys import DICTS, POLICIES, STRATEGIES, auto_or, prefetch, upper, word_of
+from zerosim.dialects.accelerate.keys import DICTS, POLICIES, STRATEGIES, auto_or, prefetch, upper, word_of
 from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real
+from zerosim.dialects.trainer import keys as trainer_keys
 
 _NO = {"says": "ignored", "changes": "none"}
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from zerosim.config import RunConfig
 from zerosim.dialects.reading import Notes
-from zerosim.dialects.torchtitan_models import FLEX
+from zerosim.dialects.torchtitan.models import FLEX
 from zerosim.errors import InputError
 
 BY = "torchtitan 0.2.2"

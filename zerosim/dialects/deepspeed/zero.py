@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.deepspeed_auto import how_of
+from zerosim.dialects.deepspeed.auto import how_of
 from zerosim.dialects.reading import Notes
 
 _ZERO = "zero_optimization"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zerosim.dialects.megatron_keys import (
+from zerosim.dialects.megatron.keys import (
     BATCH,
     EXPERTS,
     MODEL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from zerosim.dialects.megatron_args import Arguments
+from zerosim.dialects.megatron.args import Arguments
 
 _LAYOUT = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank",
            "--pipeline-model-parallel-layout")  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zerosim.dialects.megatron_args import Arguments
-from zerosim.dialects.megatron_layout import Layout
+from zerosim.dialects.megatron.args import Arguments
+from zerosim.dialects.megatron.layout import Layout
 
 _STRATEGY = "--data-parallel-sharding-strategy"
 _STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")

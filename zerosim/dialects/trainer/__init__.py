@@ -1,15 +1,15 @@
-"""transformers' TrainingArguments, as 5.24 and 4.x read them. Their keys are in `trainer_keys.py`."""
+"""transformers' TrainingArguments, as 5.24 and 4.x read them. Their keys are in `keys.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from zerosim.dialects import huggingface as hf
-from zerosim.dialects import trainer_fsdp
 from zerosim.dialects.fsdp import HALVES, flag, formats
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.reading import Context, Document, Notes, Reading
-from zerosim.dialects.trainer_keys import REMOVED, TABLE
+from zerosim.dialects.trainer import fsdp as trainer_fsdp
+from zerosim.dialects.trainer.keys import REMOVED, TABLE
 from zerosim.errors import did_you_mean
 
 NEW, OLD = "transformers 5.24", "transformers 4"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from zerosim.dialects.shell_arithmetic import is_plain, tokens_in, value_of
-from zerosim.dialects.shell_words import MOST, Open, Piece, Token, fields, joined, pieces_of, tokens_of
+from zerosim.dialects.shell.arithmetic import is_plain, tokens_in, value_of
+from zerosim.dialects.shell.words import MOST, Open, Piece, Token, fields, joined, pieces_of, tokens_of
 from zerosim.errors import InputError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
-from zerosim.dialects.torchtitan_mesh import AXES, BY, Setup
-from zerosim.dialects.torchtitan_models import UNPIPED, divided
+from zerosim.dialects.torchtitan.mesh import AXES, BY, Setup
+from zerosim.dialects.torchtitan.models import UNPIPED, divided
 from zerosim.placement.stages import smallest_group
 
 _LOCAL, _GLOBAL = "training.local_batch_size", "training.global_batch_size"

@@ -1,10 +1,10 @@
-"""accelerate's YAML or JSON, as `accelerate launch` 1.15 reads it. Its keys are in `accelerate_keys.py`."""
+"""accelerate's YAML or JSON, as `accelerate launch` 1.15 reads it. Its keys are in `keys.py`."""
 
 from __future__ import annotations
 
-from zerosim.dialects import accelerate_plugins as plugins
-from zerosim.dialects.accelerate_keys import SECTIONS, TABLE, TOP, TYPES
-from zerosim.dialects.accelerate_mesh import parallelism
+from zerosim.dialects.accelerate import plugins
+from zerosim.dialects.accelerate.keys import SECTIONS, TABLE, TOP, TYPES
+from zerosim.dialects.accelerate.mesh import parallelism
 from zerosim.dialects.fsdp import HALVES, formats, half_of
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.rows import Row, by_key

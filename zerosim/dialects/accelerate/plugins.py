@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.accelerate_keys import BESIDE_A_FILE
+from zerosim.dialects.accelerate.keys import BESIDE_A_FILE
 from zerosim.dialects.fsdp import Fsdp, shard
 from zerosim.dialects.reading import Notes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from zerosim.dialects.megatron_args import Arguments
+from zerosim.dialects.megatron.args import Arguments
 
 _MOE = ("--moe-router-topk", "--moe-ffn-hidden-size", "--moe-shared-expert-intermediate-size", "--moe-layer-freq",
         "--moe-token-dispatcher-type", "--moe-enable-deepep", "--moe-flex-dispatcher-backend",

@@ -1,19 +1,19 @@
 """Read DeepSpeed's JSON by the rules of DeepSpeed 0.19.8, and of the launcher that fills "auto" before it.
 
 Facts: deepspeed 0.19.8 runtime/config.py, runtime/zero/config.py and precision_config.py, run with each key; the
-Trainer's and accelerate's rules of "auto" are in `deepspeed_auto.py`, the keys in `deepspeed_keys.py`.
+Trainer's and accelerate's rules of "auto" are in `auto.py`, the keys in `keys.py`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.deepspeed_auto import filled, how_of, reader_of
-from zerosim.dialects.deepspeed_batch import read_batch
-from zerosim.dialects.deepspeed_keys import REMOVED, ROWS, STRICT
-from zerosim.dialects.deepspeed_optimizer import read_optimizer
-from zerosim.dialects.deepspeed_precision import read_precision
-from zerosim.dialects.deepspeed_zero import read_offload, read_zero, stage_of
+from zerosim.dialects.deepspeed.auto import filled, how_of, reader_of
+from zerosim.dialects.deepspeed.batch import read_batch
+from zerosim.dialects.deepspeed.keys import REMOVED, ROWS, STRICT
+from zerosim.dialects.deepspeed.optimizer import read_optimizer
+from zerosim.dialects.deepspeed.precision import read_precision
+from zerosim.dialects.deepspeed.zero import read_offload, read_zero, stage_of
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.rows import row_of
 from zerosim.errors import did_you_mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.accelerate_keys import DICTS, POLICIES, prefetch, upper
+from zerosim.dialects.accelerate.keys import DICTS, POLICIES, prefetch, upper
 from zerosim.dialects.rows import Row, anything, boolean, integer, optional, real, word
 
 _NO = {"says": "ignored", "changes": "none"}

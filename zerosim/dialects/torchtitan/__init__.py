@@ -11,11 +11,11 @@ from typing import Any
 
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.rows import by_key
-from zerosim.dialects.torchtitan_keys import OLD, TABLE
-from zerosim.dialects.torchtitan_mesh import BY, Setup, experts, mesh
-from zerosim.dialects.torchtitan_models import BALANCED, FLAVORS, FLEX, MASKED, sizes_of
-from zerosim.dialects.torchtitan_pipeline import batch, pipeline
-from zerosim.dialects.torchtitan_training import compiler, optimizer, recompute, schedule
+from zerosim.dialects.torchtitan.keys import OLD, TABLE
+from zerosim.dialects.torchtitan.mesh import BY, Setup, experts, mesh
+from zerosim.dialects.torchtitan.models import BALANCED, FLAVORS, FLEX, MASKED, sizes_of
+from zerosim.dialects.torchtitan.pipeline import batch, pipeline
+from zerosim.dialects.torchtitan.training import compiler, optimizer, recompute, schedule
 from zerosim.errors import did_you_mean
 
 __all__ = ["TABLE", "read"]

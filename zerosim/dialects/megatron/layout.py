@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zerosim.dialects.megatron_args import Arguments
-from zerosim.dialects.megatron_pipeline import stages_of
-from zerosim.dialects.shell_words import Open
+from zerosim.dialects.megatron.args import Arguments
+from zerosim.dialects.megatron.pipeline import stages_of
+from zerosim.dialects.shell.words import Open
 
 WORLD = "--tensor-model-parallel-size, --pipeline-model-parallel-size, --context-parallel-size"
 _CONTEXTS = {"p2p": "ring", "a2a": "ulysses", "allgather": "allgather", "a2a+p2p": "ulysses+ring"}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerosim.dialects.megatron_keys import MANY, OF_SWIFT, switch
-from zerosim.dialects.megatron_names import is_idle, is_of_swift, names
-from zerosim.dialects.megatron_step_keys import GONE, TABLE
+from zerosim.dialects.megatron.keys import MANY, OF_SWIFT, switch
+from zerosim.dialects.megatron.names import is_idle, is_of_swift, names
+from zerosim.dialects.megatron.step_keys import GONE, TABLE
 from zerosim.dialects.reading import Context, Document, Notes
 from zerosim.dialects.rows import Row, by_key
-from zerosim.dialects.shell_words import Open
+from zerosim.dialects.shell.words import Open
 from zerosim.errors import did_you_mean
 
 MEGATRON = "megatron d98e8a6"

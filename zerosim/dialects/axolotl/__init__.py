@@ -1,14 +1,15 @@
-"""axolotl's YAML, as 067b021 reads it: the Trainer's numbers under its own names. Its keys are in `axolotl_keys.py`."""
+"""axolotl's YAML, as 067b021 reads it: the Trainer's numbers under its own names. Its keys are in `keys.py`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects import axolotl_loss, trainer
 from zerosim.dialects import huggingface as hf
-from zerosim.dialects.accelerate_keys import STRATEGIES
-from zerosim.dialects.axolotl_adapters import adapter
-from zerosim.dialects.axolotl_keys import TABLE
+from zerosim.dialects import trainer
+from zerosim.dialects.accelerate.keys import STRATEGIES
+from zerosim.dialects.axolotl import loss as axolotl_loss
+from zerosim.dialects.axolotl.adapters import adapter
+from zerosim.dialects.axolotl.keys import TABLE
 from zerosim.dialects.fsdp import Fsdp, flag, formats, shard
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.reading import Context, Document, Notes, Reading
