@@ -27,11 +27,11 @@ def written(config: RunConfig) -> str:
     }
     if config.value("grad_dtype") == "fp32" and config.parallel.zero_stage == 1 and config.value("precision") == "bf16":
         values["data_types"] = {"grad_accum_dtype": "fp32"}
-    if config.reduction.compress in ("bf16", "fp16"):
-        values["communication_data_type"] = config.reduction.compress
+    if config.value("compress") in ("bf16", "fp16"):
+        values["communication_data_type"] = config.value("compress")
     if config.mesh.tp > 1:
         values["tensor_parallel"] = {"autotp_size": config.mesh.tp}
-    if config.mesh.cp > 1 and config.context.context == "ulysses":
+    if config.mesh.cp > 1 and config.value("context") == "ulysses":
         values["sequence_parallel_size"] = config.mesh.cp
     kept = {name: True for name in ("partition_activations", "cpu_checkpointing") if config.value(name)}
     if kept:
