@@ -32,10 +32,12 @@ def markdown(rows: Iterable[Row]) -> str:
     lines = ["| there | here | what it does there |", "|---|---|---|"]
     for row in rows:
         keys = ", ".join(f"`{key}`" for key in row.key.split())
-        answer = {"missing": "not modelled", "ignored": "no effect", "refuse": "refused"}.get(row.says, row.here)
+        answers = {"missing": "not modelled", "ignored": "no effect", "refuse": "refused", "near": "not modelled"}
+        answer = answers.get(row.says, row.here)
         here = f"near: {row.here.removesuffix(' is near')}" if row.says == "near" and row.here else answer
         here = re.sub(r"(--[a-z][a-z0-9-]*)", r"`\1`", row.here if row.here.startswith("always") else here)
-        lines.append(f"| {keys} | {here} | {row.does} |")
+        cells = [one.replace("|", "\\|") for one in (keys, here, row.does)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

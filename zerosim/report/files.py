@@ -29,7 +29,7 @@ def file_text(reading: Reading) -> Stack:
     keys = listed([f"{counts[how]} {words}" for how, words in HOWS.items() if counts[how]])
     path = reading.document.path
     text = f"Read {path} as {reading.reader}: {keys} of {len(reading.document.keys)} keys."
-    return Stack(prose(text, "dim"), *(prose(f"{note}.", "dim") for note in reading.notes), close=True)
+    return Stack(prose(text, "dim"), *(prose(f"{note.rstrip('.')}.", "dim") for note in reading.notes), close=True)
 
 
 def file_page(reading: Reading, given: Mapping[str, Any], page: RenderableType, *, all: bool) -> Stack:
