@@ -1,30 +1,12 @@
-"""The facts about dialects (`keys.toml`), beside which the readers' tables are held."""
+"""The readers' tables as Markdown, for docs/from_*.md."""
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from zerosim.dialects.rows import Row, row_of
-
-FACTS: Mapping[str, Any] = tomllib.loads((Path(__file__).parent / "keys.toml").read_text("utf-8"))
-
-
-def names_of(key: str) -> Iterator[str]:
-    """Return the keys that a row of the facts names: 'a.b, c (d)' is a.b, a.c and a.d. A row about no key has none."""
-    if key.startswith("("):
-        return
-    section = ""
-    for part in re.split(r"[,;]\s*|\s+\(|\)", key):
-        name = part.strip().removesuffix(" deprecated").strip()
-        if not name or " " in name or name.endswith("...") or name in ("bool", "the"):
-            continue
-        if "." in name:
-            section = name.rpartition(".")[0]
-        yield name if "." in name or not section else f"{section}.{name}"
+from zerosim.dialects.rows import Row
 
 
 def markdown(rows: Iterable[Row]) -> str:
@@ -39,24 +21,6 @@ def markdown(rows: Iterable[Row]) -> str:
         cells = [one.replace("|", "\\|") for one in (keys, here, row.does)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def check_table(dialect: str, rows: Mapping[str, Row], better: Mapping[str, str]) -> None:
-    """Assert that each key of the facts has a row that says and changes the same, but for `better` ones."""
-    missing, unlike, used = [], [], set()
-    for fact in FACTS["key"]:
-        if fact["dialect"] != dialect:
-            continue
-        for name in names_of(fact["key"]):
-            row = rows.get(name) or row_of(rows, name)
-            if row is None:
-                missing.append(name)
-            elif row.says != better.get(name, fact["says"]):
-                unlike.append((name, row.says, fact["says"]))
-            used.add(name)
-    assert not missing
-    assert not unlike
-    assert not [name for name in better if name not in used]
 
 
 def pages() -> dict[str, str]:

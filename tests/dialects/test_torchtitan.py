@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dialects.given import FILES, config_of, expectation, flags_of, reading_of, unlike
 
-from tests.dialects.given import FILES, config_of, expectation, flags_of, reading_of, unlike
 from zerosim.dialects import Context, Reading, document_of
 from zerosim.dialects.reading import Document, flat
 from zerosim.dialects.rows import by_key
