@@ -29,7 +29,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("--tpp 2", "unknown flag --tpp: did you mean --tp?"),
     ("--xyzzy", "unknown flag --xyzzy: see zerosim run --help"),
     ("missing.toml", "cannot read scenario missing.toml"),
-    ("missing.toml spare", "unexpected 'spare'"),
+    ("missing.toml beside.toml spare", "unexpected 'spare'"),
     ("--sample=", "--sample '': expected at least one character to continue"),
     # -- models
     ("--heads 3", "--heads 3 do not divide hidden 64"),
