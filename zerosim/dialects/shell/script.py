@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from zerosim.dialects.shell.arithmetic import is_plain, tokens_in, value_of
-from zerosim.dialects.shell.words import MOST, Open, Piece, Token, fields, joined, pieces_of, tokens_of
+from zerosim.dialects.shell.words import MOST, Open, Piece, Token, fields, joined, pieces_of, split, tokens_of
 from zerosim.errors import InputError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
@@ -206,7 +206,7 @@ def joined_words(words: list[str]) -> str:
 
 def _words(value: str | list[str]) -> list[str]:
     texts = [value] if isinstance(value, str) else value
-    return [word for text in texts for word in ([text] if isinstance(text, Open) else text.split())]
+    return [word for text in texts for word in split(text)]
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]] | None:
