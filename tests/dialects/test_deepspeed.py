@@ -78,6 +78,20 @@ def test_one_bit_adam_by_the_version_that_had_it() -> None:
     }
 
 
+def test_accelerate_adds_bf16_beside_fp16_that_is_off() -> None:
+    """TrainingArguments(bf16=True, deepspeed=FILE) run on transformers 5.24: bf16 is {"enabled": True}, fp16 is off."""
+    for said in ("auto", False):
+        values = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": said}}
+        assert reading(values, launcher="trainer", precision="bf16").values["precision"] == "bf16"
+        assert reading(values, launcher="trainer", precision="fp32").values["precision"] == "fp32"
+        alone = reading(values, launcher="trainer")
+        assert alone.values["precision"] == ("bf16" if said else "fp32")
+        assert any("bf16=True is assumed" in note for note in alone.notes) == bool(said)
+    auto = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": "auto"}}
+    assert reading(auto, launcher="trainer", precision="fp16").values["precision"] == "fp16"
+    assert reading({**auto, "fp16": {"enabled": False}}, precision="bf16").values["precision"] == "fp32"
+
+
 def test_two_zeros_mean_the_opposite_here() -> None:
     values = reading(zero(3, sub_group_size=0, stage3_max_live_parameters=0)).values
     assert (values["sub_group"], values["prefetch_elements"]) == (1, 0)
