@@ -109,6 +109,7 @@ def test_two_zeros_mean_the_opposite_here() -> None:
         ({"train_batch_size": 60, "train_micro_batch_size_per_gpu": 2}, 8, "60 != 2 * 3 * 8"),
         ({"train_batch_size": 60}, 8, "60 != 7 * 1 * 8"),
         ({"train_batch_size": 4}, 8, "Micro batch size per gpu: 0 has to be greater than 0"),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}, 16, "Gradient accumulation steps: 0 has to be"),
         ({"train_batch_size": "64"}, 8, "TypeError"),
     ],
 )
