@@ -92,6 +92,17 @@ def test_accelerate_adds_bf16_beside_fp16_that_is_off() -> None:
     assert reading({**auto, "fp16": {"enabled": False}}, precision="bf16").values["precision"] == "fp32"
 
 
+def test_without_a_model_its_width_alone_is_missing() -> None:
+    values = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    document = Document("ds.json", "deepspeed", flat({"zero_optimization": values}))
+    for launcher in ("trainer", "accelerate"):
+        refusals = read_documents([document], Context({"ranks": 8, "micro_batch": 1}, launcher=launcher)).refusals
+        assert [(one.key.rpartition(".")[2], one.by) for one in refusals] == [
+            ("reduce_bucket_size", "zerosim"),
+            ("stage3_prefetch_bucket_size", "zerosim"),
+        ]
+
+
 def test_two_zeros_mean_the_opposite_here() -> None:
     values = reading(zero(3, sub_group_size=0, stage3_max_live_parameters=0)).values
     assert (values["sub_group"], values["prefetch_elements"]) == (1, 0)
