@@ -322,6 +322,14 @@ def test_an_unknown_word_does_not_hide_its_neighbours(line: Any) -> None:
     assert reading.values["precision"] == "bf16"
 
 
+def test_quotes_of_a_default_are_no_part_of_it(tmp_path: Path) -> None:
+    text = """NODES=${SLURM_NNODES:-"2"}\nTP=${TP:-'4'}\nL=${L:-"$TP"}\n"""
+    text += f"torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py --seed $L {SMALL}"
+    document = document_of(script(tmp_path, text))
+    assert document is not None
+    assert (document.environment["--nnodes"], document.environment["TP"], document.keys["--seed"]) == ("2", "4", "4")
+
+
 def test_arguments_behind_a_condition_are_refused(line: Any, tmp_path: Path) -> None:
     before = "ARGS=(--bf16)\nif [ $FP8 ]; then ARGS+=(--fp8-format hybrid); fi"
     assert "'if' decides it" in line("${ARGS[@]}", before=before).refusals[0].why

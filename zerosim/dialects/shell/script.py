@@ -135,7 +135,11 @@ class Script:
         counts, name, index, sign, default = found.groups()
         value = self.variables.get(name)
         if sign and (sign[-1] == "+") == (value is not None and value != ""):
-            chosen = self.text(pieces_of(self.path, default, line, quoted=False), line)
+            if re.fullmatch(r"'[^']*'", default, re.DOTALL):
+                chosen = default[1:-1]
+            else:
+                plain = default[1:-1] if re.fullmatch(r'"[^"]*"', default, re.DOTALL) else default
+                chosen = self.text(pieces_of(self.path, plain, line, quoted=False), line)
             if sign[-1] == "=":
                 self.assign(name, chosen, line)
             return chosen
