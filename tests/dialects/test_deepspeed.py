@@ -103,6 +103,14 @@ def test_without_a_model_its_width_alone_is_missing() -> None:
         ]
 
 
+def test_no_offload_by_the_deprecated_key_is_no_offload() -> None:
+    one = reading(zero(2, cpu_offload=False))
+    one.check()
+    assert "zero_optimization.cpu_offload" in one.of("ignored")
+    assert "offload" not in one.values
+    assert reading(zero(2, cpu_offload=True)).values["offload"] == "optimizer=host"
+
+
 def test_two_zeros_mean_the_opposite_here() -> None:
     values = reading(zero(3, sub_group_size=0, stage3_max_live_parameters=0)).values
     assert (values["sub_group"], values["prefetch_elements"]) == (1, 0)
