@@ -105,6 +105,15 @@ def test_strategies_are_stages_and_replicas(tmp_path: Path) -> None:
     assert (reading.values["dp_replicate"], reading.values["ranks_per_node"]) == (2, 4)
 
 
+def test_backward_has_nothing_to_gather_early_where_units_stay(tmp_path: Path) -> None:
+    key, early = "fsdp_config.fsdp_backward_prefetch", "fsdp_backward_prefetch: BACKWARD_PRE"
+    reading = fsdp(tmp_path, "fsdp_sharding_strategy: SHARD_GRAD_OP", early)
+    reading.check()
+    assert key in reading.of("ignored")
+    assert "prefetch" not in reading.values
+    assert fsdp(tmp_path, "fsdp_sharding_strategy: FULL_SHARD", early).values["prefetch"] == 1
+
+
 def test_without_a_policy_the_model_is_one_unit(tmp_path: Path) -> None:
     reading = of(tmp_path, "fsdp_config:\n  fsdp_version: 2\n")
     with pytest.raises(InputError, match=r"launch.yaml: fsdp_config.fsdp_auto_wrap_policy: zerosim: the whole model"):

@@ -79,6 +79,39 @@ def test_one_bit_adam_by_the_version_that_had_it() -> None:
     }
 
 
+def test_accelerate_adds_bf16_beside_fp16_that_is_off() -> None:
+    """TrainingArguments(bf16=True, deepspeed=FILE) run on transformers 5.24: bf16 is {"enabled": True}, fp16 is off."""
+    for said in ("auto", False):
+        values = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": said}}
+        assert reading(values, launcher="trainer", precision="bf16").values["precision"] == "bf16"
+        assert reading(values, launcher="trainer", precision="fp32").values["precision"] == "fp32"
+        alone = reading(values, launcher="trainer")
+        assert alone.values["precision"] == ("bf16" if said else "fp32")
+        assert any("bf16=True is assumed" in note for note in alone.notes) == bool(said)
+    auto = {"zero_optimization": {"stage": 2}, "fp16": {"enabled": "auto"}}
+    assert reading(auto, launcher="trainer", precision="fp16").values["precision"] == "fp16"
+    assert reading({**auto, "fp16": {"enabled": False}}, precision="bf16").values["precision"] == "fp32"
+
+
+def test_without_a_model_its_width_alone_is_missing() -> None:
+    values = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
+    document = Document("ds.json", "deepspeed", flat({"zero_optimization": values}))
+    for launcher in ("trainer", "accelerate"):
+        refusals = read_documents([document], Context({"ranks": 8, "micro_batch": 1}, launcher=launcher)).refusals
+        assert [(one.key.rpartition(".")[2], one.by) for one in refusals] == [
+            ("reduce_bucket_size", "zerosim"),
+            ("stage3_prefetch_bucket_size", "zerosim"),
+        ]
+
+
+def test_no_offload_by_the_deprecated_key_is_no_offload() -> None:
+    one = reading(zero(2, cpu_offload=False))
+    one.check()
+    assert "zero_optimization.cpu_offload" in one.of("ignored")
+    assert "offload" not in one.values
+    assert reading(zero(2, cpu_offload=True)).values["offload"] == "optimizer=host"
+
+
 def test_two_zeros_mean_the_opposite_here() -> None:
     values = reading(zero(3, sub_group_size=0, stage3_max_live_parameters=0)).values
     assert (values["sub_group"], values["prefetch_elements"]) == (1, 0)
@@ -96,6 +129,7 @@ def test_two_zeros_mean_the_opposite_here() -> None:
         ({"train_batch_size": 60, "train_micro_batch_size_per_gpu": 2}, 8, "60 != 2 * 3 * 8"),
         ({"train_batch_size": 60}, 8, "60 != 7 * 1 * 8"),
         ({"train_batch_size": 4}, 8, "Micro batch size per gpu: 0 has to be greater than 0"),
+        ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}, 16, "Gradient accumulation steps: 0 has to be"),
         ({"train_batch_size": "64"}, 8, "TypeError"),
     ],
 )

@@ -311,6 +311,25 @@ def test_what_a_shell_would_decide_is_refused_where_it_matters(line: Any, before
     line("--micro-batch-size $MICRO --seed $MICRO", before=before, micro_batch=1).check()
 
 
+def test_an_unknown_word_does_not_hide_its_neighbours(line: Any) -> None:
+    before = 'TP=$(nproc)\nA="--data-path $DATA --vocab-size 32000 \\\n  --bf16"\nB=" $A --seed $N --lr 1e-4 "'
+    reading = line('$B "$UNSET" --clip-grad 2', before=before)
+    assert reading.document.keys["--data-path"] == "$DATA"
+    assert (reading.values["precision"], reading.values["lr"], reading.values["clip_norm"]) == ("bf16", 1e-4, 2.0)
+    assert reading.values["vocab"] == 32000
+    reading = line("$A --clip-grad 2", before='TP=$(a b)\nA="--tensor-model-parallel-size $TP --bf16"')
+    assert [one.key for one in reading.refusals] == ["--tensor-model-parallel-size"]
+    assert reading.values["precision"] == "bf16"
+
+
+def test_quotes_of_a_default_are_no_part_of_it(tmp_path: Path) -> None:
+    text = """NODES=${SLURM_NNODES:-"2"}\nTP=${TP:-'4'}\nL=${L:-"$TP"}\n"""
+    text += f"torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py --seed $L {SMALL}"
+    document = document_of(script(tmp_path, text))
+    assert document is not None
+    assert (document.environment["--nnodes"], document.environment["TP"], document.keys["--seed"]) == ("2", "4", "4")
+
+
 def test_arguments_behind_a_condition_are_refused(line: Any, tmp_path: Path) -> None:
     before = "ARGS=(--bf16)\nif [ $FP8 ]; then ARGS+=(--fp8-format hybrid); fi"
     assert "'if' decides it" in line("${ARGS[@]}", before=before).refusals[0].why

@@ -258,7 +258,9 @@ def test_factorys_training_stage_is_not_zeros(tmp_path: Path) -> None:
 
 
 def test_factorys_freeze_trains_the_last_layers(tmp_path: Path) -> None:
-    assert factory(tmp_path, "finetuning_type: freeze").values["freeze"] == "*,!h.30,!h.31"
+    """By the model's own names of its blocks: a pattern that no parameter has is refused."""
+    assert factory(tmp_path, "finetuning_type: freeze").values["freeze"] == "*,!layers.30,!layers.31"
+    assert factory(tmp_path, "finetuning_type: freeze", model="gpt2").values["freeze"] == "*,!h.10,!h.11"
 
 
 def test_factory_refuses_unknown_keys_with_the_nearest(tmp_path: Path) -> None:

@@ -145,6 +145,9 @@ def _of_version_1(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp) -> None:
             notes.sets(keys.get("forward_prefetch", ""), forward_prefetch=True)
         if fsdp.early == "BACKWARD_POST":
             notes.note("BACKWARD_POST gathers a unit when the one before it is freed: read as no prefetch")
+    else:
+        words = "a unit stays gathered after forward, so backward gathers none"
+        notes.tell(keys.get("backward_prefetch", ""), "ignored", words)
     notes.note("FSDP1 leaves transformers in 5.20")
 
 

@@ -65,7 +65,7 @@ def filled(notes: Notes, launcher: str) -> dict[str, Any]:
     if launcher in ("trainer", "accelerate"):
         values = _by_rules(notes, values, _accelerates(notes))
         for key, value in values.items():
-            if value == "auto":
+            if value == "auto" and not (key in _OF_WIDTH and notes.context.hidden is None):  # refused by its own words
                 notes.refuse(key, ACCELERATE, 'ValueError: "auto" not found in kwargs; it fills no such key',
                              "write a value, or leave the key out")  # fmt: skip
         values = {key: value for key, value in values.items() if value != "auto"}
@@ -151,7 +151,9 @@ def _of_width(notes: Notes, only: str | None = None) -> Iterator[tuple[str, Any,
         return
     hidden = notes.context.hidden
     if hidden is None:
-        notes.refuse(asked[0], "zerosim", '"auto" is a function of the model\'s hidden_size', "pass --model too")
+        for key in asked:
+            if notes.said.get(key) is None or notes.said[key].how != "refused":
+                notes.refuse(key, "zerosim", '"auto" is a function of the model\'s hidden_size', "pass --model too")
         return
     for key in asked:
         words, rule = _OF_WIDTH[key]

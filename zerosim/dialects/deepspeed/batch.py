@@ -44,8 +44,9 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
         accumulate = 1 if accumulate is None else accumulate
         whole = train if train is not None else micro * accumulate * (world or 1)
         if not whole > 0 or not micro > 0 or not accumulate > 0:
-            name = "Train batch size" if not whole > 0 else "Micro batch size per gpu"
-            zero = next(one for one in (whole, micro, accumulate) if not one > 0)
+            counts = {"Train batch size": whole, "Micro batch size per gpu": micro}
+            counts["Gradient accumulation steps"] = accumulate
+            name, zero = next((name, count) for name, count in counts.items() if not count > 0)
             notes.refuse(keys[0] if train is not None else keys[1], by,
                          f"AssertionError: {name}: {zero} has to be greater than 0")  # fmt: skip
             return

@@ -50,15 +50,27 @@ def read_precision(notes: Notes, values: dict[str, Any], launcher: str, stage: i
         else:
             notes.sets("torch_autocast.enabled", precision="fp32", autocast=short)
             notes.tell("torch_autocast.dtype", "understood", f"autocast {short}")
-    elif launcher != "deepspeed" and not any(key.split(".")[0] in ("bf16", "bfloat16", "fp16") for key in values):
-        precision = notes.context.given.get("precision", "bf16")
-        notes.usually("no precision section: accelerate adds the launcher's", precision=precision)
+    elif launcher != "deepspeed" and (half := _launchers(notes, values)):
+        notes.usually("no section of its format: accelerate adds the launcher's", precision=half)
     else:
         notes.usually("no precision section: DeepSpeed's fp32", precision="fp32")
     for key in notes.document.keys:
         if key.startswith("fp16.") and not is_fp16:
             notes.tell(key, "ignored", "disabled: bf16 is on" if is_bf16 else "disabled")
     _gradients(notes, values, stage, by, is_bf16=is_bf16)
+
+
+def _launchers(notes: Notes, values: dict[str, Any]) -> str | None:
+    """Return the format whose section accelerate adds; None where the file has one. An `auto` fp16 alone that is not
+    fp16=True is off, and bf16=True then adds bf16."""
+    precision: str | None = notes.context.given.get("precision")
+    sections = {key.split(".")[0] for key in values} & {"bf16", "bfloat16", "fp16"}
+    if sections == {"fp16"} and precision is None and notes.document.keys.get("fp16.enabled") == "auto":
+        notes.note("fp16.enabled is auto, and off: bf16=True is assumed, which adds bf16; else pass --precision fp16")
+        return "bf16"
+    if sections == {"fp16"}:
+        return precision if precision == "bf16" else None
+    return None if sections else precision or "bf16"
 
 
 def _gradients(notes: Notes, values: dict[str, Any], stage: int, by: str, *, is_bf16: bool) -> None:

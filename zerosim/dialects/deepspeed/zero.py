@@ -117,7 +117,7 @@ def read_offload(notes: Notes, values: dict[str, Any], stage: int) -> None:
                 notes.tell(key, "ignored", f"below stage 3 it is accepted and does nothing: this is stage {stage}")
             continue
         if device == "none":
-            for key in keys:
+            for key in [*keys, f"{_ZERO}.{old}"]:
                 notes.tell(key, "ignored", "nothing is offloaded")
             continue
         places.append(f"{state}={'host' if device == 'cpu' else 'nvme'}")

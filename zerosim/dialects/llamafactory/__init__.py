@@ -84,7 +84,8 @@ def _freeze(notes: Notes) -> None:
         return
     layers = sizes.model.layers
     blocks = range(max(0, layers - number), layers) if number > 0 else range(min(layers, -number))
-    notes.sets("finetuning_type", freeze=",".join(("*", *(f"!h.{block}" for block in blocks))))
+    stack = "h" if sizes.model.family == "gpt" else "layers"
+    notes.sets("finetuning_type", freeze=",".join(("*", *(f"!{stack}.{block}" for block in blocks))))
     notes.tell("freeze_trainable_layers", "understood", f"{len(blocks)} blocks are trained")
 
 

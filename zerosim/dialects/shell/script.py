@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from zerosim.dialects.shell.arithmetic import is_plain, tokens_in, value_of
-from zerosim.dialects.shell.words import MOST, Open, Piece, Token, fields, joined, pieces_of, tokens_of
+from zerosim.dialects.shell.words import MOST, Open, Piece, Token, fields, joined, pieces_of, split, tokens_of
 from zerosim.errors import InputError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
@@ -135,7 +135,11 @@ class Script:
         counts, name, index, sign, default = found.groups()
         value = self.variables.get(name)
         if sign and (sign[-1] == "+") == (value is not None and value != ""):
-            chosen = self.text(pieces_of(self.path, default, line, quoted=False), line)
+            if re.fullmatch(r"'[^']*'", default, re.DOTALL):
+                chosen = default[1:-1]
+            else:
+                plain = default[1:-1] if re.fullmatch(r'"[^"]*"', default, re.DOTALL) else default
+                chosen = self.text(pieces_of(self.path, plain, line, quoted=False), line)
             if sign[-1] == "=":
                 self.assign(name, chosen, line)
             return chosen
@@ -206,7 +210,7 @@ def joined_words(words: list[str]) -> str:
 
 def _words(value: str | list[str]) -> list[str]:
     texts = [value] if isinstance(value, str) else value
-    return [word for text in texts for word in ([text] if isinstance(text, Open) else text.split())]
+    return [word for text in texts for word in split(text)]
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]] | None:

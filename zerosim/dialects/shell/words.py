@@ -17,14 +17,16 @@ _OPERATORS = ("&&", "||", ";;", "|&", ">>", "&>", ">&", "<<<", "<<", ";", "&", "
 
 
 class Open(str):
-    """A word that holds something unknown, with the reason. `undefined`: the script never sets its variable."""
+    """A word that holds something unknown, with the reason. `undefined`: the script never sets its variable. `parts`:
+    the texts that it was joined from; none if all of it is unknown."""
 
     why: str
     undefined: bool
+    parts: tuple[str, ...]
 
-    def __new__(cls, text: str, why: str, *, undefined: bool = False) -> Open:
+    def __new__(cls, text: str, why: str, *, undefined: bool = False, parts: tuple[str, ...] = ()) -> Open:
         self = super().__new__(cls, text)
-        self.why, self.undefined = " ".join(why.split()), undefined
+        self.why, self.undefined, self.parts = " ".join(why.split()), undefined, parts
         return self
 
 
@@ -188,8 +190,22 @@ def _find(text: str, mark: str, at: int) -> int:
 def joined(parts: list[str]) -> str:
     """Return parts of a word as one; it is open if one of them is."""
     found = next((part for part in parts if isinstance(part, Open)), None)
-    text = "".join(parts)
-    return text if found is None else Open(text, found.why, undefined=found.undefined)
+    if found is None or len(parts) == 1:
+        return "".join(parts) if found is None else found
+    flat = tuple(one for part in parts for one in ((isinstance(part, Open) and part.parts) or (part,)))
+    return Open("".join(parts), found.why, undefined=found.undefined, parts=flat)
+
+
+def split(text: str) -> list[str]:
+    """Return a text's words; those that hold nothing unknown are not open."""
+    if not isinstance(text, Open):
+        return text.split()
+    words = list[list[str]]([[]])
+    for part in text.parts or (text,):
+        first, *others = [part] if isinstance(part, Open) else re.split(r"\s+", part)
+        words[-1].append(first)
+        words += [[other] for other in others]
+    return [joined(word) for word in words if any(word)]
 
 
 def fields(token: Token, value: Callable[[Piece, int], str | list[str]]) -> list[str]:
@@ -206,13 +222,13 @@ def fields(token: Token, value: Callable[[Piece, int], str | list[str]]) -> list
 
     for piece in token.pieces:
         found = value(piece, token.line)
-        if piece.kind == "text" or (isinstance(found, str) and (piece.quoted or isinstance(found, Open))):
+        if piece.kind == "text" or (isinstance(found, str) and (piece.quoted or split(found) == [found])):
             part.append(joined([found] if isinstance(found, str) else found))
             is_word = True
             continue
         words = [found] if isinstance(found, str) else found
         if not piece.quoted:
-            words = [one for word in words for one in ([word] if isinstance(word, Open) else word.split() or [])]
+            words = [one for word in words for one in split(word)]
             if isinstance(found, str) and found[:1].isspace():
                 end()
         for number, word in enumerate(words):
