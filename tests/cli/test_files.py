@@ -143,3 +143,27 @@ def test_a_plan_is_written_with_its_launch_script(capsys: pytest.CaptureFixture[
         both.append(json.loads(capsys.readouterr().out))
     assert both[0]["peak_bytes"] == both[1]["peak_bytes"]
     assert refused(capsys, "plan", str(path), *SIZES, "--write", "deepspeed", str(path)).endswith("choose another file")
+
+
+def test_a_page_of_python_is_read_by_its_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    words = [*SIZES, "--recipe", "fsdp2", "--write", "fsdp2", str(path)]
+    plans = []
+    for given in (words, [str(tmp_path / "train.launch.sh")]):
+        assert main(["plan", *given, "--json", "-", "-q"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0]["peak_bytes"] == plans[1]["peak_bytes"]
+    assert "pass the .launch.sh beside it alone" in refused(capsys, "plan", str(path))
+
+
+def test_nodes_that_the_mesh_has_not_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    two_nodes = str(GIVEN / "llamafactory_fsdp_two_nodes.yaml")
+    assert main(["plan", two_nodes, *SIZES, "--micro-batch", "1"]) == 0
+    assert "8 ranks a node are left out" in printed(capsys)
+
+
+def test_a_stage_over_the_files_leaves_what_it_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(GIVEN / "llamafactory_z3_offload.json")
+    assert main(["plan", path, *SIZES, "--stage", "2", "--json", "-", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["offload"] == "optimizer=host"
+    assert main(["plan", path, *SIZES, "--stage", "0", "-q"]) == 0

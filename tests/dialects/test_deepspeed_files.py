@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dialects.given import config_of, expectation, flags_of, reading_of, unlike
+from dialects.given import FOLDER, config_of, expectation, flags_of, reading_of, unlike
 from dialects.toml_keys import unlike_rows
 
 from zerosim.config import RunConfig
@@ -68,7 +68,7 @@ def test_a_file_that_a_newer_version_refuses() -> None:
 def test_one_bit_adam_by_the_version_that_had_it() -> None:
     name = "onebit_adam.json"
     assert [x.key for x in reading_of(name).refusals] == ["optimizer.type"]
-    path = str(__file__).replace("test_deepspeed.py", f"given/{name}")
+    path = str(FOLDER / name)
     old = Context(flags_of(name), versions={"deepspeed": (0, 19, 6)})
     one = read([path], old, ["fp16", "gradient_clipping"])
     assert one.refusals == ()
@@ -265,3 +265,33 @@ MODELLED: dict[str, tuple[str, str] | None] = {
     "sequence_parallel_size": ("near", "bytes traffic"),
     "data_parallel_size": ("near", "bytes traffic"),
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"micro_batch": 2}, {"micro_batch": 2, "accumulate": 16}),
+        ({"accumulate": 2}, {"micro_batch": 16, "accumulate": 2}),
+        ({"micro_batch": 2, "accumulate": 16}, {"micro_batch": 2, "accumulate": 16}),
+    ],
+)
+def test_a_flag_keeps_the_rows_of_a_step(given: dict[str, int], found: dict[str, int]) -> None:
+    sizes = {"train_batch_size": 256, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4}
+    one = reading({**zero(2), **sizes}, **given)
+    assert {name: one.values[name] for name in found} == found
+    assert one.refusals == ()
+
+
+def test_an_optimizer_flag_replaces_the_files() -> None:
+    lamb = {"optimizer": {"type": "Lamb", "params": {"lr": 1e-3, "eps": 1e-6, "max_coeff": 0.3}}}
+    assert [x.key for x in reading(lamb).refusals] == ["optimizer.type"]
+    one = reading(lamb, optimizer="lion")
+    assert one.refusals == ()
+    assert "eps" not in one.values
+    sgd = reading({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}})
+    assert (sgd.values["optimizer"], sgd.values["momentum"], sgd.refusals) == ("sgd", 0.9, ())
+
+
+def test_every_refused_key_is_named_at_once() -> None:
+    with pytest.raises(InputError, match=r"--without amp,elasticity,zero_optimization.aio plans the rest"):
+        reading({"amp": {"enabled": 0}, "elasticity": {"a": 1}, **zero(3, aio={"block_size": 1, "x": 2})}).check()

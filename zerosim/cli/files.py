@@ -6,13 +6,14 @@ What a file does not say comes from flags, and flags override a file. `dialects/
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zerosim.cli.outputs import Fill, Output
 from zerosim.cli.parser import Parser, flag_of
-from zerosim.config import OPTIONS, RunConfig
+from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
@@ -111,7 +112,21 @@ def _read(args: argparse.Namespace) -> Reading | None:
     given = {name: value for name, value in vars(args).items() if name in OPTIONS and value is not None}
     context = Context(given, launcher=getattr(args, "launcher", None) or "", versions=versions_of(args))
     names = (getattr(args, "without", None) or "").split(",")
-    return read_documents(documents, context, [name.strip() for name in names if name.strip()])
+    return _on_nodes(read_documents(documents, context, [name.strip() for name in names if name.strip()]), given)
+
+
+def _on_nodes(reading: Reading, given: Mapping[str, Any]) -> Reading:
+    """Return the reading without a file's ranks a node, if the mesh has no such nodes here; a note says so."""
+    if "ranks_per_node" not in reading.values or "ranks_per_node" in given:
+        return reading
+    try:
+        RunConfig(**{**PLAN_DEFAULTS, **reading.values, **given})
+    except InputError as error:
+        if error.field == "ranks_per_node":
+            values = {name: value for name, value in reading.values.items() if name != "ranks_per_node"}
+            note = f"the file's {reading.values['ranks_per_node']} ranks a node are left out: {error}"
+            return dataclasses.replace(reading, values=values, notes=(*reading.notes, note))
+    return reading
 
 
 def versions_of(args: argparse.Namespace) -> Mapping[str, tuple[int, ...]]:
@@ -120,7 +135,7 @@ def versions_of(args: argparse.Namespace) -> Mapping[str, tuple[int, ...]]:
     for word in (getattr(args, "read_as", None) or "").split(","):
         if not word.strip():
             continue
-        name, sign, version = word.strip().partition("==")
+        name, sign, version = re.sub(r"(?<!=)=(?!=)", "==", word.strip()).partition("==")
         if name not in LIBRARIES:
             hint = did_you_mean(name, LIBRARIES, f"expected one of {', '.join(LIBRARIES)}")
             raise InputError(f"--read-as {name}: {hint}")
@@ -138,4 +153,9 @@ def file_values(args: argparse.Namespace, reading: Reading, *, any_ranks: bool =
         if name not in reading.values and getattr(args, name, None) is None and not (any_ranks and name == "ranks"):
             raise InputError(f"{reading.document.path}: does not say {words}")
     stage = getattr(args, "stage", None)  # over the file's: its options that this stage does not have go with it
-    return {name: value for name, value in reading.values.items() if stage is None or stage in OPTIONS[name].stages}
+    values = {name: value for name, value in reading.values.items() if stage is None or stage in OPTIONS[name].stages}
+    if stage is not None and stage < 3 and "params=" in values.get("offload", ""):
+        values["offload"] = ",".join(one for one in values["offload"].split(",") if not one.startswith("params="))
+    if "offload" in reading.values and not values.get("offload"):
+        values = {name: value for name, value in values.items() if name not in ("offload", "pin_memory")}
+    return values

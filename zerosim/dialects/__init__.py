@@ -86,6 +86,8 @@ def read_documents(documents: Sequence[Document], context: Context, without: Ite
     ):
         one = _read(document, _after(whole, context))
         whole = one if whole is None else _together(whole, one)
+    if whole is None and launch is not None and "all flags" in launch.document.keys:
+        return launch
     if whole is None:
         raise InputError(f"{documents[0].path}: is a launch script; pass the file that it launches too")
     if "deepspeed" not in kinds:

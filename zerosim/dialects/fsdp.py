@@ -92,6 +92,9 @@ def shard(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp, half: str | None, *
     """Set ZeRO stage, recipe and all that accelerate's FSDP implies. `keys`: the spelling in this file, by name
     without prefix."""
 
+    asked = flag(notes.context, "precision")
+    half = half if asked is None or asked.removesuffix("-pure") in HALVES else None
+
     def key(name: str) -> str:
         return keys.get(name, "accelerate's FSDP")
 

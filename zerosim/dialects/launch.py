@@ -12,7 +12,8 @@ from zerosim.errors import InputError, did_you_mean
 
 def read(document: Document, context: Context) -> Reading:
     """Read the flags. Raises: InputError for an unknown one, and for a value that it does not take."""
-    words, notes = [*document.keys.get("flags", [])], Notes(document, context, {})
+    key = next(iter(document.keys))
+    words, notes = [*document.keys[key]], Notes(document, context, {})
     while words:
         flag = words.pop(0)
         name = flag.removeprefix("--").replace("-", "_")
@@ -29,7 +30,7 @@ def read(document: Document, context: Context) -> Reading:
                 raise InputError(f"{document.path}: {flag}: expected a value behind it")
             value = _value(option, [words.pop(0) for _ in range(count)], f"{document.path}: {flag}")
         notes.values[name], notes.sources[name] = value, f"{document.path}, {flag}"
-    notes.tell("flags", "understood", f"{len(notes.values)} options that the other file cannot say")
+    notes.tell(key, "understood", f"{len(notes.values)} options")
     return notes.reading("zerosim wrote it")
 
 

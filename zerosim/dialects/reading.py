@@ -126,8 +126,9 @@ class Reading:
 
     def check(self) -> None:
         """Check the file. Raises: InputError, in one line with the key and what the framework itself would do."""
+        plain = dict.fromkeys(key.lstrip("-") for one in self.refusals for key in one.key.split(", "))
         for one in self.refusals:
-            way = one.advice or f"--without {one.key.lstrip('-')} plans the rest"
+            way = one.advice or f"--without {','.join(plain)} plans the rest"
             raise InputError(f"{self.document.path}: {one.key}: {one.by}: {one.why}; {way}")
 
     def to_dict(self) -> dict[str, Any]:

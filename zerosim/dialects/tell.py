@@ -18,8 +18,9 @@ _BY_KEY = (
 """By dialect, top-level keys of which it has one. The first row that a file meets names it."""
 _TITAN = ("parallelism", "activation_checkpoint", "lr_scheduler", "training", "job")
 _PRECISION = ("fp16", "bf16", "optimizer")
-LAUNCH = "# zerosim: "
-"""Begins the line of a launch script that says what no key of the file beside it does (`writing.py`)."""
+LAUNCH, WHOLE = "# zerosim: ", "# zerosim alone: "
+"""Begin the line of a launch script (`writing.py`): options that no key of the file beside it says; or all of them,
+beside a page of Python, which nobody here reads."""
 NAMES = {
     "deepspeed": "DeepSpeed's JSON",
     "accelerate": "accelerate's YAML",
@@ -34,10 +35,12 @@ NAMES = {
 def dialect_of(path: str, values: Any) -> str:
     """Return the dialect of a parsed file; '' for zerosim's own. Raises: InputError for an unknown one."""
     if isinstance(values, str):
-        if re.search(rf"^{LAUNCH}", values, re.MULTILINE):
+        if re.search(rf"^({LAUNCH}|{WHOLE})", values, re.MULTILINE):
             return "launch"
         if re.search(r"--[a-z][a-z_-]*[_-]size\b", values):
             return "megatron"
+        if path.endswith(".py"):
+            raise InputError(f"{path}: Python is never executed; pass the .launch.sh beside it alone")
         raise InputError(f"{path}: {_unknown()}")
     if not isinstance(values, Mapping):
         raise InputError(f"{path}: holds no keys; {_unknown()}")

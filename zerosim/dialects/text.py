@@ -48,6 +48,8 @@ def parse_any_json(path: str, text: str) -> Any:
     try:
         return parse_json(text, f"scenario {path}")
     except InputError as error:
+        if "appears twice" in str(error):
+            raise InputError(f"{error}. DeepSpeed refuses it; the Trainer and accelerate take the last") from None
         if "is not JSON" not in str(error):
             raise
         try:
@@ -118,7 +120,8 @@ def parse_yaml(path: str, text: str) -> Any:
     except InputError:
         raise
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        words = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        raise InputError(f"{path} is not YAML: {words}") from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"{path} cannot be read as YAML: {error}") from None
 

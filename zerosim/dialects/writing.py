@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zerosim.config import OPTIONS, PLAN_DEFAULTS, WITH_VALUES, RunConfig
 from zerosim.dialects import Context, document_of_text, read_documents
 from zerosim.dialects.kinds import DIALECTS, Dialect
-from zerosim.dialects.tell import LAUNCH
+from zerosim.dialects.tell import LAUNCH, WHOLE
 from zerosim.errors import InputError
 
 NOT_SAID = ("steps", "seed", "parallel", "backend", "world", "ranks_per_process", *WITH_VALUES.split())
@@ -98,7 +98,9 @@ def _launch(config: RunConfig, dialect: Dialect, path: str, rest: Mapping[str, A
         nodes=f"--num_nodes {nodes} " if nodes > 1 else "",
         torch=torch,
     )
-    lines = ["#!/bin/bash", "# What the file beside it cannot say, as flags of zerosim:", f"{LAUNCH}{flags(rest)}"]
+    mark = LAUNCH if dialect.reader else WHOLE
+    about = "What the file beside it cannot say" if dialect.reader else "The whole run"
+    lines = ["#!/bin/bash", f"# {about}, as flags of zerosim:", f"{mark}{flags(rest)}"]
     if config.memory.allocator_conf and config.memory.allocator == "caching":
         lines.append(f"export PYTORCH_CUDA_ALLOC_CONF={config.memory.allocator_conf}")
     return "\n".join([*lines, command, ""])

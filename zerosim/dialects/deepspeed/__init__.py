@@ -78,8 +78,12 @@ def _checked(notes: Notes, values: dict[str, Any], by: str) -> dict[str, Any]:
                 notes.tell(key, "ignored", "an argument of engine.compile()")
                 continue
             known = [one.rpartition(".")[2] for one in ROWS if one.startswith(f"{section}.")]
-            near = did_you_mean(key.rpartition(".")[2], known, "no key is near")
-            notes.refuse(key, by, f"ValidationError, extra inputs are not permitted in {section}: {near}")
+            name = key[len(section) + 1 :].split(".")[0]
+            near = did_you_mean(name, known, "it has no such key")
+            if f"{section}.{name}" not in (one.key for one in notes.refusals):
+                why = f"ValidationError, extra inputs are not permitted in {section}: {near}"
+                notes.refuse(f"{section}.{name}", by, why)
+            notes.tell(key, "refused", "extra inputs are not permitted")
         elif key in ROWS:
             if (checked := _kind(notes, key, value, by)) is not None or value is None:
                 found[key] = checked
@@ -129,6 +133,10 @@ def _further(notes: Notes, values: dict[str, Any]) -> None:
         notes.sets("tensor_parallel.autotp_size", tp=tp)
     if isinstance(cp := values.get("sequence_parallel_size"), int) and cp > 1:
         notes.sets("sequence_parallel_size", cp=cp, context="ulysses")
+    for name in ("partition", "activation_checkpoint_interval"):
+        notes.lacks(
+            f"pipeline.{name}", "PipelineModule's own argument: --stage-layers and --recompute say it", costs=False
+        )
     stages = values.get("pipeline.stages")
     if isinstance(stages, int) and not isinstance(stages, bool):
         notes.sets("pipeline.stages", pp=stages)

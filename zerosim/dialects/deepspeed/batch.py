@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerosim.dialects.fsdp import flag
 from zerosim.dialects.reading import Notes
 
 
@@ -14,6 +15,10 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
     micro: Any = values.get(keys[1])
     accumulate: Any = values.get("gradient_accumulation_steps")
     ranks = given.get("ranks")
+    if train is not None and train != "auto":  # flags are over the file's, whose rows of a step stay
+        asked = flag(notes.context, "micro_batch"), flag(notes.context, "accumulate")
+        if asked != (None, None):
+            micro, accumulate = asked
     if train is None and micro is None:
         if any(key in notes.document.keys for key in keys):
             return  # already refused, or left to a launcher

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from zerosim.dialects.fsdp import flag
 from zerosim.dialects.reading import Notes
 
 _OURS: Mapping[str, str] = {"adamw": "adamw", "adam": "adamw", "lion": "lion", "adagrad": "adagrad", "muon": "muon"}
@@ -26,7 +27,13 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
         values.get(f"zero_optimization.{key}") in ("cpu", "nvme", True)
         for key in ("offload_optimizer.device", "cpu_offload")
     )
-    if kind is None:
+    asked = flag(notes.context, "optimizer")
+    if asked is not None and kind is not None:
+        for key in notes.document.keys:
+            if key == "optimizer.type" or (key.startswith("optimizer.params.") and not key.endswith((".lr", "_norm"))):
+                notes.tell(key, "understood", f"--optimizer {asked} replaces it")
+        values = {key: one for key, one in values.items() if notes.said.get(key) is None or key == "scheduler.type"}
+    elif kind is None:
         _clients(notes, launcher, offloads, stage)
     elif isinstance(kind, str):
         _own(notes, values, kind, offloads, by)
@@ -41,6 +48,11 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
             notes.sets(f"optimizer.params.{name}", _how(notes, name), **number)
         elif value is not None:
             notes.refuse(f"optimizer.params.{name}", f"{by}, when the optimizer is built", f"{value!r} is no number")
+    if values.get("optimizer.type") in ("SGD", "RMSprop"):  # PyTorch's
+        for name in ("momentum", "nesterov"):
+            if (one := values.get(f"optimizer.params.{name}")) is not None:
+                amount: dict[str, Any] = {name: float(one) if name == "momentum" else bool(one)}
+                notes.sets(f"optimizer.params.{name}", **amount)
     betas = values.get("optimizer.params.betas")
     if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, int | float) for one in betas):
         notes.sets("optimizer.params.betas", _how(notes, "betas"), betas=(float(betas[0]), float(betas[1])))
@@ -49,6 +61,11 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
     if "max_grad_norm" in params:
         notes.refuse("optimizer.params.max_grad_norm", f"{by}, when the engine is built",
                      "ValueError: no optimizer takes it", "write gradient_clipping instead")  # fmt: skip
+    for name in params:
+        if (key := f"optimizer.params.{name}") not in notes.said and notes.rows.get(key) is None:
+            notes.tell(
+                key, "ignored", "the optimizer's own argument, which changes no bytes; an unknown one is a TypeError"
+            )
     _scheduler(notes, values, by)
 
 

@@ -92,14 +92,16 @@ def _sizes(arguments: Arguments) -> None:
         arguments.tell("--kv-channels", "ignored", "equals hidden / heads")
     elif wide is not None:
         arguments.sets("--kv-channels", head_dim=wide)
-    ffn = arguments["--ffn-hidden-size"] or (int(4 * hidden * 2 / 3 / 64) * 64 if arguments["--swiglu"] else 4 * hidden)
+    wide = arguments.flag("hidden") or hidden
+    ffn = arguments["--ffn-hidden-size"] or (int(4 * wide * 2 / 3 / 64) * 64 if arguments["--swiglu"] else 4 * wide)
     arguments.sets("--ffn-hidden-size", ffn=ffn)
     if arguments["--group-query-attention"]:
         arguments.sets("--num-query-groups", kv_heads=arguments["--num-query-groups"])
         arguments.tell("--group-query-attention", "understood", f"kv_heads {arguments['--num-query-groups']}")
     else:
         arguments.tell("--num-query-groups", "ignored", "without --group-query-attention Megatron ignores it")
-        arguments.usually("Megatron without --group-query-attention", kv_heads=heads)
+        kv_heads = arguments.flag("heads") or heads
+        arguments.usually("Megatron without --group-query-attention", kv_heads=kv_heads)
     tied = not arguments["--untie-embeddings-and-output-weights"]
     arguments.sets("--untie-embeddings-and-output-weights", tie_embeddings=tied)
 

@@ -14,7 +14,7 @@ from typing import Any
 from zerosim.dialects.reading import Document
 from zerosim.dialects.shell.script import LAUNCHERS, Script
 from zerosim.dialects.shell.words import Open
-from zerosim.dialects.tell import LAUNCH
+from zerosim.dialects.tell import LAUNCH, WHOLE
 from zerosim.errors import InputError
 
 COMMAND = "(command)"
@@ -27,11 +27,14 @@ def document_of_script(path: str, dialect: str, values: Any) -> Document:
     Raises: InputError for a script that has none, or begins them where a shell would decide.
     """
     if dialect == "launch":
-        line = next(line for line in str(values).splitlines() if line.startswith(LAUNCH))
+        line = next(line for line in str(values).splitlines() if line.startswith((LAUNCH, WHOLE)))
+        mark = WHOLE if line.startswith(WHOLE) else LAUNCH
         try:
-            return Document(path, dialect, {"flags": shlex.split(line[len(LAUNCH) :])})
+            return Document(path, dialect, {"flags" if mark == LAUNCH else "all flags": shlex.split(line[len(mark) :])})
         except ValueError as error:
-            raise InputError(f"{path}: {LAUNCH.strip()} {error}; write flags as in a shell") from None
+            raise InputError(f"{path}: {mark.strip()} {error}; write flags as in a shell") from None
+    if "\r" in str(values):
+        raise InputError(f"{path}: its lines end as in Windows, which a shell takes for arguments: save it with LF")
     if isinstance(values, Mapping):
         return _of_yaml(path, dialect, values)
     script = Script(path)
