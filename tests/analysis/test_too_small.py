@@ -46,6 +46,7 @@ NOT_SEARCHED: Mapping[str, Sequence[str]] = {
         *("micro_batch_group", "secondary_shard", "quantized_weights", "quantized_gradients", "hierarchical_gather"),
         *("cp", "context", "context_order"),
     ),
+    "ranks": ("ranks", "hierarchical_gather"),  # whose gathers list every node: minutes at 32,768 ranks
     "model": ("model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "params", "units", "freeze"),
     "offload": ("offload", "delayed_update"),
     "lora-rank": ("lora_rank", "freeze"),
