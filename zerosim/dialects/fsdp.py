@@ -14,6 +14,7 @@ REDUCED = (
     "accelerate sends gradients in {half}, the format of the parameters, and stores their shards in fp32; "
     "torchtitan sends fp32"
 )
+REPLICAS = "FSDP averages replicas in the format that it reduces in; zerosim counts fp32, twice the bytes of half types"
 UPCAST = "accelerate casts trained parameters to fp32 before it shards them"
 NO_SYNC = (
     "accelerate accumulates under no_sync: every rank holds whole gradients between microbatches "
@@ -141,6 +142,7 @@ def _of_version_1(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp) -> None:
         ranks, node = (notes.values.get(one) or notes.context.given.get(one) for one in ("ranks", "ranks_per_node"))
         machines = ranks // node if ranks and node else 1
         notes.sets(name, "understood", "a replica a machine", dp_replicate=machines)
+        notes.note(REPLICAS)
     if stage == 3:
         prefetches = fsdp.early == "BACKWARD_PRE"
         notes.sets(keys.get("backward_prefetch", "accelerate's FSDP"), prefetch=int(prefetches))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from zerosim.dialects.fsdp import REPLICAS
 from zerosim.dialects.reading import Notes
 from zerosim.errors import did_you_mean
 
@@ -79,6 +80,8 @@ def _checked(notes: Notes, kind: str, given: list[str]) -> None:
 def _mesh(notes: Notes, prefix: str, size: dict[str, int]) -> None:
     if notes.values.get("stage", notes.context.given.get("stage")) != 0:
         notes.sets(f"{prefix}dp_replicate_size", dp_replicate=size["dp_replicate"])
+        if size["dp_replicate"] > 1:
+            notes.note(REPLICAS)
     else:
         notes.tell(f"{prefix}dp_replicate_size", "understood", "all ranks that tp leaves hold the whole model")
     notes.tell(f"{prefix}dp_shard_size", "understood", f"{size['dp_shard']}: what the other sizes leave of the ranks")
