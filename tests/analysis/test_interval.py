@@ -129,7 +129,7 @@ def test_the_table_is_what_the_clock_misses(path: Path) -> None:
     """And every figure is as near as its scenario says. Some rows are timed. A list's mean follows from the table,
     which has all of them."""
     sizes = [len(table.cells) for table in measured_tables(path)]
-    every = 2 + sum(sizes) // 16
+    every = 2 + sum(sizes) // 8
     tables, steps = measure(path, every)
     assert [cell.failures for table in tables for cell in table.cells if not cell.passed] == []
     assert [table.failures for table in as_written(path) if table.failures] == []
