@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from zerosim.cli.files import WRITTEN
 from zerosim.cli.main import main
+from zerosim.dialects.kinds import DIALECTS
 
 GIVEN = Path(__file__).parent.parent / "dialects" / "given"
 Z3 = str(GIVEN / "llamafactory_z3.json")
@@ -127,6 +130,25 @@ def test_a_bad_file_is_one_line(
     path = tmp_path / name
     path.write_text(text, "utf-8")
     assert error in refused(capsys, "plan", str(path), "--model", "llama3-8b", "--ranks", "4")
+
+
+def test_the_flag_names_every_kind_that_is_written() -> None:
+    assert tuple(DIALECTS) == WRITTEN
+
+
+def test_each_key_of_two_files_has_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = tmp_path / "args.json"
+    arguments.write_text('{"output_dir": "out", "gradient_accumulation_steps": 2, "bf16": true}', "utf-8")
+    assert main(["plan", str(arguments), Z3, *SIZES, "--all"]) == 0
+    numbers = re.search(r"(\d+) understood, (\d+) filled in, (\d+) without effect and (\d+) not modelled of (\d+)", (
+        page := printed(capsys)
+    ))  # fmt: skip
+    assert numbers is not None, page
+    *parts, whole = map(int, numbers.groups())
+    assert sum(parts) == whole
+    without = ["--without", "gradient_accumulation_steps"]  # out of both
+    assert main(["plan", str(arguments), Z3, *SIZES, *without, "--json", "-", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["config"]["accumulate"] == 1
 
 
 def test_a_plan_is_written_with_its_launch_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

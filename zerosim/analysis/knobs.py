@@ -69,6 +69,7 @@ def knobs(
     Equal configurations are planned once. Raises: InputError if the file itself cannot be planned.
     """
     whole, planned = plan(config), list[tuple[RunConfig, RunResult]]()
+    after = totals(whole)
     found = []
     for said in reading.said:
         row = row_of(reading.rows, said.key)
@@ -80,15 +81,15 @@ def knobs(
                     result = next((one for same, one in planned if same == other), None)
                     if result is None:
                         planned.append((other, result := plan(other)))
-                    knob = _beside(knob, result, whole)
+                    knob = _beside(knob, result, whole, after)
             except InputError as error:
                 knob = knob._replace(why_not=str(error))
         found.append(knob)
     return found
 
 
-def _beside(knob: Knob, without: RunResult, whole: RunResult) -> Knob:
-    before, after = totals(without), totals(whole)
+def _beside(knob: Knob, without: RunResult, whole: RunResult, after: Totals) -> Knob:
+    before = totals(without)
     is_timed = before.seconds is not None and after.seconds is not None
     more = Totals(
         after.taken_bytes - before.taken_bytes,

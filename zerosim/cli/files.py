@@ -17,11 +17,13 @@ from zerosim.config import OPTIONS, PLAN_DEFAULTS, RunConfig
 from zerosim.errors import InputError, did_you_mean
 
 if TYPE_CHECKING:
-    from zerosim.dialects import Reading
+    from zerosim.dialects import Document, Reading
     from zerosim.dialects.writing import Written
 
 LAUNCHERS = ("trainer", "accelerate", "deepspeed")
-LIBRARIES = ("deepspeed", "transformers", "accelerate", "megatron", "torchtitan")
+LIBRARIES = ("deepspeed", "transformers")
+WRITTEN = ("deepspeed", "accelerate", "torchtitan", "torchtitan-toml", "megatron", "fsdp2")
+"""The names of `dialects.kinds`, which every start would import."""
 _ASKED = {"model": "a model, such as --model llama3-8b or its config.json", "ranks": "the GPUs: --ranks N"}
 
 
@@ -35,10 +37,8 @@ def add_file_flags(parser: Parser) -> None:
 
 def add_write_flag(add: Callable[..., Any]) -> None:
     """Add --write."""
-    from zerosim.dialects.kinds import DIALECTS
-
     what = "this run as another framework's file, with a launch script beside it for what the file cannot say"
-    add("--write", nargs=2, metavar=("|".join(DIALECTS), "PATH"), help=what)
+    add("--write", nargs=2, metavar=("|".join(WRITTEN), "PATH"), help=what)
 
 
 def files_of(args: argparse.Namespace, config: RunConfig) -> Files | None:
@@ -100,9 +100,11 @@ def reading_of(args: argparse.Namespace) -> Reading | None:
 def _read(args: argparse.Namespace) -> Reading | None:
     paths = [path for path in (getattr(args, "scenario", None), getattr(args, "beside", None)) if path is not None]
     is_asked = [name for name in ("launcher", "read_as", "without") if getattr(args, name, None) is not None]
-    from zerosim.dialects import Context, document_of, read_documents  # not at every start
+    documents: list[Document] = []
+    if paths:
+        from zerosim.dialects import Context, document_of, read_documents  # not at every start
 
-    documents = [found for path in paths if (found := document_of(path)) is not None]
+        documents = [found for path in paths if (found := document_of(path)) is not None]
     if len(documents) < len(paths) and len(paths) > 1:
         raise InputError(f"{' and '.join(paths)}: two files belong together only if other frameworks read both")
     if not documents:

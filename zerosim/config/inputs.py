@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Callable
 from io import BufferedReader
 from typing import Any
 
@@ -80,7 +81,7 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
         raise InputError(f"{name}: a line of it has {max(dots):,} dots, more than any key or number has")
     try:
         values = tomllib.loads(text)
-        _check_values(values, name)
+        check_values(values, name)
     except InputError:
         raise
     except RecursionError:
@@ -100,10 +101,11 @@ def read_json(path: str | os.PathLike[str], what: str = "", largest: int = LARGE
     return parse_json(_read_text(path, what, largest), _name(path, what))
 
 
-def parse_json(text: str, name: str) -> Any:
-    """Return the value of JSON text, which errors call `name`. Raises: InputError as `read_json`."""
+def once(name: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return a parser's hook that makes a mapping of pairs. It raises InputError for a repeated key of the file
+    `name`."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def collected(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values: dict[str, Any] = {}
         for key, value in pairs:
             if key in values:
@@ -111,12 +113,18 @@ def parse_json(text: str, name: str) -> Any:
             values[key] = value
         return values
 
+    return collected
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Return the value of JSON text, which errors call `name`. Raises: InputError as `read_json`."""
+
     def whole(digits: str) -> int | float:
         return int(digits) if len(digits) < LONGEST_NUMBER else float(digits)
 
     try:
-        value = json.loads(text, object_pairs_hook=once, parse_int=whole)
-        _check_values(value, name)
+        value = json.loads(text, object_pairs_hook=once(name), parse_int=whole)
+        check_values(value, name)
     except InputError:
         raise
     except RecursionError:
@@ -138,7 +146,7 @@ def _read_text(path: str | os.PathLike[str], what: str, largest: int = LARGEST_T
         ) from None
 
 
-def _check_values(value: object, name: str, key: str = "", depth: int = 0) -> None:
+def check_values(value: object, name: str, key: str = "", depth: int = 0) -> None:
     """Check values. Raises: InputError for whole numbers too long to print, and for endless nesting."""
     if depth > _MOST_NESTED:
         raise _too_deep(name)
@@ -146,10 +154,10 @@ def _check_values(value: object, name: str, key: str = "", depth: int = 0) -> No
         raise _too_large(name, key)
     if isinstance(value, dict):
         for inner_key, inner in value.items():
-            _check_values(inner, name, inner_key, depth + 1)
+            check_values(inner, name, inner_key, depth + 1)
     elif isinstance(value, list):
         for inner in value:
-            _check_values(inner, name, key, depth + 1)
+            check_values(inner, name, key, depth + 1)
 
 
 def _name(path: str | os.PathLike[str], what: str) -> str:

@@ -69,14 +69,9 @@ def read_documents(documents: Sequence[Document], context: Context, without: Ite
     kinds = [document.dialect for document in documents]
     if len(set(kinds)) < len(kinds) or (len(kinds) > 1 and set(kinds) & set(_ALONE) and "launch" not in kinds):
         raise InputError(f"{' and '.join(one.path for one in documents)}: cannot be read together; pass one of them")
-    for name in without:
-        for index, document in enumerate(documents):
-            try:
-                documents[index] = document.without(name)
-                break
-            except InputError:
-                if index + 1 == len(documents):
-                    raise
+    for name in without:  # of two files that have it, out of both
+        having = [document for document in documents if document.named(name)] or documents[:1]
+        documents = [document.without(name) if document in having else document for document in documents]
     launch = next((_read(one, context) for one in documents if one.dialect == "launch"), None)
     if launch is not None:  # it says what no key of the other does, and is over it
         context = with_given(context, **launch.values)

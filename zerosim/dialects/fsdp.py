@@ -46,12 +46,6 @@ class Fsdp:
     first: bool | None = None
 
 
-def flag(context: Context, name: str) -> Any:
-    """Return the value of a flag; None for one that only the file read before has."""
-    value = context.given.get(name)
-    return None if context.before is not None and context.before.values.get(name) == value else value
-
-
 def half_of(context: Context) -> str | None:
     """Return the half type that a file read before, or a flag, computes in."""
     before = {} if context.before is None else context.before.values
@@ -65,7 +59,7 @@ def half_of(context: Context) -> str | None:
 def formats(notes: Notes, key: str, half: str | None, way: str, *, tuned: bool, pure: bool = False) -> None:
     """Set the formats of weights, gradients and adapters. `way`: ddp, fsdp or deepspeed. `pure`: DDP's weights are in
     the half type too, not only its products."""
-    asked, values = flag(notes.context, "precision"), dict[str, Any]()
+    asked, values = notes.context.flag("precision"), dict[str, Any]()
     wide = tuned and way != "deepspeed"
     stored = half if half and (tuned or way != "ddp") else f"{half}-pure" if half == "bf16" and pure else "fp32"
     values["precision"] = asked or stored
@@ -93,7 +87,7 @@ def shard(notes: Notes, keys: Mapping[str, str], fsdp: Fsdp, half: str | None, *
     """Set ZeRO stage, recipe and all that accelerate's FSDP implies. `keys`: the spelling in this file, by name
     without prefix."""
 
-    asked = flag(notes.context, "precision")
+    asked = notes.context.flag("precision")
     half = half if asked is None or asked.removesuffix("-pure") in HALVES else None
 
     def key(name: str) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from zerosim.config.hub import hub_words, is_of_hub
 from zerosim.config.presets.optimizers import OPTIMIZERS
-from zerosim.dialects.fsdp import flag
 from zerosim.dialects.hub_names import model_of_repository
 from zerosim.dialects.reading import Context, Document, Notes
 from zerosim.dialects.rows import Row, by_key
@@ -93,7 +92,7 @@ def has_blocks(context: Context) -> bool:
 def optimizer(notes: Notes, key: str, by: str, names: Mapping[str, Any], usual: str) -> None:
     """Set the optimizer of a name, and its numbers: the keys of all these files are TrainingArguments'."""
     name = str(notes.document.keys.get(key) or usual)
-    asked = flag(notes.context, "optimizer")
+    asked = notes.context.flag("optimizer")
     row = names.get(name)
     if row is None:
         hint = did_you_mean(name, names, f"expected one of {', '.join(names)}")

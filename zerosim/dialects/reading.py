@@ -8,7 +8,7 @@ lacking (not modelled) or refused. `Reading.check` refuses what cannot be planne
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ from zerosim.errors import InputError, did_you_mean
 
 ALWAYS = "always on here"
 """What a row says of a key that has one value in zerosim."""
-MORE_THAN_ONE = "the first value is lost: keep one"
 
 
 class Document(NamedTuple):
@@ -34,11 +33,14 @@ class Document(NamedTuple):
     environment: Mapping[str, str] = {}
     is_hjson: bool = False
 
+    def named(self, name: str) -> list[str]:
+        """Return the keys that a name means: a key, or all of a section; an argument without its hyphens too."""
+        plain = name.lstrip("-")
+        return [key for key in self.keys if key.lstrip("-") == plain or key.lstrip("-").startswith(f"{plain}.")]
+
     def without(self, name: str) -> Document:
         """Return the document without a key or a section. Raises: InputError if it has neither."""
-        plain = name.lstrip("-")
-        gone = [key for key in self.keys if key.lstrip("-") == plain or key.lstrip("-").startswith(f"{plain}.")]
-        if not gone:
+        if not (gone := self.named(name)):
             known = {part for key in self.keys for part in (key, key.rpartition(".")[0]) if part}
             hint = did_you_mean(name, known, f"its keys are {', '.join(self.keys)}")
             raise InputError(f"--without {name}: {self.path} has no such key; {hint}")
@@ -67,6 +69,11 @@ class Context:
     def older(self, library: str, *version: int) -> bool:
         """Return whether the file is read as by a version of this library below this one."""
         return library in self.versions and self.versions[library] < version
+
+    def flag(self, name: str) -> Any:
+        """Return the value of a flag; None for one that only the file read before has."""
+        value = self.given.get(name)
+        return None if self.before is not None and self.before.values.get(name) == value else value
 
     @cached_property
     def sizes(self) -> RunConfig | None:
@@ -199,20 +206,21 @@ class Notes:
         for one in key.split(", "):
             self.tell(one, "refused", why)
 
-    def checked(self, key: str, by: str) -> Any:
-        """Return a key's value as its row's kind stores it; refuse the file, and return None, for another kind."""
-        value = self.document.keys[key]
+    def checked(self, key: str, by: str, value: Any = None, error_of: str = "") -> Any:
+        """Return a key's value, or the one that was filled in, as its row's kind stores it; refuse the file, and
+        return None, for another kind."""
+        value = self.document.keys[key] if value is None else value
         try:
             return self.rows[key].kind(value)
         except (ValueError, OverflowError) as error:
-            self.refuse(key, by, f"{value!r}: {error}")
+            self.refuse(key, by, f"{error_of}{value!r}: {error}")
             return None
 
-    def walk_rows(self, done: Iterable[str] = ()) -> None:
+    def walk_rows(self) -> None:
         """Say of all keys that no rule has read what their rows say."""
         for key, value in self.document.keys.items():
             row = row_of(self.rows, key)
-            if key in self.said or key in done or row is None:
+            if key in self.said or row is None:
                 continue
             if row.here == ALWAYS and row.is_default(value):
                 self.tell(key, "understood", row.here)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable
 from typing import Any
 
-from zerosim.config.inputs import LARGEST_TEXT, parse_json, read_file, read_toml
-from zerosim.dialects.reading import MORE_THAN_ONE
+from zerosim.config.inputs import LARGEST_TEXT, check_values, once, parse_json, read_file, read_toml
 from zerosim.errors import InputError
 
 INSTALL = "pip install 'pyyaml>=6' 'hjson>=3.1'"
 """The extra `files`."""
-_NESTED = 32
 
 
 def parsed(path: str) -> Any:
@@ -29,9 +26,10 @@ def parsed(path: str) -> Any:
         return read_toml(path, "scenario")
     text = _decoded(path)
     if path.endswith((".yaml", ".yml")):
-        return _checked(path, parse_yaml(path, text))
+        check_values(values := parse_yaml(path, text), path)
+        return _named(path, values)
     if path.endswith((".json", ".hjson")):
-        return _checked(path, parse_any_json(path, text))
+        return _named(path, parse_any_json(path, text))
     return text
 
 
@@ -60,13 +58,14 @@ def parse_any_json(path: str, text: str) -> Any:
                 raise InputError(f"{error}{more}") from None
             raise error from None
         try:
-            values = hjson.loads(text, object_pairs_hook=_once(path))
+            values = hjson.loads(text, object_pairs_hook=once(path))
         except InputError:
             raise
         except (ValueError, RecursionError):
             raise error from None
         if not isinstance(values, dict):
             raise error from None
+        check_values(values, path)
         return Hjson(values)
 
 
@@ -80,18 +79,6 @@ def parse_toml(path: str, text: str) -> Any:
 
 class Hjson(dict[str, Any]):
     """Values that only DeepSpeed itself reads: they were no plain JSON."""
-
-
-def _once(path: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
-    def collected(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in values:
-                raise InputError(f"{path}: {key!r} appears twice; {MORE_THAN_ONE}")
-            values[key] = value
-        return values
-
-    return collected
 
 
 def parse_yaml(path: str, text: str) -> Any:
@@ -112,7 +99,7 @@ def parse_yaml(path: str, text: str) -> Any:
             for index, (key, _) in enumerate(node.value):
                 if any(key.value == other.value for other, _ in node.value[:index]):
                     line = key.start_mark.line + 1
-                    raise InputError(f"{path}: line {line}: {key.value!r} appears twice; {MORE_THAN_ONE}")
+                    raise InputError(f"{path}: line {line}: {key.value!r} appears twice; keep one")
             return super().construct_mapping(node, deep)
 
     try:
@@ -126,18 +113,16 @@ def parse_yaml(path: str, text: str) -> Any:
         raise InputError(f"{path} cannot be read as YAML: {error}") from None
 
 
-def _checked(path: str, values: Any, key: str = "", depth: int = 0) -> Any:
-    """Return the values. Raises: InputError for NaN, endless nesting, and keys that are no text."""
-    if depth > _NESTED:
-        raise InputError(f"{path}: values are nested more than {_NESTED} deep; no key needs that")
+def _named(path: str, values: Any, key: str = "") -> Any:
+    """Return the values. Raises: InputError for NaN, and for keys that are no text."""
     if isinstance(values, float) and math.isnan(values):
         raise InputError(f"{path}: {key}: NaN is no number; write one, or leave the key out")
     if isinstance(values, dict):
-        for name, inner in values.items():
+        for name, value in values.items():
             if not isinstance(name, str):
                 raise InputError(f"{path}: {name!r}: expected a name; put it in quotes")
-            _checked(path, inner, f"{key}.{name}".lstrip("."), depth + 1)
+            _named(path, value, f"{key}.{name}".lstrip("."))
     elif isinstance(values, list):
-        for inner in values:
-            _checked(path, inner, key, depth + 1)
+        for value in values:
+            _named(path, value, key)
     return values

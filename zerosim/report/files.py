@@ -28,7 +28,7 @@ def file_text(reading: Reading) -> Stack:
     counts = Counter(said.how for said in reading.said)
     keys = listed([f"{counts[how]} {words}" for how, words in HOWS.items() if counts[how]])
     path = reading.document.path
-    text = f"Read {path} as {reading.reader}: {keys} of {len(reading.document.keys)} keys."
+    text = f"Read {path} as {reading.reader}: {keys} of {len(reading.said)} keys."
     return Stack(prose(text, "dim"), *(prose(f"{note.rstrip('.')}.", "dim") for note in reading.notes), close=True)
 
 

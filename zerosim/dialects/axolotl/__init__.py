@@ -10,7 +10,7 @@ from zerosim.dialects.accelerate.keys import STRATEGIES
 from zerosim.dialects.axolotl import loss as axolotl_loss
 from zerosim.dialects.axolotl.adapters import adapter
 from zerosim.dialects.axolotl.keys import TABLE
-from zerosim.dialects.fsdp import Fsdp, flag, formats, shard
+from zerosim.dialects.fsdp import Fsdp, formats, shard
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.errors import did_you_mean
@@ -51,7 +51,7 @@ def read(document: Document, context: Context) -> Reading:
 def _batch(notes: Notes) -> None:
     names = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
     micro, accumulate, whole = (value(notes, name, BY) for name in names)
-    asked = {name: flag(notes.context, name) for name in ("micro_batch", "accumulate")}
+    asked = {name: notes.context.flag(name) for name in ("micro_batch", "accumulate")}
     if sum(one is not None for one in (micro, accumulate, whole)) < 2 and None in asked.values():
         why = "ValueError: At least two of [micro_batch_size, gradient_accumulation_steps, batch_size] must be set"
         notes.refuse(

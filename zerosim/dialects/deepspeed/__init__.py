@@ -46,7 +46,8 @@ def read(document: Document, context: Context) -> Reading:
         notes.note(_STAGE_0)
     notes.walk_rows()
     _unknown(notes, by)
-    who = {"trainer": ", filled by transformers 5.24's Trainer", "accelerate": ", filled by accelerate 1.15"}
+    version = "4" if context.older("transformers", 5) else "5.24"
+    who = {"trainer": f", filled by transformers {version}'s Trainer", "accelerate": ", filled by accelerate 1.15"}
     return notes.reading(f"{by}{who.get(launcher, '')}")
 
 
@@ -85,7 +86,7 @@ def _checked(notes: Notes, values: dict[str, Any], by: str) -> dict[str, Any]:
                 notes.refuse(f"{section}.{name}", by, why)
             notes.tell(key, "refused", "extra inputs are not permitted")
         elif key in ROWS:
-            if (checked := _kind(notes, key, value, by)) is not None or value is None:
+            if (checked := notes.checked(key, by, value, "ValidationError, ")) is not None or value is None:
                 found[key] = checked
         else:
             found[key] = value
@@ -119,14 +120,6 @@ def _twice(notes: Notes, by: str) -> None:
             notes.refuse(f"{_ZERO}.{one}", by, why)
 
 
-def _kind(notes: Notes, key: str, value: Any, by: str) -> Any:
-    try:
-        return ROWS[key].kind(value)
-    except (ValueError, OverflowError) as error:
-        notes.refuse(key, by, f"ValidationError, {value!r}: {error}")
-        return None
-
-
 def _further(notes: Notes, values: dict[str, Any]) -> None:
     """Read the meshes that a file may say, and sections without effect here."""
     if (tp := values.get("tensor_parallel.autotp_size")) and tp > 1:
@@ -149,7 +142,8 @@ def _further(notes: Notes, values: dict[str, Any]) -> None:
 
 
 def _clipping(notes: Notes, values: dict[str, Any], by: str) -> None:
-    clip, key = values.get("gradient_clipping", 0.0 if "0.19.6" in by else 1.0), "gradient_clipping"
+    key, usual = "gradient_clipping", 0.0 if notes.context.older("deepspeed", 0, 19, 7) else 1.0
+    clip = values.get(key, usual)
     if clip == "auto":
         why = 'TypeError: without a launcher "auto" stays text'
         notes.refuse(key, f"{by}, at the first step", why, "pass --launcher trainer or accelerate, or write a number")

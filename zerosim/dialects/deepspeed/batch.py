@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerosim.dialects.fsdp import flag
+from zerosim.dialects.deepspeed.auto import how_of
 from zerosim.dialects.reading import Notes
 
 
@@ -16,7 +16,7 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
     accumulate: Any = values.get("gradient_accumulation_steps")
     ranks = given.get("ranks")
     if train is not None and train != "auto":  # flags are over the file's, whose rows of a step stay
-        asked = flag(notes.context, "micro_batch"), flag(notes.context, "accumulate")
+        asked = notes.context.flag("micro_batch"), notes.context.flag("accumulate")
         if asked != (None, None):
             micro, accumulate = asked
     if train is None and micro is None:
@@ -71,11 +71,8 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
         notes.refuse(keys[1], by, "ZeroDivisionError: a micro batch of 0 rows")
         return
     source = keys[1] if keys[1] in notes.document.keys else keys[0]
-    how = "auto" if notes.document.keys.get(source) == "auto" else "understood"
-    notes.sets(source, how, micro_batch=int(micro))
+    notes.sets(source, how_of(notes, source), micro_batch=int(micro))
     key = "gradient_accumulation_steps"
-    how = "auto" if notes.document.keys.get(key) == "auto" else "understood"
-    notes.sets(key if key in notes.document.keys else source, how, accumulate=int(accumulate))
+    notes.sets(key if key in notes.document.keys else source, how_of(notes, key), accumulate=int(accumulate))
     if keys[0] in notes.document.keys and world is not None:
-        how = "auto" if notes.document.keys[keys[0]] == "auto" else "understood"
-        notes.tell(keys[0], how, f"{int(whole)} rows = {int(micro)} x {int(accumulate)} x {world}")
+        notes.tell(keys[0], how_of(notes, keys[0]), f"{int(whole)} rows = {int(micro)} x {int(accumulate)} x {world}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from zerosim.dialects.fsdp import flag
+from zerosim.dialects.deepspeed.auto import how_of
 from zerosim.dialects.reading import Notes
 
 _OURS: Mapping[str, str] = {"adamw": "adamw", "adam": "adamw", "lion": "lion", "adagrad": "adagrad", "muon": "muon"}
@@ -27,7 +27,7 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
         values.get(f"zero_optimization.{key}") in ("cpu", "nvme", True)
         for key in ("offload_optimizer.device", "cpu_offload")
     )
-    asked = flag(notes.context, "optimizer")
+    asked = notes.context.flag("optimizer")
     if asked is not None and kind is not None:
         for key in notes.document.keys:
             if key == "optimizer.type" or (key.startswith("optimizer.params.") and not key.endswith((".lr", "_norm"))):
@@ -45,7 +45,7 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
         value: Any = values.get(f"optimizer.params.{name}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             number: dict[str, Any] = {name: float(value)}
-            notes.sets(f"optimizer.params.{name}", _how(notes, name), **number)
+            notes.sets(f"optimizer.params.{name}", how_of(notes, f"optimizer.params.{name}"), **number)
         elif value is not None:
             notes.refuse(f"optimizer.params.{name}", f"{by}, when the optimizer is built", f"{value!r} is no number")
     if values.get("optimizer.type") in ("SGD", "RMSprop"):  # PyTorch's
@@ -55,7 +55,8 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
                 notes.sets(f"optimizer.params.{name}", **amount)
     betas = values.get("optimizer.params.betas")
     if isinstance(betas, list) and len(betas) == 2 and all(isinstance(one, int | float) for one in betas):
-        notes.sets("optimizer.params.betas", _how(notes, "betas"), betas=(float(betas[0]), float(betas[1])))
+        key = "optimizer.params.betas"
+        notes.sets(key, how_of(notes, key), betas=(float(betas[0]), float(betas[1])))
     elif betas is not None:
         notes.refuse("optimizer.params.betas", f"{by}, when the optimizer is built", f"{betas!r}: expected two numbers")
     if "max_grad_norm" in params:
@@ -67,10 +68,6 @@ def read_optimizer(notes: Notes, values: dict[str, Any], launcher: str, stage: i
                 key, "ignored", "the optimizer's own argument, which changes no bytes; an unknown one is a TypeError"
             )
     _scheduler(notes, values, by)
-
-
-def _how(notes: Notes, name: str) -> str:
-    return "auto" if notes.document.keys.get(f"optimizer.params.{name}") == "auto" else "understood"
 
 
 def _clients(notes: Notes, launcher: str, offloads: bool, stage: int) -> None:

@@ -65,9 +65,9 @@ def read_zero(notes: Notes, values: dict[str, Any], stage: int) -> None:
         of_3 = plain.startswith("stage3_") or plain in ("sub_group_size", *_OF_STAGE_3) or "zero_quantized" in plain
         if key.startswith(_ZERO) and stage < 3 and (of_3 or plain == "zero_hpz_partition_size"):
             notes.tell(key, "ignored", f"has no effect at stage {stage}")
-    for name in ("round_robin_gradients",):
-        if stage == 3 or not any("offload" in key for key in notes.document.keys):
-            notes.tell(f"{_ZERO}.{name}", "ignored", "another order of tensors, which helps only offload's copies")
+    if stage == 3 or not any("offload" in key for key in notes.document.keys):
+        why = "another order of tensors, which helps only offload's copies"
+        notes.tell(f"{_ZERO}.round_robin_gradients", "ignored", why)
     if stage < 3:
         return
     for name, option in _OF_STAGE_3.items():

@@ -175,7 +175,7 @@ def say_rest(arguments: Arguments) -> None:
         why = "; ".join(f"{name}: {GONE[name]}" for name in old)
         gone = f"argparse exits 2: removed ({why})" if not set(old) & {"--checkpoint-activations"} else why
         refused = "AssertionError: " if set(old) <= {"--batch-size", "--warmup", "--model-parallel-size"} else ""
-        advice = " ".join(f"--without {name.lstrip('-')}" for name in old) + " plans the rest"
+        advice = f"--without {','.join(name.lstrip('-') for name in old)} plans the rest"
         arguments.refuse(", ".join(old), f"{refused}{why}" if refused else gone, advice)
     for key, value in notes.document.keys.items():
         name = key.replace("_", "-") if arguments.is_swift else key

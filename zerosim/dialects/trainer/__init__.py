@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerosim.dialects import huggingface as hf
-from zerosim.dialects.fsdp import HALVES, flag, formats
+from zerosim.dialects.fsdp import HALVES, formats
 from zerosim.dialects.huggingface import value
 from zerosim.dialects.reading import Context, Document, Notes, Reading
 from zerosim.dialects.trainer import fsdp as trainer_fsdp
@@ -125,7 +125,7 @@ def batch(notes: Notes, by: str) -> None:
             notes.tell("accelerator_config.split_batches", "understood", f"{micro} rows a rank")
     for option, key, number in (("micro_batch", "per_device_train_batch_size", micro),
                                 ("accumulate", "gradient_accumulation_steps", accumulate)):  # fmt: skip
-        if (asked := flag(notes.context, option)) is not None:
+        if (asked := notes.context.flag(option)) is not None:
             notes.tell(key, "understood", f"--{option.replace('_', '-')} {asked} replaces it")
         else:
             notes.sets(hf.source(notes, key, by), **{option: number})
@@ -138,7 +138,7 @@ def half_of(notes: Notes, by: str) -> str | None:
     bf16, fp16 = value(notes, "bf16", by, False), value(notes, "fp16", by, False)
     if bf16 and fp16:
         notes.refuse("fp16", by, "ValueError: At most one of fp16 and bf16 can be True, but not both", "leave one out")
-    asked = str(flag(notes.context, "precision")).removesuffix("-pure")
+    asked = str(notes.context.flag("precision")).removesuffix("-pure")
     return "bf16" if bf16 else "fp16" if fp16 else asked if asked in HALVES else None
 
 

@@ -14,15 +14,6 @@ from zerosim.dialects.written import torchtitan_toml as toml
 from zerosim.errors import wrong
 
 _FAMILIES = ("llama3", "qwen3", "deepseek_v3", "gpt_oss")
-_DEFAULTS: Mapping[str, Any] = {
-    "data_parallel_replicate_degree": 1,
-    "tensor_parallel_degree": 1,
-    "context_parallel_degree": 1,
-    "expert_parallel_degree": 1,
-    "fsdp_reshard_after_forward": "default",
-    "pipeline_parallel_schedule": "1F1B",
-    "pipeline_parallel_microbatch_size": 1,
-}
 _GONE = (
     "enable_async_tensor_parallel",
     "expert_tensor_parallel_degree",
@@ -139,7 +130,7 @@ def _parallelism(config: RunConfig) -> dict[str, Any]:
         keys["module_fqns_per_model_part"] = [*parts, [*names, "lm_head"]]
     if config.value("tp") > 1 and not config.value("sequence_parallel"):
         keys["enable_sequence_parallel"] = False
-    return {name: value for name, value in keys.items() if value != _DEFAULTS.get(name)}
+    return {name: value for name, value in keys.items() if value != toml.DEFAULTS.get(name)}
 
 
 def _recompute(config: RunConfig) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from zerosim.errors import wrong
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 OFFLOADED = {"optimizer=host,params=host", "params=host,optimizer=host"}
 AXES = ("tp", "cp", "ep")
-_DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "data_parallel_replicate_degree": 1,
     "tensor_parallel_degree": 1,
     "context_parallel_degree": 1,
@@ -33,7 +33,7 @@ def written(config: RunConfig) -> str:
         "optimizer": optimizer(config),
         "lr_scheduler": schedule(config),
         "training": _training(config),
-        "parallelism": {name: one for name, one in parallelism(config).items() if one != _DEFAULTS.get(name)},
+        "parallelism": {name: one for name, one in parallelism(config).items() if one != DEFAULTS.get(name)},
         "activation_checkpoint": _recompute(config),
         "compile": compiled(config),
     }
