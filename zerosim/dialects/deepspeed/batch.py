@@ -34,20 +34,8 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
         if ranks is None and None not in (train, micro, accumulate):
             ranks = train // (micro * accumulate) * shared
             notes.sets(keys[0], ranks=ranks)
-        if ranks is None and train is None:
-            accumulate = 1 if accumulate is None else accumulate
-            world = None
-            if not micro > 0 or not accumulate > 0:
-                raise ZeroDivisionError
-        else:
-            world = (ranks or 1) // shared
-        if train is not None and micro is not None and accumulate is None:
-            accumulate = train // micro // world
-        elif train is not None and micro is None:
-            micro = train // world // (accumulate or 1)
-            accumulate = accumulate or 1
-        accumulate = 1 if accumulate is None else accumulate
-        whole = train if train is not None else micro * accumulate * (world or 1)
+        world = None if ranks is None and train is None else (ranks or 1) // shared
+        micro, accumulate, whole = _divided(train, micro, accumulate, world)
         if not whole > 0 or not micro > 0 or not accumulate > 0:
             counts = {"Train batch size": whole, "Micro batch size per gpu": micro}
             counts["Gradient accumulation steps"] = accumulate
@@ -76,3 +64,17 @@ def read_batch(notes: Notes, values: dict[str, Any], by: str) -> None:
     notes.sets(key if key in notes.document.keys else source, how_of(notes, key), accumulate=int(accumulate))
     if keys[0] in notes.document.keys and world is not None:
         notes.tell(keys[0], how_of(notes, keys[0]), f"{int(whole)} rows = {int(micro)} x {int(accumulate)} x {world}")
+
+
+def _divided(train: Any, micro: Any, accumulate: Any, world: int | None) -> tuple[Any, Any, Any]:
+    """Return rows, microbatches and the rows of a step, the absent ones derived with floors. `world`: the data ranks;
+    None where nothing says them."""
+    if world is None and not (micro > 0 and (accumulate is None or accumulate > 0)):
+        raise ZeroDivisionError
+    if train is not None and micro is not None and accumulate is None:
+        accumulate = train // micro // world
+    elif train is not None and micro is None:
+        accumulate = accumulate or 1
+        micro = train // world // accumulate
+    accumulate = 1 if accumulate is None else accumulate
+    return micro, accumulate, train if train is not None else micro * accumulate * (world or 1)
