@@ -312,20 +312,22 @@ class Calls:
         """Return the ranks that represent the members of a call, and the line of each one's own call."""
         like = launch.op, launch.purpose, launch.axis, launch.group, launch.scope.phase
         if like not in self._sides:
-            self._sides[like] = list(dict.fromkeys(map(self._side, repeat(launch), launch.group)))
+            if launch.op in MESSAGES:
+                found = list(map(self._side, repeat(launch), launch.group))
+            else:  # a representative's call is the same for all whom it stands for
+                alike = dict.fromkeys(self.stands_for[member] for member in launch.group)
+                found = [(self.runs[rank], self.runs[rank].line(launch)) for rank in alike]
+            self._sides[like] = list(dict.fromkeys(found))
         return self._sides[like]
 
     def _side(self, launch: Launch, member: int) -> tuple[Run, Line]:
-        """Return the representative of a member. A representative's messages go as far along the axis as the
-        member's do."""
+        """Return the representative of a message's member. Its messages go as far along the axis as the member's."""
         run = self.runs[self.stands_for[member]]
-        if launch.op in MESSAGES:
-            mesh, axis = run.mesh, launch.axis
-            ranks = mesh.group(run.track.rank, axis)
-            moved = mesh.index(run.track.rank, axis) - mesh.index(member, axis)
-            ends = tuple(ranks[(mesh.index(rank, axis) + moved) % len(ranks)] for rank in launch.group)
-            launch = launch._replace(group=ends)
-        return run, run.line(launch)
+        mesh, axis = run.mesh, launch.axis
+        ranks = mesh.group(run.track.rank, axis)
+        moved = mesh.index(run.track.rank, axis) - mesh.index(member, axis)
+        ends = tuple(ranks[(mesh.index(rank, axis) + moved) % len(ranks)] for rank in launch.group)
+        return run, run.line(launch._replace(group=ends))
 
     def place(self, run: Run, call: Call) -> bool:
         """Set the times of a call and of those before it in its stream. Return False if a member has not launched it

@@ -159,7 +159,9 @@ def _likes(entries: Entries) -> list[Like]:
 
 
 def _kind(entry: Entry) -> Hashable:
-    """Return what works of one kind share: calls of one group are numbered together, messages by their direction."""
+    """Return what works of one kind share: calls of one group are numbered together, messages by their direction; a
+    pipeline's by their phase too, for its forwards and backwards are sent apart."""
     if isinstance(entry, Launch):
-        return entry.axis, entry.group, entry.op in MESSAGES and (entry.op, entry.scope.phase)
+        phase = entry.scope.phase if entry.axis == "pp" else ""
+        return entry.axis, entry.group, entry.op in MESSAGES and (entry.op, phase)
     return entry[1:5] if isinstance(entry, Copy) else type(entry).__name__
