@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from zerosim.analysis.candidate import candidate
-from zerosim.analysis.search import cheapest_fit
+from zerosim.analysis.cheapest import cheapest_fit
 from zerosim.config import RunConfig
 from zerosim.errors import OutOfMemory
 from zerosim.optim.optimizer import Optimizer

@@ -21,6 +21,7 @@ from zerosim.analysis.left_out import left_out
 from zerosim.analysis.meshes import divisors, wider
 from zerosim.analysis.offload_ways import offloads, other_memories
 from zerosim.analysis.recompute import ever_more_recompute
+from zerosim.analysis.search import no_reserve
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.config.parts.memory import WITH_THE_HEAD
@@ -33,11 +34,6 @@ FLASH: Mapping[str, Any] = MappingProxyType({"attention": "flash"})
 LimitedTrial = Callable[[RunConfig, int], Mapping[str, int]]
 """Bytes by kind of the fullest rank, on devices of that capacity; more than the capacity if that is too
 small. Raises: OutOfMemory if another memory is too small, InputError for what cannot be planned."""
-
-
-def no_reserve(config: RunConfig) -> int:
-    """Reserve no memory for CUDA and its libraries."""
-    return 0
 
 
 def cheapest_fit(config: RunConfig, capacity: int, trial: LimitedTrial, *, given: Collection[str] = ()) -> str | None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
 
 from zerosim.analysis.candidate import accepted, candidate
+from zerosim.analysis.search import Tried
 from zerosim.config import RunConfig
-from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.presets.cluster import Cluster
-from zerosim.errors import OutOfMemory
-from zerosim.ledger.clock import StepTime
 from zerosim.placement.memories import DEVICE, HOST, MEMORIES, NVME
 from zerosim.train.offload import node_has
-from zerosim.train.plan import judged, peak_of, plan
 
 
 def other_memories(config: RunConfig, cluster: Cluster | None = None) -> tuple[str, ...]:
@@ -61,58 +56,12 @@ def _is_further(changed: RunConfig, config: RunConfig) -> Iterator[bool]:
         yield MEMORIES.index(changed.offload.memory_of(what)) >= MEMORIES.index(config.offload.memory_of(what))
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to offload that was planned: the most that a rank takes from its device and a node's ranks from its other
-    memories, its time, and the memories that are too small for it."""
-
-    config: RunConfig
-    peak_bytes: int
-    reserve_bytes: int
-    node_bytes: Mapping[str, int]
-    time: StepTime | None
-    too_small: tuple[str, ...]
-
-    @property
-    def where(self) -> str:
-        """As --offload takes it; '' where all is on the device."""
-        return self.config.offload.where
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, without the time."""
-        own = {name: getattr(self, name) for name in ("peak_bytes", "reserve_bytes")}
-        nodes = {f"{memory}_bytes": self.node_bytes[memory] for memory in (HOST, NVME)}
-        return {
-            "offload": self.where, "stage": self.config.parallel.zero_stage, "fits": not self.too_small, **own, **nodes,
-            "too_small": list(self.too_small),
-        }  # fmt: skip
-
-
-def planned_way(
-    config: RunConfig, capacity: int, reserve: int, has: Mapping[str, int | None], cluster: Cluster | None
-) -> Way:
-    """Plan a configuration in nodes without limits, on devices of `capacity` bytes, of which `reserve` are kept; then
-    name the memory that is too small. `has`: a node's bytes of its other memories, None if unknown."""
-    free, room = cluster and cluster.without_limits(), capacity - reserve
-    asked = candidate(config, host_memory=None).sure()
-    try:
-        result = plan(judged(asked, room if feels_limit(config.memory) else None), cluster=free)
-        peak = max(memory.reserved_bytes for memory in result.memory)
-    except OutOfMemory:  # an allocator refused: how much it takes is known, and what exact bytes are elsewhere
-        exact = candidate(asked, allocator="exact", allocator_conf=None).sure()
-        result, peak = plan(judged(exact, None), cluster=free, clock=False), peak_of(asked, room, free)
-    most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in has}
-    too_small = [DEVICE] * (peak > room)
-    too_small += [memory for memory, nbytes in has.items() if nbytes is not None and most[memory] > nbytes]
-    return Way(config, peak, reserve, most, result.time, tuple(too_small))
-
-
-def ranked(found: Iterable[Way], cluster: Cluster | None) -> list[Way]:
+def ranked(found: Iterable[Tried], cluster: Cluster | None) -> list[Tried]:
     """Sort the ways: those that fit first, the fastest of them first. Of equals, and of all without a clock, those that
     offload least come first. Drives of unknown speed come last, for the clock takes them to be as fast as the host."""
     unknown = cluster is not None and not has_drive_rate(cluster)
 
-    def place(way: Way) -> tuple[bool, bool, float, int]:
+    def place(way: Tried) -> tuple[bool, bool, float, int]:
         seconds = 0.0 if way.time is None else float(f"{way.time.seconds:.6g}")
         return bool(way.too_small), unknown and way.config.offload.uses_nvme, seconds, _further(way.config)
 

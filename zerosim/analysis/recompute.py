@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from zerosim.config import RunConfig
 from zerosim.placement.spec import is_block
@@ -47,8 +48,24 @@ def number_of(unit: str) -> int:
 
 
 def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:
-    """Return the configuration's recompute, then settings that recompute more. Whole blocks follow a list of parts."""
-    own = config.memory.recompute
+    """Return the configuration's recompute, then settings that recompute more, as far as the recipe's framework has
+    them. Whole blocks follow a list of parts. Flash attention saves no scores, so its core is not recomputed."""
+    own, attention = config.memory.recompute, config.memory.attention
     if not config.model.has_blocks or own == "full":
         return (own,)
-    return ("none", "selective", "full") if own == "none" else (own, "full")
+    return (own, *_MORE[config.parallel.recipe][attention], "full") if own == "none" else (own, "full")
+
+
+_MEGATRONS = {"eager": ("selective",), "flash": ("selective:layernorm", "selective:layernorm,mlp")}
+_TITANS = {"eager": ("selective:op", "full:2"), "flash": ("selective:op", "full:2")}
+_NOTHING: Mapping[str, tuple[str, ...]] = {"eager": (), "flash": ()}
+_MORE: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "paper": {"eager": ("selective",), "flash": ("selective:layernorm,mlp_act", "selective:layernorm,mlp")},
+        "megatron": _MEGATRONS,
+        "fsdp2": _TITANS,
+        **dict.fromkeys(("ddp", "fsdp1", "deepspeed", "hf-deepspeed"), _NOTHING),
+    }
+)
+"""By recipe and attention: --recompute-modules of Megatron-LM, torchtitan's two policies beside whole blocks, and
+gradient checkpointing, which knows whole blocks alone."""

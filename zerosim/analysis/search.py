@@ -1,63 +1,40 @@
-"""Find what would fit: the cheapest changes (`cheapest.py`), the largest value of a size, or the fewest ranks.
+"""What every search shares: the devices that configurations are tried on, and what a trial found. And the searches of
+one size: the largest value that fits, the fewest ranks, the largest model that has a name.
 
-The search runs configurations and uses no formula. A `Trial` runs one configuration and returns its device memory. The
-caller decides what a trial runs (`train/plan.py`). Every answer "fits" or "does not fit" comes from such a
-run.
+Searches run configurations and use no formula. Every answer "fits" or "does not fit" comes from a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import lcm
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from zerosim.analysis.candidate import REACH, Candidate, candidate
+from zerosim.analysis.candidate import REACH, Candidate, accepted, candidate
 from zerosim.analysis.capabilities import pipeline, tensor
-from zerosim.analysis.cheapest import MOST_RANKS as MOST_RANKS
-from zerosim.analysis.cheapest import changes as changes
-from zerosim.analysis.cheapest import cheapest_fit as cheapest_fit
-from zerosim.analysis.cheapest import cheapest_fits as cheapest_fits
-from zerosim.analysis.cheapest import no_reserve
 from zerosim.analysis.recompute import period_of
+from zerosim.comm.runtime import make_backend
 from zerosim.config import OPTIONS, RunConfig
+from zerosim.config.known import known_models
+from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.context import cut_of
+from zerosim.config.presets.cluster import Cluster
+from zerosim.config.presets.published import best_published
+from zerosim.device.device import Device
 from zerosim.errors import InputError, OutOfMemory
+from zerosim.ledger.clock import StepTime
+from zerosim.placement.memories import DEVICE, HOST, NVME
+from zerosim.train.build_model import build_model
+from zerosim.train.offload import node_has
+from zerosim.train.plan import judged, peak_of, plan
 
-Trial = Callable[[RunConfig], int]
-"""The peak bytes on a rank's device; more than the room beside the reserve if the run does not fit. Raises: OutOfMemory
-if another memory is too small, InputError if the configuration cannot be planned."""
-
-
-class Tried(NamedTuple):
-    """A tried value, the peak bytes on a rank's device, and the reserve beside them. `too_small`: the other memory that
-    ended the run, 'host' or 'nvme'; then the device's bytes are unknown."""
-
-    value: int
-    peak_bytes: int
-    reserve_bytes: int = 0
-    too_small: str = ""
-
-    @property
-    def taken_bytes(self) -> int:
-        """The bytes that the device must have."""
-        return self.peak_bytes + self.reserve_bytes
-
-    def fits(self, capacity: int) -> bool:
-        return not self.too_small and self.taken_bytes <= capacity
-
-
-class Found(NamedTuple):
-    """The best value that fits (None: none does), the next one, which does not fit, and all tried values.
-    `whole_nodes`: for ranks, the fewest that fill nodes. `refusal`: why no value beyond the best could be tried, if
-    other options refuse the larger ones."""
-
-    best: Tried | None
-    beyond: Tried | None
-    tried: tuple[Tried, ...]
-    whole_nodes: Tried | None = None
-    refusal: str = ""
-
-
+MOST_MODELS = 3
+"""A search for named models ends after this number that fit."""
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units",
+         "experts", "top_k", "expert_ffn", "shared_experts")  # fmt: skip
+"""The sizes of a named model."""
 SEARCHES = {
     "micro-batch": "the most rows per rank",
     "layers": "the most blocks of this width: the largest model",
@@ -72,79 +49,130 @@ SEARCHES = {
 }
 
 
+def no_reserve(config: RunConfig) -> int:
+    """Reserve no memory for CUDA and its libraries."""
+    return 0
+
+
+class Tried(NamedTuple):
+    """A planned configuration: the most bytes that a rank takes from its device, the reserve beside them, the step's
+    time, the memories that are too small, and a node's bytes of its other memories. `value` is that of a searched
+    size."""
+
+    config: RunConfig
+    peak_bytes: int
+    reserve_bytes: int = 0
+    time: StepTime | None = None
+    too_small: tuple[str, ...] = ()
+    node_bytes: Mapping[str, int] = MappingProxyType({})
+    value: Any = None
+
+    @property
+    def taken_bytes(self) -> int:
+        """The bytes that the device must have."""
+        return self.peak_bytes + self.reserve_bytes
+
+    @property
+    def fits(self) -> bool:
+        return not self.too_small
+
+    @property
+    def order(self) -> tuple[float, int]:
+        """The rank in a list: by seconds, if there is a clock, then by bytes."""
+        return (0.0 if self.time is None else self.time.seconds), self.peak_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, without configuration and time."""
+        nodes = {f"{memory}_bytes": nbytes for memory, nbytes in self.node_bytes.items()}
+        own = {"value": self.value} if self.value is not None else {}
+        bytes_of = {name: getattr(self, name) for name in ("peak_bytes", "reserve_bytes")}
+        return {**own, "fits": self.fits, **bytes_of, **nodes, "too_small": list(self.too_small)}
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of a search: each one's bytes, of which a reserve is kept, in the nodes of a cluster, if one is
+    given."""
+
+    nbytes: int
+    reserve: Callable[[RunConfig], int] = no_reserve
+    cluster: Cluster | None = None
+
+    def room(self, asked: RunConfig) -> int:
+        """Return the device's bytes that the reserve leaves."""
+        return self.nbytes - self.reserve(asked)
+
+    def tried(self, asked: RunConfig, *, clock: bool = False) -> Tried:
+        """Plan a configuration in nodes without limits, then name the memories that are too small. Raises: InputError
+        if it cannot be planned."""
+        free, room = self.cluster and self.cluster.without_limits(), self.room(asked)
+        config = candidate(asked, host_memory=None).sure()
+        try:
+            within = judged(config, room if feels_limit(config.memory) else None)
+            result = plan(within, cluster=free, clock=clock)
+            peak = max(memory.reserved_bytes for memory in result.memory)
+        except OutOfMemory:  # an allocator refused: how much it takes is known, and what exact bytes are elsewhere
+            exact = candidate(config, allocator="exact", allocator_conf=None).sure()
+            result, peak = plan(judged(exact, None), cluster=free, clock=False), peak_of(config, room, free)
+        has = node_has(asked, self.cluster)
+        most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in (HOST, NVME)}
+        small = [DEVICE] * (peak > room)
+        small += [one for one, nbytes in has.items() if nbytes is not None and most[one] > nbytes]
+        return Tried(asked, peak, self.reserve(asked), result.time, tuple(small), most)
+
+    def within(self, asked: RunConfig) -> Tried | None:
+        """Plan a configuration; None as soon as a rank needs more than there is."""
+        try:
+            result = plan(judged(asked, self.room(asked)), cluster=self.cluster)
+        except OutOfMemory:
+            return None
+        return Tried(asked, max(memory.reserved_bytes for memory in result.memory), self.reserve(asked), result.time)
+
+    def without_limit(self) -> Devices:
+        """Return devices and nodes that hold everything."""
+        return Devices(10**18, no_reserve, self.cluster and self.cluster.without_limits())
+
+    def is_implausible(self, tried: Tried) -> bool:
+        """Return whether nobody has published as high an MFU on this GPU."""
+        if self.cluster is None or tried.time is None or (best := best_published(self.cluster.name)) is None:
+            return False
+        whole = tried.time.seconds * tried.config.mesh.ranks * self.cluster.peak_flops
+        return self.cluster.machine is None and tried.time.model_flops / whole > best.mfu
+
+
+Trial = Callable[[RunConfig], Tried]
 Say = Callable[[Tried], None]
+
+
+class Found(NamedTuple):
+    """The best value that fits (None: none does), the next one, which does not fit, and all tried values.
+    `whole_nodes`: for ranks, the fewest that fill nodes. `refusal`: why no value beyond the best could be tried, if
+    other options refuse the larger ones."""
+
+    best: Tried | None
+    beyond: Tried | None = None
+    tried: tuple[Tried, ...] = ()
+    whole_nodes: Tried | None = None
+    refusal: str = ""
 
 
 def _silent(tried: Tried) -> None:
     pass
 
 
-def most_that_fits(
-    config: RunConfig,
-    field: str,
-    capacity: int,
-    trial: Trial,
-    say: Say = _silent,
-    reserve: Callable[[RunConfig], int] = no_reserve,
-) -> Found:
-    """Find the largest value of a field whose peak fits beside a reserve, by doubling and then halving the gap.
+def most_that_fits(config: RunConfig, field: str, trial: Trial, say: Say = _silent) -> Found:
+    """Find the largest value of a field that fits, by doubling and then halving the gap; of `ranks` the smallest.
+    `beyond` is the next value, which does not fit.
 
-    Every reported value was run. In between the search assumes that larger values take more memory.
+    Every reported value was run. In between the search assumes that larger values take more memory. In place of a
+    refused value its nearest neighbour is tried.
     """
-    return _search(config, field, capacity, trial, say, reserve, wanted=True)
-
-
-def fewest_ranks(
-    config: RunConfig,
-    capacity: int,
-    trial: Trial,
-    say: Say = _silent,
-    reserve: Callable[[RunConfig], int] = no_reserve,
-) -> Found:
-    """Find the smallest number of ranks whose peak fits beside a reserve. `beyond` is the number below it, which does
-    not fit."""
-    return _search(config, "ranks", capacity, trial, say, reserve, wanted=False)
-
-
-def in_whole_nodes(
-    config: RunConfig,
-    found: Found,
-    node: int,
-    trial: Trial,
-    say: Say = _silent,
-    reserve: Callable[[RunConfig], int] = no_reserve,
-) -> Found:
-    """Add the fewest ranks, from the best on, that the mesh divides and that fill nodes of that many GPUs."""
-    if found.best is None:
-        return found
-    step = lcm(node, config.mesh.others.world_size)
-    first = -(-found.best.value // step) * step
-    if first == found.best.value:
-        return found._replace(whole_nodes=found.best)
-    for ranks in range(first, min(first + REACH * step, _highest("ranks")) + 1, step):
-        if isinstance(tried := _tried(config, "ranks", ranks, trial, reserve), Tried):
-            say(tried)
-            return found._replace(whole_nodes=tried, tried=(*found.tried, tried))
-    return found
-
-
-def _search(
-    config: RunConfig,
-    field: str,
-    capacity: int,
-    trial: Trial,
-    say: Say,
-    reserve: Callable[[RunConfig], int],
-    wanted: bool,
-) -> Found:
-    """Find the edge between values that fit and values that do not; `wanted` says on which side small values are.
-    In place of a refused value its nearest neighbour is tried."""
-    tried: dict[int, Tried | InputError] = {}
+    wanted, tried = field != "ranks", dict[int, Tried | InputError]()  # whether small values fit
     step, less = _steps(config, field)
 
     def at(steps: int) -> Tried | None:
         if steps not in tried:
-            tried[steps] = _tried(config, field, steps * step - less, trial, reserve)
+            tried[steps] = _tried(config, field, steps * step - less, trial)
             if isinstance(found := tried[steps], Tried):
                 say(found)
         return found if isinstance(found := tried[steps], Tried) else None
@@ -159,7 +187,7 @@ def _search(
 
     def fits(steps: int) -> bool:
         one = at(steps)
-        return one is not None and one.fits(capacity)
+        return one is not None and one.fits
 
     least, most = _least(config, field, step, less), _highest(field) // step
     own = (config.value(field) + less) // step
@@ -184,26 +212,58 @@ def _search(
             high = (low + high) // 2 if middle is None else middle
     inner, outer = (low, high) if wanted else (high, low)
     best, beyond = (at(steps) if steps in tried else None for steps in (inner, outer))
-    ran = [one for one in tried.values() if isinstance(one, Tried)]
+    ran = tuple(one for one in tried.values() if isinstance(one, Tried))
     refused = [one for steps, one in sorted(tried.items()) if isinstance(one, InputError) and steps > inner]
-    return Found(
-        best if best is not None and best.fits(capacity) else None,
-        beyond if beyond is not None and not beyond.fits(capacity) else None,
-        tuple(ran),
-        refusal=str(refused[0].called(f"--{field.replace('_', '-')}")) if refused else "",
-    )
+    refusal = str(refused[0].called(f"--{field.replace('_', '-')}")) if refused else ""
+    fitting, too_much = best is not None and best.fits, beyond is not None and not beyond.fits
+    return Found(best if fitting else None, beyond if too_much else None, ran, refusal=refusal)
 
 
-def _tried(
-    config: RunConfig, field: str, value: int, trial: Trial, reserve: Callable[[RunConfig], int]
-) -> Tried | InputError:
+def in_whole_nodes(config: RunConfig, found: Found, node: int, trial: Trial, say: Say = _silent) -> Found:
+    """Add the fewest ranks, from the best on, that the mesh divides and that fill nodes of that many GPUs."""
+    if found.best is None:
+        return found
+    step = lcm(node, config.mesh.others.world_size)
+    first = -(-found.best.value // step) * step
+    if first == found.best.value:
+        return found._replace(whole_nodes=found.best)
+    for ranks in range(first, min(first + REACH * step, _highest("ranks")) + 1, step):
+        if isinstance(tried := _tried(config, "ranks", ranks, trial), Tried):
+            say(tried)
+            return found._replace(whole_nodes=tried, tried=(*found.tried, tried))
+    return found
+
+
+def largest_models(config: RunConfig, trial: Trial, say: Say = _silent) -> Found:
+    """Find the largest named model that fits, from the largest down: those that do not fit, and the first few that do.
+    Models that other options exclude are left out. Raises: InputError if all are."""
+    device, named = Device(0, make_backend("meta")), list[tuple[int, str, RunConfig]]()
+    for name in known_models():
+        for asked in accepted([candidate(config, model=name)]):
+            for alone in accepted([candidate(RunConfig(), model=name)]):
+                named.append((build_model(alone, device).num_parameters, name, asked))
+    tried, refusal = list[Tried](), None
+    for numel, _, asked in sorted(named, key=lambda one: (-one[0], one[1])):
+        try:
+            tried.append(trial(asked)._replace(value=numel))
+        except InputError as error:  # its names, for one
+            refusal = refusal or error
+            continue
+        say(tried[-1])
+        if sum(one.fits for one in tried) == MOST_MODELS:
+            break
+    if refusal is not None and not tried:
+        raise refusal
+    fitting = [one for one in tried if one.fits]
+    return Found(fitting[0] if fitting else None, tried=tuple(tried))
+
+
+def _tried(config: RunConfig, field: str, value: int, trial: Trial) -> Tried | InputError:
     """Try a value. Return the refusal if other options do not go with it."""
     if (asked := with_value(config, field, value)).config is None:
         return InputError(asked.why_not, field=asked.field)
     try:
-        return Tried(value, trial(asked.config), reserve(asked.config))
-    except OutOfMemory as error:
-        return Tried(value, 0, reserve(asked.config), error.memory)
+        return trial(asked.config)._replace(value=value)
     except InputError as error:
         return error
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zerosim.analysis.candidate import accepted, candidate
 from zerosim.analysis.search import (
-    MOST_RANKS,
     SEARCHES,
+    SIZES,
     Tried,
     check_search,
-    fewest_ranks,
     in_whole_nodes,
+    largest_models,
     most_that_fits,
-    with_value,
 )
 from zerosim.cli.fit_search import leave_found, refuse, search_of, told_on
 from zerosim.cli.options import add_run_flags
@@ -30,11 +29,7 @@ from zerosim.config.option import known_word
 from zerosim.errors import InputError
 from zerosim.units import format_bytes
 
-if TYPE_CHECKING:
-    from zerosim.train.plan import Figures
-
-MOST_BYTES = 10**18
-"""For devices without a limit."""
+MOST_RANKS = 64
 SEARCHED = (
     *("tp", "cp", "context", "context_order", "ep", "etp", "pp", "dp_replicate", "stage", "stage_layers"),
     "recompute",
@@ -85,11 +80,7 @@ def main(args: argparse.Namespace) -> int:
         raise InputError("--time-limit: works only with --find mesh; the other searches take seconds")
     if args.time_limit is not None and not args.time_limit > 0:
         raise InputError(f"--time-limit {args.time_limit:g}: expected more than 0 seconds")
-    if args.find == "offload":
-        from zerosim.cli.fit_offload import find_offload
-
-        return find_offload(args)
-    searches = {"mesh": find_meshes, "model": find_model}
+    searches = {"mesh": find_meshes, "model": find_model, "offload": find_offload}
     return searches.get(args.find, find_size)(args)
 
 
@@ -109,60 +100,79 @@ def find_size(args: argparse.Namespace) -> int:
     search, figures = search_of(args, config)
     from zerosim.report.fit import fit_report
     from zerosim.report.time import time_values
-    from zerosim.train.plan import judged, peak_of, plan
+    from zerosim.train.plan import judged, plan
 
-    told = told_on(args)
+    told, devices, config = told_on(args), search.devices, search.config
 
     def say(tried: Tried) -> None:
-        told(f"{args.find} {tried.value:,}: {tried.too_small or format_bytes(tried.peak_bytes)}")
+        told(f"{args.find} {tried.value:,}: {', '.join(tried.too_small) or 'fits'}, {format_bytes(tried.peak_bytes)}")
 
-    def trial(tried: RunConfig) -> int:
-        return peak_of(tried, search.room(tried), search.cluster)
-
-    nbytes, reserve, config = search.limit.nbytes, search.limit.reserve, search.config
-    if field == "ranks":
-        found = fewest_ranks(config, nbytes, trial, say, reserve)
-        if search.cluster is not None:
-            found = in_whole_nodes(config, found, search.cluster.node_gpus, trial, say, reserve)
-    else:
-        found = most_that_fits(config, field, nbytes, trial, say, reserve)
-    best = None if found.best is None else with_value(config, field, found.best.value).sure()
-    timed = None
+    found = most_that_fits(config, field, devices.tried, say)
+    if field == "ranks" and search.cluster is not None:
+        found = in_whole_nodes(config, found, search.cluster.node_gpus, devices.tried, say)
+    best, timed = found.best, None
     if best is not None and search.cluster is not None:
         with suppress(InputError):  # its time may take too many events, where its memory follows from fewer
-            timed = plan(judged(best, search.room(best)), cluster=search.cluster)
+            timed = plan(judged(best.config, devices.room(best.config)), cluster=search.cluster)
     values = {
-        "best": found.best and found.best._asdict(),
-        "beyond": found.beyond and found.beyond._asdict(),
-        "whole_nodes": found.whole_nodes and found.whole_nodes._asdict(),
-        "tried": [tried._asdict() for tried in found.tried],
+        "best": best and best.to_dict(),
+        "beyond": found.beyond and found.beyond.to_dict(),
+        "whole_nodes": found.whole_nodes and found.whole_nodes.to_dict(),
+        "tried": [tried.to_dict() for tried in found.tried],
         "time": timed and time_values(timed, search.cluster),
     }
-    taken = None if found.best is None else found.best.peak_bytes
-    return leave_found(args, search, figures, best, taken, values, lambda: fit_report(search, found, timed))
+    return leave_found(args, search, figures, best, values, lambda: fit_report(search, found, timed))
 
 
 def find_model(args: argparse.Namespace) -> int:
     """Find the largest named models that fit, from the largest down."""
-    from zerosim.analysis.models import SIZES, largest_models
     from zerosim.report.fit import models_report
-    from zerosim.train.plan import peak_of
 
     refuse(args, "model", *SIZES)
     search, figures = search_of(args, planned_config(args))
     told = told_on(args)
+    found = largest_models(
+        search.config,
+        search.devices.tried,
+        lambda tried: told(f"{tried.config.model.name}: {format_bytes(tried.peak_bytes)}"),
+    )
+    rows = [{"name": one.config.model.name, "num_parameters": one.value, **one.to_dict()} for one in found.tried]
+    values = {"best": next((row for row in rows if row["fits"]), None), "tried": rows}
+    return leave_found(args, search, figures, found.best, values, lambda: models_report(search, found))
 
-    def trial(tried: RunConfig) -> int:
-        nbytes = peak_of(tried, search.room(tried), search.cluster)
-        told(f"{tried.model.name}: {format_bytes(nbytes)}")
-        return nbytes
 
-    tried = largest_models(search.config, search.limit.nbytes, trial, search.limit.reserve)
-    found = [one for one in tried if one.fits]
-    best = candidate(search.config, model=found[0].name).sure() if found else None
-    values = {"best": found[0]._asdict() if found else None, "tried": [one._asdict() for one in tried]}
-    taken = found[0].peak_bytes if found else None
-    return leave_found(args, search, figures, best, taken, values, lambda: models_report(search, tried, best))
+def find_offload(args: argparse.Namespace) -> int:
+    """Plan every way to offload at one stage: which fit, what each takes of every memory, and how long its step is."""
+    from zerosim.analysis.offload_ways import other_memories, ranked, ways
+    from zerosim.report.fit import offload_report
+    from zerosim.report.time import step_values
+    from zerosim.train.offload import node_has
+
+    refuse(args, "offload")
+    args.stage, late = getattr(args, "stage", 3), vars(args).pop("delayed_update", 0)
+    if args.stage == 0:
+        raise InputError("--stage 0: offload works only with stages 1 to 3; choose stage 1, 2 or 3")
+    search, figures = search_of(args, planned_config(args))
+    config, cluster, told = search.config, search.cluster, told_on(args)
+    if not (memories := other_memories(config, cluster)):
+        raise InputError("--find offload: the size of host memory is missing; pass --node NAME or --host-memory SIZE")
+    tried = []
+    for way in ways(config, memories, late):
+        tried.append(search.devices.tried(way, clock=True))
+        told(f"{way.offload.where or 'nothing offloaded'}: {format_bytes(tried[-1].peak_bytes)}")
+    found = ranked(tried, cluster)
+    rows = [
+        {
+            "offload": one.config.offload.where,
+            "stage": one.config.parallel.zero_stage,
+            **one.to_dict(),
+            "time": one.time and step_values(one.config, one.time, cluster),
+        }
+        for one in found
+    ]
+    best, has = found[0] if found[0].fits else None, node_has(config, cluster)
+    values = {"best": None if best is None else rows[0], "ways": rows}
+    return leave_found(args, search, figures, best, values, lambda: offload_report(search, found, has))
 
 
 def _asked_schedule(args: argparse.Namespace) -> dict[str, Any]:
@@ -182,7 +192,7 @@ def _at_any_stage(args: argparse.Namespace) -> RunConfig:
     for stage in (None, 2, 1, 0):
         vars(args).update({} if stage is None else {"stage": stage})
         try:
-            return planned_config(args, one_recipe=True, any_ranks=True)
+            return planned_config(args, any_ranks=True)
         except InputError as error:
             refusal = refusal or error
     assert refusal is not None
@@ -209,11 +219,11 @@ def find_meshes(args: argparse.Namespace) -> int:
     if args.global_batch is not None and args.global_batch < 1:
         raise InputError(f"--global-batch {args.global_batch}: expected at least 1 row")
     search, figures = search_of(args, config)
-    from zerosim.analysis.capabilities import notes_of, paging
-    from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, Trials, best_meshes, least_seconds
+    from zerosim.analysis.capabilities import notes_of
+    from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, best_meshes
+    from zerosim.analysis.meshes import ladders, mesh_values
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
-    from zerosim.train.plan import figures_within
 
     told, cluster, began = told_on(args), search.cluster, time.monotonic()
 
@@ -221,33 +231,20 @@ def find_meshes(args: argparse.Namespace) -> int:
         if args.time_limit is not None and time.monotonic() - began > args.time_limit:
             raise Stopped
 
-    def say(tried: RunConfig, took: Figures | None) -> None:
+    def say(tried: RunConfig, took: Tried | None) -> None:
         mesh, rows = tried.mesh, tried.data.micro_batch
         which = f"tp {mesh.tp} x cp {mesh.cp} x pp {mesh.pp}, stage {tried.parallel.zero_stage}, {rows} rows"
         how = "too much" if took is None else format_bytes(took.peak_bytes)
         speed = "" if took is None or took.time is None else f", {took.time.seconds:.4g} s"
         told(f"{', '.join([which, *notes_of(tried, 'assumed')])}: {how}{speed}")
 
-    free = cluster and cluster.without_limits()
-
-    def unlimited(tried: RunConfig) -> Figures:
-        figures = figures_within(candidate(tried, host_memory=None, paged_states=None).sure(), MOST_BYTES, free)
-        assert figures is not None
-        return figures._replace(peak_bytes=0) if paging.is_on(tried) else figures  # only its limit tells
-
-    trials = Trials(
-        (lambda tried: 0.0) if cluster is None else least_seconds(cluster),
-        unlimited,
-        lambda tried: figures_within(tried, search.room(tried), cluster),
-        search.room,
-    )
-    result, own = Meshes((), 0, 0, 0, 0), config.mesh.ranks
+    result, own, node = Meshes(()), config.mesh.ranks, NODE if cluster is None else cluster.node_gpus
     most = max(args.most_ranks, own)
     doubled = sorted({first * 2**power for first in (1, own) for power in range((most // first).bit_length())})
     for asked in accepted(candidate(search.config, ranks=ranks) for ranks in (doubled if any_ranks else [own])):
         batch = args.global_batch or asked.global_batch
-        node = NODE if cluster is None else cluster.node_gpus
-        result = best_meshes(asked, batch, trials, node=node, schedule=schedule, check_time=check_time, say=say)
+        families = ladders(asked, batch, node, schedule)
+        result = best_meshes(asked, families, search.devices, node=node, check_time=check_time, say=say)
         if result.found or not result.ended or not any_ranks:
             break
     search = search._replace(config=asked)
@@ -258,11 +255,18 @@ def find_meshes(args: argparse.Namespace) -> int:
     found = result.found
     values = {
         "global_batch": batch,
-        "meshes": [{**one.to_dict(), "time": one.time and step_values(one.config, one.time, cluster)} for one in found],
+        "meshes": [
+            {
+                **mesh_values(one.config),
+                "peak_bytes": one.peak_bytes,
+                "time": one.time and step_values(one.config, one.time, cluster),
+            }
+            for one in found
+        ],
         **{name: getattr(result, name) for name in ("candidates", "estimated", "planned", "too_much", "ended")},
     }
-    best, taken = (found[0].config, found[0].peak_bytes) if found else (None, None)
-    code = leave_found(args, search, figures, best, taken, values, lambda: mesh_report(search, batch, result, given))
+    best = found[0] if found else None
+    code = leave_found(args, search, figures, best, values, lambda: mesh_report(search, batch, result, given))
     if not result.ended and args.time_limit is None:
         raise KeyboardInterrupt  # the answers so far were shown
     return code

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zerosim.analysis.candidate import candidate
+from zerosim.analysis.search import Tried
 from zerosim.cli.outputs import Output, leave, output
 from zerosim.cli.parser import flag_of
 from zerosim.cli.plan import device_cluster, device_limit, outside_values
@@ -41,13 +42,13 @@ def told_on(args: argparse.Namespace) -> Callable[[str], None]:
 
 
 def leave_found(
-    args: argparse.Namespace, search: Search, figures: Output | None, best: RunConfig | None, taken: int | None,
-    found: dict[str, Any], report: Callable[[], RenderableType],
+    args: argparse.Namespace, search: Search, figures: Output | None, best: Tried | None, found: dict[str, Any],
+    report: Callable[[], RenderableType],
 ) -> int:  # fmt: skip
-    """Write what was `found` and show the report. Return 0 if something fits, 3 if nothing does.
-    `taken`: bytes of the best."""
-    outside = {"limit": search.limit.to_dict(), **outside_values(best or search.config, search.limit)}
-    about = {"warnings": search.warnings(best, taken), "config": search.config.to_dict()}
+    """Write what was `found` and show the report. Return 0 if something fits, 3 if nothing does."""
+    config, taken = (None, None) if best is None else (best.config, best.peak_bytes)
+    outside = {"limit": search.limit.to_dict(), **outside_values(config or search.config, search.limit)}
+    about = {"warnings": search.warnings(config, taken), "config": search.config.to_dict()}
     about["notes"] = list(search.config.model.notes)
     values = {"schema": 1, "find": search.find, **found, **outside, **about}
     leave(args, figures, lambda: values, report)

@@ -222,8 +222,8 @@ def main(args: argparse.Namespace) -> int:
     imbalance = fullest_that_fits(config, partial(_fits, limit=limit)) if fitting and limit is not None else None
     found: list[str] = []
     if limit is not None and not fitting:
+        from zerosim.analysis.cheapest import cheapest_fits
         from zerosim.analysis.offload_ways import other_memories
-        from zerosim.analysis.search import cheapest_fits
         from zerosim.train.plan import peak_within
 
         trial, memories = partial(peak_within, cluster=cluster), other_memories(config, cluster)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import starmap
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.console import RenderableType
@@ -12,10 +11,10 @@ from rich.console import RenderableType
 from zerosim.analysis.candidate import candidate
 from zerosim.analysis.capabilities import context
 from zerosim.analysis.left_out import given_flag
-from zerosim.analysis.mesh_search import Fitting, Meshes
-from zerosim.analysis.meshes import mesh_values
-from zerosim.analysis.models import TriedModel
-from zerosim.analysis.search import SEARCHES, Found, Tried, with_value
+from zerosim.analysis.mesh_search import Meshes
+from zerosim.analysis.meshes import NOTHING, mesh_values
+from zerosim.analysis.offload_ways import has_drive_rate
+from zerosim.analysis.search import SEARCHES, Devices, Found, Tried
 from zerosim.analysis.shares import is_mesh
 from zerosim.analysis.step_interval import step_interval
 from zerosim.comm.runtime import make_backend
@@ -24,11 +23,11 @@ from zerosim.config.parts.allocators import feels_limit
 from zerosim.config.parts.pipeline import schedule_given
 from zerosim.config.presets.cluster import Cluster
 from zerosim.device.device import Device
-from zerosim.placement.memories import HOST, NVME
+from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.report import words
 from zerosim.report.interval import band, implausible, interval_words, not_ranked, trust
 from zerosim.report.look import Adaptive, Cell, Grid, Stack, prose, right, titled
-from zerosim.report.names import STAGES, counted
+from zerosim.report.names import STAGES, counted, listed
 from zerosim.report.plan import MORE
 from zerosim.report.plan_tables import outside_table
 from zerosim.report.tables import set_aside_text
@@ -41,9 +40,7 @@ from zerosim.units import format_bytes, format_count
 
 FEW = 3
 """The number of rows on the first page."""
-TOO_SMALL = {"": "", HOST: "more host memory", NVME: "more NVMe"}
-"""What a rank needs if its share of its node's other memories is too small."""
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+IN_WORDS = {DEVICE: "device", HOST: "host memory", NVME: "NVMe"}
 OF_MESH = (
     *(
         "ranks",
@@ -56,15 +53,17 @@ OF_MESH = (
         "pp",
         "pipeline",
         "virtual_stages",
+        "balance_ends",
+        "stage_layers",
         "stage",
         "recipe",
     ),
-    *("pad_vocab", "recompute", "sequence_parallel", "overlap", "micro_batch", "accumulate"),
+    *("offload", "optimizer", "pad_vocab", "recompute", "sequence_parallel", "overlap", "micro_batch", "accumulate"),
 )
 """What a mesh search chooses, in the order of its flags."""
 SAID = ("ranks", "stage", "recipe", "micro_batch", "accumulate")
 """Those that are shown even if they are the default."""
-_LEFT = ("ZeRO", "SP", "schedule", "overlap", "recompute")  # columns of words
+_LEFT = ("recipe", "ZeRO", "schedule", "recompute", "model", "fits", "offload")  # columns of words
 
 
 class Search(NamedTuple):
@@ -76,9 +75,15 @@ class Search(NamedTuple):
     cluster: Cluster | None = None
     all: bool = False
 
-    def room(self, tried: RunConfig) -> int:
-        """Return the device's bytes that the reserve leaves."""
-        return self.limit.nbytes - self.limit.reserve(tried)
+    @property
+    def devices(self) -> Devices:
+        """The devices that the search tries configurations on."""
+        return Devices(self.limit.nbytes, self.limit.reserve, self.cluster)
+
+    @property
+    def place(self) -> str:
+        """The device's name or bytes."""
+        return self.limit.name or format_bytes(self.limit.nbytes)
 
     def page(
         self,
@@ -112,69 +117,73 @@ class Search(NamedTuple):
         """Return the title of a table, which says so if rows are left out."""
         return text if self.all or len(rows) <= FEW else f"{text}: {FEW} of {len(rows)}"
 
-    def grid(self, rows: Sequence[dict[str, Cell]]) -> Grid:
-        """Return a row for each result, the best first; on the first page a few of them, with three digits."""
+    def grid(self, rows: Sequence[dict[str, Cell]], *, every: bool = False) -> Grid:
+        """Return a row for each result, the best first; on the first page a few of them, with three digits. `every`:
+        all of them there too."""
         grid = Grid(*(name if name in _LEFT else right(name) for name in rows[0]))
-        for row in rows if self.all else rows[:FEW]:
+        for row in rows if self.all or every else rows[:FEW]:
             grid.add(*row.values(), style="bold" if row is rows[0] else "")
         return grid if self.all else grid.short()
 
 
 def fit_report(search: Search, found: Found, timed: RunResult | None = None) -> Stack:
     """Return the largest value that fits, or the fewest ranks. `timed` is a plan of it, if there is a clock."""
-    config, what, limit = search.config, search.find, search.limit
+    config, what, best = search.config, search.find, found.best
     on = ""
     if is_mesh(config):
         on = f" (tp {config.mesh.tp} x pp {config.mesh.pp})" if what == "ranks" else f" ({words.shape(config)})"
-    device = limit.name or format_bytes(limit.nbytes)
-    about = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {device}{on}, {SEARCHES[what]}"
+    about = f"{words.model_name(config)}: {STAGES[config.parallel.zero_stage]} on {search.place}{on}, {SEARCHES[what]}"
     grid = Grid(right(what), right(taken_column(config)), right(""), "fits")
-    for tried in sorted(found.tried):
-        does = "yes" if tried.fits(limit.nbytes) else TOO_SMALL[tried.too_small] or "no"
-        peak = (None, None) if tried.too_small else (tried.peak_bytes, format_bytes(tried.peak_bytes))
-        grid.add(tried.value, *peak, does, style="bold" if tried == found.best else "")
-    best = None if found.best is None else with_value(config, what.replace("-", "_"), found.best.value).sure()
+    for tried in sorted(found.tried, key=lambda tried: tried.value):
+        is_best = best is not None and tried.value == best.value
+        size = format_bytes(tried.peak_bytes)
+        grid.add(tried.value, tried.peak_bytes, size, _does(tried), style="bold" if is_best else "")
     lines = [] if timed is None else step_lines(timed, search.cluster)
     tables = [titled("What was run", Adaptive(grid)), None if timed is None else time_table(timed, search.cluster)]
-    taken = None if found.best is None else found.best.peak_bytes
-    return search.page(about, _answer(search, found), best, lines, *(tables if search.all else []), taken=taken)
+    shown, taken = (None, None) if best is None else (best.config, best.peak_bytes)
+    return search.page(about, _answer(search, found), shown, lines, *(tables if search.all else []), taken=taken)
 
 
-def models_report(search: Search, tried: Sequence[TriedModel], best: RunConfig | None) -> Stack:
+def models_report(search: Search, found: Found) -> Stack:
     """Return the largest named models that fit, and those above them."""
-    limit = search.limit
+    tried, best = found.tried, found.best
     grid = Grid("model", right("parameters"), right("needs"), "fits")
     shown = [*[one for one in tried if not one.fits][-FEW:], *(one for one in tried if one.fits)]
     for one in tried if search.all else shown:
-        needs = TOO_SMALL[one.too_small] or format_bytes(one.peak_bytes + one.reserve_bytes)
-        is_best = best is not None and one.name == best.model.name
-        grid.add(one.name, one.num_parameters, needs, "yes" if one.fits else "no", style="bold" if is_best else "")
-    about = f"{STAGES[search.config.parallel.zero_stage]} on {limit.name or format_bytes(limit.nbytes)}, "
+        style = "bold" if best is not None and one.config == best.config else ""
+        grid.add(one.config.model.name, one.value, format_bytes(one.taken_bytes), _does(one), style=style)
+    about = f"{STAGES[search.config.parallel.zero_stage]} on {search.place}, "
     about += f"{counted(search.config.mesh.ranks, 'rank')}, {SEARCHES['model']}"
+    table = titled("What was run", Adaptive(grid))
     if best is None:
-        return search.page(about, "No named model fits.", None, [], titled("What was run", Adaptive(grid)))
-    found = next(one for one in tried if one.fits)
-    answer = f"--model {found.name}. {verdict(best, limit, found.peak_bytes)}"
-    return search.page(about, answer, best, [], titled("What was run", Adaptive(grid)), taken=found.peak_bytes)
+        return search.page(about, "No named model fits.", None, [], table)
+    answer = f"--model {best.config.model.name}. {verdict(best.config, search.limit, best.peak_bytes)}"
+    return search.page(about, answer, best.config, [], table, taken=best.peak_bytes)
+
+
+def _does(tried: Tried) -> str:
+    """Return whether a configuration fits, and the memory that is too small for it if that is not the device's."""
+    others = [IN_WORDS[memory] for memory in tried.too_small if memory != DEVICE]
+    return "yes" if tried.fits else f"no: {', '.join(others)}" if others else "no"
 
 
 def _answer(search: Search, found: Found) -> str:
     config, what, limit, field = search.config, search.find, search.limit, search.find.replace("-", "_")
     best, beyond = found.best, found.beyond
     if best is None:
-        if not (known := [tried for tried in found.tried if not tried.too_small]):
-            need = TOO_SMALL[found.tried[0].too_small]
-            return f"Nothing fits: every candidate needs {need} than the node has."
-        least = min(known, key=lambda tried: tried.taken_bytes)
-        does_not = verdict(with_value(config, field, least.value).sure(), limit, least.peak_bytes)
+        least = min(found.tried, key=lambda tried: tried.taken_bytes)
+        if DEVICE not in least.too_small:
+            need = listed([IN_WORDS[memory] for memory in least.too_small])
+            return f"Nothing fits: every candidate needs more {need} than the node has."
+        does_not = verdict(least.config, limit, least.peak_bytes)
         return f"Nothing fits. --{what} {least.value} takes the least. {does_not}{_what_to_try(config)}"
-    shown = with_value(config, field, best.value).sure()
-    text = f"--{what} {best.value}. {verdict(shown, limit, best.peak_bytes)}"
+    text = f"--{what} {best.value}. {verdict(best.config, limit, best.peak_bytes)}"
     if beyond is not None:
         least_of_it = "at least " if feels_limit(config.memory) else ""  # the run ended at the refusal
         short = f"{least_of_it}{format_bytes(beyond.taken_bytes - limit.nbytes)} short"
-        need = TOO_SMALL[beyond.too_small]
-        text += f" --{what} {beyond.value} does not fit: {f'needs {need} than the node has' if need else short}."
+        need = listed([IN_WORDS[memory] for memory in beyond.too_small])
+        short = short if DEVICE in beyond.too_small else f"needs more {need} than the node has"
+        text += f" --{what} {beyond.value} does not fit: {short}."
     elif what == "ranks":
         one = "data rank" if is_mesh(config) else "rank per replica" if config.mesh.dp_replicate > 1 else "rank"
         text += f" One {one} is enough."
@@ -186,8 +195,8 @@ def _answer(search: Search, found: Found) -> str:
         text += (
             f" The table of {config.model.positions:,} positions was lengthened: a run needs --positions {best.value}."
         )
-    if what in ("layers", "params"):
-        numel = build_model(shown, Device(0, make_backend("meta"))).num_parameters
+    if field in ("layers", "params"):
+        numel = build_model(best.config, Device(0, make_backend("meta"))).num_parameters
         text += f" That is a model of {numel:,} parameters ({format_count(numel)})."
     return text
 
@@ -196,8 +205,8 @@ def _in_nodes(whole: Tried, limit: Limit, node: int) -> str:
     """Return the fewest ranks that fill nodes, and the memory that they leave free."""
     text = f" In whole nodes of {node}: --ranks {whole.value}, {counted(whole.value // node, 'node')}, "
     free = limit.nbytes - whole.taken_bytes
-    if whole.too_small:
-        return f"{text}needs {TOO_SMALL[whole.too_small]} than a node has."
+    if others := [IN_WORDS[memory] for memory in whole.too_small if memory != DEVICE]:
+        return f"{text}needs more {listed(others)} than a node has."
     return text + (f"{format_bytes(free)} free." if free >= 0 else f"does not fit: {format_bytes(-free)} short.")
 
 
@@ -209,6 +218,59 @@ def _what_to_try(config: RunConfig) -> str:
         if config.value(name) != value and candidate(config, **{name: value}).config is not None:
             flags.append(f"--{name} {value}")
     return f" Try {' or '.join(flags)}." if flags else ""
+
+
+# -- offload --------------------------------------------------------------------------------------
+def offload_report(search: Search, found: Sequence[Tried], has: Mapping[str, int | None]) -> Stack:
+    """Return the fastest way that fits, beside all others. `has`: a node's bytes of its other memories."""
+    config, limit, cluster = search.config, search.limit, search.cluster
+    stage, ranks = STAGES[config.parallel.zero_stage], counted(config.mesh.ranks, "rank")
+    node = " and ".join(f"{format_bytes(has[one] or 0)} of {IN_WORDS[one]}" for one in (HOST, NVME) if has[one])
+    about = f"{words.model_name(config)}: {stage} on {ranks} of {search.place}" + (
+        f", a node with {node}." * bool(node)
+    )
+    best, alone = found[0] if found[0].fits else None, next(one for one in found if not one.config.offload.is_on)
+    least = min(found, key=lambda one: one.peak_bytes)
+    if best is None:
+        others = [IN_WORDS[memory] for memory in least.too_small if memory != DEVICE]
+        which = offload_flags(least.config) if least.config.offload.is_on else "No offload"
+        short = f"It needs more {listed(others)}." if others else verdict(least.config, limit, least.peak_bytes)
+        answer = f"Nothing fits. {which} takes the least device memory. {short}"
+    elif alone.fits:
+        answer = f"No need to offload. {verdict(alone.config, limit, alone.peak_bytes)}"
+    else:
+        answer = f"{offload_flags(best.config)}. {verdict(best.config, limit, best.peak_bytes)}"
+    rows = [_offload_cells(one, cluster) for one in found]
+    grid = search.grid(rows, every=True)
+    note = "Host memory and NVMe: the sum of a node's ranks."
+    if cluster is not None:
+        note += f" copies and CPU: how long compute waits for them. {trust(cluster, None)}"
+    if cluster is not None and has[NVME] and not has_drive_rate(cluster):
+        note += " The speed of the node's drives is unknown: states on NVMe take longer than this."
+    shown = (grid, grid.short(), grid.short().without("copies, s", "CPU, s", "tokens/s"))
+    table = titled("Ways to offload", Adaptive(*shown), note)
+    config_of, taken = (None, None) if best is None else (best.config, best.peak_bytes)
+    return search.page(about, answer, config_of, [], table, taken=taken)
+
+
+def offload_flags(config: RunConfig) -> str:
+    """Return the flags that run or plan it."""
+    return flags_of(values_of(config, ("stage", "offload", "delayed_update")))
+
+
+def _offload_cells(one: Tried, cluster: Cluster | None) -> dict[str, Cell]:
+    does = "yes" if one.fits else f"no: {', '.join(IN_WORDS[memory] for memory in one.too_small)}"
+    cells: dict[str, Cell] = {"offload": one.config.offload.where.replace(",", ", ") or "nothing", "fits": does}
+    if cluster is not None:
+        time, values = one.time, None if one.time is None else step_values(one.config, one.time, cluster)
+        cells |= {
+            "step, s": time and f"{time.seconds:.4g}",
+            "tokens/s": None if values is None else f"{values['tokens_per_s']:,.0f}",
+            "copies, s": time and f"{time.copies:.3g}",
+            "CPU, s": time and f"{time.cpu:.3g}",
+        }
+    others = {f"{name}, bytes": one.node_bytes[memory] for name, memory in (("host", HOST), ("NVMe", NVME))}
+    return {**cells, taken_column(one.config): one.peak_bytes, **others}
 
 
 # -- meshes ---------------------------------------------------------------------------------------
@@ -223,7 +285,7 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
         f"{result.candidates:,} ways to cut model and batch, and schedules, overlap and replicas beside the best. "
         f"{counted(result.estimated, 'configuration')} were estimated by plans of few blocks, {result.planned:,} of "
         f"them planned whole; {result.too_much:,} do not fit. The others need more memory or more recompute, or longer "
-        "for their kernels alone.",
+        "for their kernels or traffic alone.",
         "dim",
     )
     if not result.ended:
@@ -234,9 +296,9 @@ def mesh_report(search: Search, batch: int, result: Meshes, given: Mapping[str, 
     best, grid = result.found[0], search.grid([_cells(one, cluster) for one in result.found])
     grid = grid if any(one.config.mesh.cp > 1 for one in result.found) else grid.without("cp")
     grid = grid if best.config.model.has_experts else grid.without("ep")
-    fewer = grid.without("SP", "overlap", *(() if cluster is None else ("exposed, s", "bubble, s")))
-    shown = (grid, grid.short(), fewer, fewer.without("schedule"))
-    rows = "rows: microbatch x accumulation; SP: sequence parallelism"
+    fewer = grid.without(*(() if cluster is None else ("exposed, s", "bubble, s")))
+    shown = (grid, grid.short(), fewer, fewer.without("schedule", "step, s"))
+    rows = "rows: microbatch x accumulation"
     lines, note, by = [verdict(best.config, limit, best.peak_bytes)], f"{rows}.", "By memory"
     values = None if cluster is None or best.time is None else step_values(best.config, best.time, cluster)
     if cluster is not None and best.time is not None and values:
@@ -288,7 +350,7 @@ def _not_of(best: RunConfig, given: Mapping[str, Any]) -> list[str]:
     return [given_flag(name, given[name]) for name in gone]
 
 
-def _trust(found: Sequence[Fitting], cluster: Cluster) -> str:
+def _trust(found: Sequence[Tried], cluster: Cluster) -> str:
     return trust(cluster, *(step_interval(one.config, one.time, cluster) for one in found if one.time is not None))
 
 
@@ -301,22 +363,21 @@ def _told_apart(result: Meshes, cluster: Cluster) -> str:
     return f"The first cannot be distinguished from {others}: their ranges overlap."
 
 
-def _cells(one: Fitting, cluster: Cluster | None) -> dict[str, Cell]:
+def _cells(one: Tried, cluster: Cluster | None) -> dict[str, Cell]:
     config, time, mesh = one.config, one.time, one.config.mesh.axes
     values = None if cluster is None or time is None else step_values(config, time, cluster)
     given = _chosen(config)
     chunks = f" x {given['virtual_stages']}" if "virtual_stages" in given else ""
     replicas = f"{mesh.dp_replicate} x {mesh.dp_shard}" if mesh.dp_replicate > 1 else str(mesh.dp_shard)
     cells: dict[str, Cell] = {
+        "recipe": config.parallel.recipe,
         "tp": str(mesh.tp),
         "cp": f"{mesh.cp} {context.way(config)}" if mesh.cp > 1 else "-",
         "ep": f"{mesh.ep}{f' x {mesh.etp}' if mesh.etp > 1 else ''}",
         "pp": str(mesh.pp),
         "dp": replicas,
         "ZeRO": STAGES[config.parallel.zero_stage] if mesh.shards > 1 or config.offload.is_on else "-",
-        "SP": "yes" if "sequence_parallel" in given else "-",
         "schedule": "-" if mesh.pp == 1 else f"{given.get('pipeline', '1f1b')}{chunks}",
-        "overlap": given.get("overlap", "-"),
         "rows": f"{config.data.micro_batch} x {config.data.accumulate}",
         "recompute": given.get("recompute", "none"),
     }

@@ -54,6 +54,17 @@ def live_inputs(config: RunConfig, stage: int, held: Mapping[str, int]) -> int |
     return int(live_micro_batches(config).at(held) * held["r"]) // chunks
 
 
+def live_layers(config: RunConfig) -> float:
+    """Return how many layers' activations of a microbatch one of the first two pipeline stages holds before its first
+    backward, at least."""
+    chunks, by_chunk, found = config.chunks, config.layers_by_chunk(config.model.layers), [0.0]
+    for stage in range(min(2, config.mesh.pp)):
+        layers = [by_chunk[one] for one in chunks.of_stage(stage)]
+        live = live_micro_batches(config).at(sizes(config) | {"i": stage})
+        found.append(min(float(live), len(layers) * config.data.accumulate) * min(layers))
+    return max(found)
+
+
 def begins_sooner(config: RunConfig) -> bool:
     """Return whether a stage may begin before the stages before it have had a microbatch's whole forward or wait for
     its whole backward."""

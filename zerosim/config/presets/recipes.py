@@ -222,3 +222,13 @@ def usual_recipe(stage: int, *, is_cut: bool = False, is_pure: bool = False) -> 
     if stage < 3 and is_cut:
         return "megatron"
     return ("ddp", "deepspeed", "deepspeed", "fsdp2")[stage]
+
+
+def recipes_run(stage: int, *, is_cut: bool = False, has_adapters: bool = False) -> tuple[str, ...]:
+    """Return the recipes with which people run this ZeRO stage. `is_cut`: beside tensor or pipeline parallelism, which
+    Megatron-LM has at stages 0 and 1, and PyTorch (torchtitan) with fully_shard. Megatron-LM itself trains no
+    adapters."""
+    cut = (("megatron",), ("megatron",), ("fsdp2",), ("fsdp2",))
+    whole = (("ddp",), ("deepspeed", "megatron"), ("deepspeed", "fsdp2"), ("fsdp2", "deepspeed"))
+    found = (cut if is_cut else whole)[stage]
+    return tuple(name for name in found if not (has_adapters and name == "megatron"))
