@@ -29,6 +29,7 @@ from zerosim.placement.memories import DEVICE, HOST, NVME
 from zerosim.train.build_model import build_model
 from zerosim.train.offload import node_has
 from zerosim.train.plan import judged, peak_of, plan
+from zerosim.train.result import RunResult
 
 MOST_MODELS = 3
 """A search for named models ends after this number that fit."""
@@ -57,7 +58,7 @@ def no_reserve(config: RunConfig) -> int:
 class Tried(NamedTuple):
     """A planned configuration: the most bytes that a rank takes from its device, the reserve beside them, the step's
     time, the memories that are too small, and a node's bytes of its other memories. `value` is that of a searched
-    size."""
+    size, `result` the whole plan, if it was kept."""
 
     config: RunConfig
     peak_bytes: int
@@ -66,6 +67,7 @@ class Tried(NamedTuple):
     too_small: tuple[str, ...] = ()
     node_bytes: Mapping[str, int] = MappingProxyType({})
     value: Any = None
+    result: RunResult | None = None
 
     @property
     def taken_bytes(self) -> int:
@@ -126,7 +128,8 @@ class Devices:
             result = plan(judged(asked, self.room(asked)), cluster=self.cluster)
         except OutOfMemory:
             return None
-        return Tried(asked, max(memory.reserved_bytes for memory in result.memory), self.reserve(asked), result.time)
+        peak = max(memory.reserved_bytes for memory in result.memory)
+        return Tried(asked, peak, self.reserve(asked), result.time, result=result)
 
     def without_limit(self) -> Devices:
         """Return devices and nodes that hold everything."""
