@@ -24,6 +24,7 @@ from zerosim.analysis.search import no_reserve
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.parts.allocators import is_exact, without_fragmentation
 from zerosim.config.parts.memory import WITH_THE_HEAD
+from zerosim.config.presets.recipes import USUAL, find_recipe
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.mesh import MODEL
 from zerosim.units import format_bytes
@@ -125,7 +126,9 @@ def _chunks(config: RunConfig) -> Iterator[Mapping[str, Any]]:
 
 
 def _stages(config: RunConfig) -> Iterator[Mapping[str, Any]]:
-    yield from ({"stage": higher} for higher in range(config.parallel.zero_stage + 1, 4))
+    given = config.given.get("recipe", USUAL)
+    has = range(4) if given == USUAL else find_recipe(given).stages
+    yield from ({"stage": higher} for higher in range(config.parallel.zero_stage + 1, 4) if higher in has)
     yield from more_shared(config) if config.parallel.zero_stage < 3 else ()
 
 

@@ -61,7 +61,8 @@ class Known:
 
     def __init__(self, config: RunConfig, devices: Devices) -> None:
         self.devices, self.least = devices, Bounds(config, devices.cluster)
-        self.estimate = estimates(self._unlimited, has_clock=devices.cluster is not None)
+        each = self.least.numel // max(1, config.model.layers)
+        self.estimate = estimates(self._unlimited, each, has_clock=devices.cluster is not None)
 
     def _unlimited(self, asked: RunConfig) -> Figures:
         """Return a step's figures on devices without a limit. Of paged states only the limit tells."""
@@ -99,15 +100,17 @@ def best_meshes(
     say: Say = lambda config, tried: None,
     most: int = MOST,
     known: Known | None = None,
+    allowed: Callable[[RunConfig], bool] = lambda config: True,
 ) -> Meshes:
     """Find the best of these families, each a configuration with ever more recompute, and of what is tried beside them.
-    `check_time` raises Stopped when time is up; `known` are bounds and estimates of an earlier search.
+    `check_time` raises Stopped when time is up; `known` are bounds and estimates of an earlier search. What
+    is tried beside a family is `allowed`.
 
     Raises: InputError if no candidate can be planned; KeyboardInterrupt before the first answer. Later an interrupt
     ends the search with the answers so far.
     """
     known = known or Known(config, devices)
-    search = _Search(known, [list(family) for family in families], devices, node, say, most)
+    search = _Search(known, [list(family) for family in families], devices, node, say, most, allowed)
     ended = interrupted = False
     try:
         while search.goes_on():
@@ -133,9 +136,17 @@ class _Search:
     """The state of a search: `waiting` candidates by value, and what is known of each."""
 
     def __init__(
-        self, known: Known, families: list[list[RunConfig]], devices: Devices, node: int, say: Say, most: int
+        self,
+        known: Known,
+        families: list[list[RunConfig]],
+        devices: Devices,
+        node: int,
+        say: Say,
+        most: int,
+        allowed: Callable[[RunConfig], bool],
     ) -> None:
         self.families, self.devices, self.node, self.say, self.most = families, devices, node, say, most
+        self.allowed = allowed
         self.least, self.estimate = known.least, known.estimate
         self.found: list[Tried] = []
         self.estimated: list[bool] = []
@@ -183,7 +194,9 @@ class _Search:
             heapq.heappush(self.waiting, (guess, ESTIMATE, number, level))
             return True
         if what == ESTIMATE:
-            for other in beside(asked, self.node):  # estimated first: a whole plan takes much longer
+            for other in filter(
+                self.allowed, beside(asked, self.node)
+            ):  # estimated first: a whole plan takes much longer
                 self.add(ladder(other), beside=True)
             heapq.heappush(self.waiting, (self.estimate(asked), PLAN, number, level))
             return True

@@ -18,7 +18,7 @@ from zerosim.analysis.recompute import period_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.known import known_models
-from zerosim.config.parts.allocators import feels_limit
+from zerosim.config.parts.allocators import feels_limit, is_exact
 from zerosim.config.parts.context import cut_of
 from zerosim.config.presets.cluster import Cluster
 from zerosim.config.presets.published import best_published
@@ -31,6 +31,8 @@ from zerosim.train.offload import node_has
 from zerosim.train.plan import judged, peak_of, plan
 from zerosim.train.result import RunResult
 
+NEARLY_FULL = 0.75
+"""The part of a device's room from which on an allocator's gaps may be too much."""
 MOST_MODELS = 3
 """A search for named models ends after this number that fit."""
 SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "positions", "vocab", "params", "units",
@@ -79,6 +81,12 @@ class Tried(NamedTuple):
         return not self.too_small
 
     @property
+    def planned(self) -> RunResult:
+        """The whole plan, where it was kept."""
+        assert self.result is not None
+        return self.result
+
+    @property
     def order(self) -> tuple[float, int]:
         """The rank in a list: by seconds, if there is a clock, then by bytes."""
         return (0.0 if self.time is None else self.time.seconds), self.peak_bytes
@@ -94,11 +102,12 @@ class Tried(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Devices:
     """The devices of a search: each one's bytes, of which a reserve is kept, in the nodes of a cluster, if one is
-    given."""
+    given. `is_strict`: where exact bytes nearly fill the room, PyTorch's caching allocator has to fit too."""
 
     nbytes: int
     reserve: Callable[[RunConfig], int] = no_reserve
     cluster: Cluster | None = None
+    is_strict: bool = False
 
     def room(self, asked: RunConfig) -> int:
         """Return the device's bytes that the reserve leaves."""
@@ -118,7 +127,7 @@ class Devices:
             result, peak = plan(judged(exact, None), cluster=free, clock=False), peak_of(config, room, free)
         has = node_has(asked, self.cluster)
         most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in (HOST, NVME)}
-        small = [DEVICE] * (peak > room)
+        small = [DEVICE] * (peak > room or not self._is_cached(asked, peak))
         small += [one for one, nbytes in has.items() if nbytes is not None and most[one] > nbytes]
         return Tried(asked, peak, self.reserve(asked), result.time, tuple(small), most)
 
@@ -129,11 +138,24 @@ class Devices:
         except OutOfMemory:
             return None
         peak = max(memory.reserved_bytes for memory in result.memory)
+        if not self._is_cached(asked, peak):
+            return None
         return Tried(asked, peak, self.reserve(asked), result.time, result=result)
+
+    def _is_cached(self, asked: RunConfig, peak: int) -> bool:
+        """Return whether a plan that fits also fits under the caching allocator, as far as that is asked."""
+        if not self.is_strict or not is_exact(asked.memory) or not NEARLY_FULL <= peak / self.room(asked) <= 1:
+            return True
+        config, free = candidate(asked, allocator="caching", host_memory=None), self.cluster
+        try:
+            plan(judged(config.sure(), self.room(asked)), cluster=free and free.without_limits(), clock=False)
+        except OutOfMemory:
+            return False
+        return True
 
     def without_limit(self) -> Devices:
         """Return devices and nodes that hold everything."""
-        return Devices(10**18, no_reserve, self.cluster and self.cluster.without_limits())
+        return Devices(10**18, no_reserve, self.cluster and self.cluster.without_limits())  # not strict
 
     def is_implausible(self, tried: Tried) -> bool:
         """Return whether nobody has published as high an MFU on this GPU."""
