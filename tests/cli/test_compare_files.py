@@ -61,7 +61,7 @@ def test_each_setting_stands_beside_what_it_moves_alone(folder: Path, capsys: Ca
     found = compared("a.toml", "b.toml", "--gpu", "a100-80")
     settings = {one["name"]: (one["a"], one["b"]) for one in found["changes"]["settings"]}
     assert settings == {"stage": (2, 3), "recompute": ("none", "full"), "seed": (0, 5)}
-    alone = {one["name"]: one for one in found["changes"]["alone"]}
+    alone = found["changes"]["alone"]
     for flags in (["--stage", "3"], ["--recompute", "full"]):
         own = planned("a.toml", "--gpu", "a100-80", *flags)
         assert alone[flags[0].strip("-")]["taken_bytes"] == own["peak_bytes"]
@@ -83,13 +83,13 @@ def test_settings_that_follow_and_settings_that_need_another(folder: Path, capsy
     assert {"layers", "hidden", "heads", "kv_heads", "ffn"} == {
         one["name"] for one in found["changes"]["settings"] if one["follows"]
     }
-    errors = {one["name"]: one["error"] for one in found["changes"]["alone"] if "error" in one}
+    errors = {name: one["error"] for name, one in found["changes"]["alone"].items() if "error" in one}
     assert list(errors) == ["pipeline"]
     said = " ".join(capsys.readouterr().out.split())
     assert f"pipeline cannot stand alone: {errors['pipeline']}" in said
     assert "hidden 768 → 1,024" in said
-    assert "8,192 tokens a step. Needs" in said
-    assert "16,384 tokens a step. Needs" in said
+    assert "a step is 8 x 1,024 tokens." in said
+    assert "a step is 16 x 1,024 tokens." in said
     assert found["columns"]["A"]["time"] is None
 
 

@@ -41,6 +41,7 @@ from zerosim.placement.memories import DEVICE, MEMORIES
 if TYPE_CHECKING:
     from zerosim.report.changes import Changes
     from zerosim.report.compare_rows import Column
+    from zerosim.report.verdict import Planned
     from zerosim.train.result import RunResult
 
 NEEDS_TRAINING = [name for name in WITH_VALUES.split() if name != "capacity"]
@@ -48,7 +49,7 @@ AXES: Mapping[str, tuple[str, Collection[str], str]] = {
     "stages": ("stage", ("0", "1", "2", "3"), "(default: 0,1,2,3)"),
     "recipes": ("recipe", (*NAMES, USUAL), "at one --stage"),
     "optimizers": ("optimizer", OPTIMIZERS, "at one --stage"),
-    "precisions": ("precision", (*FLOATS, PURE, *(f"{PURE}:{kind}" for kind in ROUNDINGS)), "at one --stage"),
+    "precisions": ("precision", (*FLOATS, PURE, *(f"{PURE}:{kind}" for kind in ROUNDINGS)), "such as bf16-pure:kahan"),
     "compressions": ("compression", COMPRESSIONS, "of gradients, at one --stage"),
     "memories": ("memory", MEMORIES, "of the optimizer's states and, at stage 3, of parameters"),
 }
@@ -62,12 +63,11 @@ def add_arguments(parser: Parser) -> None:
     add("other", nargs="?", metavar="OTHER.toml", help="a second one to compare with; flags override both")
     for flag, (what, known, help) in AXES.items():
         read = stages if what == "stage" else partial(names_of, what, known)
-        some = ",".join([*known][-4:])
+        some = ",".join([*known][:3]) + ",..." * (len(known) > 3)
         add(f"--{flag}", metavar=some, type=read, help=f"compare {'ZeRO ' * (what == 'stage')}{flag} {help}")
     alone = "run on tensor shapes only (default: for two files, and where training would take half an hour or more)"
     add("--shapes", action=argparse.BooleanOptionalAction, help=alone)
-    one = "the ZeRO stage of all columns, where something else is compared (default: 3)"
-    names = "--stage", "--zero-stage", "-z"
+    one, names = "where something else is compared: the ZeRO stage (default: 3)", ("--stage", "--zero-stage", "-z")
     add(*names, metavar="0..3", type=whole_number, default=argparse.SUPPRESS, help=one)
     group = parser.add_argument_group("time, modelled")
     group.add_argument("--gpu", metavar="NAME", help="on which a step of each column is timed, such as a100-80")
@@ -81,7 +81,7 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     what, columns = _columns(args)
     is_planned = _by_shapes(args, what, columns)
-    outcomes: dict[str, Any] = {**_configs(args, columns, is_planned=is_planned)}
+    outcomes = _configs(args, columns, is_planned=is_planned)
     configs = {name: config for name, config in outcomes.items() if isinstance(config, RunConfig)}
     first, cluster = next(iter(configs.values())), device_cluster(args, device_limit(args, None))
     with one_voice(first.world.transport) as is_first:  # the first process writes for all
@@ -94,11 +94,10 @@ def main(args: argparse.Namespace) -> int:
             over = _over_links(config) if what == "compression" and cluster is None else {}
             try:
                 if is_planned:
-                    found = Column(plan_on(config.replace(capacity=None), limit, cluster=cluster), limit, cluster, over)
+                    found: Planned | RunResult = plan_on(config.replace(capacity=None), limit, cluster=cluster)
                 else:
-                    title = "" if what == "stage" else name
-                    found = Column(trained(title, config, args, cluster), limit, cluster, over)
-                outcomes[name] = found
+                    found = trained(name if what != "stage" else "", config, args, cluster)
+                outcomes[name] = Column(found, limit, cluster, over)
             except (InputError, OutOfMemory) as error:
                 outcomes[name] = error
         _refuse(outcomes, need_all=what == "file")
@@ -116,8 +115,8 @@ def _columns(args: argparse.Namespace) -> tuple[str, dict[str, Flags]]:
     """Return what is compared, and each column's own flags. Raises: InputError for flags that do not go together."""
     given = [flag for flag in AXES if getattr(args, flag) is not None]
     if args.other is not None and given:
-        why = f"works only with one scenario, and two were given, {args.scenario} and {args.other}"
-        raise InputError(f"{flag_of(given[0])}: {why}")
+        two = f"two were given, {args.scenario} and {args.other}"
+        raise InputError(f"--{given[0]}: works only with one scenario, and {two}")
     if args.other is not None:
         return "file", {"A": {"scenario": args.scenario}, "B": {"scenario": args.other}}
     if len(given) > 1:
@@ -152,13 +151,11 @@ def _flags(what: str, name: str, args: argparse.Namespace) -> Flags:
     return {what: name}
 
 
-def _configs(
-    args: argparse.Namespace, columns: Mapping[str, Flags], *, is_planned: bool
-) -> dict[str, RunConfig | InputError]:
+def _configs(args: argparse.Namespace, columns: Mapping[str, Flags], *, is_planned: bool) -> dict[str, Any]:
     """Return the configuration of each column, or why it is refused. With --gpu it is that of `zerosim plan` with the
     same flags. Raises: InputError, if all are refused."""
     args.limit = getattr(args, "capacity", None) if is_planned else None
-    build, found = planned_config if is_planned or device_of(args) else run_config, dict[str, RunConfig | InputError]()
+    build, found = planned_config if is_planned or device_of(args) else run_config, dict[str, Any]()
     for name, flags in columns.items():
         values = {key: value for key, value in {**vars(args), **flags}.items() if key != "reading"}
         try:
@@ -184,11 +181,9 @@ def _by_shapes(args: argparse.Namespace, what: str, columns: Mapping[str, Flags]
     """
     training = [name for name in NEEDS_TRAINING if hasattr(args, name)]
     if args.shapes and training:
-        raise InputError(
-            f"{flag_of(training[0])}: works only in training, and --shapes computes no values; leave one of them out"
-        )
+        raise InputError(f"{flag_of(training[0])}: works only in training; leave it out, or --shapes")
     if args.shapes is not None or training or what == "file":
-        return bool(what == "file" if args.shapes is None else args.shapes)
+        return (what == "file" and args.shapes is None) or bool(args.shapes)
     from zerosim.train.machine import is_too_large
     from zerosim.train.run import DEFAULT_STEPS
 
@@ -208,7 +203,7 @@ def trained(title: str, config: RunConfig, args: argparse.Namespace, cluster: Cl
     return replace(result, time=plan(config.replace(steps=None, capacity=None), cluster=cluster).time)
 
 
-def _over_links(config: RunConfig) -> dict[str, float | None]:
+def _over_links(config: RunConfig) -> dict[str, float]:
     """Return the seconds of a step over a slow and a fast link between nodes of one A100."""
     from zerosim.report.compare_rows import LINKS
     from zerosim.train.plan import plan
@@ -216,11 +211,8 @@ def _over_links(config: RunConfig) -> dict[str, float | None]:
     if (before := steps_until_coded(config.reduction)) is None:
         return {}
     device, on = find_hardware("a100-80"), config.replace(steps=1 + before, capacity=None)
-    times = {
-        link: plan(on, cluster=cluster_of(device, node_gpus=1, nic_bytes_per_s=rate)).time
-        for link, rate in LINKS.items()
-    }
-    return {link: time and time.seconds for link, time in times.items()}
+    clusters = {link: cluster_of(device, node_gpus=1, nic_bytes_per_s=rate) for link, rate in LINKS.items()}
+    return {link: time.seconds for link, one in clusters.items() if (time := plan(on, cluster=one).time) is not None}
 
 
 def _changes(outcomes: Mapping[str, Any], paths: list[str], is_planned: bool) -> Changes:
@@ -231,7 +223,7 @@ def _changes(outcomes: Mapping[str, Any], paths: list[str], is_planned: bool) ->
     a, b = outcomes.values()
     found = settings(a.config, b.config)
     totals_of = lambda config: totals(plan_on(config, a.limit, cluster=a.cluster).result)  # noqa: E731
-    each = each_alone(a.config, b.config, found, totals_of) if is_planned else []
+    each = each_alone(a.config, b.config, found, totals_of) if is_planned else {}
     return Changes(found, totals(a.result), totals(b.result), each, paths)
 
 

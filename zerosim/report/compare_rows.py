@@ -9,13 +9,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rich.text import Text
-
 from zerosim.analysis.changes import by_units, sent
 from zerosim.analysis.checks import Checks, agree, checks, formulas_agree
 from zerosim.analysis.per_parameter import bytes_per_parameter
 from zerosim.analysis.step_interval import step_interval
 from zerosim.config.presets.cluster import Cluster
+from zerosim.errors import InputError, OutOfMemory
 from zerosim.report import words
 from zerosim.report.interval import band, implausible, not_ranked, three_figures, trust
 from zerosim.report.look import Cell
@@ -41,7 +40,7 @@ class Column:
         found: Planned | RunResult,
         limit: Limit | None = None,
         cluster: Cluster | None = None,
-        over: Mapping[str, float | None] = MappingProxyType({}),
+        over: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         plan = self.plan = found if isinstance(found, Planned) else Planned(found)
         self.limit, self.cluster, self.over = limit, cluster, over
@@ -65,6 +64,7 @@ class Column:
         return f"fits, {size} free" if self.fits else f"{size} short"
 
     def warnings(self) -> list[str]:
+        """Return what is slow, unusual or implausible about it."""
         found = warnings_of(self.config, self.limit, self.cluster, self.taken if self.fits else None)
         said = None if self.step is None or self.cluster is None else implausible(self.step["mfu"], self.cluster)
         return found + ([said.rstrip(".")] if said else [])
@@ -72,16 +72,15 @@ class Column:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form: whether formulas agree, and the figures of every group of rows."""
         each = [[check.to_dict() for check in (*one.of_memory, *one.of_step)] for one in self.checks]
-        figures = {
-            group.key: {head: float(value) if isinstance(value, Fraction) else value for head, value in rows.items()}
-            for group in GROUPS
-            if (rows := group.rows(self))
-        }
-        return {
-            "formulas": {"agree": formulas_agree(self.checks), "checks": each},
-            "time": self.step,
-            "figures": figures,
-        }
+        formulas = {"agree": formulas_agree(self.checks), "checks": each}
+        rows = {group.key: group.rows(self).items() for group in GROUPS}
+        figures = {key: {head: _plain(value) for head, value in own} for key, own in rows.items()}
+        return {"formulas": formulas, "time": self.step, "figures": figures}
+
+
+def _plain(value: Value) -> Value:
+    """Return a fraction as a number that JSON has."""
+    return float(value) if isinstance(value, Fraction) else value
 
 
 def _states(of: Column) -> Values:
@@ -125,7 +124,7 @@ def _sent(of: Column) -> Values:
         **rows,
         "sent": states,
         "volume": words.of_rank(of.checks)(of.checks[0].sent[-1].text),
-        "exchanged": activations or None,
+        "exchanged, activations": activations or None,
         "agrees": None if of.result.is_modelled else agree(chain(*(one.of_step for one in of.checks))),
     }
 
@@ -151,12 +150,10 @@ def _training(of: Column) -> Values:
 
 def _about_states(columns: Sequence[Column]) -> str:
     """Return what the letters of the formulas stand for."""
-    note = "Of the rank with the most, padding included."
-    if any(words.holds_part(column.checks) for column in columns):
-        apart = any("N_e" in one.of.held for column in columns for one in column.checks)
-        of, but = ("Ψ_d", " without its experts' Ψ_e") if apart else ("Ψ_r", "")
-        note += f" {of} are the parameters on a rank{but}."
-    return note
+    is_part = any(words.holds_part(column.checks) for column in columns)
+    has_experts = any("N_e" in one.of.held for column in columns for one in column.checks)
+    letter = "Ψ_d are the parameters on a rank without its experts' Ψ_e." if has_experts else "Ψ_r are those on a rank."
+    return "Of the rank with the most, padding included." + f" {letter}" * is_part
 
 
 class Group(NamedTuple):
@@ -170,7 +167,12 @@ class Group(NamedTuple):
     show: Callable[[float], str] = "{:.5g}".format
     """How a number that counts no bytes is shown."""
 
-    def cell(self, value: Value | Text) -> Cell:
+    def shows(self, head: str, values: Sequence[Value]) -> bool:
+        """Return whether the row says anything."""
+        is_quiet, some = self.key == "units" or head in IF_DIFFERENT, set(values)
+        return some != {None} and (len(some) > 1 or not is_quiet)
+
+    def cell(self, value: Value) -> Cell:
         return self.show(value) if isinstance(value, float) else value
 
     def change(self, a: Value, b: Value) -> Cell:
@@ -184,12 +186,8 @@ class Group(NamedTuple):
 
 def _about_sent(columns: Sequence[Column]) -> str:
     """Return what was counted, and what was not."""
-    note = "Without norms and overflow flags."
-    if any(one.exchanged for column in columns for one in column.checks):
-        note += " Exchanged: activations that tp, cp, ep and pp send."
-    if any(column.result.is_modelled for column in columns):
-        note += " The bytes of native collectives are not visible: a ring's bytes are modelled in their place."
-    return note
+    native = " The bytes of native collectives are not visible: a ring's bytes are modelled in their place."
+    return "Without norms and overflow flags." + native * any(column.result.is_modelled for column in columns)
 
 
 def _about_time(columns: Sequence[Column]) -> str:
@@ -211,9 +209,11 @@ GROUPS = (
     Group("time", "Time of a step, modelled", _time, _about_time, "milliseconds", lambda value: f"{1e3 * value:.4g}"),
     Group("training", "Training on the same batches", _training, unit="figure", show="{:.4f}".format),
 )
-RULED = {"states", "peak", "sent", "step"}
+RULED = frozenset(("states", "peak", "sent", "step"))
 """Rows with a rule above them: sums."""
-LAST = {"sent", "volume", "exchanged", "agrees", "step", "8 of 10 measured", "tokens/s", "MFU"}
+LOST: Mapping[type[Exception], str] = MappingProxyType({OutOfMemory: "no memory", InputError: "refused"})
+"""The peak of a column without a result."""
+LAST = frozenset(("sent", "volume", "exchanged, activations", "agrees", "step", "8 of 10 measured", "tokens/s", "MFU"))
 """Rows below those that only some columns have."""
-IF_DIFFERENT = {"optim per parameter", "states per parameter", "optimizer keeps", "first loss", "lr"}
+IF_DIFFERENT = frozenset(("optim per parameter", "states per parameter", "optimizer keeps", "first loss", "lr"))
 """Rows that are left out where all columns have the same."""

@@ -10,23 +10,11 @@ from zerosim.report.names import OPTIMIZERS
 
 IN_RANK_ORDER = ("direct", "pairs")
 """Algorithms whose sums do not depend on which rank owns a slice."""
-SAME = (
-    "They add the same numbers in the same order, whichever rank or memory holds a slice: ZeRO changes where states "
-    "are, not what is computed."
-)
+SAME = "They add the same numbers in the same order: ZeRO changes where states are, not what is computed."
 CONTRADICTION = "They should be bit-identical. Please report this as a bug, with the command line."
-RING = (
-    "A ring rounds at every hop and begins each chunk's sum at another rank, so that bits depend on who owns what. "
-    "With --collective direct they do not."
-)
-RECIPES = (
-    "Recipes store and send gradients in formats of their own, and so round differently. With --recipe paper all "
-    "columns follow the same rules."
-)
-LATE = (
-    "With --delayed-update a run whose CPU updates trains on weights that are late by one update. A run that offloads "
-    "nothing is never late."
-)
+RING = "A ring rounds at every hop, and starts each chunk at another rank. With --collective direct the order is fixed."
+RECIPES = "Recipes store and send gradients in formats of their own. With --recipe paper all follow the same rules."
+LATE = "With --delayed-update a CPU's update is late by one step. A run that offloads nothing is never late."
 REPLICAS = "Stage 0 adds over all ranks at once, the others within a replica and then over replicas"
 SUMS = " adds up squares over rows, columns and tensors: stage 0 over whole ones, the others over slices and then ranks"
 ORDER = "Stages 2 and 3 add a gradient over ranks first and then over microbatches, stages 0 and 1 the other way round"
