@@ -146,7 +146,7 @@ def _flags(what: str, name: str, args: argparse.Namespace) -> Flags:
     if what == "compression":
         return {**taken_back(key for key, of in COMPRESSION_OPTIONS.items() if name not in of), "compress": name}
     if what == "memory":
-        params = f",params={name}" * (run_config(args).parallel.zero_stage == 3)
+        params = f",params={name}" * (run_config(args).states_stage == 3)
         return {"offload": "" if name == DEVICE else f"optimizer={name}{params}"}
     return {what: name}
 

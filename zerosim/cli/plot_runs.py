@@ -238,7 +238,7 @@ def optimizers(args: argparse.Namespace, base: RunConfig, limit: None) -> Drawn:
     from zerosim.report.plots import optimizers_figure
 
     _check_count(args.optimizers)
-    outcomes = dict[str, RunResult | OutOfMemory]()
+    outcomes: dict[str, RunResult | OutOfMemory] = {}
     for name in args.optimizers:
         try:
             outcomes[name] = trained(OPTIMIZERS[name].title, base.replace(optimizer=name), args, None)

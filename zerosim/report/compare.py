@@ -55,7 +55,8 @@ class Comparison(InNotebook):
         pairs = [(a[0], b[0]) for a, b in combinations(self.identical if what in SAME_SUMS else (), 2)]
         both = {pair: [self.results[name] for name in pair] for pair in pairs}
         self.differences = {pair: largest_difference(a.weights, b.weights) for pair, (a, b) in both.items()}
-        self.why_apart = {pair: why_apart(a.config, b.config) for pair, (a, b) in both.items()}
+        stages = {pair: [int(name) for name in pair if what == "stage"] for pair in pairs}
+        self.why_apart = {pair: why_apart(a.config, b.config, stages[pair]) for pair, (a, b) in both.items()}
         self.contradictions = [pair for pair, why in self.why_apart.items() if why is None]
 
     def to_dict(self, values_of: Callable[[Column], Mapping[str, Any]] | None = None) -> dict[str, Any]:

@@ -108,8 +108,7 @@ def _peak(of: Column) -> Values:
 
 
 def _units(of: Column) -> Values:
-    found = by_units(of.plan.fullest.peak)
-    return {f"{unit or 'step'}, {kind_words(kind)}": nbytes for (unit, kind), nbytes in found.items()}
+    return {f"{unit or 'step'}, {kind_words(kind)}": n for (unit, kind), n in by_units(of.plan.fullest.peak).items()}
 
 
 def _sent(of: Column) -> Values:

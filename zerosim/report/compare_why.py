@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from zerosim.analysis.capabilities.delayed import lags
 from zerosim.config import RunConfig
 from zerosim.config.parts.parallel import is_sliced
@@ -21,20 +23,20 @@ ORDER = "Stages 2 and 3 add a gradient over ranks first and then over microbatch
 ROUNDED = ": the same numbers are added in another order, and rounded differently."
 
 
-def why_apart(a: RunConfig, b: RunConfig) -> str | None:
-    """Return why the weights of two ZeRO stages, or of two memories, may differ; None if they may not."""
+def why_apart(a: RunConfig, b: RunConfig, stages: Collection[int]) -> str | None:
+    """Return why the weights of two ZeRO `stages`, or of two memories, may differ; None if they may not."""
     if a.world.algorithm not in IN_RANK_ORDER:
         return RING if a.world.algorithm == "ring" else ""
     if a.parallel.recipe != b.parallel.recipe:
         return RECIPES
     if lags(a) != lags(b):
         return LATE
-    stages, optimizer = {a.parallel.zero_stage, b.parallel.zero_stage}, a.optim.optimizer
+    optimizer = a.optim.optimizer
     is_cut = any(is_sliced(one.parallel) and one.mesh.shards > 1 for one in (a, b))
     has_sums, has_replicas = is_cut and PRESETS[optimizer].cut == "sums", b.mesh.dp_replicate > 1
-    if a.data.accumulate > 1 and min(stages) < 2 <= max(stages):
+    if a.data.accumulate > 1 and stages and min(stages) < 2 <= max(stages):
         agreeing = "stages 1, 2 and 3" if has_sums or has_replicas else "all stages"
         return f"{ORDER}{ROUNDED} With --accumulate 1 {agreeing} agree."
-    if 0 in stages and len(stages) > 1 and (has_sums or has_replicas):
+    if 0 in stages and (has_sums or has_replicas):
         return (REPLICAS if has_replicas else f"{OPTIMIZERS[optimizer]}{SUMS}") + ROUNDED
     return None
