@@ -146,8 +146,8 @@ def _flags(what: str, name: str, args: argparse.Namespace) -> Flags:
     if what == "compression":
         return {**taken_back(key for key, of in COMPRESSION_OPTIONS.items() if name not in of), "compress": name}
     if what == "memory":
-        params = f",params={name}" * (run_config(args).states_stage == 3)
-        return {"offload": "" if name == DEVICE else f"optimizer={name}{params}"}
+        stage = run_config(argparse.Namespace(**{**vars(args), "offload": "optimizer=host"})).states_stage
+        return {"offload": "" if name == DEVICE else f"optimizer={name}" + f",params={name}" * (stage == 3)}
     return {what: name}
 
 

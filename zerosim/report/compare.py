@@ -77,7 +77,7 @@ class Comparison(InNotebook):
         configs = [column.config for column in self.columns.values()]
         is_planned = bool(configs) and not self.results
         yield Stack(
-            Stack(self._answer(), *self._about(), prose(self.note) if self.note else None, close=True),
+            Stack(self._answer(), *self._about(), *map(prose, filter(None, [self.note])), close=True),
             self.changes and self.changes.table(),
             self._bars() if is_planned else None,
             *(self._table(group) for group in GROUPS if configs and (self.is_pair or group.key != "units")),
@@ -119,7 +119,8 @@ class Comparison(InNotebook):
                 yield prose(f"{name}: {path}. {words.headline(config)}. {runs[name]}")
         elif configs:
             facts, first = [_facts(config) for config in configs.values()], next(iter(configs.values()))
-            said = [own[0] for own in zip(*facts, strict=True) if len({*own}) == 1]
+            each = zip(("stage", "recipe", "precision", "optimizer"), *facts, strict=True)
+            said = [own[0] for what, *own in each if len({*own}) == 1 and what != self.what]
             if len({recipe for _, recipe, *_ in facts}) > 1 and self.what != "recipe":
                 recipes = [f"{config.parallel.recipe} at {name}" for name, config in configs.items()]
                 said.append(f"recipes {listed(recipes)}")
@@ -145,8 +146,7 @@ class Comparison(InNotebook):
         """Return the rows of a group. Two columns have their difference beside them."""
         found: dict[str, Mapping[str, Any]] = {name: group.rows(column) for name, column in self.columns.items()}
         heads = {head: [own.get(head) for own in found.values()] for each in found.values() for head in each}
-        rows = [head for head, values in heads.items() if group.shows(head, values)]
-        rows.sort(key=lambda head: head in LAST)
+        rows = sorted((head for head, values in heads.items() if group.shows(head, values)), key=LAST.__contains__)
         found |= {name: {"peak": LOST[type(error)]} for name, error in self.failures.items()}
         every, change = [*self.outcomes], [right("change")] * self.is_pair
 
