@@ -114,7 +114,7 @@ def planned_config(
 
     That is four microbatches per pipeline stage, attention without saved scores if a GPU or a limit is given, and
     with --gpu the usual recipe of this ZeRO stage, unless given values exclude these. `one_recipe`: the paper's recipe,
-    to compare several ZeRO stages.
+    to search over several ZeRO stages.
 
     Raises: InputError as `run_config` does, and for an unknown device.
     """
