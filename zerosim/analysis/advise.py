@@ -10,6 +10,7 @@ Of plans that are the same the first one stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import starmap, takewhile
 from typing import Any, NamedTuple
 
@@ -155,7 +156,7 @@ def _longest_rows(config: RunConfig, most: int, devices: Devices) -> Tried | Non
 
 def _relief(tried: Tried, devices: Devices) -> tuple[Tried, str, str] | None:
     """Return the cheapest change that frees a fiftieth of the peak, with its flags and price."""
-    own = tried.config
+    own, devices = tried.config, replace(devices, is_strict=False)
     few = takewhile(lambda way: way[0].mesh.ranks == own.mesh.ranks, changes(own))
     for changed, flags in few:
         if not (price := price_of(own, changed)):

@@ -60,7 +60,7 @@ def no_reserve(config: RunConfig) -> int:
 class Tried(NamedTuple):
     """A planned configuration: the most bytes that a rank takes from its device, the reserve beside them, the step's
     time, the memories that are too small, and a node's bytes of its other memories. `value` is that of a searched
-    size, `result` the whole plan, if it was kept."""
+    size, `result` the whole plan and `cached` that under the caching allocator, if they were kept."""
 
     config: RunConfig
     peak_bytes: int
@@ -70,6 +70,7 @@ class Tried(NamedTuple):
     node_bytes: Mapping[str, int] = MappingProxyType({})
     value: Any = None
     result: RunResult | None = None
+    cached: RunResult | None = None
 
     @property
     def taken_bytes(self) -> int:
@@ -79,12 +80,6 @@ class Tried(NamedTuple):
     @property
     def fits(self) -> bool:
         return not self.too_small
-
-    @property
-    def planned(self) -> RunResult:
-        """The whole plan, where it was kept."""
-        assert self.result is not None
-        return self.result
 
     @property
     def order(self) -> tuple[float, int]:
@@ -127,7 +122,11 @@ class Devices:
             result, peak = plan(judged(exact, None), cluster=free, clock=False), peak_of(config, room, free)
         has = node_has(asked, self.cluster)
         most = {memory: max(sum(node.of(memory).values()) for node in result.nodes) for memory in (HOST, NVME)}
-        small = [DEVICE] * (peak > room or not self._is_cached(asked, peak))
+        try:
+            self._cached(asked, peak)
+        except OutOfMemory:
+            peak = max(peak, room + 1)  # what its allocator leaves unused included
+        small = [DEVICE] * (peak > room)
         small += [one for one, nbytes in has.items() if nbytes is not None and most[one] > nbytes]
         return Tried(asked, peak, self.reserve(asked), result.time, tuple(small), most)
 
@@ -135,23 +134,19 @@ class Devices:
         """Plan a configuration; None as soon as a rank needs more than there is."""
         try:
             result = plan(judged(asked, self.room(asked)), cluster=self.cluster)
+            peak = max(memory.reserved_bytes for memory in result.memory)
+            cached = self._cached(asked, peak)
         except OutOfMemory:
             return None
-        peak = max(memory.reserved_bytes for memory in result.memory)
-        if not self._is_cached(asked, peak):
-            return None
-        return Tried(asked, peak, self.reserve(asked), result.time, result=result)
+        return Tried(asked, peak, self.reserve(asked), result.time, result=result, cached=cached)
 
-    def _is_cached(self, asked: RunConfig, peak: int) -> bool:
-        """Return whether a plan that fits also fits under the caching allocator, as far as that is asked."""
+    def _cached(self, asked: RunConfig, peak: int) -> RunResult | None:
+        """Return the plan under the caching allocator of a configuration that nearly fills the room, if that is asked.
+        Raises: OutOfMemory."""
         if not self.is_strict or not is_exact(asked.memory) or not NEARLY_FULL <= peak / self.room(asked) <= 1:
-            return True
-        config, free = candidate(asked, allocator="caching", host_memory=None), self.cluster
-        try:
-            plan(judged(config.sure(), self.room(asked)), cluster=free and free.without_limits(), clock=False)
-        except OutOfMemory:
-            return False
-        return True
+            return None
+        config, free = candidate(asked, allocator="caching", host_memory=None).sure(), self.cluster
+        return plan(judged(config, self.room(asked)), cluster=free and free.without_limits(), clock=False)
 
     def without_limit(self) -> Devices:
         """Return devices and nodes that hold everything."""

@@ -12,7 +12,7 @@ from zerosim.cli.fit_search import told_on
 from zerosim.cli.options import add_flag
 from zerosim.cli.outputs import leave, output
 from zerosim.cli.parser import Parser, whole_number
-from zerosim.cli.plan import device_cluster, device_limit, outside_values, planned_config, sure_of
+from zerosim.cli.plan import device_cluster, device_limit, outside_values, planned_config
 from zerosim.config import OPTIONS, RunConfig
 from zerosim.config.presets.nodes import find_node
 from zerosim.errors import InputError, did_you_mean
@@ -20,6 +20,8 @@ from zerosim.errors import InputError, did_you_mean
 if TYPE_CHECKING:
     from zerosim.analysis.search import Tried
     from zerosim.report.advise import Page
+    from zerosim.report.memory import Certainty
+    from zerosim.report.verdict import Limit
 
 FINETUNES: Mapping[str, Mapping[str, Any]] = {
     "full": {},
@@ -59,7 +61,6 @@ def add_arguments(parser: Parser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Advise. Return 0 if something fits, 3 if nothing does."""
     from zerosim.report.advise import Page, Price, launch_of
-    from zerosim.report.verdict import Planned
 
     ranks = _devices(args)
     price, tokens = _price(args.price), _count(args.tokens)
@@ -100,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
         check_time=check_time,
         say=say,
     )
-    sure = [sure_of(Planned(plan.tried.planned), limit, cluster) for plan in advice.plans]
+    sure = [_sure(plan.tried, limit) for plan in advice.plans]
     files = [launch_of(plan) for plan in advice.plans]
     page = Page(config, batch, advice, sure, limit, cluster, Price(tokens, *price), _same(args), files, args.all)
     if folder is not None:
@@ -109,6 +110,15 @@ def main(args: argparse.Namespace) -> int:
     if not advice.ended and args.time_limit is None:
         raise KeyboardInterrupt  # the plans so far were shown
     return 0 if advice.plans else 3
+
+
+def _sure(tried: Tried, limit: Limit) -> Certainty | None:
+    """Return how sure a plan is, with the caching allocator's plan where the search made one."""
+    from zerosim.report.memory import certainty
+    from zerosim.report.verdict import Planned
+
+    found = certainty(tried.config, limit, tried.peak_bytes)
+    return found and found._replace(cached=tried.cached and Planned(tried.cached))
 
 
 def _devices(args: argparse.Namespace) -> int:
