@@ -26,6 +26,7 @@ from zerosim.errors import InputError
 from zerosim.placement.memories import HOST
 
 MOST_CHANGES = 6
+LESS = (1.0, 0.95, 0.9, 0.8, 0.7)
 GROWN = 64
 """How many times as many GPUs are tried, at most."""
 
@@ -121,21 +122,24 @@ def _longest(
     base = candidate(base, micro_batch=1, accumulate=1).config or base
     base = candidate(base, loss="liger").config or base
     own, most = config.model.seq, config.model.positions
-    if length_given or most <= own:
-        found = most_that_fits(base, "micro_batch", devices.tried).best
-        kind = "largest batch"
+    exact, name = replace(devices, is_strict=False), "micro_batch" if length_given or most <= own else "seq"
+    if name == "micro_batch":
+        found = most_that_fits(base, name, exact.tried).best
     else:
-        kind, found = "longest rows", None
+        found = None
         for cp in [one for one in divisors(config.mesh.ranks) if one <= 8]:
             for asked in accepted([candidate(base, cp=cp, seq=own)]):
-                longer = _longest_rows(asked, most, devices)
+                longer = _longest_rows(asked, most, exact)
                 found = longer if found is None or (longer and longer.value > found.value) else found
             if found is not None and found.value == most:
                 break
     if found is None:
         return None
-    timed = devices.within(found.config)
-    return None if timed is None else (kind, timed)
+    for part in LESS:  # an allocator may need the rest
+        less = candidate(found.config, **{name: max(1, int(part * found.value))}).config
+        if less is not None and (timed := devices.within(less)) is not None:
+            return "largest batch" if name == "micro_batch" else "longest rows", timed
+    return None
 
 
 def _longest_rows(config: RunConfig, most: int, devices: Devices) -> Tried | None:
