@@ -30,7 +30,7 @@ from zerosim.analysis.candidate import accepted, candidate, with_micro_batches
 from zerosim.analysis.capabilities import context, experts, offload, paging, pipeline, tensor
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.meshes import arranged, ladder, ladders, mesh_values, wider
-from zerosim.analysis.recompute import first_period, period_of, recompute_of
+from zerosim.analysis.recompute import differ, first_period, period_of, recompute_of
 from zerosim.comm.runtime import make_backend
 from zerosim.config import RunConfig
 from zerosim.config.presets.cluster import Cluster
@@ -248,7 +248,7 @@ def least_memory(config: RunConfig) -> Callable[[RunConfig], float]:
         """Return the bytes that one block saves of one microbatch."""
         every = period_of(one)
         shorter = _of_layers(one, every, first_period(one))
-        if shorter is None:
+        if shorter is None or differ(one):  # the blocks behind those that are named save the most
             return 0.0
         marks = [plan(each).memory[0].marks["end_of_forward"] for each in shorter]
         few, more = (mark.by_kind.get(Kind.ACTIVATION, 0) + mark.by_kind.get(Kind.KEPT, 0) for mark in marks)

@@ -18,7 +18,7 @@ def add(made: Pieces, config: RunConfig, place: Place) -> Pieces:
     can be repeated."""
     memory = config.memory
     names = "saves", "attention", "recompute", "fp32_softmax", "repeat_kv", "mlp_tile", "loss_tile"
-    returned = memory.use_cache and bool(memory.again.every)
+    returned = memory.use_cache and memory.again.is_whole
     policy = ActivationPolicy(**{name: getattr(memory, name) for name in names}, return_kv=returned)
     copies = memory.offload_activations or memory.stash_window
     return made._replace(policy=policy, wrap=_around(made, config, place, policy), repeats=made.repeats and not copies)

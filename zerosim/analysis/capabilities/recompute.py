@@ -10,7 +10,7 @@ from zerosim.analysis.capability import Capability, Forms, Key, Sent, Step, when
 from zerosim.analysis.facts import frozen_of
 from zerosim.analysis.formulas import Form
 from zerosim.analysis.formulas.form import symbol
-from zerosim.analysis.recompute import recompute_of
+from zerosim.analysis.recompute import described, differ, recompute_of
 from zerosim.config import RunConfig
 from zerosim.config.parts.tuning import widens_norms
 
@@ -108,6 +108,8 @@ def _again(config: RunConfig) -> Iterator[str]:
     if memory.again.every > 1:
         yield f"One block in {memory.again.every} is recomputed whole and stores only its input."
         yield "The line is for the other blocks."
+    elif differ(config):
+        yield f"Backward recomputes {described(config)}. The first line is for block 0."
     elif memory.recompute == "none":
         yield "Nothing else is recomputed." if memory.mlp_tile else "Nothing is recomputed."
     elif memory.again.every:
