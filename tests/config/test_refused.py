@@ -114,10 +114,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("--loss megatron-fusd", "--loss 'megatron-fusd': expected one of in-place, lean, megatron, megatron-fused, "),
     (f"--loss chunked {FLAT}", "--loss 'chunked': model flat has no separate head"),
     ("--loss chunked --model mlp", "--loss 'chunked': model mlp has no separate head"),
-    (
-        "--recompute ful",
-        "'ful': expected none|selective[:PART,...]|full[:K] or 0-9=full+10-27=selective:PART,...; did you mean 'full'?",
-    ),
+    ("--recompute ful", "[:K]|auto or 0-9=full+10-27=selective:PART,...; did you mean 'full'?"),
     ("--recompute mlp", "after a colon: selective:mlp"),
     ("--recompute none:2", "expected none|selective"),
     ("--recompute selective:layernrom", "no part of a block is called 'layernrom'; did you mean 'layernorm'?"),

@@ -61,14 +61,13 @@ def number_of(unit: str) -> int:
 
 
 def described(config: RunConfig) -> str:
-    """Return how many blocks recompute what, such as '12 of 32 blocks whole, 8 layernorm and mlp_act'."""
-    layers = config.model.depths[0]
-    counts = Counter(recompute_of(config, block) for block in range(layers))
-    found = []
-    for word, count in counts.items():
-        parts = (word.partition(":")[2] or "core_attn").replace(",", ", ")
-        found += [] if word == "none" else [f"{count} blocks {'whole' if word == 'full' else parts}"]
-    return ", ".join(found).replace(" blocks", f" of {layers} blocks", 1) or "nothing"
+    """Return how many blocks recompute what: '12 of 32 blocks whole, 8 in layernorm and mlp_act, 12 not at all'."""
+    layers, found = config.model.depths[0], list[str]()
+    for word, count in Counter(recompute_of(config, block) for block in range(layers)).items():
+        parts = " and ".join((word.partition(":")[2] or "core_attn").rsplit(",", 1)).replace(",", ", ")
+        of = "" if found else f" of {layers} blocks"
+        found.append(f"{count}{of} {({'full': 'whole', 'none': 'not at all'}).get(word, f'in {parts}')}")
+    return ", ".join(found)
 
 
 def ever_more_recompute(config: RunConfig) -> tuple[str, ...]:

@@ -39,16 +39,16 @@ def device_limit(args: argparse.Namespace, capacity: int | None) -> Limit | None
     """
     from zerosim.report.verdict import Limit
 
-    device = device_of(args)
-    if args.limit is not None and not 1 <= args.limit <= MOST_BYTES:
+    device, given = device_of(args), getattr(args, "limit", None)
+    if given is not None and not 1 <= given <= MOST_BYTES:
         raise InputError(
-            f"--limit {args.limit}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
+            f"--limit {given}: expected at least 1 byte and at most {format_bytes(MOST_BYTES)}, such as 32GB"
         )
     kept = getattr(args, "reserve", None)
     if kept is not None and not 0 <= kept <= MOST_BYTES:
         raise InputError(f"--reserve {kept}: expected 0 to {format_bytes(MOST_BYTES)}, such as 2GB")
-    if args.limit is not None or device is None:
-        nbytes = args.limit if args.limit is not None else capacity
+    if given is not None or device is None:
+        nbytes = given if given is not None else capacity
         if nbytes is None and kept is not None:
             raise InputError(f"--reserve {kept}: needs a device memory; pass --gpu NAME or --limit SIZE too")
         return None if nbytes is None else Limit("", nbytes, device, kept)

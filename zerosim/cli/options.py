@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from zerosim.cli.auto import resolved
 from zerosim.cli.files import add_file_flags, file_values, reading_of
 from zerosim.cli.parser import (
     Parser,
@@ -189,7 +190,7 @@ def training_config(args: argparse.Namespace) -> RunConfig:
 
     Raises: InputError as `run_config` does.
     """
-    config = run_config(args)
+    config = resolved(args, run_config(args))
     processes = mpirun_size() or 1
     if config.world.transport == "threads" and processes > 1 and is_launched():
         raise InputError(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerosim.cli.auto import resolved
 from zerosim.cli.device import device_limit as device_limit
 from zerosim.cli.device import device_of as device_of
 from zerosim.cli.device import node_of as node_of
@@ -22,6 +23,7 @@ from zerosim.config.parts.clock import CLOCK
 from zerosim.config.presets.cluster import Cluster, cluster_of
 from zerosim.config.presets.kernel_tables import EFFICIENT
 from zerosim.config.presets.recipes import USUAL
+from zerosim.config.recompute import AUTO
 from zerosim.errors import InputError, OutOfMemory
 from zerosim.placement.memories import DEVICE
 
@@ -92,13 +94,21 @@ def planned_config(
     one_recipe: bool = False,
     scenario: Mapping[str, Any] | None = None,
 ) -> RunConfig:
+    """Build the configuration of a plan, with the recompute that --recompute auto chooses.
+
+    Raises: InputError as `run_config` does, for an unknown device, and for auto without a device memory.
+    """
+    return resolved(args, _unresolved(args, any_ranks, one_recipe, scenario))
+
+
+def _unresolved(
+    args: argparse.Namespace, any_ranks: bool, one_recipe: bool, scenario: Mapping[str, Any] | None
+) -> RunConfig:
     """Build `run_config` with a plan's defaults and, without a scenario, with what people usually run.
 
     That is four microbatches per pipeline stage, attention without saved scores if a GPU or a limit is given, and
     with --gpu the usual recipe of this ZeRO stage, unless given values exclude these. `one_recipe`: the paper's recipe,
     to compare several ZeRO stages.
-
-    Raises: InputError as `run_config` does, and for an unknown device.
     """
     reading = reading_of(args)
     if args.scenario is not None and reading is None:
@@ -146,7 +156,7 @@ def unlike_run(args: argparse.Namespace, scenario: Mapping[str, Any], config: Ru
     except InputError:
         return ""
     planned, flags = config.to_dict(), []
-    for name in run.keys() - {"capacity", "steps"}:
+    for name in run.keys() - {"capacity", "steps", *(["recompute"] if run["recompute"] == AUTO else [])}:
         if run[name] != planned[name]:
             shown = OPTIONS[name].shown if run[name] == OPTIONS[name].default else None
             flags.append(f"{flag_of(name)} {shown or run[name]}")

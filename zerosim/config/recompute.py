@@ -9,6 +9,7 @@
     0-9=full+10-27=selective:layernorm,mlp_act
                            blocks 0 to 9 keep their inputs, 10 to 27 recompute two parts, all others keep all (3=full
                            names one block). Shells, TOML and JSON take it as it is
+    auto                   chosen before anything is planned, so that it fits (`analysis/auto_recompute.py`)
 
 A part names discarded results: backward recomputes each when it reads it. Names are those of Megatron's
 --recompute-modules (core_attn, layernorm, mlp) where it has one; mlp_act is its moe_act, and of dense blocks too.
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 from zerosim.errors import did_you_mean, wrong
 
-FORMS = "none|selective[:PART,...]|full[:K]"
+FORMS, AUTO = "none|selective[:PART,...]|full[:K]|auto", "auto"
 RANGES = "0-9=full+10-27=selective:PART,..."
 PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -92,6 +93,8 @@ def read_recompute(text: str, attention: str = "eager") -> Recomputed:
 
     Raises: InputError for any other form.
     """
+    if text == AUTO:
+        return Recomputed()
     if "=" in text:
         return _read_ranges(text, attention)
     form, colon, given = text.partition(":")

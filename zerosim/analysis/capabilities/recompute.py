@@ -76,6 +76,8 @@ def recomputes_all(config: RunConfig) -> bool:
 def _kept(config: RunConfig) -> Iterator[str]:
     """Yield how recomputed blocks store their inputs, if not whole and on the device."""
     memory, t = config.memory, config.mesh.tp
+    if differ(config):
+        yield f"Recompute: {described(config)}."
     if memory.partition_activations and not config.partitions_inputs:
         waits = " They wait on the host." if memory.cpu_checkpointing else ""
         yield (
@@ -132,7 +134,7 @@ CAPABILITY = Capability(
     notes={
         "premises": _premises, "kept": _kept, "activations": _explained, "again": _again, "moved": _moved,
         "sources": lambda c: when(c.partitions_inputs or c.memory.cpu_checkpointing, "ZeRO, section 6.1"),
-        "assumed": lambda c: [f"recompute {c.memory.recompute}"],
+        "assumed": lambda c: [f"recompute {'by ranges of blocks' if differ(c) else c.memory.recompute}"],
         "roomier": lambda c: when(c.model.has_blocks and c.memory.recompute != "full", "--recompute full makes room"),
     },
 )  # fmt: skip

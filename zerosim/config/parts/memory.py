@@ -37,7 +37,8 @@ class MemoryConfig(Part):
     recompute: str = option(
         "none", "activations that backward recomputes instead of saving: the attention core, a list of parts of every "
         f"block ({', '.join(PARTS_OF_BLOCK)}), every block or every K-th block; or these for ranges of blocks, "
-        f"such as {RANGES}", metavar=FORMS, parse=str.lower,
+        f"such as {RANGES}. auto chooses what fits a device and takes the fewest seconds", metavar=FORMS,
+        parse=str.lower,
         words="recompute_granularity",
         switches={
             **dict.fromkeys(("gradient_checkpointing", "activation_checkpointing"), "full"),
@@ -109,7 +110,7 @@ class MemoryConfig(Part):
     )  # fmt: skip
     capacity: int | None = option(
         None, "memory of each device, such as 32GB or 512MiB; exceeding it ends the run", low=1, high=MOST_BYTES,
-        metavar="SIZE", shown="no limit", parse=parse_bytes, group="ranks and stage",
+        metavar="SIZE", shown="no limit", parse=parse_bytes, also=("--limit",), group="ranks and stage",
     )  # fmt: skip
     allocator: str = option(
         "exact", "how a device hands out memory: exactly the bytes requested, like PyTorch's caching allocator, or "
