@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zerosim.analysis import auto_recompute
+from zerosim.analysis import recompute_choices
 from zerosim.analysis.auto_recompute import PLAIN, auto
 from zerosim.config import RunConfig, plan_config
 from zerosim.config.presets.cluster import Cluster, cluster_of
@@ -58,7 +58,7 @@ def test_of_all_assignments_to_four_blocks_it_finds_the_best(
     case: str, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = plan_config(layers=4, **FOUR[case])
-    monkeypatch.setattr(auto_recompute, "_words", lambda config: iter(words))
+    monkeypatch.setattr(recompute_choices, "words_of", lambda config: iter(words))
     found = list[tuple[float, int]]()
     for each in product(words, repeat=4):
         spelled = "+".join(f"{block}={word}" for block, word in enumerate(each))
@@ -99,9 +99,10 @@ def test_between_none_and_full_it_is_faster_than_both(model: str) -> None:
 WAYS: list[dict[str, Any]] = [
     dict(pp=2, accumulate=4, tp=2, stage=1),
     dict(pp=2, accumulate=4, pipeline="interleaved", virtual_stages=2, layers=8),
-    dict(stage=3, gather="module", recipe="deepspeed"),
+    dict(stage=3, gather="module", recipe="deepspeed", layers=3),
     dict(stage=3, cpu_checkpointing=True, recompute="full"),
     dict(stage=2, allocator="caching"),
+    dict(stage=3, recipe="fsdp2", ranks=256, seq=256, layers=4),
     dict(model="mixtral-8x7b", layers=3, stage=3, seq=1024),
     dict(model="t5-small"),
     dict(stage=1, offload_activations=True),
