@@ -2,6 +2,7 @@
 
     simplest   data parallelism alone, on its framework's own switches
     fastest    of all meshes (`mesh_search.py`)
+    offloaded  if nothing fits on the devices: states in the nodes' other memories
     longest    the longest rows up to the model's own limit; if their length is given, the largest batch
 
 Of plans that are the same the first one stays.
@@ -19,7 +20,7 @@ from zerosim.analysis.cheapest import changes, price_of
 from zerosim.analysis.left_out import given_flag
 from zerosim.analysis.mesh_search import Group, Known, Meshes, Say, best_meshes
 from zerosim.analysis.meshes import divisors, ladders
-from zerosim.analysis.offload_ways import other_memories
+from zerosim.analysis.offload_ways import offloaded, other_memories
 from zerosim.analysis.search import Devices, Tried, most_that_fits
 from zerosim.config import RunConfig
 from zerosim.errors import InputError
@@ -91,13 +92,21 @@ def advise(
     simple = best(small or alone, _is_simple)
     fast = best(families, lambda asked: True) if simple.ended else Meshes((), ended=False)
     found = [("simplest", one) for one in simple.found] + [("fastest", one) for one in fast.found]
+    if not found and fast.ended:
+        lean = best(list(offloaded(families, other_memories(config, devices.cluster))), _is_whole)
+        found = [("offloaded", one) for one in lean.found]
+        fast = replace(lean, groups=(*fast.groups, *lean.groups)) if lean.found else fast
     groups = tuple(fast.groups or simple.groups)
     counts = fast.candidates, simple.planned + fast.planned, fast.ended
     if not found:
         least = _least(config, families, devices)
         fixes = tuple(_fixes(least.config, devices)) if fast.ended else ()
         return Advice((), fixes, least, groups, *counts)
-    if fast.ended and (longest := _longest(config, families, devices, length_given)) is not None:
+    if (
+        fast.ended
+        and found[0][0] != "offloaded"
+        and (longest := _longest(config, families, devices, length_given)) is not None
+    ):
         found.append(longest)
     plans: list[Proposed] = []
     for kind, tried in found:
@@ -106,9 +115,13 @@ def advise(
     return Advice(tuple(plans), (), None, groups, *counts)
 
 
-def _is_simple(config: RunConfig) -> bool:
+def _is_whole(config: RunConfig) -> bool:
     mesh = config.mesh.axes
-    return mesh.tp == mesh.pp == mesh.cp == mesh.ep == 1 and not config.offload.is_on
+    return mesh.tp == mesh.pp == mesh.cp == mesh.ep == 1
+
+
+def _is_simple(config: RunConfig) -> bool:
+    return _is_whole(config) and not config.offload.is_on
 
 
 def _longest(

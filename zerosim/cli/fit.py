@@ -222,6 +222,7 @@ def find_meshes(args: argparse.Namespace) -> int:
     from zerosim.analysis.capabilities import notes_of
     from zerosim.analysis.mesh_search import NODE, Meshes, Stopped, best_meshes
     from zerosim.analysis.meshes import ladders, mesh_values
+    from zerosim.analysis.offload_ways import offloaded, other_memories
     from zerosim.report.fit import mesh_report
     from zerosim.report.time import step_values
 
@@ -245,6 +246,10 @@ def find_meshes(args: argparse.Namespace) -> int:
         batch = args.global_batch or asked.global_batch
         families = ladders(asked, batch, node, schedule)
         result = best_meshes(asked, families, search.devices, node=node, check_time=check_time, say=say)
+        if not result.found and result.ended:
+            families = offloaded(ladders(asked, batch, node, schedule), other_memories(asked, cluster))
+            lean = best_meshes(asked, families, search.devices, node=node, check_time=check_time, say=say)
+            result = lean if lean.found else result
         if result.found or not result.ended or not any_ranks:
             break
     search = search._replace(config=asked)

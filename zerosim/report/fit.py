@@ -41,8 +41,8 @@ from zerosim.units import format_bytes, format_count
 FEW = 3
 """The number of rows on the first page."""
 IN_WORDS = {DEVICE: "device", HOST: "host memory", NVME: "NVMe"}
-OF_MESH = (
-    *(
+OF_MESH = tuple(
+    [
         "ranks",
         "dp_replicate",
         "tp",
@@ -57,8 +57,15 @@ OF_MESH = (
         "stage_layers",
         "stage",
         "recipe",
-    ),
-    *("offload", "optimizer", "pad_vocab", "recompute", "sequence_parallel", "overlap", "micro_batch", "accumulate"),
+        "offload",
+        "optimizer",
+        "pad_vocab",
+        "recompute",
+        "sequence_parallel",
+        "overlap",
+        "micro_batch",
+        "accumulate",
+    ]
 )
 """What a mesh search chooses, in the order of its flags."""
 SAID = ("ranks", "stage", "recipe", "micro_batch", "accumulate")
