@@ -102,12 +102,9 @@ def advise(
         least = _least(config, families, devices)
         fixes = tuple(_fixes(least.config, devices)) if fast.ended else ()
         return Advice((), fixes, least, groups, *counts)
-    if (
-        fast.ended
-        and found[0][0] != "offloaded"
-        and (longest := _longest(config, families, devices, length_given)) is not None
-    ):
-        found.append(longest)
+    if fast.ended and found[0][0] != "offloaded":
+        longest = _longest(config, families, devices, length_given)
+        found += [longest] if longest is not None else []
     plans: list[Proposed] = []
     for kind, tried in found:
         if all(tried.config != one.tried.config for one in plans):

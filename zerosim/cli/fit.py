@@ -39,29 +39,14 @@ SEARCHED = (
 
 def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("what to search for")
-    known = "; ".join(f"{name}: {what}" for name, what in SEARCHES.items())
-    group.add_argument(
-        "--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)"
-    )
-    group.add_argument(
-        "--most-ranks",
-        metavar="N",
-        type=whole_number,
-        default=MOST_RANKS,
-        help=f"with --find mesh and no --ranks: the most ranks that are tried (default: {MOST_RANKS})",
-    )
-    group.add_argument(
-        "--global-batch",
-        metavar="ROWS",
-        type=whole_number,
-        help="with --find mesh: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)",
-    )
-    group.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=float,
-        help="with --find mesh: show the best that has been found after so long",
-    )
+    add, known = group.add_argument, "; ".join(f"{name}: {what}" for name, what in SEARCHES.items())
+    add("--find", metavar="|".join(SEARCHES), default="micro-batch", help=f"{known} (default: micro-batch)")
+    most = f"with --find mesh and no --ranks: the most ranks that are tried (default: {MOST_RANKS})"
+    add("--most-ranks", metavar="N", type=whole_number, default=MOST_RANKS, help=most)
+    rows = "with --find mesh: rows of a step on all ranks (default: --micro-batch x --accumulate on each rank)"
+    add("--global-batch", metavar="ROWS", type=whole_number, help=rows)
+    limit = "with --find mesh: show the best that has been found after so long"
+    add("--time-limit", metavar="SECONDS", type=float, help=limit)
     add_device_flags(group)
     add_run_flags(parser, planning=True)
     add_time_flags(parser.add_argument_group("time, modelled where --gpu is given").add_argument)
