@@ -10,8 +10,9 @@ value:
 When the best few are known, every other candidate needs longer for its kernels alone, or by its estimate. A plan whose
 MFU nobody has published ranks behind all others. For one mesh, recipe, ZeRO stage and microbatch the search keeps the
 least recompute that fits. It assumes, as every search here (`search.py`), that more rows and less recompute never need
-less memory. If some rows do not fit, it tries no more rows with the same recompute, except all rows at once, which need
-no sums of gradients. Beside each of the best it tries schedules, overlap, replicas, ZeRO stage 0, whole rows and other
+less memory, and that without a pipeline more rows per microbatch are no slower: fewer are tried where more do not fit.
+If some rows do not fit, it tries no more rows with the same recompute, except all rows at once, which need no sums of
+gradients. Beside each of the best it tries schedules, overlap, replicas, ZeRO stage 0, whole rows and other
 ways to share rows and experts. Rows are cut over more ranks where one row fits with no recompute, and beside the best
 in place of recompute.
 """
@@ -158,8 +159,19 @@ class _Search:
         self.refused: dict[RunConfig, int] = {}  # by `_one_row`: the smallest number of rows that does not fit
         self.seen, self.beside = {family[0] for family in families}, set[int]()
         self.waiting: list[tuple[tuple[float, int], int, int, int]] = []
-        for number, family in enumerate(families):
-            heapq.heappush(self.waiting, ((self.least.seconds(family[0]), 0), BOUND, number, 0))
+        self.fewer: dict[int, int] = {}  # by family: the one with the next fewer rows, which is tried if it is too much
+        by_rows = dict[RunConfig, int]()
+        for number in sorted(range(len(families)), key=lambda number: -families[number][0].data.micro_batch):
+            first = families[number][0]
+            if first.mesh.pp == 1 and (more := by_rows.get(_one_row(first))) is not None:
+                self.fewer[more] = number
+            else:
+                self.push(number, 0)
+            by_rows[_one_row(first)] = number
+
+    def push(self, number: int, level: int) -> None:
+        """Let a candidate wait, with the lower bound of its seconds."""
+        heapq.heappush(self.waiting, ((self.least.seconds(self.families[number][level]), 0), BOUND, number, level))
 
     def goes_on(self) -> bool:
         """Return whether a waiting candidate may still be better than the worst answer, or than the best one if a
@@ -244,15 +256,17 @@ class _Search:
             self.families.append(family)
             if beside:  # of one whose rows are cut as needed
                 self.beside.add(len(self.families) - 1)
-            heapq.heappush(self.waiting, ((self.least.seconds(family[0]), 0), BOUND, len(self.families) - 1, 0))
+            self.push(len(self.families) - 1, 0)
 
     def next_of(self, number: int, level: int) -> None:
         """Add the candidate with more recompute, if that may help; else one whose rows are cut over more ranks."""
         family = self.families[number]
         smallest = _one_row(family[-1])
         self.too_much.add(number)
+        if not level and number in self.fewer:
+            self.push(self.fewer[number], 0)
         if level + 1 < len(family) and self.least.nbytes(smallest) <= self.devices.room(smallest):
-            heapq.heappush(self.waiting, ((self.least.seconds(family[level + 1]), 0), BOUND, number, level + 1))
+            self.push(number, level + 1)
         elif number not in self.beside:
             data = family[0].data
             row = candidate(family[0], micro_batch=1, accumulate=data.micro_batch * data.accumulate)
