@@ -147,7 +147,10 @@ def estimates(unlimited: Callable[[RunConfig], Figures], *, has_clock: bool) -> 
         every, start = period_of(alone), first_period(alone)
         if (shorter := _of_layers(alone, every, start)) is None:
             return None
-        one, two = ([seconds(few.replace(accumulate=count)) for few in shorter] for count in (1, 2))
+        once_and_twice = [list(accepted(candidate(few, accumulate=times) for few in shorter)) for times in (1, 2)]
+        if any(len(ones) < len(shorter) for ones in once_and_twice):
+            return None
+        one, two = (list(map(seconds, ones)) for ones in once_and_twice)
         each = [more - less for less, more in zip(one, two, strict=True)]
         once = [less - more for less, more in zip(one, each, strict=True)]
         slope = (once[1] - once[0]) / every, (each[1] - each[0]) / every
