@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from zerosim.analysis.checks import agree, checks
-
 from zerosim.analysis.meshes import beside, ladders, wider
 from zerosim.cli.main import main
 from zerosim.config import RunConfig, plan_config

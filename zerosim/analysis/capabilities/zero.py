@@ -148,6 +148,11 @@ def _first_step(config: RunConfig) -> list[str]:
     )
 
 
+def keeps_gradients(config: RunConfig) -> bool:
+    """Return whether gradients keep their buffers from step to step."""
+    return config.grads.persistent
+
+
 def without_prefetch(config: RunConfig) -> Iterator[Mapping[str, int]]:
     """Yield the values that turn a prefetch off, which costs only time."""
     if config.gathering.prefetch:
